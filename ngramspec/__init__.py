@@ -1,0 +1,26 @@
+"""Speculative decoding without a draft model: the same text, in fewer target calls."""
+
+from importlib.metadata import version
+
+from ngramspec.decode import StepEvent
+from ngramspec.draft import DecodeStats, Draft, Drafter, DraftSession, Verdict
+from ngramspec.drafters import build_drafter, register_drafter
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf import enabled, generate
+from ngramspec.speculator import Speculator
+
+__version__ = version("ngramspec")
+__all__ = [
+    "DecodeStats",
+    "Draft",
+    "DraftSession",
+    "Drafter",
+    "Speculator",
+    "StepEvent",
+    "UnsupportedError",
+    "Verdict",
+    "build_drafter",
+    "enabled",
+    "generate",
+    "register_drafter",
+]

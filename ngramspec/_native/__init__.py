@@ -1,0 +1,1 @@
+"""Native structures: Cython over flat C arrays, NumPy at the boundary, nothing of ours imported."""

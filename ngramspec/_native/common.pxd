@@ -1,0 +1,40 @@
+"""What the structures share: token input, and array growth that never loses what it had."""
+
+from libc.stdint cimport int32_t
+from libc.stdlib cimport realloc
+
+cdef enum:
+    NONE = -1            # no index: end of a list, no state, no bucket
+    MAX_TOKENS = 1 << 30  # positions and ids share int32 with flags
+
+
+cdef const int32_t[::1] token_view(object tokens)
+cdef object raise_negative(const int32_t[::1] tokens, Py_ssize_t index)
+
+
+cdef inline Py_ssize_t first_negative(const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+    """Index of the first negative id, or NONE."""
+    cdef Py_ssize_t i
+    for i in range(n):
+        if tokens[i] < 0:
+            return i
+    return NONE
+
+
+cdef inline int reserve(
+    void** array, Py_ssize_t* capacity, Py_ssize_t needed, size_t width
+) noexcept nogil:
+    """Make room for ``needed`` elements of ``width`` bytes: 0, or -1 with the array as it was."""
+    cdef Py_ssize_t grown
+    cdef void* moved
+    if needed <= capacity[0]:
+        return 0
+    grown = capacity[0] + (capacity[0] >> 1) + 16
+    if grown < needed:
+        grown = needed
+    moved = realloc(array[0], <size_t>grown * width)
+    if moved == NULL:
+        return -1
+    array[0] = moved
+    capacity[0] = grown
+    return 0

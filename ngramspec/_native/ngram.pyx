@@ -1,0 +1,360 @@
+"""N-gram frequency table with backoff (akunu's n-gram chapter; here counts are really forgotten).
+
+Invariant: after any call the table equals one that was built from the tokens now in the window.
+Costs: appending a token O(order), forgetting one O(order), the best continuation O(1), a drafted
+token O(order); amortised over growth, whatever the context's length. Memory: 24 bytes per context
+(at 1/3 to 2/3 load) and, for contexts with several continuations, 20 per continuation, 24 per
+distinct count and the index's 5 to 11.
+
+A context is known by its XXH64 alone. Two contexts with one 64-bit hash share their counts: a
+worse draft, never a wrong text, since the target verifies every token.
+
+One thread at a time: an operation runs without the GIL, and a second thread gets a RuntimeError.
+"""
+
+from libc.stdint cimport int8_t, int32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove
+
+import numpy as np
+
+from ngramspec._native.common cimport (
+    MAX_TOKENS, NONE, first_negative, raise_negative, token_view,
+)
+from ngramspec._native.ranks cimport (
+    Context,
+    ranks_count,
+    ranks_find,
+    ranks_free,
+    ranks_init,
+    ranks_reserve,
+    ranks_sizeof,
+    ranks_uncount,
+)
+from ngramspec._native.xxh64 cimport xxh64
+
+cdef enum:
+    MIN_ORDER = 2
+    MAX_ORDER = 8
+
+
+cdef class NGramTable:
+    """Counts of what followed each context of 1..order-1 tokens.
+
+    Args:
+        order: the longest n-gram, 2..8; contexts have one token less.
+        window: count only the last ``window`` tokens (>= order), or None for all.
+    """
+
+    def __cinit__(self, int order=4, window=None):
+        if not MIN_ORDER <= order <= MAX_ORDER:
+            raise ValueError(f"order must be in {MIN_ORDER}..{MAX_ORDER}, got {order}")
+        if window is not None and not order <= window <= MAX_TOKENS:
+            raise ValueError(f"window must be in {order} (the order)..{MAX_TOKENS}, got {window}")
+        self.order = order
+        self.window = window
+        self.width = 0 if window is None else window
+        ranks_init(&self.ranks)
+        self.slot_cap = 64
+        self.slots = <Context*>calloc(64, sizeof(Context))
+        if self.width:
+            self.ring = <int32_t*>malloc(self.width * sizeof(int32_t))
+        if self.slots == NULL or (self.width and self.ring == NULL):
+            raise MemoryError("n-gram table")
+
+    def __dealloc__(self):
+        free(self.slots)
+        free(self.ring)
+        ranks_free(&self.ranks)
+
+    def __len__(self):
+        """Tokens now counted: all, or at most the window's."""
+        return min(self.n, self.width) if self.width else self.n
+
+    def extend(self, tokens):
+        """Count committed tokens (int32 array, ids >= 0), in order.
+
+        Raises:
+            TypeError, ValueError: not an int32 array, or a negative id; nothing was counted.
+            MemoryError: the tokens before the failure are counted, the table stays valid.
+        """
+        cdef const int32_t[::1] view = token_view(tokens)
+        cdef Py_ssize_t i, count = view.shape[0], bad = NONE
+        cdef int failed = 0
+        if count == 0:
+            return
+        if count > MAX_TOKENS - self.n:
+            raise OverflowError(f"an n-gram table counts at most {MAX_TOKENS} tokens")
+        self.enter()
+        with nogil:
+            bad = first_negative(&view[0], count)
+            if bad == NONE:
+                for i in range(count):
+                    failed = self.append(view[i])
+                    if failed:
+                        break
+        self.busy = False
+        if bad != NONE:
+            raise_negative(view, bad)
+        if failed:
+            raise MemoryError(f"n-gram table at {self.n} tokens")
+
+    def draft(self, int gamma, prefix=None):
+        """Chain at most ``gamma`` most frequent continuations, each fed back as context.
+
+        Args:
+            gamma: tokens wanted, >= 0.
+            prefix: int32 array taken to follow the committed tokens (a draft begun elsewhere).
+
+        Returns:
+            (tokens int32, orders int8), both (n,), n <= gamma: orders[i] is the n-gram order that
+            predicted tokens[i]. Empty where even the last token alone is unknown.
+        """
+        cdef const int32_t[::1] view
+        cdef const int32_t* start = NULL
+        cdef Py_ssize_t n = 0
+        cdef int drafted
+        if gamma < 0:
+            raise ValueError(f"gamma must be >= 0, got {gamma}")
+        if prefix is not None and len(prefix):
+            view = token_view(prefix)
+            start, n = &view[0], view.shape[0]
+        tokens = np.empty(gamma, np.int32)
+        orders = np.empty(gamma, np.int8)
+        if gamma == 0:
+            return tokens, orders
+        cdef int32_t[::1] out = tokens
+        cdef int8_t[::1] out_orders = orders
+        self.enter()
+        with nogil:
+            drafted = self.chain(start, n, &out[0], &out_orders[0], gamma)
+        self.busy = False
+        return tokens[:drafted], orders[:drafted]
+
+    def best(self, context):
+        """The most frequent continuation of a context (int32, 1..order-1 tokens), O(1).
+
+        Returns:
+            (token, count), or None for a context never seen. Ties go to the more recent.
+        """
+        found = self.top_k(context, 1)
+        return found[0] if found else None
+
+    def top_k(self, context, int k):
+        """The ``k`` most frequent continuations as (token, count), in count order, newer first."""
+        cdef Context* c = self.context_of(context)
+        cdef int32_t b, e
+        found: list[tuple[int, int]] = []
+        if k < 1:
+            raise ValueError(f"k must be >= 1, got {k}")
+        if c == NULL:
+            return found
+        if c.top == NONE:
+            return [(c.token, c.total)]
+        b = c.top
+        while b != NONE and len(found) < k:
+            e = self.ranks.buckets[b].first
+            while e != NONE and len(found) < k:
+                found.append((self.ranks.entries[e].token, self.ranks.buckets[b].count))
+                e = self.ranks.entries[e].next
+            b = self.ranks.buckets[b].down
+        return found
+
+    def count(self, context, int token):
+        """How often ``token`` followed ``context``."""
+        cdef Context* c = self.context_of(context)
+        cdef int32_t e
+        if c == NULL:
+            return 0
+        if c.top == NONE:
+            return c.total if c.token == token else 0
+        e = ranks_find(&self.ranks, c.key, token)
+        return 0 if e == NONE else self.ranks.buckets[self.ranks.entries[e].bucket].count
+
+    def total(self, context):
+        """How often anything followed ``context``."""
+        cdef Context* c = self.context_of(context)
+        return 0 if c == NULL else c.total
+
+    def contexts(self):
+        """Every known context's key, as uint64 (n,), in no order: XXH64(context, seed=order)."""
+        return np.array(
+            [self.slots[i].key for i in range(self.slot_cap) if self.slots[i].total], np.uint64
+        )
+
+    def sizeof(self):
+        """Bytes allocated."""
+        return (
+            sizeof(NGramTable)
+            + self.slot_cap * sizeof(Context)
+            + self.width * sizeof(int32_t)
+            + ranks_sizeof(&self.ranks)
+        )
+
+    def check_integrity(self):
+        """Walk every list and raise an AssertionError if an invariant of the table is broken."""
+        cdef Py_ssize_t i, used = 0, entries = 0, buckets = 0
+        cdef int32_t b, e, prev, count
+        cdef Context* c
+        for i in range(self.slot_cap):
+            c = &self.slots[i]
+            if c.total == 0:
+                continue
+            used += 1
+            assert self.find(c.key) == i, "a context cannot be found again"
+            if c.top == NONE:
+                continue
+            total, b, count = 0, c.top, 0
+            assert c.token == self.ranks.entries[self.ranks.buckets[b].first].token
+            while b != NONE:
+                buckets += 1
+                assert self.ranks.buckets[b].key == c.key and self.ranks.buckets[b].first != NONE
+                assert count == 0 or self.ranks.buckets[b].count < count, "buckets out of order"
+                count = self.ranks.buckets[b].count
+                assert self.ranks.buckets[b].down != NONE or b == c.tail
+                e, prev = self.ranks.buckets[b].first, NONE
+                while e != NONE:
+                    entries += 1
+                    total += count
+                    assert self.ranks.entries[e].bucket == b and self.ranks.entries[e].prev == prev
+                    assert ranks_find(&self.ranks, c.key, self.ranks.entries[e].token) == e
+                    prev, e = e, self.ranks.entries[e].next
+                b = self.ranks.buckets[b].down
+            assert total == c.total, "counts do not add up"
+        assert used == self.slot_n and 3 * used <= 2 * self.slot_cap
+        assert entries == self.ranks.entry_n and buckets == self.ranks.bucket_n
+
+    cdef Context* context_of(self, object context) except? NULL:
+        cdef const int32_t[::1] view = token_view(context)
+        cdef Py_ssize_t slot
+        cdef int n = <int>view.shape[0]
+        if not 1 <= n < self.order:
+            raise ValueError(f"a context has 1..{self.order - 1} tokens, got {n}")
+        slot = self.find(xxh64(&view[0], n, n + 1))
+        return &self.slots[slot] if self.slots[slot].total else NULL
+
+    cdef int enter(self) except -1:
+        if self.busy:
+            raise RuntimeError("this n-gram table is being used by another thread")
+        self.busy = True
+        return 0
+
+    cdef Py_ssize_t find(self, uint64_t key) noexcept nogil:
+        """The slot of a context, or the empty slot where it would go."""
+        cdef Py_ssize_t mask = self.slot_cap - 1
+        cdef Py_ssize_t i = <Py_ssize_t>(key & <uint64_t>mask)
+        while self.slots[i].total != 0 and self.slots[i].key != key:
+            i = (i + 1) & mask
+        return i
+
+    cdef int append(self, int32_t token) noexcept nogil:
+        """Count one token: 0, or -1 with nothing changed."""
+        cdef Py_ssize_t slot
+        cdef uint64_t key
+        cdef int m
+        if self.grow() < 0 or ranks_reserve(&self.ranks, 2 * MAX_ORDER) < 0:
+            return -1
+        if self.width and self.n >= self.width:
+            self.forget()
+        for m in range(1, self.tail_n + 1):
+            key = xxh64(self.tail + self.tail_n - m, m, m + 1)
+            slot = self.find(key)
+            if self.slots[slot].total == 0:
+                self.slots[slot].key = key
+                self.slot_n += 1
+            ranks_count(&self.ranks, &self.slots[slot], token, <int32_t>self.n)
+        if self.width:
+            self.ring[self.n % self.width] = token
+        if self.tail_n == self.order - 1:
+            memmove(self.tail, self.tail + 1, (self.tail_n - 1) * sizeof(int32_t))
+            self.tail_n -= 1
+        self.tail[self.tail_n] = token
+        self.tail_n += 1
+        self.n += 1
+        return 0
+
+    cdef void forget(self) noexcept nogil:
+        """Take back every n-gram that begins with the oldest token of the full window."""
+        cdef int32_t gram[MAX_ORDER]
+        cdef Py_ssize_t slot
+        cdef int m
+        for m in range(self.order):
+            gram[m] = self.ring[(self.n - self.width + m) % self.width]
+        for m in range(1, self.order):
+            slot = self.find(xxh64(gram, m, m + 1))
+            ranks_uncount(&self.ranks, &self.slots[slot], gram[m])
+            if self.slots[slot].total == 0:
+                self.erase(slot)
+
+    cdef void erase(self, Py_ssize_t slot) noexcept nogil:
+        """Close the gap of an emptied slot by shifting later ones back."""
+        cdef Py_ssize_t mask = self.slot_cap - 1
+        cdef Py_ssize_t j = slot, home
+        self.slot_n -= 1
+        while True:
+            j = (j + 1) & mask
+            if self.slots[j].total == 0:
+                break
+            home = <Py_ssize_t>(self.slots[j].key & <uint64_t>mask)
+            if ((j - home) & mask) >= ((j - slot) & mask):
+                self.slots[slot] = self.slots[j]
+                slot = j
+        self.slots[slot].total = 0
+
+    cdef int grow(self) noexcept nogil:
+        """Keep the slots at most 2/3 full after the next token: 0, or -1 with nothing changed."""
+        cdef Context* old = self.slots
+        cdef Context* grown
+        cdef Py_ssize_t i, old_cap = self.slot_cap
+        if 3 * (self.slot_n + self.order) <= 2 * old_cap:
+            return 0
+        grown = <Context*>calloc(<size_t>(2 * old_cap), sizeof(Context))
+        if grown == NULL:
+            return -1
+        self.slots = grown
+        self.slot_cap = 2 * old_cap
+        for i in range(old_cap):
+            if old[i].total != 0:
+                grown[self.find(old[i].key)] = old[i]
+        free(old)
+        return 0
+
+    cdef Py_ssize_t backoff(self, const int32_t* context, int n, int* order) noexcept nogil:
+        """Slot of the longest known suffix of ``context``, its order in ``order``; or NONE."""
+        cdef Py_ssize_t slot
+        cdef int m
+        for m in range(n, 0, -1):
+            slot = self.find(xxh64(context + n - m, m, m + 1))
+            if self.slots[slot].total != 0:
+                order[0] = m + 1
+                return slot
+        return NONE
+
+    cdef int chain(
+        self, const int32_t* prefix, Py_ssize_t n, int32_t* out, int8_t* orders, int gamma
+    ) noexcept nogil:
+        cdef int32_t context[MAX_ORDER]
+        cdef int keep = self.order - 1
+        cdef int have = self.tail_n, drafted = 0, order = 0
+        cdef Py_ssize_t slot, i
+        memcpy(context, self.tail, have * sizeof(int32_t))
+        for i in range(n - keep if n > keep else 0, n):
+            have = push(context, have, keep, prefix[i])
+        while drafted < gamma:
+            slot = self.backoff(context, have, &order)
+            if slot == NONE:
+                break
+            out[drafted] = self.slots[slot].token
+            orders[drafted] = <int8_t>order
+            have = push(context, have, keep, out[drafted])
+            drafted += 1
+        return drafted
+
+
+cdef inline int push(int32_t* context, int have, int keep, int32_t token) noexcept nogil:
+    """Append to a context of at most ``keep`` tokens, dropping its oldest; the new length."""
+    if have == keep:
+        memmove(context, context + 1, (keep - 1) * sizeof(int32_t))
+        have -= 1
+    context[have] = token
+    return have + 1

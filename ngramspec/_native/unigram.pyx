@@ -1,0 +1,121 @@
+"""Unigram counts, the fallback of Leviathan et al. 2023, section 3.6.
+
+Invariant: ``top`` has the highest count, and of all with that count it occurred last. O(1) per
+token, amortised over growth; 12 to 24 bytes per distinct token. One thread at a time.
+"""
+
+from libc.stdint cimport int32_t, uint32_t
+from libc.stdlib cimport calloc, free
+
+from ngramspec._native.common cimport MAX_TOKENS, NONE, first_negative, raise_negative, token_view
+
+
+cdef class UnigramCounts:
+    """How often each token occurred, and which one most."""
+
+    def __cinit__(self):
+        self.cap = 64
+        self.top = NONE
+        self.slots = <Count*>calloc(64, sizeof(Count))
+        if self.slots == NULL:
+            raise MemoryError("unigram counts")
+
+    def __dealloc__(self):
+        free(self.slots)
+
+    def __len__(self):
+        """Tokens counted."""
+        return self.n
+
+    def extend(self, tokens):
+        """Count committed tokens (int32 array, ids >= 0).
+
+        Raises:
+            TypeError, ValueError: not an int32 array, or a negative id; nothing was counted.
+            MemoryError: the tokens before the failure are counted, the counts stay valid.
+        """
+        cdef const int32_t[::1] view = token_view(tokens)
+        cdef Py_ssize_t i, bad, count = view.shape[0]
+        cdef int failed = 0
+        if count == 0:
+            return
+        if count > MAX_TOKENS - self.n:
+            raise OverflowError(f"unigram counts take at most {MAX_TOKENS} tokens")
+        if self.busy:
+            raise RuntimeError("these unigram counts are being used by another thread")
+        self.busy = True
+        with nogil:
+            bad = first_negative(&view[0], count)
+            if bad == NONE:
+                for i in range(count):
+                    failed = self.add(view[i])
+                    if failed:
+                        break
+        self.busy = False
+        if bad != NONE:
+            raise_negative(view, bad)
+        if failed:
+            raise MemoryError(f"unigram counts at {self.n} tokens")
+
+    def best(self):
+        """(token, count) of the most frequent token, ties to the more recent; None when empty."""
+        return (self.top, self.top_count) if self.n else None
+
+    @property
+    def share(self):
+        """The most frequent token's part of all tokens, 0.0 when empty."""
+        return self.top_count / <double>self.n if self.n else 0.0
+
+    def count(self, int token):
+        """How often ``token`` occurred."""
+        return self.slots[self.find(token)].count
+
+    def sizeof(self):
+        """Bytes allocated."""
+        return sizeof(UnigramCounts) + self.cap * sizeof(Count)
+
+    def check_integrity(self):
+        """Raise an AssertionError if an invariant is broken."""
+        cdef Py_ssize_t i
+        total, used = 0, 0
+        for i in range(self.cap):
+            if self.slots[i].count:
+                used += 1
+                total += self.slots[i].count
+                assert self.find(self.slots[i].token) == i, "a token cannot be found again"
+                assert self.slots[i].count <= self.top_count, "the top is not the most frequent"
+        assert total == self.n and used == self.used and 3 * used <= 2 * self.cap
+        assert self.n == 0 or self.slots[self.find(self.top)].count == self.top_count
+
+    cdef Py_ssize_t find(self, int32_t token) noexcept nogil:
+        cdef Py_ssize_t mask = self.cap - 1
+        cdef Py_ssize_t i = <Py_ssize_t>((<uint32_t>token * <uint32_t>2654435769) >> 7) & mask
+        while self.slots[i].count != 0 and self.slots[i].token != token:
+            i = (i + 1) & mask
+        return i
+
+    cdef int add(self, int32_t token) noexcept nogil:
+        """Count one token: 0, or -1 with nothing changed."""
+        cdef Count* old = self.slots
+        cdef Count* grown
+        cdef Py_ssize_t i, old_cap = self.cap
+        if 3 * (self.used + 1) > 2 * old_cap:
+            grown = <Count*>calloc(<size_t>(2 * old_cap), sizeof(Count))
+            if grown == NULL:
+                return -1
+            self.slots = grown
+            self.cap = 2 * old_cap
+            for i in range(old_cap):
+                if old[i].count != 0:
+                    grown[self.find(old[i].token)] = old[i]
+            free(old)
+        i = self.find(token)
+        if self.slots[i].count == 0:
+            self.slots[i].token = token
+            self.used += 1
+        self.slots[i].count += 1
+        self.n += 1
+        if self.slots[i].count >= self.top_count:
+            self.top = token
+            self.top_count = self.slots[i].count
+        return 0

@@ -1,0 +1,41 @@
+"""XXH64 of up to seven little-endian uint32 tokens, equal to ``xxhash.xxh64_intdigest``.
+
+A context has at most seven tokens (28 bytes), so only the algorithm's path for inputs under 32
+bytes is needed. The token is read as a machine integer: little-endian machines only.
+"""
+
+from libc.stdint cimport int32_t, uint32_t, uint64_t
+
+cdef extern from *:
+    """
+    #define NGS_P1 0x9E3779B185EBCA87ULL
+    #define NGS_P2 0xC2B2AE3D27D4EB4FULL
+    #define NGS_P3 0x165667B19E3779F9ULL
+    #define NGS_P4 0x85EBCA77C2B2AE63ULL
+    #define NGS_P5 0x27D4EB2F165667C5ULL
+    #define NGS_ROTL(x, r) (((x) << (r)) | ((x) >> (64 - (r))))
+    """
+    const uint64_t P1 "NGS_P1"
+    const uint64_t P2 "NGS_P2"
+    const uint64_t P3 "NGS_P3"
+    const uint64_t P4 "NGS_P4"
+    const uint64_t P5 "NGS_P5"
+    uint64_t rotl "NGS_ROTL" (uint64_t x, int r) nogil
+
+
+cdef inline uint64_t xxh64(const int32_t* tokens, int n, uint64_t seed) noexcept nogil:
+    """Hash ``n`` <= 7 tokens with ``seed`` (the order of the n-gram)."""
+    cdef uint64_t h = seed + P5 + <uint64_t>(4 * n)
+    cdef uint64_t lane
+    cdef int i = 0
+    while i + 2 <= n:  # two tokens are one eight-byte lane
+        lane = <uint64_t><uint32_t>tokens[i] | (<uint64_t><uint32_t>tokens[i + 1] << 32)
+        h ^= rotl(lane * P2, 31) * P1
+        h = rotl(h, 27) * P1 + P4
+        i += 2
+    if i < n:
+        h ^= <uint64_t><uint32_t>tokens[i] * P1
+        h = rotl(h, 23) * P2 + P3
+    h = (h ^ (h >> 33)) * P2
+    h = (h ^ (h >> 29)) * P3
+    return h ^ (h >> 32)

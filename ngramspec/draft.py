@@ -1,0 +1,250 @@
+"""Drafts, verdicts and statistics, and the interface that every drafter implements."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+Float32 = NDArray[np.float32]
+
+NO_TOKENS: Int32 = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """Tokens guessed to follow the committed ones: a chain, or a tree by parent index.
+
+    Attributes:
+        tokens: int32 (n,), ids of the target's vocabulary.
+        parents: int32 (n,) with parents[i] < i and -1 for the last committed token, or None for
+            a chain, where node i - 1 is the parent of node i.
+        confidence: float32 (n,), the drafter's P(accepted | parent accepted), or None.
+        proposal: sparse draft probabilities of a stochastic draft, or None for a deterministic
+            one, whose draft distribution q is one-hot.
+        source: int8 (n,), index into the drafter's ``tiers``, or None: all from the first.
+    """
+
+    tokens: Int32
+    parents: Int32 | None = None
+    confidence: Float32 | None = None
+    proposal: Any = None
+    source: Int8 | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+EMPTY_DRAFT = Draft(NO_TOKENS)
+
+
+def check_draft(draft: object, limit: int, vocab: int) -> Draft:
+    """Return ``draft`` if the target can verify it as a chain.
+
+    Raises:
+        TypeError, ValueError: what is wrong with it, with name, bound and value.
+    """
+    if not isinstance(draft, Draft):
+        raise TypeError(f"propose must return a Draft, got {type(draft).__name__}")
+    tokens = draft.tokens
+    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
+        got = f"{tokens.dtype} {tokens.shape}" if isinstance(tokens, np.ndarray) else type(tokens)
+        raise TypeError(f"draft tokens must be an int32 array of one dimension, got {got}")
+    if len(tokens) > limit:
+        raise ValueError(f"a draft must have at most gamma = {limit} tokens, got {len(tokens)}")
+    if len(tokens) and not (0 <= tokens.min() and tokens.max() < vocab):
+        bad = tokens[(tokens < 0) | (tokens >= vocab)][0]
+        raise ValueError(f"draft tokens must lie in 0..{vocab - 1}, got {bad}")
+    if draft.parents is not None:
+        raise ValueError("a chain was asked for, got a draft with parents")
+    if draft.source is not None and len(draft.source) != len(tokens):
+        raise ValueError(f"source must have {len(tokens)} entries, got {len(draft.source)}")
+    return draft
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target made of a draft.
+
+    Attributes:
+        accepted: indices of the accepted nodes, in order.
+        tested: how many nodes were judged: the accepted ones and the first rejected one. Nodes
+            behind a rejection, or behind a cut at EOS or max_length, are untested.
+        emitted: the committed tokens of the step: the accepted ones, then the recovered token
+            (after a rejection) or the bonus token (after none), unless a stop came first.
+    """
+
+    accepted: Sequence[int]
+    tested: int
+    emitted: Sequence[int]
+
+    @property
+    def corrected(self) -> int | None:
+        """The recovered token, where a draft token was rejected; else None."""
+        return self.emitted[-1] if self.tested > len(self.accepted) else None
+
+
+@dataclass(slots=True)
+class TierStats:
+    """Counts of one tier's draft tokens."""
+
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class DecodeStats:
+    """Counts and times of decoding; of prefills and the token each emits, only their number.
+
+    Attributes:
+        runs: generations; each has one prefill, which emits its first token.
+        target_calls: target forwards after the prefill.
+        emitted: tokens committed by those forwards.
+        drafted, tested, accepted: draft tokens; see Verdict for ``tested``.
+        plain_steps: target calls that had no draft to verify.
+        host_syncs: transfers of the target's results to the host.
+        drafter_faults: steps that went on undrafted, or drafters restarted, because the drafter
+            raised or returned what cannot be verified.
+        tiers: the draft tokens' counts by the tier they came from.
+        prefill_seconds, draft_seconds, forward_seconds, other_seconds: wall time. A forward ends
+            when its result has reached the host, or where that comes later, with its launch.
+    """
+
+    runs: int = 0
+    target_calls: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    plain_steps: int = 0
+    host_syncs: int = 0
+    drafter_faults: int = 0
+    tiers: dict[str, TierStats] = field(default_factory=dict)
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    other_seconds: float = 0.0
+
+    @property
+    def alpha(self) -> float:
+        """Accepted / tested draft tokens; 0.0 if none was tested."""
+        return self.accepted / self.tested if self.tested else 0.0
+
+    @property
+    def accepted_fraction(self) -> float:
+        """Accepted / drafted tokens; 0.0 if none was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Emitted tokens / target calls; 0.0 without calls."""
+        return self.emitted / self.target_calls if self.target_calls else 0.0
+
+    def count_step(self, draft: Draft, verdict: Verdict, tiers: Sequence[str]) -> None:
+        """Add one target call."""
+        accepted = len(verdict.accepted)
+        self.target_calls += 1
+        self.emitted += len(verdict.emitted)
+        self.drafted += len(draft)
+        self.tested += verdict.tested
+        self.accepted += accepted
+        self.plain_steps += not len(draft)
+        source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+        for node, tier in enumerate(source):
+            counts = self.tiers.setdefault(tiers[tier], TierStats())
+            counts.drafted += 1
+            counts.tested += node < verdict.tested
+            counts.accepted += node < accepted
+
+    def add(self, other: DecodeStats) -> None:
+        """Add another run's counts and times to these."""
+        for name in self.__slots__:
+            if name == "tiers":
+                continue
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for tier, theirs in other.tiers.items():
+            mine = self.tiers.setdefault(tier, TierStats())
+            mine.drafted += theirs.drafted
+            mine.tested += theirs.tested
+            mine.accepted += theirs.accepted
+
+    def reset(self) -> None:
+        """Set every count and time to zero."""
+        fresh = DecodeStats()
+        for name in self.__slots__:
+            setattr(self, name, getattr(fresh, name))
+
+
+class DraftSession(ABC):
+    """The drafting of one sequence. One thread at a time.
+
+    The order of a step is propose, observe, extend.
+    """
+
+    @abstractmethod
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        """Guess what follows the committed tokens.
+
+        Args:
+            gamma: at most so many nodes, >= 0.
+            cost: float32 (gamma + 2,), cost[n] of a forward of n positions in units of a
+                one-position forward, index 0 unused: the draft ends where the expected tokens per
+                cost are highest. None: up to gamma nodes. A drafter that has no estimate of its
+                acceptance ignores it.
+            tree: whether a tree may be returned instead of a chain.
+
+        Returns:
+            A draft of at most ``gamma`` nodes; an empty one when nothing was found. Its arrays
+            stay valid after the next call.
+        """
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        """Guess what follows the committed tokens and then ``drafted``, int32 (n,).
+
+        This lets a drafter continue what a higher tier began. The default knows how to continue
+        nothing but the committed tokens themselves.
+        """
+        return EMPTY_DRAFT if len(drafted) else self.propose(gamma)
+
+    def observe(
+        self, draft: Draft, accepted: Sequence[int], tested: int | None = None
+    ) -> None:
+        """Learn what the target made of a draft; by default nothing.
+
+        Args:
+            draft: what propose returned.
+            accepted: the accepted nodes' indices, in order.
+            tested: how many nodes were judged; None: those up to the first rejection.
+        """
+        return None
+
+    @abstractmethod
+    def extend(self, tokens: Int32) -> None:
+        """Append committed tokens, int32 (n,); legal without propose or observe before."""
+
+    def close(self) -> None:
+        """End the sequence. What was learned goes to the shared store, if there is one."""
+        return None
+
+
+class Drafter(ABC):
+    """A recipe for drafting, and what all its sequences share. Thread-safe.
+
+    Attributes:
+        tiers: names of the sources its drafts come from; Draft.source indexes them.
+        spec: the string that build_drafter makes an equal drafter from, or None.
+    """
+
+    tiers: tuple[str, ...] = ("drafter",)
+    spec: str | None = None
+
+    @abstractmethod
+    def start(self, tokens: Int32) -> DraftSession:
+        """Begin a sequence with its committed tokens so far, int32 (n,), n >= 0."""

@@ -1,0 +1,18 @@
+"""Drafters, one per file, and the registry that builds them from a string."""
+
+from ngramspec.drafters.copy import CopyDrafter
+from ngramspec.drafters.ngram import NGramDrafter
+from ngramspec.drafters.null import NullDrafter
+from ngramspec.drafters.registry import build_drafter, register_drafter
+from ngramspec.drafters.tiers import TieredDrafter
+from ngramspec.drafters.unigram import UnigramDrafter
+
+__all__ = [
+    "CopyDrafter",
+    "NGramDrafter",
+    "NullDrafter",
+    "TieredDrafter",
+    "UnigramDrafter",
+    "build_drafter",
+    "register_drafter",
+]

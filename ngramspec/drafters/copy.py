@@ -1,0 +1,41 @@
+"""Copying: what followed the longest suffix of the committed tokens when it occurred before."""
+
+from __future__ import annotations
+
+from ngramspec._native.copyindex import CopyIndex
+from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+
+
+class CopySession(DraftSession):
+    def __init__(self, index: CopyIndex, min_match: int, tokens: Int32) -> None:
+        self.index = index
+        self.min_match = min_match
+        index.extend(tokens)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        return Draft(self.index.draft(gamma, drafted, self.min_match)[0])
+
+    def extend(self, tokens: Int32) -> None:
+        self.index.extend(tokens)
+
+
+class CopyDrafter(Drafter):
+    """Copies from the context (Leviathan et al., 3.6; prompt lookup), at any match length.
+
+    Args:
+        min_match: shortest match in tokens to copy from, >= 1.
+    """
+
+    tiers = ("copy",)
+
+    def __init__(self, min_match: int = 3) -> None:
+        if min_match < 1:
+            raise ValueError(f"min_match must be >= 1, got {min_match}")
+        self.min_match = min_match
+        self.spec = f"copy(min_match={min_match})"
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return CopySession(CopyIndex(), self.min_match, tokens)

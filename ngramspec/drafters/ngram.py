@@ -1,0 +1,41 @@
+"""N-gram drafting: the most frequent continuation of the longest known context, chained."""
+
+from __future__ import annotations
+
+from ngramspec._native.ngram import NGramTable
+from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+
+
+class NGramSession(DraftSession):
+    def __init__(self, table: NGramTable, tokens: Int32) -> None:
+        self.table = table
+        table.extend(tokens)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        return Draft(self.table.draft(gamma, drafted)[0])
+
+    def extend(self, tokens: Int32) -> None:
+        self.table.extend(tokens)
+
+
+class NGramDrafter(Drafter):
+    """Counts of orders 2..order with backoff (akunu's n-gram chapter; Leviathan et al., 3.6).
+
+    Args:
+        order: longest n-gram, 2..8; its context is one token shorter.
+        window: count only the last so many committed tokens, >= order; None: all of them.
+    """
+
+    tiers = ("ngram",)
+
+    def __init__(self, order: int = 4, window: int | None = None) -> None:
+        NGramTable(order, window)  # validates; each session has a table of its own
+        self.order = order
+        self.window = window
+        self.spec = f"ngram(order={order}" + (f",window={window})" if window else ")")
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return NGramSession(NGramTable(self.order, self.window), tokens)

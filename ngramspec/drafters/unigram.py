@@ -1,0 +1,80 @@
+"""The unigram fallback: the most frequent token so far, where that is accepted often enough."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from ngramspec._native.unigram import UnigramCounts
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+
+PRIOR_ACCEPTED, PRIOR_TESTED = 1, 10  # Leviathan et al., Table 3: unigram alpha 0.03 to 0.13
+PROBE_EVERY = 32  # a closed gate still lets one draft in so many through
+HALVE_AT = 1024  # tested tokens at which the gate's counts are halved, so that old ones fade
+
+
+class UnigramSession(DraftSession):
+    def __init__(self, drafter: UnigramDrafter, tokens: Int32) -> None:
+        self.drafter = drafter
+        self.counts = UnigramCounts()
+        self.counts.extend(tokens)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        best = self.counts.best()
+        if best is None or gamma < 1 or not self.drafter.open():
+            return EMPTY_DRAFT
+        return Draft(np.array([best[0]], np.int32))
+
+    def observe(
+        self, draft: Draft, accepted: Sequence[int], tested: int | None = None
+    ) -> None:
+        judged = min(len(draft), len(accepted) + 1) if tested is None else tested
+        self.drafter.learn(len(accepted), judged)
+
+    def extend(self, tokens: Int32) -> None:
+        self.counts.extend(tokens)
+
+
+class UnigramDrafter(Drafter):
+    """Drafts one token, the most frequent of the sequence (Leviathan et al., 3.6 and Table 3).
+
+    Whether that pays is measured: below ``min_acceptance`` it drafts only now and then. The
+    measure, two counts and no text, is shared by the drafter's sequences.
+
+    Args:
+        min_acceptance: least share of its tested tokens that the target accepts, 0.0..1.0.
+    """
+
+    tiers = ("unigram",)
+
+    def __init__(self, min_acceptance: float = 0.1) -> None:
+        if not 0.0 <= min_acceptance <= 1.0:
+            raise ValueError(f"min_acceptance must be in 0.0..1.0, got {min_acceptance}")
+        self.min_acceptance = min_acceptance
+        self.spec = f"unigram(min_acceptance={min_acceptance})"
+        self._lock = threading.Lock()
+        self._accepted, self._tested, self._closed = PRIOR_ACCEPTED, PRIOR_TESTED, 0
+
+    def open(self) -> bool:
+        """Whether to draft now: the acceptance is high enough, or it is time to probe."""
+        with self._lock:
+            if self._accepted >= self.min_acceptance * self._tested:
+                return True
+            self._closed += 1
+            return self._closed % PROBE_EVERY == 0
+
+    def learn(self, accepted: int, tested: int) -> None:
+        """Count tested draft tokens and how many of them were accepted."""
+        with self._lock:
+            self._accepted += accepted
+            self._tested += tested
+            if self._tested > HALVE_AT:
+                self._accepted, self._tested = self._accepted // 2, self._tested // 2
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return UnigramSession(self, tokens)

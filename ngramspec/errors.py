@@ -1,0 +1,25 @@
+"""The package's own exception type, and the check behind every integer argument's error."""
+
+from __future__ import annotations
+
+
+class UnsupportedError(ValueError):
+    """A request that cannot be speculated; the message names what, and the remedy.
+
+    ``Speculator(unsupported="plain")`` runs such requests without speculation instead.
+    """
+
+
+def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Return ``value`` if it is an integer in low..high, where None is no upper bound.
+
+    Raises:
+        TypeError: not an integer (a bool is none).
+        ValueError: out of bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < low or (high is not None and value > high):
+        bound = f">= {low}" if high is None else f"in {low}..{high}"
+        raise ValueError(f"{name} must be {bound}, got {value}")
+    return value

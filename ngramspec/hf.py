@@ -1,0 +1,178 @@
+"""The transformers boundary: ``generate`` and ``enabled``, with nothing dropped on the way."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.speculator import Speculator
+
+REFUSED = ("assistant_model", "assistant_tokenizer", "synced_gpus")
+
+
+class BoundSpeculator:
+    """A Speculator with the streamer that transformers does not pass on to it."""
+
+    def __init__(self, speculator: Speculator, streamer: Any) -> None:
+        self.speculator = speculator
+        self.streamer = streamer
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Any,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        return self.speculator(
+            model,
+            input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            streamer=self.streamer,
+            **model_kwargs,
+        )
+
+
+def generate(
+    model: Any,
+    *args: Any,
+    speculator: Speculator | None = None,
+    tokenizer: Any = None,
+    streamer: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """``model.generate`` with speculation; all its arguments, and what it returns.
+
+    Unlike ``custom_generate=``, which transformers passes neither on, this takes a ``streamer``
+    and ``stop_strings`` (with the ``tokenizer``).
+
+    Args:
+        model: a transformers model.
+        args: positional arguments of ``model.generate``.
+        speculator: how to speculate; None: a new Speculator().
+        tokenizer: the model's tokenizer, needed for stop_strings.
+        streamer: gets the prompt and then every token, one ``put`` each.
+        kwargs: keyword arguments of ``model.generate``.
+
+    Raises:
+        UnsupportedError: an argument that cannot be combined with speculation, by name.
+
+    Example:
+        ``ngramspec.generate(model, **inputs, max_new_tokens=64, streamer=streamer)``
+    """
+    if speculator is None:
+        speculator = Speculator()
+    if not isinstance(speculator, Speculator):
+        name = type(speculator).__name__
+        raise TypeError(f"speculator must be a Speculator or None, got {name}")
+    if kwargs.get("custom_generate") is not None:
+        raise ValueError("custom_generate cannot be combined with ngramspec.generate; remove it")
+    return _generate(model.generate, model, args, speculator, tokenizer, streamer, kwargs)
+
+
+@contextmanager
+def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Speculator]:
+    """Make every ``model.generate`` inside the block speculative, pipelines' calls included.
+
+    It replaces the ``generate`` of this one model object, for all threads, and puts back what was
+    there. A call that brings its own ``custom_generate`` is left alone.
+
+    Args:
+        model: a transformers model.
+        speculator: how to speculate; None: a new Speculator().
+
+    Yields:
+        The Speculator, for its ``stats`` and to swap its drafter.
+
+    Example:
+        ``with ngramspec.enabled(pipe.model): pipe("Once upon a time")``
+    """
+    if speculator is None:
+        speculator = Speculator()
+    if not isinstance(speculator, Speculator):
+        name = type(speculator).__name__
+        raise TypeError(f"speculator must be a Speculator or None, got {name}")
+    plain = model.generate
+    had_own = "generate" in vars(model)
+
+    def speculative(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("custom_generate") is not None:
+            return plain(*args, **kwargs)
+        tokenizer, streamer = kwargs.pop("tokenizer", None), kwargs.pop("streamer", None)
+        return _generate(plain, model, args, speculator, tokenizer, streamer, kwargs)
+
+    model.generate = speculative
+    try:
+        yield speculator
+    finally:
+        if had_own:
+            model.generate = plain
+        else:
+            del model.generate
+
+
+def _generate(
+    plain: Callable[..., Any],
+    model: Any,
+    args: tuple[Any, ...],
+    speculator: Speculator,
+    tokenizer: Any,
+    streamer: Any,
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call the model's own ``generate`` with the speculator bound to what it would drop."""
+    refused = [name for name in REFUSED if kwargs.get(name)]
+    if _setting("token_healing", model, kwargs):
+        refused.append("token_healing")
+    if refused:
+        message = f"{', '.join(refused)} cannot be combined with a Speculator; remove it"
+        if speculator.unsupported == "error":
+            raise UnsupportedError(message)
+        speculator.log_once(f"decoding without speculation: {message}")
+        given = {"tokenizer": tokenizer, "streamer": streamer}
+        return plain(*args, **kwargs, **{k: v for k, v in given.items() if v is not None})
+    kwargs = {name: value for name, value in kwargs.items() if name not in REFUSED}
+    if tokenizer is not None:
+        kwargs = _stop_strings_as_criterion(model, tokenizer, kwargs)
+    bound = BoundSpeculator(speculator, streamer)
+    return plain(*args, **kwargs, streamer=streamer, custom_generate=bound)
+
+
+def _setting(name: str, model: Any, kwargs: dict[str, Any]) -> Any:
+    """A generation setting as ``generate`` resolves it: argument, given config, model's config."""
+    if name in kwargs:
+        return kwargs[name]
+    for config in (kwargs.get("generation_config"), model.generation_config):
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _stop_strings_as_criterion(
+    model: Any, tokenizer: Any, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Replace stop_strings, which need the tokenizer that transformers drops, by a criterion."""
+    strings = _setting("stop_strings", model, kwargs)
+    if strings is None:
+        return kwargs
+    from transformers.generation import StoppingCriteriaList, StopStringCriteria
+
+    criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or ())
+    if not any(type(each) is StopStringCriteria for each in criteria):  # as generate merges them
+        criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
+    kwargs = kwargs | {"stopping_criteria": criteria}
+    config = kwargs.get("generation_config")
+    if config is not None and "stop_strings" not in kwargs:
+        kwargs["generation_config"] = copy.deepcopy(config)
+        kwargs["generation_config"].stop_strings = None
+    if "stop_strings" in kwargs or model.generation_config.stop_strings is not None:
+        kwargs["stop_strings"] = None  # an argument overrides the model's own config
+    return kwargs

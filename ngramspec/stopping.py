@@ -1,0 +1,50 @@
+"""When generation ends, asked after every committed token as plain ``generate`` asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+CRITERIA = "transformers.generation.stopping_criteria"
+
+
+class StopRules:
+    """A list of stopping criteria, of which the common ones need no transfer to the host.
+
+    End-of-sequence and maximum length are decided from the token's id and the length, and
+    maximum time is a call that ignores the tokens. Everything else (``custom``) is called with
+    the committed tokens, once per token, in the order of the list.
+    """
+
+    def __init__(self, criteria: Iterable[Any]) -> None:
+        self.eos: set[int] = set()
+        self.max_length: int | None = None
+        self.timers: list[Any] = []
+        self.custom: list[Any] = []
+        for criterion in criteria:
+            kind = type(criterion)
+            name = kind.__name__ if kind.__module__ == CRITERIA else ""
+            if name == "EosTokenCriteria":
+                self.eos.update(criterion.eos_token_id.flatten().tolist())
+            elif name == "MaxLengthCriteria":
+                lengths = [criterion.max_length, self.max_length]
+                self.max_length = min(each for each in lengths if each is not None)
+            elif name == "MaxTimeCriteria":
+                self.timers.append(criterion)
+            else:
+                self.custom.append(criterion)
+
+    def __call__(
+        self, token: int, ids: torch.Tensor, scores: Sequence[torch.Tensor] | None
+    ) -> bool:
+        """Whether generation ends behind ``token``, the last of ``ids``, int64 (1, length)."""
+        done = token in self.eos
+        done |= self.max_length is not None and ids.shape[1] >= self.max_length
+        for criterion in self.timers:
+            done |= bool(criterion(ids, None))
+        given = tuple(scores) if scores is not None and self.custom else None
+        for criterion in self.custom:  # every one is called, as they may keep state
+            done |= bool(criterion(ids, given))
+        return done

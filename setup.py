@@ -1,0 +1,28 @@
+"""The compiled part of the package; everything else is declared in pyproject.toml.
+
+Set NGRAMSPEC_CHECKED=1 to compile with bounds checks, for a test run.
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+checked = os.environ.get("NGRAMSPEC_CHECKED") == "1"
+extensions = [
+    Extension(f"ngramspec._native.{path.stem}", [str(path)], extra_compile_args=["-O3"])
+    for path in sorted(Path("ngramspec/_native").glob("*.pyx"))
+]
+setup(
+    ext_modules=cythonize(
+        extensions,
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": checked,
+            "wraparound": False,
+            "cdivision": True,
+            "freethreading_compatible": False,
+        },
+    )
+)
