@@ -67,11 +67,7 @@ def generate(
     Example:
         ``ngramspec.generate(model, **inputs, max_new_tokens=64, streamer=streamer)``
     """
-    if speculator is None:
-        speculator = Speculator()
-    if not isinstance(speculator, Speculator):
-        name = type(speculator).__name__
-        raise TypeError(f"speculator must be a Speculator or None, got {name}")
+    speculator = _speculator(speculator)
     if kwargs.get("custom_generate") is not None:
         raise ValueError("custom_generate cannot be combined with ngramspec.generate; remove it")
     return _generate(model.generate, model, args, speculator, tokenizer, streamer, kwargs)
@@ -94,11 +90,7 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
     Example:
         ``with ngramspec.enabled(pipe.model): pipe("Once upon a time")``
     """
-    if speculator is None:
-        speculator = Speculator()
-    if not isinstance(speculator, Speculator):
-        name = type(speculator).__name__
-        raise TypeError(f"speculator must be a Speculator or None, got {name}")
+    speculator = _speculator(speculator)
     plain = model.generate
     had_own = "generate" in vars(model)
 
@@ -116,6 +108,13 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
             model.generate = plain
         else:
             del model.generate
+
+
+def _speculator(given: Speculator | None) -> Speculator:
+    if given is not None and not isinstance(given, Speculator):
+        name = type(given).__name__
+        raise TypeError(f"speculator must be a Speculator or None, got {name}")
+    return Speculator() if given is None else given
 
 
 def _generate(

@@ -8,7 +8,7 @@ cdef enum:
     MAX_TOKENS = 1 << 30  # positions and ids share int32 with flags
 
 
-cdef const int32_t[::1] token_view(object tokens)
+cdef const int32_t[::1] token_view(object tokens, str name=*)
 cdef object raise_negative(const int32_t[::1] tokens, Py_ssize_t index)
 
 

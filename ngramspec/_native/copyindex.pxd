@@ -39,7 +39,7 @@ cdef class CopyIndex:
     cdef Py_ssize_t index_cap
     cdef bint busy
 
-    cdef int enter(self) except -1
+    cdef int idle(self) except -1
     cdef State* state(self, int32_t s) noexcept nogil
     cdef int32_t length(self, int32_t s) noexcept nogil
     cdef int32_t first(self, int32_t s) noexcept nogil

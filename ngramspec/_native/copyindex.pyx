@@ -64,7 +64,8 @@ cdef class CopyIndex:
             return
         if count > MAX_TOKENS - 1 - self.n:
             raise OverflowError(f"a copy index holds at most {MAX_TOKENS - 1} tokens")
-        self.enter()
+        self.idle()
+        self.busy = True
         with nogil:
             bad = first_negative(&view[0], count)
             if bad == NONE:
@@ -103,16 +104,15 @@ cdef class CopyIndex:
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
         if prefix is not None and len(prefix):
-            view = token_view(prefix)
+            view = token_view(prefix, "prefix")
             start, n = &view[0], view.shape[0]
-        self.enter()
-        s = self.follow(self.prefixes[self.n].link, start, n, &matched)
-        end = NONE if matched < min_match else self.occurrence(s, gamma)
-        self.busy = False
-        if end == NONE:
-            return np.empty(0, np.int32), 0
         tokens = np.empty(gamma, np.int32)
         cdef int32_t[::1] out = tokens
+        self.idle()  # nothing below lets another thread in
+        s = self.follow(self.prefixes[self.n].link, start, n, &matched)
+        end = NONE if matched < min_match else self.occurrence(s, gamma)
+        if end == NONE:
+            return tokens[:0], 0
         for i in range(gamma):
             at = end + i
             if at < self.n:
@@ -125,7 +125,9 @@ cdef class CopyIndex:
 
     def longest_match(self):
         """(length, end): the longest suffix that occurred before and an end of it; or (0, 0)."""
-        cdef int32_t s = self.prefixes[self.n].link
+        cdef int32_t s
+        self.idle()
+        s = self.prefixes[self.n].link
         if s == NONE or s == 0:
             return 0, 0
         return self.length(s), self.occurrence(s, 1)
@@ -145,6 +147,7 @@ cdef class CopyIndex:
         """Walk every state and edge; raise an AssertionError if an invariant is broken."""
         cdef int32_t s, e, k
         cdef Py_ssize_t seen = 0
+        self.idle()
         states = [*range(self.n + 1), *(CLONE + k for k in range(self.clone_n))]
         for s in states:
             if s != 0:
@@ -162,10 +165,9 @@ cdef class CopyIndex:
                 e = self.edges[e].next
         assert seen == self.edge_n and 4 * self.edge_n <= 3 * self.index_cap
 
-    cdef int enter(self) except -1:
+    cdef int idle(self) except -1:
         if self.busy:
             raise RuntimeError("this copy index is being used by another thread")
-        self.busy = True
         return 0
 
     cdef inline State* state(self, int32_t s) noexcept nogil:
@@ -279,7 +281,6 @@ cdef class CopyIndex:
 
     cdef int32_t split(self, int32_t p, int32_t q, int32_t token) noexcept nogil:
         """Give the strings of ``q`` up to length(p) + 1 a state of their own: it, or NONE."""
-        cdef Py_ssize_t mark = self.edge_n
         cdef int32_t c = CLONE + <int32_t>self.clone_n
         cdef int32_t e
         if reserve(<void**>&self.clones, &self.clone_cap, self.clone_n + 1, sizeof(Clone)) < 0:
@@ -308,8 +309,8 @@ cdef class CopyIndex:
     cdef void visit(self) noexcept nogil:
         """Note the newest position in the longest of the states that end there."""
         cdef int32_t s = self.prefixes[self.n].link
-        cdef int k
-        for k in range(ANCESTORS):
+        cdef int _k
+        for _k in range(ANCESTORS):
             if s == NONE or s == 0:
                 break
             self.state(s).prior = self.state(s).recent

@@ -19,6 +19,7 @@ cdef class NGramTable:
     cdef bint busy                  # an operation runs without the GIL
 
     cdef Context* context_of(self, object context) except? NULL
+    cdef int idle(self) except -1
     cdef int enter(self) except -1
     cdef Py_ssize_t find(self, uint64_t key) noexcept nogil
     cdef int append(self, int32_t token) noexcept nogil

@@ -36,6 +36,7 @@ from ngramspec._native.xxh64 cimport xxh64
 cdef enum:
     MIN_ORDER = 2
     MAX_ORDER = 8
+    MOST_NEW = 3 * (MAX_ORDER - 1)  # per order: a bucket to forget, two and two entries to count
 
 
 cdef class NGramTable:
@@ -117,7 +118,7 @@ cdef class NGramTable:
         if gamma < 0:
             raise ValueError(f"gamma must be >= 0, got {gamma}")
         if prefix is not None and len(prefix):
-            view = token_view(prefix)
+            view = token_view(prefix, "prefix")
             start, n = &view[0], view.shape[0]
         tokens = np.empty(gamma, np.int32)
         orders = np.empty(gamma, np.int8)
@@ -142,22 +143,27 @@ cdef class NGramTable:
 
     def top_k(self, context, int k):
         """The ``k`` most frequent continuations as (token, count), in count order, newer first."""
-        cdef Context* c = self.context_of(context)
+        cdef Context* c
         cdef int32_t b, e
         found: list[tuple[int, int]] = []
         if k < 1:
             raise ValueError(f"k must be >= 1, got {k}")
+        c = self.context_of(context)
         if c == NULL:
             return found
         if c.top == NONE:
             return [(c.token, c.total)]
-        b = c.top
-        while b != NONE and len(found) < k:
-            e = self.ranks.buckets[b].first
-            while e != NONE and len(found) < k:
-                found.append((self.ranks.entries[e].token, self.ranks.buckets[b].count))
-                e = self.ranks.entries[e].next
-            b = self.ranks.buckets[b].down
+        self.enter()  # making tuples may collect garbage, and so let another thread run
+        try:
+            b = c.top
+            while b != NONE and len(found) < k:
+                e = self.ranks.buckets[b].first
+                while e != NONE and len(found) < k:
+                    found.append((self.ranks.entries[e].token, self.ranks.buckets[b].count))
+                    e = self.ranks.entries[e].next
+                b = self.ranks.buckets[b].down
+        finally:
+            self.busy = False
         return found
 
     def count(self, context, int token):
@@ -178,9 +184,13 @@ cdef class NGramTable:
 
     def contexts(self):
         """Every known context's key, as uint64 (n,), in no order: XXH64(context, seed=order)."""
-        return np.array(
-            [self.slots[i].key for i in range(self.slot_cap) if self.slots[i].total], np.uint64
-        )
+        self.enter()
+        try:
+            return np.array(
+                [self.slots[i].key for i in range(self.slot_cap) if self.slots[i].total], np.uint64
+            )
+        finally:
+            self.busy = False
 
     def sizeof(self):
         """Bytes allocated."""
@@ -196,6 +206,7 @@ cdef class NGramTable:
         cdef Py_ssize_t i, used = 0, entries = 0, buckets = 0
         cdef int32_t b, e, prev, count
         cdef Context* c
+        self.idle()
         for i in range(self.slot_cap):
             c = &self.slots[i]
             if c.total == 0:
@@ -223,19 +234,26 @@ cdef class NGramTable:
             assert total == c.total, "counts do not add up"
         assert used == self.slot_n and 3 * used <= 2 * self.slot_cap
         assert entries == self.ranks.entry_n and buckets == self.ranks.bucket_n
+        assert self.ranks.entry_top <= self.ranks.entry_cap, "entries past their array"
+        assert self.ranks.bucket_top <= self.ranks.bucket_cap, "buckets past their array"
 
     cdef Context* context_of(self, object context) except? NULL:
-        cdef const int32_t[::1] view = token_view(context)
+        cdef const int32_t[::1] view = token_view(context, "context")
         cdef Py_ssize_t slot
         cdef int n = <int>view.shape[0]
         if not 1 <= n < self.order:
-            raise ValueError(f"a context has 1..{self.order - 1} tokens, got {n}")
+            raise ValueError(f"context must have 1..{self.order - 1} tokens, got {n}")
+        self.idle()
         slot = self.find(xxh64(&view[0], n, n + 1))
         return &self.slots[slot] if self.slots[slot].total else NULL
 
-    cdef int enter(self) except -1:
+    cdef int idle(self) except -1:
         if self.busy:
             raise RuntimeError("this n-gram table is being used by another thread")
+        return 0
+
+    cdef int enter(self) except -1:
+        self.idle()
         self.busy = True
         return 0
 
@@ -252,7 +270,7 @@ cdef class NGramTable:
         cdef Py_ssize_t slot
         cdef uint64_t key
         cdef int m
-        if self.grow() < 0 or ranks_reserve(&self.ranks, 2 * MAX_ORDER) < 0:
+        if self.grow() < 0 or ranks_reserve(&self.ranks, MOST_NEW) < 0:
             return -1
         if self.width and self.n >= self.width:
             self.forget()

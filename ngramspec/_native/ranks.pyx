@@ -1,5 +1,6 @@
 """Counting up and down in the rank lists; see ranks.pxd for the structure and its invariants."""
 
+from libc.stdint cimport INT32_MAX
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -82,6 +83,8 @@ cdef int ranks_reserve(Ranks* r, Py_ssize_t more) noexcept nogil:
     cdef int32_t* old = r.index
     cdef int32_t* grown
     cdef Py_ssize_t i, cap = r.index_cap, old_cap = r.index_cap
+    if r.entry_top + more > INT32_MAX or r.bucket_top + more > INT32_MAX:
+        return -1
     if reserve(<void**>&r.entries, &r.entry_cap, r.entry_top + more, sizeof(Entry)) < 0:
         return -1
     if reserve(<void**>&r.buckets, &r.bucket_cap, r.bucket_top + more, sizeof(Bucket)) < 0:

@@ -15,5 +15,6 @@ cdef class UnigramCounts:
     cdef int32_t top_count
     cdef bint busy
 
+    cdef int idle(self) except -1
     cdef Py_ssize_t find(self, int32_t token) noexcept nogil
     cdef int add(self, int32_t token) noexcept nogil

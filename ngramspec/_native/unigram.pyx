@@ -41,8 +41,7 @@ cdef class UnigramCounts:
             return
         if count > MAX_TOKENS - self.n:
             raise OverflowError(f"unigram counts take at most {MAX_TOKENS} tokens")
-        if self.busy:
-            raise RuntimeError("these unigram counts are being used by another thread")
+        self.idle()
         self.busy = True
         with nogil:
             bad = first_negative(&view[0], count)
@@ -59,15 +58,18 @@ cdef class UnigramCounts:
 
     def best(self):
         """(token, count) of the most frequent token, ties to the more recent; None when empty."""
+        self.idle()
         return (self.top, self.top_count) if self.n else None
 
     @property
     def share(self):
         """The most frequent token's part of all tokens, 0.0 when empty."""
+        self.idle()
         return self.top_count / <double>self.n if self.n else 0.0
 
     def count(self, int token):
         """How often ``token`` occurred."""
+        self.idle()
         return self.slots[self.find(token)].count
 
     def sizeof(self):
@@ -78,6 +80,7 @@ cdef class UnigramCounts:
         """Raise an AssertionError if an invariant is broken."""
         cdef Py_ssize_t i
         total, used = 0, 0
+        self.idle()
         for i in range(self.cap):
             if self.slots[i].count:
                 used += 1
@@ -86,6 +89,11 @@ cdef class UnigramCounts:
                 assert self.slots[i].count <= self.top_count, "the top is not the most frequent"
         assert total == self.n and used == self.used and 3 * used <= 2 * self.cap
         assert self.n == 0 or self.slots[self.find(self.top)].count == self.top_count
+
+    cdef int idle(self) except -1:
+        if self.busy:
+            raise RuntimeError("these unigram counts are being used by another thread")
+        return 0
 
     cdef Py_ssize_t find(self, int32_t token) noexcept nogil:
         cdef Py_ssize_t mask = self.cap - 1

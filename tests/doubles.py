@@ -1,0 +1,82 @@
+"""Drafters that are right, wrong, random, broken or slow on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from ngramspec import Draft, Drafter, DraftSession
+
+
+class ScriptedSession(DraftSession):
+    """Proposes what ``guess(position, gamma)`` says for the tokens from ``position`` on."""
+
+    def __init__(self, owner: ScriptedDrafter, tokens: np.ndarray) -> None:
+        self.owner = owner
+        self.tokens = tokens.tolist()
+
+    def propose(self, gamma, cost=None, *, tree=False):
+        return self.owner.guess(len(self.tokens), gamma)
+
+    def observe(self, draft, accepted, tested=None):
+        self.owner.observed.append((draft, list(accepted), tested))
+
+    def extend(self, tokens):
+        assert tokens.dtype == np.int32
+        self.tokens += tokens.tolist()
+
+    def close(self):
+        self.owner.closed += 1
+
+
+class ScriptedDrafter(Drafter):
+    """A drafter from a function; remembers its sessions and what they were told."""
+
+    tiers = ("scripted",)
+
+    def __init__(self, guess: Callable[[int, int], Draft]) -> None:
+        self.guess = guess
+        self.sessions: list[ScriptedSession] = []
+        self.observed: list = []
+        self.closed = 0
+
+    def start(self, tokens):
+        self.sessions.append(ScriptedSession(self, tokens))
+        return self.sessions[-1]
+
+
+def draft_of(tokens) -> Draft:
+    """A chain."""
+    return Draft(np.array(tokens, np.int32))
+
+
+def oracle(text: list[int]) -> ScriptedDrafter:
+    """Always right: ``text`` is the whole sequence that plain decoding gives."""
+    return ScriptedDrafter(lambda at, gamma: draft_of(text[at : at + gamma]))
+
+
+def liar(text: list[int], vocab: int) -> ScriptedDrafter:
+    """Always wrong at the first token."""
+    return ScriptedDrafter(
+        lambda at, gamma: draft_of([(t + 1) % vocab for t in (text + [0] * 64)[at : at + gamma]])
+    )
+
+
+def half_right(text: list[int], vocab: int, seed: int = 0) -> ScriptedDrafter:
+    """Right tokens, each one spoilt with probability 0.3."""
+    rng = np.random.default_rng(seed)
+
+    def guess(at, gamma):
+        tokens = np.array((text + [0] * 64)[at : at + gamma], np.int32)
+        spoilt = rng.random(len(tokens)) < 0.3
+        return draft_of(np.where(spoilt, (tokens + 1) % vocab, tokens))
+
+    return ScriptedDrafter(guess)
+
+
+def random_drafter(vocab: int, seed: int = 0) -> ScriptedDrafter:
+    """Random tokens, random lengths from none to gamma."""
+    rng = np.random.default_rng(seed)
+    return ScriptedDrafter(
+        lambda at, gamma: draft_of(rng.integers(0, vocab, rng.integers(0, gamma + 1)))
+    )

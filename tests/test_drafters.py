@@ -1,0 +1,239 @@
+"""The drafters over the native structures, their tiers, and the registry."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from doubles import ScriptedDrafter, draft_of
+from ngramspec import Drafter, build_drafter, register_drafter
+from ngramspec.drafters import (
+    CopyDrafter,
+    NGramDrafter,
+    NullDrafter,
+    TieredDrafter,
+    UnigramDrafter,
+    registry,
+)
+
+
+def ids(*tokens):
+    return np.array(tokens, np.int32)
+
+
+@pytest.mark.parametrize("spec", ["copy", "ngram", "unigram", "none", "auto"])
+def test_empty_short_and_unknown_contexts(spec):
+    session = build_drafter(spec).start(ids())
+    assert len(session.propose(4)) == 0
+    session.extend(ids(7))
+    assert len(session.propose(0)) == 0
+    assert len(session.propose(4)) <= 4
+    session.extend(ids())
+    session.observe(session.propose(2), [])
+    session.close()
+
+
+def test_ngram_chains_on_its_own_predictions():
+    session = NGramDrafter().start(ids(1, 2, 3, 4, 5, 9, 1, 2))
+    assert session.propose(5).tokens.tolist() == [3, 4, 5, 9, 1]
+
+
+def test_copy_needs_a_match_of_min_match():
+    text = ids(1, 2, 3, 4, 9, 2, 3)
+    assert CopyDrafter(2).start(text).propose(3).tokens.tolist() == [4, 9, 2]
+    assert len(CopyDrafter(3).start(text).propose(3)) == 0
+
+
+def test_a_copy_that_reaches_the_end_goes_on_with_its_own_draft():
+    assert CopyDrafter(1).start(ids(7, 8, 7, 8, 7)).propose(6).tokens.tolist() == [8, 7] * 3
+
+
+def test_unigram_drafts_its_one_most_frequent_token():
+    session = UnigramDrafter().start(ids(3, 5, 5, 8, 8))
+    assert session.propose(6).tokens.tolist() == [8]  # of equals the more recent
+    session.extend(ids(5))
+    assert session.propose(6).tokens.tolist() == [5]
+
+
+def test_unigram_gate_closes_on_rejections_probes_and_opens_again():
+    drafter = UnigramDrafter(min_acceptance=0.2)
+    session = drafter.start(ids(5, 5, 5))
+    drafter.learn(9, 9)
+    for _ in range(60):
+        draft = session.propose(1)
+        if len(draft):
+            session.observe(draft, [], 1)
+    asked = [len(session.propose(1)) for _ in range(64)]
+    assert sum(asked) == 2  # closed: one in 32
+    other = drafter.start(ids(9))  # the gate is the drafter's, for all its sequences
+    assert sum(len(other.propose(1)) for _ in range(31)) <= 1
+    drafter.learn(60, 60)
+    assert len(session.propose(1)) == 1
+
+
+def test_tiers_lower_ones_are_asked_only_where_higher_ones_end():
+    asked = []
+
+    def tier(name, tokens):
+        class Named(ScriptedDrafter):
+            tiers = (name,)
+
+            def start(self, committed):
+                session = super().start(committed)
+                session.propose_after = lambda drafted, gamma: (
+                    asked.append((name, drafted.tolist(), gamma)) or draft_of(tokens[:gamma])
+                )
+                return session
+
+        return Named(lambda at, gamma: draft_of(tokens[:gamma]))
+
+    drafter = TieredDrafter([tier("a", [1, 2]), tier("b", []), tier("c", [3, 4, 5])])
+    session = drafter.start(ids(9))
+    draft = session.propose(4)
+    assert draft.tokens.tolist() == [1, 2, 3, 4]
+    assert [drafter.tiers[i] for i in draft.source] == ["a", "a", "c", "c"]
+    assert asked == [("a", [], 4), ("b", [1, 2], 2), ("c", [1, 2], 2)]
+    asked.clear()
+    assert session.propose(2).tokens.tolist() == [1, 2]
+    assert asked == [("a", [], 2)]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "tested", "expected"),
+    [
+        (4, 4, {"a": (2, 2), "b": (2, 2)}),
+        (3, 4, {"a": (2, 2), "b": (1, 2)}),
+        (2, 3, {"a": (2, 2), "b": (0, 1)}),
+        (1, 2, {"a": (1, 2)}),
+        (0, 1, {"a": (0, 1)}),
+        (1, 1, {"a": (1, 1)}),
+        (0, None, {"a": (0, 1)}),
+        (4, None, {"a": (2, 2), "b": (2, 2)}),
+    ],
+)
+def test_each_tier_observes_its_own_part(accepted, tested, expected):
+    parts = {"a": [1, 2], "b": [3, 4]}
+    drafters = {}
+    for name, tokens in parts.items():
+        drafters[name] = ScriptedDrafter(lambda at, gamma: draft_of([]))
+        start = drafters[name].start
+
+        def begin(committed, start=start, tokens=tokens):
+            session = start(committed)
+            session.propose_after = lambda drafted, gamma: draft_of(tokens[:gamma])
+            return session
+
+        drafters[name].start = begin
+    session = TieredDrafter(list(drafters.values())).start(ids(9))
+    draft = session.propose(4)
+    session.observe(draft, range(accepted), tested)
+    got = {
+        name: (len(drafter.observed[0][1]), drafter.observed[0][2])
+        for name, drafter in drafters.items()
+        if drafter.observed
+    }
+    assert got == expected
+
+
+def test_a_custom_drafter_below_others_begins_but_does_not_continue():
+    custom = ScriptedDrafter(lambda at, gamma: draft_of([50] * gamma))
+    session = TieredDrafter([CopyDrafter(2), custom]).start(ids(1, 2, 3))
+    draft = session.propose(3)
+    assert draft.tokens.tolist() == [50, 50, 50]
+    assert draft.source.tolist() == [1, 1, 1]
+
+
+def test_drafts_stay_valid_after_the_next_call():
+    session = build_drafter("auto").start(ids(1, 2, 3, 4, 1, 2))
+    first = session.propose(4)
+    before = first.tokens.tolist()
+    session.extend(ids(9, 9, 9))
+    session.propose(4)
+    assert first.tokens.tolist() == before
+
+
+def test_a_drafter_continues_a_hypothetical_prefix():
+    text = ids(1, 2, 3, 4, 5, 6, 7, 8)
+    for drafter in (CopyDrafter(2), NGramDrafter()):
+        session = drafter.start(text)
+        assert len(session.propose(3)) == 0
+        assert session.propose_after(ids(3, 4), 3).tokens.tolist() == [5, 6, 7]
+
+
+def test_build_drafter_reads_tiers_and_arguments():
+    drafter = build_drafter(" copy( min_match = 5 ) + ngram(order=3,window=64)+unigram ")
+    assert drafter.tiers == ("copy", "ngram", "unigram")
+    copy, ngram, _ = drafter.drafters
+    assert (copy.min_match, ngram.order, ngram.window) == (5, 3, 64)
+    assert build_drafter(drafter.spec).spec == drafter.spec
+    assert build_drafter(drafter) is drafter
+    assert isinstance(build_drafter("none"), NullDrafter)
+    assert build_drafter("auto").spec == build_drafter(registry.AUTO).spec
+    assert build_drafter("ngram(window=none)").window is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "part"),
+    [
+        ("cpy+ngram", "cpy"),
+        ("copy+ngrm(order=4)", "ngrm"),
+        ("copy+ngram(order=9)", "ngram(order=9)"),
+        ("ngram(odrer=3)", "odrer=3"),
+        ("ngram(order=3,order=4)", "order=4"),
+        ("ngram(order)", "order"),
+        ("ngram(order=)", "order="),
+        ("ngram(order=x)", "ngram(order=x)"),
+        ("copy+ngram(order=3", "ngram(order=3"),
+        ("ngram(order=4)x", "ngram(order=4)x"),
+        ("ngram(order=4,window=3)", "ngram(order=4,window=3)"),
+        ("copy(min_match=0)", "copy(min_match=0)"),
+        ("unigram(min_acceptance=2)", "unigram(min_acceptance=2)"),
+        ("none(x=1)", "x=1"),
+        ("copy+", ""),
+        ("+copy", ""),
+        ("copy++ngram", ""),
+        ("", ""),
+    ],
+)
+def test_errors_show_the_bad_part_of_the_string(spec, part):
+    with pytest.raises(ValueError, match="^drafter: ") as error:
+        build_drafter(spec)
+    message, shown, mark = str(error.value).split("\n")
+    assert repr(part) in message
+    assert shown == "  " + spec
+    begin, end = mark.index("^") - 2, len(mark) - 2
+    assert spec[begin:end].rstrip("+") == part
+
+
+def test_registered_drafters_are_known_by_name():
+    class Mine(Drafter):
+        tiers = ("mine",)
+
+        def __init__(self, size: int = 1):
+            self.size = size
+
+        def start(self, tokens):
+            raise NotImplementedError
+
+    register_drafter("mine", Mine)
+    try:
+        assert build_drafter("copy+mine(size=3)").drafters[1].size == 3
+        for name in ("mine", "copy", "auto"):
+            with pytest.raises(ValueError, match="exists already"):
+                register_drafter(name, Mine)
+        for name in ("", "a+b", "a b", "1a"):
+            with pytest.raises(ValueError, match="name must be"):
+                register_drafter(name, Mine)
+    finally:
+        del registry._factories["mine"]
+
+
+def test_bad_tokens_are_named_and_nothing_is_lost():
+    for spec in ("copy", "ngram", "unigram"):
+        session = build_drafter(spec).start(ids(1, 2, 3, 1, 2))
+        for bad, error in [(np.array([1]), TypeError), (ids(4, -3), ValueError)]:
+            with pytest.raises(error, match="token"):
+                session.extend(bad)
+        session.extend(ids(3))
+        assert len(session.propose(2)) > 0
+    with pytest.raises(ValueError, match="at least one drafter"):
+        TieredDrafter([])

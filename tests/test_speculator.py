@@ -1,0 +1,291 @@
+"""The configured object: arguments, statistics, hot swap, faults, interrupts, threads."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import ngramspec
+import numpy as np
+import pytest
+import torch
+from doubles import ScriptedDrafter, draft_of, half_right, liar, oracle, random_drafter
+from ngramspec import Draft, Speculator
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+GREEDY = {"max_new_tokens": 30, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def text(tiny):
+    """The prompt and what plain generate adds to it."""
+    return tiny.generate(PROMPT, **GREEDY)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"gamma": 0}, ValueError, r"gamma must be in 1\.\.64, got 0"),
+        ({"gamma": 65}, ValueError, r"gamma must be in 1\.\.64, got 65"),
+        ({"gamma": 2.5}, TypeError, r"gamma must be an integer, got 2\.5"),
+        ({"gamma": True}, TypeError, "gamma must be an integer, got True"),
+        ({"gamma": "fast"}, ValueError, "'auto' or 'heuristic', got 'fast'"),
+        ({"gamma_max": 0}, ValueError, r"gamma_max must be in 1\.\.4096, got 0"),
+        ({"gamma_max": 5000}, ValueError, "got 5000"),
+        ({"drafter": "cpy+ngram"}, ValueError, "'cpy' is no drafter's name"),
+        ({"drafter": 3}, TypeError, "drafter must be a string or a Drafter, got int"),
+        ({"unsupported": "ignore"}, ValueError, "unsupported must be 'error' or 'plain'"),
+        ({"on_step": 3}, TypeError, "on_step must be callable or None, got int"),
+    ],
+)
+def test_arguments_are_checked_at_construction(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Speculator(**arguments)
+
+
+def test_to_dict_and_back():
+    speculator = Speculator("copy(min_match=5)+ngram", 7, gamma_max=16, unsupported="plain")
+    stored = json.loads(json.dumps(speculator.to_dict()))
+    again = Speculator.from_dict(stored)
+    assert again.to_dict() == stored
+    assert stored["drafter"].startswith("copy(min_match=5)+ngram(order=4")
+    assert repr(again) == repr(speculator)
+    with pytest.raises(ValueError, match="ScriptedDrafter has no spec"):
+        Speculator(oracle([])).to_dict()
+    with pytest.raises(TypeError, match="colour"):
+        Speculator.from_dict({"colour": 1})
+
+
+def test_statistics_add_up_over_runs_until_reset(tiny, text):
+    speculator = Speculator(half_right(text, 97), 5)
+    for runs in (1, 2):
+        tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+        stats = speculator.stats
+        assert stats.runs == runs
+        assert stats.emitted == 29 * runs
+        assert stats.emitted == stats.accepted + stats.target_calls  # one more per call
+        assert stats.accepted <= stats.tested <= stats.drafted
+        tier = stats.tiers["scripted"]
+        counts = (tier.drafted, tier.tested, tier.accepted)
+        assert counts == (stats.drafted, stats.tested, stats.accepted)
+        assert stats.tokens_per_call == pytest.approx(stats.emitted / stats.target_calls)
+        assert stats.alpha == pytest.approx(stats.accepted / stats.tested)
+        assert stats.accepted_fraction == pytest.approx(stats.accepted / stats.drafted)
+    assert stats.forward_seconds > stats.draft_seconds > 0
+    assert stats.prefill_seconds > 0
+    assert stats.other_seconds > 0
+    speculator.reset()
+    assert stats == ngramspec.DecodeStats()
+    assert (stats.alpha, stats.accepted_fraction, stats.tokens_per_call) == (0.0, 0.0, 0.0)
+
+
+def test_observed_counts_are_the_statistics(tiny, text):
+    speculator = Speculator(half_right(text, 97), 5)
+    tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+    observed = speculator.drafter.observed
+    assert sum(len(draft) for draft, _, _ in observed) == speculator.stats.drafted
+    assert sum(len(accepted) for _, accepted, _ in observed) == speculator.stats.accepted
+    assert sum(tested for _, _, tested in observed) == speculator.stats.tested
+
+
+@pytest.mark.parametrize(
+    ("settings", "per_step"),
+    [({}, True), ({"repetition_penalty": 1.1}, False), ({"do_sample": True}, False)],
+)
+def test_host_syncs_one_a_step_unless_the_history_is_needed(tiny, settings, per_step):
+    speculator = Speculator("copy(min_match=1)", 4)
+    tiny.generate(PROMPT, custom_generate=speculator, **GREEDY | settings)
+    stats = speculator.stats
+    assert stats.host_syncs == (stats.target_calls if per_step else stats.emitted)
+
+
+def test_events_tell_what_every_step_did(tiny, text):
+    events = []
+    speculator = Speculator(half_right(text, 97), 5, on_step=events.append)
+    tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+    assert [event.index for event in events] == list(range(speculator.stats.target_calls + 1))
+    assert [t for event in events for t in event.verdict.emitted] == text[10:]
+    assert events[0].drafted == ()
+    for event in events[1:]:
+        verdict = event.verdict
+        assert event.accepted + event.rejected == event.drafted
+        assert verdict.emitted[: len(event.accepted)] == event.accepted
+        rejected = verdict.tested > len(event.accepted)
+        assert (verdict.corrected is not None) == rejected
+        assert event.source == ("scripted",) * len(event.drafted)
+        assert min(event.draft_seconds, event.forward_seconds, event.other_seconds) > 0
+
+
+def test_hot_swap_between_steps_changes_no_token(tiny, text):
+    others = [random_drafter(97), liar(text, 97), oracle(text)]
+    first = half_right(text, 97)
+
+    def swap(event):
+        if event.index in (2, 4, 6):
+            speculator.drafter = others[event.index // 2 - 1]
+
+    speculator = Speculator(first, 3, on_step=swap)
+    out = tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+    assert out[0].tolist() == text
+    for drafter in [first, *others]:
+        assert len(drafter.sessions) == drafter.closed == 1
+    for drafter in others:  # each began from what was committed
+        tokens = drafter.sessions[0].tokens
+        assert tokens == text[: len(tokens)]
+
+
+def test_hot_swap_from_another_thread(tiny):
+    kwargs = {"max_new_tokens": 200, "do_sample": False}
+    expected = tiny.generate(PROMPT, **kwargs)
+    speculator = Speculator("none", 3)
+    done = threading.Event()
+
+    def swapper():
+        specs = ["copy", "ngram", "unigram", "none", "auto"]
+        for i in range(10_000):
+            if done.is_set():
+                return
+            speculator.drafter = specs[i % 5]
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=swapper)
+    thread.start()
+    try:
+        out = tiny.generate(PROMPT, custom_generate=speculator, **kwargs)
+    finally:
+        done.set()
+        thread.join()
+    assert torch.equal(expected, out)
+    assert len(speculator.stats.tiers) > 1
+
+
+GARBAGE = {
+    "too many": lambda at, gamma: draft_of([1] * (gamma + 1)),
+    "past the vocabulary": lambda at, gamma: draft_of([97]),
+    "negative": lambda at, gamma: draft_of([-1]),
+    "int64": lambda at, gamma: Draft(np.zeros(1, np.int64)),
+    "two dimensions": lambda at, gamma: Draft(np.zeros((1, 1), np.int32)),
+    "a list": lambda at, gamma: Draft([1]),
+    "no draft": lambda at, gamma: None,
+    "a tree": lambda at, gamma: Draft(np.zeros(1, np.int32), parents=np.array([-1], np.int32)),
+    "wrong source": lambda at, gamma: Draft(np.zeros(1, np.int32), source=np.zeros(3, np.int8)),
+    "raises": lambda at, gamma: 1 / 0,
+}
+
+
+@pytest.mark.parametrize("fault", GARBAGE)
+def test_a_drafter_s_fault_costs_the_draft_and_nothing_else(tiny, text, fault, caplog):
+    speculator = Speculator(ScriptedDrafter(GARBAGE[fault]), 3)
+    out = tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+    assert out[0].tolist() == text
+    assert speculator.stats.drafter_faults == 28  # every step that asked for a draft
+    assert speculator.stats.plain_steps == speculator.stats.target_calls == 29
+    warnings = [r for r in caplog.records if "goes on undrafted" in r.getMessage()]
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("method", ["start", "extend", "observe", "close"])
+def test_a_session_that_raises_is_begun_anew(tiny, text, method, caplog):
+    drafter = half_right(text, 97)
+    kind = type(drafter)
+    broken = {"left": 2}
+
+    class Broken(kind):
+        def start(self, tokens):
+            if method == "start" and broken["left"]:
+                broken["left"] -= 1
+                raise OSError("start")
+            session = super().start(tokens)
+            if method != "start":
+                inner = getattr(session, method)
+
+                def failing(*args):
+                    if broken["left"]:
+                        broken["left"] -= 1
+                        raise OSError(method)
+                    return inner(*args)
+
+                setattr(session, method, failing)
+            return session
+
+    speculator = Speculator(Broken(drafter.guess), 3)
+    out = tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+    assert out[0].tolist() == text
+    assert speculator.stats.drafter_faults == (1 if method == "close" else 2)
+    assert speculator.stats.accepted > 0
+    for session in speculator.drafter.sessions[1:]:
+        assert session.tokens == text[: len(session.tokens)]
+
+
+@pytest.mark.parametrize("where", ["propose", "on_step"])
+def test_ctrl_c_leaves_everything_reusable(tiny, text, where):
+    drafter = half_right(text, 97)
+    guess, calls = drafter.guess, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return guess(*args) if where == "propose" else None
+
+    if where == "propose":
+        drafter.guess = interrupted
+    speculator = Speculator(drafter, 3, on_step=interrupted if where == "on_step" else None)
+    with pytest.raises(KeyboardInterrupt):
+        tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+    assert drafter.closed == len(drafter.sessions) == 1
+    assert speculator.stats.runs == 1  # what was done until then is counted
+    out = tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+    assert out[0].tolist() == text
+
+
+def test_one_speculator_in_several_threads(tiny):
+    prompts = [torch.randint(1, 97, (1, 12), generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    expected = [tiny.generate(ids, **GREEDY) for ids in prompts]
+    speculator = Speculator(gamma=4)
+    got: dict[int, list[torch.Tensor]] = {i: [] for i in range(4)}
+
+    def work(i):
+        for _ in range(5):
+            got[i].append(tiny.generate(prompts[i], custom_generate=speculator, **GREEDY))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(4):
+        assert len(got[i]) == 5
+        assert all(torch.equal(expected[i], out) for out in got[i])
+    assert speculator.stats.runs == 20
+    assert speculator.stats.emitted == 20 * 29
+
+
+def test_the_heuristic_grows_and_shrinks_within_its_bounds():
+    from ngramspec.controller import HeuristicGamma
+
+    controller = HeuristicGamma(40)
+    seen = []
+    for _ in range(5):
+        seen.append(controller.gamma())
+        controller.observe(controller.gamma(), controller.gamma())
+    assert seen == [8, 16, 32, 40, 40]
+    controller.observe(3, 3)  # a short draft, accepted whole, says nothing about longer ones
+    assert controller.gamma() == 40
+    for _ in range(8):
+        controller.observe(controller.gamma(), 0)
+    assert controller.gamma() == 6
+    small = HeuristicGamma(3)
+    assert small.gamma() == 3
+    small.observe(3, 0)
+    assert small.gamma() == 3
+
+
+def test_no_draft_is_longer_than_gamma_max(tiny, text):
+    asked = []
+    drafter = oracle(text * 3)
+    guess = drafter.guess
+    drafter.guess = lambda at, gamma: asked.append(gamma) or guess(at, gamma)
+    tiny.generate(PROMPT, custom_generate=Speculator(drafter, gamma_max=11), **GREEDY)
+    assert max(asked) == 11
