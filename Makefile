@@ -22,7 +22,7 @@ lint: $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/cython-lint ngramspec/_native
+	PATH="$(abspath $(BIN)):$$PATH" cython-lint ngramspec/_native
 
 format: $(VENV)/.built
 	$(BIN)/ruff check --fix .

@@ -10,8 +10,8 @@ from ngramspec.hf import enabled, generate
 from ngramspec.speculator import Speculator
 
 __version__ = version("ngramspec")
-__all__ = (
-    *("Draft", "DraftSession", "Drafter", "DecodeStats", "StepEvent", "Verdict"),
-    *("Speculator", "UnsupportedError", "build_drafter", "enabled", "generate"),
-    "register_drafter",
-)
+# fmt: off
+__all__ = [
+    "DecodeStats", "Draft", "DraftSession", "Drafter", "Speculator", "StepEvent",
+    "UnsupportedError", "Verdict", "build_drafter", "enabled", "generate", "register_drafter",
+]

@@ -58,7 +58,7 @@ def check_draft(draft: object, limit: int, vocab: int) -> Draft:
         raise TypeError(f"draft tokens must be an int32 array of one dimension, got {got}")
     if len(tokens) > limit:
         raise ValueError(f"a draft must have at most gamma = {limit} tokens, got {len(tokens)}")
-    if len(tokens) and not (0 <= tokens.min() and tokens.max() < vocab):
+    if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocab):
         bad = tokens[(tokens < 0) | (tokens >= vocab)][0]
         raise ValueError(f"draft tokens must lie in 0..{vocab - 1}, got {bad}")
     if draft.parents is not None:
@@ -213,9 +213,7 @@ class DraftSession(ABC):
         """
         return EMPTY_DRAFT if len(drafted) else self.propose(gamma)
 
-    def observe(
-        self, draft: Draft, accepted: Sequence[int], tested: int | None = None
-    ) -> None:
+    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
         """Learn what the target made of a draft; by default nothing.
 
         Args:

@@ -150,8 +150,10 @@ class Speculator:
         check_prompt(model, input_ids, model_kwargs)
         config = generation_config
         keep = config.return_dict_in_generate
-        record = Record([] if keep and config.output_scores else None,
-                        [] if keep and config.output_logits else None)
+        record = Record(
+            [] if keep and config.output_scores else None,
+            [] if keep and config.output_logits else None,
+        )
         stats = DecodeStats()
         run = Generation(
             target=target,
@@ -198,7 +200,9 @@ def check_request(config: Any, input_ids: torch.Tensor) -> None:
     for name, refused in refusals.items():
         if refused:
             value = getattr(config, name)
-            raise UnsupportedError(f"{name}={value} cannot be combined with a Speculator; remove it")
+            raise UnsupportedError(
+                f"{name}={value} cannot be combined with a Speculator; remove it"
+            )
     if input_ids.shape[0] != 1:
         raise UnsupportedError(
             f"the batch has {input_ids.shape[0]} sequences, and only batch size 1 is supported;"

@@ -44,7 +44,7 @@ class Target:
         self.position_limit: int | None = getattr(text_config, "max_position_embeddings", None)
 
     def prefill(self) -> torch.Tensor:
-        """Run the prompt, in chunks if the config says so; logits of its last position, (1, vocab)."""
+        """Run the prompt, in chunks if the config says so; its last logits, (1, vocab)."""
         outputs = self.model._prefill(self.prompt, self.config, self.kwargs)
         self.kwargs = self.model._update_model_kwargs_for_generation(outputs, self.kwargs)
         self.cache = rollback_for(self.kwargs["past_key_values"])
@@ -55,7 +55,7 @@ class Target:
     def decoding(self) -> AbstractContextManager[Any]:
         """The context in which ``generate`` runs the forwards after the prefill."""
         enter = getattr(self.model, "_optimize_model_for_decode", nullcontext)
-        return enter()  # type: ignore[no-any-return]
+        return enter()
 
     def room(self, new: int) -> int | None:
         """How many tokens a draft may have after ``new`` generated ones; None: any number."""
@@ -158,7 +158,7 @@ def _grow(name: str, value: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def plain_method(config: Any) -> str | None:
-    """Name of the model's own method for plain decoding under ``config``, or None if it is remote."""
+    """Name of the model's own method for plain decoding under ``config``; None: a remote one."""
     from transformers.generation.utils import GENERATION_MODES_MAPPING
 
     method = str(GENERATION_MODES_MAPPING[config.get_generation_mode()])

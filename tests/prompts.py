@@ -16,8 +16,8 @@ PASSAGES = [
     "To make the soup, chop two onions and three carrots. Fry the onions and the carrots in butter "
     "for ten minutes. Add one litre of water and simmer for half an hour. Season the soup with "
     "salt and pepper, and serve the soup with bread.",
-    "Glaciers are rivers of ice. Snow falls on the mountain, and over many years the snow is pressed "
-    "into ice. The ice flows slowly down the valley. Where the valley is warm enough, the ice "
+    "Glaciers are rivers of ice. Snow falls on the mountain, and over many years the snow is "
+    "pressed into ice. The ice flows slowly down the valley. Where the valley is warm enough, the ice "
     "melts, and a stream begins at the end of the glacier.",
     "Maria Lopez joined the company in 2011 as an analyst. In 2015 Maria Lopez became the head of "
     "research. In 2021 Maria Lopez was appointed chief executive officer. The company has offices "
@@ -25,9 +25,9 @@ PASSAGES = [
     "The printing press changed how knowledge travelled. Before the printing press, books were "
     "copied by hand, and a single book could take a year. After the printing press, a workshop "
     "could make hundreds of books in a month, and books became cheap.",
-    "def area(width, height):\n    return width * height\n\ndef perimeter(width, height):\n    return "
-    "2 * (width + height)\n\ndef diagonal(width, height):\n    return (width ** 2 + height ** 2) ** "
-    "0.5\n",
+    "def area(width, height):\n    return width * height\n\n"
+    "def perimeter(width, height):\n    return 2 * (width + height)\n\n"
+    "def diagonal(width, height):\n    return (width ** 2 + height ** 2) ** 0.5\n",
     "name: build\non: push\njobs:\n  test:\n    runs-on: linux\n    steps:\n      - name: install\n"
     "        run: make install\n      - name: test\n        run: make test\n      - name: lint\n"
     "        run: make lint\n",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 
-import ngramspec
 import pytest
 import torch
 from conftest import tiny_llama
 from doubles import half_right, oracle
-from ngramspec import Speculator, UnsupportedError
 from transformers import GenerationConfig, LogitsProcessor, TextIteratorStreamer, TextStreamer
 from transformers.generation import StoppingCriteria
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -207,10 +208,17 @@ def test_a_streamer_that_cancels_by_raising(tiny):
     streamer = Cancel()
     with pytest.raises(queue.Full):
         ngramspec.generate(
-            tiny, PROMPT, speculator=speculator, streamer=streamer, max_new_tokens=25, do_sample=False
+            tiny,
+            PROMPT,
+            speculator=speculator,
+            streamer=streamer,
+            max_new_tokens=25,
+            do_sample=False,
         )
     assert len(streamer.puts) == 8
-    again = ngramspec.generate(tiny, PROMPT, speculator=speculator, max_new_tokens=25, do_sample=False)
+    again = ngramspec.generate(
+        tiny, PROMPT, speculator=speculator, max_new_tokens=25, do_sample=False
+    )
     assert torch.equal(again, tiny.generate(PROMPT, max_new_tokens=25, do_sample=False))
 
 
@@ -387,7 +395,7 @@ def test_nan_logits_end_as_in_plain_generate(tiny):
 
 def test_enabled_puts_back_what_was_there(tiny):
     before = tiny.generate
-    with pytest.raises(KeyError), ngramspec.enabled(tiny) as outer:
+    with pytest.raises(KeyError), ngramspec.enabled(tiny) as outer:  # noqa: PT012
         first = tiny.generate
         with ngramspec.enabled(tiny, Speculator("none")) as inner:
             tiny.generate(PROMPT, max_new_tokens=3, do_sample=False)

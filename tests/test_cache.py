@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from doubles import half_right, oracle
+from transformers import DynamicCache
+
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.cache import rollback_for
-from transformers import DynamicCache
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -127,7 +128,9 @@ def test_an_interrupt_in_the_middle_of_a_forward_rolls_every_layer_back(tiny):
 def test_an_interrupted_prefill_leaves_the_kept_cache_as_it_was(tiny):
     cache = cache_after(tiny, PROMPT)
     longer = torch.cat((PROMPT, torch.tensor([[1, 2, 3]])), dim=1)
-    handle = tiny.model.layers[1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(Stop()))
+    handle = tiny.model.layers[1].register_forward_pre_hook(
+        lambda *_: (_ for _ in ()).throw(Stop())
+    )
     try:
         with pytest.raises(Stop):
             tiny.generate(longer, past_key_values=cache, custom_generate=Speculator())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from doubles import ScriptedDrafter, draft_of
+
 from ngramspec import Drafter, build_drafter, register_drafter
 from ngramspec.drafters import (
     CopyDrafter,

@@ -8,10 +8,19 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import half_right, liar, oracle, random_drafter
-from ngramspec import Speculator
 from prompts import PROMPTS
 
-SPECS = ["auto", "copy", "copy(min_match=1)", "ngram", "ngram(order=2,window=64)", "unigram", "none"]
+from ngramspec import Speculator
+
+SPECS = [
+    "auto",
+    "copy",
+    "copy(min_match=1)",
+    "ngram",
+    "ngram(order=2,window=64)",
+    "unigram",
+    "none",
+]
 
 
 def plain(model, inputs, **kwargs):
@@ -62,7 +71,12 @@ def test_real_model_right_wrong_and_random_drafters(smollm2, prompts):
     length = inputs["input_ids"].shape[1]
     expected = plain(smollm2.model, inputs, max_new_tokens=24)
     text, vocab = expected[0].tolist(), smollm2.model.config.vocab_size
-    for drafter in [oracle(text), liar(text, vocab), half_right(text, vocab), random_drafter(vocab)]:
+    for drafter in [
+        oracle(text),
+        liar(text, vocab),
+        half_right(text, vocab),
+        random_drafter(vocab),
+    ]:
         got = speculative(smollm2.model, inputs, Speculator(drafter, 4), max_new_tokens=24)
         assert_same(smollm2.model, expected, got, length)
 
@@ -107,7 +121,11 @@ def test_eos_in_the_middle_of_an_accepted_draft_ends_the_text(seed):
     kwargs = {"max_new_tokens": 40, "eos_token_id": [eos, 96], "pad_token_id": 0}
     expected = plain(model, {"input_ids": ids}, **kwargs)
     assert expected.shape[1] <= 5 + stop_at
-    for drafter in [oracle([*ids[0].tolist(), *free]), half_right(expected[0].tolist(), 97), "auto"]:
+    for drafter in [
+        oracle([*ids[0].tolist(), *free]),
+        half_right(expected[0].tolist(), 97),
+        "auto",
+    ]:
         speculator = Speculator(drafter, 16)
         got = speculative(model, {"input_ids": ids}, speculator, **kwargs)
         assert torch.equal(expected, got)
@@ -216,7 +234,9 @@ def test_half_precision_runs_and_ends_alike(dtype):
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     speculator = Speculator("none")
     expected = plain(model, {"input_ids": ids}, max_new_tokens=40)
-    assert torch.equal(expected, speculative(model, {"input_ids": ids}, speculator, max_new_tokens=40))
+    assert torch.equal(
+        expected, speculative(model, {"input_ids": ids}, speculator, max_new_tokens=40)
+    )
     got = speculative(model, {"input_ids": ids}, Speculator(), max_new_tokens=40)
     assert got.shape == expected.shape
 
@@ -229,7 +249,13 @@ def test_forty_four_real_prompts_every_drafter_several_gammas(smollm2, which):
     expected = plain(smollm2.model, inputs, max_new_tokens=32)
     assert expected.shape[1] > length + 1, "a one-token output tests nothing"
     text, vocab = expected[0].tolist(), smollm2.model.config.vocab_size
-    drafters = [*SPECS, oracle(text), liar(text, vocab), half_right(text, vocab), random_drafter(vocab)]
+    drafters = [
+        *SPECS,
+        oracle(text),
+        liar(text, vocab),
+        half_right(text, vocab),
+        random_drafter(vocab),
+    ]
     for i, drafter in enumerate(drafters):
         for gamma in [(1, 4), (3, "heuristic"), (8, 32)][(which + i) % 3]:
             got = speculative(smollm2.model, inputs, Speculator(drafter, gamma), max_new_tokens=32)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import half_right, oracle, random_drafter
+
 from ngramspec import Speculator
 
 SETTINGS = [
@@ -33,7 +34,9 @@ def test_same_seed_same_text_same_generator_state(settings, seed):
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
     for spec in ["auto", "none", random_drafter(97, seed)]:
         speculator = Speculator(spec, 4)
-        plain, state, ours, our_state = both(model, ids, speculator, seed, max_new_tokens=60, **settings)
+        plain, state, ours, our_state = both(
+            model, ids, speculator, seed, max_new_tokens=60, **settings
+        )
         assert torch.equal(plain, ours)
         assert torch.equal(state, our_state)
 

@@ -6,11 +6,12 @@ import json
 import threading
 import time
 
-import ngramspec
 import numpy as np
 import pytest
 import torch
 from doubles import ScriptedDrafter, draft_of, half_right, liar, oracle, random_drafter
+
+import ngramspec
 from ngramspec import Draft, Speculator
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -241,7 +242,9 @@ def test_ctrl_c_leaves_everything_reusable(tiny, text, where):
 
 
 def test_one_speculator_in_several_threads(tiny):
-    prompts = [torch.randint(1, 97, (1, 12), generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    prompts = [
+        torch.randint(1, 97, (1, 12), generator=torch.Generator().manual_seed(i)) for i in range(4)
+    ]
     expected = [tiny.generate(ids, **GREEDY) for ids in prompts]
     speculator = Speculator(gamma=4)
     got: dict[int, list[torch.Tensor]] = {i: [] for i in range(4)}

@@ -8,6 +8,8 @@ from ngramspec.errors import check_int
 
 
 class CopySession(DraftSession):
+    """One sequence's copy index."""
+
     def __init__(self, index: CopyIndex, min_match: int, tokens: Int32) -> None:
         self.index = index
         self.min_match = min_match

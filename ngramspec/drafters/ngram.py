@@ -8,6 +8,8 @@ from ngramspec.errors import check_int
 
 
 class NGramSession(DraftSession):
+    """One sequence's n-gram table."""
+
     def __init__(self, table: NGramTable, tokens: Int32) -> None:
         self.table = table
         table.extend(tokens)

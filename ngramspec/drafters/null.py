@@ -6,6 +6,8 @@ from ngramspec.draft import EMPTY_DRAFT, Draft, Drafter, DraftSession, Float32, 
 
 
 class NullSession(DraftSession):
+    """Drafts nothing."""
+
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         return EMPTY_DRAFT
 

@@ -12,8 +12,9 @@ from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.drafters.unigram import UnigramDrafter
+from ngramspec.drafters.value import ValueDrafter
 
-AUTO = "copy+ngram+unigram"
+AUTO = "value"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TIER = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
 
@@ -22,6 +23,7 @@ _factories: dict[str, Callable[..., Drafter]] = {
     "ngram": NGramDrafter,
     "unigram": UnigramDrafter,
     "none": NullDrafter,
+    "value": ValueDrafter,
 }
 
 

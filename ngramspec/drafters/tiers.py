@@ -6,10 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.draft import (
+    EMPTY_DRAFT,
+    NO_TOKENS,
+    Draft,
+    Drafter,
+    DraftSession,
+    Float32,
+    Int8,
+    Int32,
+)
 
 
 class TieredSession(DraftSession):
+    """One session per tier, asked in order."""
+
     def __init__(self, sessions: list[DraftSession], offsets: list[int]) -> None:
         self.sessions = sessions
         self.offsets = offsets  # where each session's tier names begin in the drafter's
@@ -31,16 +42,14 @@ class TieredSession(DraftSession):
                 room -= len(part)
         if not self.parts:
             return EMPTY_DRAFT
-        return Draft(so_far[len(drafted) :], source=np.concatenate([*map(self._source, self.parts)]))
+        source = np.concatenate([self._source(*each) for each in self.parts])
+        return Draft(so_far[len(drafted) :], source=source)
 
-    def _source(self, which_part: tuple[int, Draft]) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-        which, part = which_part
+    def _source(self, which: int, part: Draft) -> Int8:
         inner = np.zeros(len(part), np.int8) if part.source is None else part.source
         return inner + np.int8(self.offsets[which])
 
-    def observe(
-        self, draft: Draft, accepted: Sequence[int], tested: int | None = None
-    ) -> None:
+    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
         judged = min(len(draft), len(accepted) + 1) if tested is None else tested
         begin = 0
         for which, part in self.parts:

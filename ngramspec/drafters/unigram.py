@@ -16,6 +16,8 @@ HALVE_AT = 1024  # tested tokens at which the gate's counts are halved, so that 
 
 
 class UnigramSession(DraftSession):
+    """One sequence's token counts."""
+
     def __init__(self, drafter: UnigramDrafter, tokens: Int32) -> None:
         self.drafter = drafter
         self.counts = UnigramCounts()
@@ -30,9 +32,7 @@ class UnigramSession(DraftSession):
             return EMPTY_DRAFT
         return Draft(np.array([best[0]], np.int32))
 
-    def observe(
-        self, draft: Draft, accepted: Sequence[int], tested: int | None = None
-    ) -> None:
+    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
         judged = min(len(draft), len(accepted) + 1) if tested is None else tested
         self.drafter.learn(len(accepted), judged)
 

@@ -1,0 +1,246 @@
+"""How the demo looks: the streamed texts, progress bars and tables, with and without colour."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ngramspec import DecodeStats, StepEvent, __version__
+from ngramspec.cli.measure import Row
+from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pieces, printable
+
+STYLES = {ACCEPTED: "green", REJECTED: "red strike", CORRECTED: "bright_blue", PLAIN: ""}
+WIDTH = 100  # columns at most
+INDENT = "  "
+PROMPT_ROWS = 3  # of the prompt's last paragraph, at most, are shown
+
+
+class Stream:
+    """Prints pieces as they come, word-wrapped and indented; on a terminal the last row is live.
+
+    Args:
+        console: where to.
+        colour: mark pieces by colour; else rejected ones stand in [-...-], the others unmarked.
+    """
+
+    def __init__(self, console: Console, *, colour: bool) -> None:
+        self._console = console
+        self._colour = colour
+        self._width = min(console.width, WIDTH) - len(INDENT)
+        self._line = Text()  # since the last newline
+        self._rows = 0  # of it that are printed
+        self._begun = False
+        self._live = Live(console=console, auto_refresh=False, transient=True) if colour else None
+
+    def __enter__(self) -> Stream:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.update(Text(), refresh=True)
+            self._live.stop()
+        self._print(self._wrapped())
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Show the pieces of one step."""
+        for kind, text in pieces:
+            self._append(kind, text)
+        rows = self._wrapped()
+        self._print(rows[:-1])
+        if self._live is not None and rows:
+            self._live.update(indented(rows[-1]), refresh=True)
+
+    def _append(self, kind: str, text: str) -> None:
+        if kind == REJECTED:  # it never stood: show a newline, do not break the line
+            text = re.sub(r"\n\s*", "↵" if self._colour else r"\\n", text)
+            text = text if self._colour else f"[-{text}-]"
+        if not self._begun:
+            text = text.lstrip("\n")
+            self._begun = bool(text) and kind != REJECTED
+        first, *others = text.split("\n")
+        self._line.append(first, STYLES[kind])
+        for line in others:
+            self._print(self._wrapped())
+            self._line, self._rows = Text(line, STYLES[kind]), 0
+
+    def _wrapped(self) -> list[Text]:
+        """The rows of the current line that are not yet printed."""
+        return list(self._line.wrap(self._console, self._width))[self._rows :]
+
+    def _print(self, rows: Sequence[Text]) -> None:
+        for row in rows:
+            self._console.print(indented(row), soft_wrap=True)
+        self._rows += len(rows)
+
+
+def indented(row: Text) -> Text:
+    """``row`` two columns to the right."""
+    return Text.assemble(INDENT, row)
+
+
+class View:
+    """The demo's output: results on stdout, progress on stderr.
+
+    Without a terminal, or with NO_COLOR set, no control character is written.
+    """
+
+    def __init__(self) -> None:
+        self.out = make_console(sys.stdout)
+        self.err = make_console(sys.stderr)
+        self.colour = self.out.is_terminal
+
+    @contextmanager
+    def progress(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
+        """A bar of ``total`` steps; the yielded function begins the next one, by name."""
+        if not self.err.is_terminal:
+            self.err.print(f"{title} ...", highlight=False)
+            yield lambda name: None
+            return
+        bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            TimeElapsedColumn(),
+            TextColumn("[dim]{task.fields[name]}"),
+            console=self.err,
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(title, total=total, name="")
+            begun = 0
+
+            def step(name: str) -> None:
+                nonlocal begun
+                bar.update(task, completed=begun, name=name)
+                begun += 1
+
+            yield step
+
+    def header(self, model: str, drafter: str, gamma: int | str) -> None:
+        """What runs here, and what the colours mean."""
+        self._line(Text.assemble(("ngramspec", "bold"), f" {__version__}, {model}"))
+        versions = f"torch {torch.__version__}, transformers {version('transformers')}"
+        threads = f"{torch.get_num_threads()} threads"
+        self._line(Text(f"{versions}, {threads}; drafter {drafter}, gamma {gamma}", "dim"))
+        legend = Text("Drafted tokens: ")
+        stream = [(ACCEPTED, "accepted"), (PLAIN, ", "), (REJECTED, "rejected"), (PLAIN, " ")]
+        for kind, text in [*stream, (CORRECTED, "corrected")]:
+            text = f"[-{text}-]" if kind == REJECTED and not self.colour else text
+            legend.append(text, STYLES[kind])
+        legend.append("; the rest are the model's own.")
+        self._line(legend)
+
+    def title(self, title: str, prompt: str, tokens: int) -> None:
+        """A text's title and the end of its prompt."""
+        self.out.print()
+        self._line(Text.assemble((title, "bold"), (f"  (prompt of {tokens} tokens)", "dim")))
+        end = Text(printable(prompt.rsplit("\n\n", 1)[-1]).strip("\n"), "dim")
+        rows = list(end.wrap(self.out, self._width() - len(INDENT)))
+        for row in rows[-PROMPT_ROWS:]:
+            self._line(indented(row))
+        self.out.print()
+
+    @contextmanager
+    def stream(self, tokenizer: Any, ids: Sequence[int]) -> Iterator[Callable[[StepEvent], None]]:
+        """Show a generation; the yielded function takes its events."""
+        pieces = Pieces(tokenizer, ids)
+        with Stream(self.out, colour=self.colour) as stream:
+            yield lambda event: stream.add(pieces.of(event))
+
+    def outcome(self, stats: DecodeStats) -> None:
+        """The counts of a text just shown."""
+        self.out.print()
+        self._line(
+            Text(
+                f"{INDENT}{stats.emitted + stats.runs} tokens, {stats.target_calls} target calls,"
+                f" {stats.tokens_per_call:.2f} tokens per call",
+                "dim",
+            )
+        )
+
+    def table(self, dtype: str, rows: Sequence[Row], repeats: int) -> None:
+        """The measurements in one dtype, and where texts differ."""
+        self.out.print()
+        runs = "one run each" if repeats == 1 else f"medians of {repeats} runs each, in turn"
+        self._line(Text.assemble((dtype, "bold"), (f"  ({runs})", "dim")))
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        table.add_column("text", no_wrap=True, vertical="bottom")
+        counts = ("new\ntokens", "target\ncalls", "tokens/\ncall", "alpha")
+        for head in (*counts, "plain\ntokens/s", "spec.\ntokens/s", "ratio"):
+            table.add_column(head, justify="right", vertical="bottom")
+        table.add_column("identical", vertical="bottom")
+        for row in rows:
+            table.add_row(*cells(row))
+        self.out.print(table)
+        for row in rows:
+            if row.difference is not None:
+                self._line(Text(note(row), "yellow"))
+
+    def verdict(self, dtype: str, different: int, total: int) -> None:
+        """Whether the texts are those of plain ``generate``, which the exit code says too."""
+        if different:
+            line = f"In {dtype}, {different} of {total} texts differ from plain generate."
+            self._line(Text(line, "bold red"))
+        else:
+            which = "The text is" if total == 1 else f"All {total} texts are"
+            line = f"{which} plain generate's, token for token."
+            self._line(Text(line, "green"))
+
+    def _width(self) -> int:
+        return min(self.out.width, WIDTH)
+
+    def _line(self, text: Text) -> None:
+        self.out.print(text, width=self._width())
+
+
+def cells(row: Row) -> list[Text]:
+    """A row of the table."""
+    ratio = row.speculative_rate / row.plain_rate
+    same = row.difference is None
+    return [
+        Text(row.name),
+        Text(str(row.new_tokens)),
+        Text(str(row.stats.target_calls)),
+        Text(f"{row.stats.tokens_per_call:.2f}"),
+        Text(f"{row.stats.alpha:.2f}"),
+        Text(f"{row.plain_rate:.1f}"),
+        Text(f"{row.speculative_rate:.1f}"),
+        Text(f"{ratio:.2f}x", "bold green" if ratio >= 1 else "bold"),
+        Text("yes", "green") if same else Text("no", "yellow"),
+    ]
+
+
+def note(row: Row) -> str:
+    """Where a text differs from plain ``generate``, in one sentence."""
+    found = row.difference
+    assert found is not None
+    units = "unit" if found.ulps == 1 else "units"
+    return (
+        f"{row.name}: differs from new token {found.token} on, {found.speculative!r} where plain"
+        f" generate has {found.plain!r}; the two best logits are {found.ulps} {units} in the last"
+        " place apart there."
+    )
+
+
+def make_console(file: Any) -> Console:
+    """A console on ``file`` that colours only a terminal which wants colour."""
+    if hasattr(file, "reconfigure"):
+        file.reconfigure(errors="replace")  # a character the terminal lacks is no reason to end
+    console = Console(file=file, highlight=False)
+    if console.is_terminal and not console.no_color and not console.is_dumb_terminal:
+        return console
+    return Console(file=file, highlight=False, force_terminal=False, color_system=None)

@@ -1,0 +1,65 @@
+"""The text of draft and target tokens, decoded step by step, and what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ngramspec import StepEvent
+
+ACCEPTED, REJECTED, CORRECTED, PLAIN = "accepted", "rejected", "corrected", "plain"
+
+Piece = tuple[str, str]  # what became of a token (one of the above), and its text
+
+
+class Pieces:
+    """The text of each step's tokens, decoded as they come.
+
+    A token that ends inside a character yields nothing; the one that completes it, the whole
+    character. Only the last few tokens are decoded again, so a step costs the same at any length.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        ids: the prompt.
+    """
+
+    CONTEXT = 8  # tokens decoded along, so that a tokenizer knows whether a space comes before
+
+    def __init__(self, tokenizer: Any, ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._known = list(ids[-self.CONTEXT :])
+        self._pending: list[int] = []
+
+    def of(self, event: StepEvent) -> list[Piece]:
+        """What the step proposed and emitted, in order, without tokens that were not tested."""
+        verdict = event.verdict
+        accepted = len(verdict.accepted)
+        pieces = [(ACCEPTED, self._commit(token)) for token in verdict.emitted[:accepted]]
+        corrected = verdict.corrected is not None
+        if corrected:
+            pieces.append((REJECTED, self._text([event.drafted[accepted]]).strip("\ufffd")))
+        kind = CORRECTED if corrected else PLAIN
+        pieces += [(kind, self._commit(token)) for token in verdict.emitted[accepted:]]
+        return [(kind, text) for kind, text in pieces if text]
+
+    def _commit(self, token: int) -> str:
+        text = self._text([token])
+        self._pending.append(token)
+        if text.endswith("\ufffd"):
+            return ""
+        self._known = (self._known + self._pending)[-self.CONTEXT :]
+        self._pending = []
+        return text
+
+    def _text(self, tokens: list[int]) -> str:
+        known = self._decode(self._known)
+        return printable(self._decode(self._known + self._pending + tokens)[len(known) :])
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def printable(text: str) -> str:
+    """``text`` with tabs as spaces and no control characters but the newline."""
+    text = text.replace("\r\n", "\n").expandtabs(4)
+    return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)

@@ -1,0 +1,181 @@
+"""The value engine equals its twin, learns, and ends its drafts where that pays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ngramspec import build_drafter, reference_value
+from ngramspec._native.calibration import Calibration
+from ngramspec._native.value import ValueEngine
+
+
+def ids(tokens):
+    return np.array(tokens, np.int32)
+
+
+def costs(gamma, slope):
+    """A forward of n positions costs 1 + slope * (n - 1)."""
+    return (1 + slope * (np.arange(gamma + 2) - 1)).astype(np.float32)
+
+
+def noisy_repetition(seed, n, vocab=12, noise=0.1):
+    """A text that copies itself with some tokens replaced."""
+    rng = np.random.default_rng(seed)
+    base = rng.integers(0, vocab, n // 3)
+    text = np.concatenate([base] * 3)
+    spoilt = rng.random(len(text)) < noise
+    return np.where(spoilt, rng.integers(0, vocab, len(text)), text).astype(np.int32)
+
+
+def play(engine, text, prompt, gamma, cost=None):
+    """Verify drafts against ``text``; returns (steps, emitted, probabilities, outcomes, drafts)."""
+    engine.extend(text[:prompt])
+    at, steps, probabilities, outcomes, drafts = prompt, 0, [], [], []
+    while at < len(text):
+        tokens, confidence, source = engine.draft(gamma, cost)
+        drafts.append((tokens.tolist(), confidence, source.tolist()))
+        agree = 0
+        while agree < len(tokens) and at + agree < len(text) and tokens[agree] == text[at + agree]:
+            agree += 1
+        for j in range(min(agree + 1, len(tokens))):
+            probabilities.append(float(confidence[j]))
+            outcomes.append(j < agree)
+        engine.extend(text[at : at + agree + 1])
+        at += agree + 1
+        steps += 1
+    return steps, len(text) - prompt, probabilities, outcomes, drafts
+
+
+@pytest.mark.parametrize("slope", [None, 0.0, 0.02, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_native_equals_twin_on_noisy_repetition(seed, slope):
+    text = noisy_repetition(seed, 240)
+    cost = None if slope is None else costs(9, slope)
+    native = play(ValueEngine(Calibration()), text, 20, 9, cost)
+    twin = play(reference_value.ValueEngine(reference_value.Calibration()), text, 20, 9, cost)
+    assert native[0] == twin[0]
+    for (tokens, confidence, source), (t_tokens, t_confidence, t_source) in zip(
+        native[4], twin[4], strict=True
+    ):
+        assert tokens == t_tokens
+        assert source == t_source
+        np.testing.assert_allclose(confidence, t_confidence, rtol=2e-3, atol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=14),
+    st.lists(st.integers(0, 9), min_size=14, max_size=14),
+)
+def test_native_equals_twin_on_any_sequence_of_calls(chunks, gammas):
+    native = ValueEngine(Calibration())
+    twin = reference_value.ValueEngine(reference_value.Calibration())
+    for chunk, gamma in zip(chunks, gammas, strict=False):
+        ours, theirs = native.draft(gamma), twin.draft(gamma)
+        np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-3, atol=1e-4)
+        assert ours[0].tolist() == theirs[0].tolist()
+        assert ours[2].tolist() == theirs[2].tolist()
+        native.extend(ids(chunk))
+        twin.extend(ids(chunk))
+
+
+def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():
+    shared, fresh = Calibration(), Calibration()
+    before = shared.to_array()
+    assert np.array_equal(before, fresh.to_array())
+    play(ValueEngine(shared), noisy_repetition(1, 600), 40, 8)
+    learned = shared.to_array()
+    assert not np.array_equal(before, learned)
+    other = ValueEngine(shared)
+    other.extend(ids([3, 1]))
+    assert len(other.draft(5)[0]) == 0  # nothing of the first text comes back
+    relabelled = Calibration()  # the same text in other token ids teaches exactly the same
+    play(ValueEngine(relabelled), noisy_repetition(1, 600) + 1000, 40, 8)
+    assert np.array_equal(relabelled.to_array(), learned)
+
+
+def test_confidence_is_calibrated():
+    """Of the tokens drafted with confidence p, a share of about p is accepted."""
+    calibration = Calibration()
+    probabilities, outcomes = [], []
+    for seed in range(30):
+        text = noisy_repetition(seed, 900, noise=0.15)
+        _, _, p, y, _ = play(ValueEngine(calibration), text, 100, 8)
+        if seed >= 10:
+            probabilities += p
+            outcomes += y
+    p, y = np.array(probabilities), np.array(outcomes)
+    for low in (0.0, 0.2, 0.4, 0.6, 0.8):
+        inside = (p >= low) & (p < low + 0.2)
+        if inside.sum() >= 300:
+            assert abs(p[inside].mean() - y[inside].mean()) < 0.15, (low, inside.sum())
+    assert abs(p.mean() - y.mean()) < 0.03
+
+
+def test_it_learns_to_stop_drafting_what_is_never_right():
+    rng = np.random.default_rng(0)
+    engine = ValueEngine(Calibration())
+    text = rng.integers(0, 40, 1500).astype(np.int32)  # nothing to predict
+    *_, drafts = play(engine, text, 100, 8, costs(8, 0.1))
+    assert np.mean([len(tokens) for tokens, _, _ in drafts[-200:]]) < 0.5
+
+
+def test_drafts_are_longer_where_positions_are_cheaper():
+    text = noisy_repetition(3, 900)
+    lengths = []
+    for slope in (0.0, 0.05, 0.3, 2.0):
+        *_, drafts = play(ValueEngine(Calibration()), text, 300, 32, costs(32, slope))
+        lengths.append(np.mean([len(tokens) for tokens, _, _ in drafts]))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < 0.3 < 5 < lengths[0]
+
+
+def test_a_copy_is_resumed_behind_a_substituted_token():
+    """After the one changed token, the old copy goes on though nothing matches yet."""
+    base = list(range(100, 140))
+    engine = ValueEngine(Calibration())
+    engine.extend(ids([*base, *base[:6]]))
+    for upto in (8, 10, 12):
+        assert engine.draft(2)[0].tolist() == base[upto - 2 : upto]
+        engine.extend(ids(base[upto - 2 : upto]))
+    engine.draft(4)
+    engine.extend(ids([7777]))  # instead of base[12]
+    tokens, _, source = engine.draft(4)
+    assert tokens.tolist() == base[13:17]
+    assert set(source.tolist()) == {1}
+
+
+def test_the_worst_inputs_are_bounded():
+    for text in (np.zeros(5000), np.arange(5000) % 2, np.arange(5000)):
+        engine = ValueEngine(Calibration())
+        engine.extend(text.astype(np.int32))
+        tokens, confidence, source = engine.draft(256, costs(256, 0.0))
+        assert len(tokens) == len(confidence) == len(source) <= 256
+        assert np.isfinite(confidence).all()
+        assert engine.sizeof() < 400 * 5000
+
+
+def test_bad_arguments_are_named():
+    engine = ValueEngine(Calibration())
+    engine.extend(ids([1, 2, 1, 2]))
+    with pytest.raises(ValueError, match="gamma must be >= 0, got -1"):
+        engine.draft(-1)
+    with pytest.raises(ValueError, match="cost must have 6 entries, got 3"):
+        engine.draft(4, costs(1, 0.1))
+    with pytest.raises(TypeError, match="int32"):
+        engine.extend(np.array([1.0]))
+    with pytest.raises(ValueError, match="-3"):
+        engine.extend(ids([1, -3]))
+    assert len(engine.draft(2)[0]) == 2
+
+
+def test_the_drafter_hands_over_confidence_and_source():
+    drafter = build_drafter("value")
+    session = drafter.start(ids([1, 2, 3, 4, 5, 1, 2, 3]))
+    draft = session.propose(3)
+    assert draft.tokens.tolist() == [4, 5, 1]
+    assert draft.confidence.dtype == np.float32
+    assert [drafter.tiers[i] for i in draft.source] == ["copy"] * 3
