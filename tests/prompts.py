@@ -17,8 +17,8 @@ PASSAGES = [
     "for ten minutes. Add one litre of water and simmer for half an hour. Season the soup with "
     "salt and pepper, and serve the soup with bread.",
     "Glaciers are rivers of ice. Snow falls on the mountain, and over many years the snow is "
-    "pressed into ice. The ice flows slowly down the valley. Where the valley is warm enough, the ice "
-    "melts, and a stream begins at the end of the glacier.",
+    "pressed into ice. The ice flows slowly down the valley. Where the valley is warm enough, the "
+    "ice melts, and a stream begins at the end of the glacier.",
     "Maria Lopez joined the company in 2011 as an analyst. In 2015 Maria Lopez became the head of "
     "research. In 2021 Maria Lopez was appointed chief executive officer. The company has offices "
     "in Madrid, Lisbon and Porto, and employs four hundred people.",

@@ -126,17 +126,18 @@ class Measurement:
 
     def plain(self, ids: list[int], max_new_tokens: int | None = None) -> list[int]:
         """What plain ``generate`` adds to ``ids``."""
-        return self._new_tokens(self.model.generate, ids, max_new_tokens)
+        return self.new_tokens(self.model.generate, ids, max_new_tokens)
 
     def speculate(self, ids: list[int], max_new_tokens: int | None = None) -> list[int]:
         """What speculative ``generate`` adds to ``ids``."""
         self.speculator.reset()
         speculative = partial(generate, self.model, speculator=self.speculator)
-        return self._new_tokens(speculative, ids, max_new_tokens)
+        return self.new_tokens(speculative, ids, max_new_tokens)
 
-    def _new_tokens(
+    def new_tokens(
         self, call: Callable[..., torch.Tensor], ids: list[int], max_new_tokens: int | None
     ) -> list[int]:
+        """What ``call``, a ``generate``, adds to ``ids``; max_new_tokens None: the usual number."""
         prompt = torch.tensor([ids], device=self.model.device)
         output = call(
             input_ids=prompt,
