@@ -170,13 +170,17 @@ def test_no_forward_passes_the_position_limit(positions):
     config = GPT2Config(vocab_size=50, eos_token_id=None, bos_token_id=1, **sizes)
     model = GPT2LMHeadModel(config).eval()
     ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
-    kwargs = {"max_new_tokens": positions - 8, "pad_token_id": 0}
+
+    def full(ids, scores, **kwargs):  # plain ends at the last position; a draft knows nothing of it
+        return torch.tensor([ids.shape[1] > positions])
+
+    kwargs = {"max_new_tokens": 200, "pad_token_id": 0, "stopping_criteria": [full]}
     expected = plain(model, {"input_ids": ids}, **kwargs)
-    drafter = oracle(expected[0].tolist() + [0] * 99)
-    kwargs = {"max_length": positions + 1, "pad_token_id": 0}  # plain reaches the very last one
-    expected = plain(model, {"input_ids": ids}, **kwargs)
-    got = speculative(model, {"input_ids": ids}, Speculator(drafter, 64), **kwargs)
+    assert expected.shape[1] == positions + 1
+    speculator = Speculator(oracle(expected[0].tolist() + [0] * 99), 64)
+    got = speculative(model, {"input_ids": ids}, speculator, **kwargs)
     assert torch.equal(expected, got)
+    assert speculator.stats.target_calls == 1
 
 
 def test_left_padding_and_an_attention_mask(tiny):

@@ -100,12 +100,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("the demo needs rich; run: pip install 'ngramspec[demo]'")
     from ngramspec.cli.demo_view import View
     from ngramspec.cli.measure import Measurement
-    from ngramspec.cli.models import STAGES, load
+    from ngramspec.cli.models import STAGES, load, locate
 
     begin = perf_counter()
     dtypes = DTYPES[arguments.dtype]
     view = View()
-    with view.progress("Loading", len(STAGES)) as step:
+    with view.progress(f"Loading {locate(arguments.model).name}", len(STAGES)) as step:
         loaded = load(arguments.model, dtypes[0], on_stage=step)
     measurement = Measurement(loaded, speculator, arguments.max_new_tokens)
     prompts = [measurement.encode(text.prompt, chat=text.chat) for text in texts]
@@ -174,9 +174,9 @@ def read_texts(prompt_file: Path | None) -> list[Text]:
     if prompt_file is None:
         return [
             Text("summarize", "Summarize an article", built_in("summarize.txt")),
-            Text("answer", "Answer a question from a context", built_in("answer.txt")),
+            Text("answer", "Answer from a context", built_in("answer.txt")),
             Text("code", "Go on with code", built_in("code.py.txt"), chat=False),
-            Text("rewrite", "Rewrite a file with a small change", built_in("rewrite.txt")),
+            Text("rewrite", "Rewrite a file", built_in("rewrite.txt")),
         ]
     try:
         prompt = prompt_file.read_text(encoding="utf-8")

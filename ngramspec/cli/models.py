@@ -26,56 +26,65 @@ STAGES = ("libraries", "tokenizer", "weights")
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A causal language model in eval mode, with its tokenizer.
+class Source:
+    """Where a model lies.
 
     Attributes:
+        path: a folder, or a hub id.
         name: what to call it in print.
+        gguf_file: the GGUF file in the folder that holds it, or None.
+        embedded: whether it is the installed one that the user did not name.
     """
+
+    path: str
+    name: str
+    gguf_file: str | None = None
+    embedded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model in eval mode, and its tokenizer."""
 
     model: Any
     tokenizer: Any
     name: str
 
 
-def locate(model: str | None) -> tuple[str, dict[str, str]]:
-    """The folder or hub id of a model, and the further arguments of ``from_pretrained``.
+def locate(model: str | None) -> Source:
+    """Find a model without loading it.
 
     Args:
         model: a folder or a hub id; None: the embedded SmolLM2-135M-Instruct.
 
     Raises:
-        UsageError: the embedded model, or what reads it, is not installed.
+        UsageError: there is no such folder; or the embedded model, or what reads it, is missing.
     """
     if model is not None:
-        return model, {}
-    missing = []
-    if find_spec(EMBEDDED_PACKAGE) is None:
-        missing.append(INSTALL_MODEL)
-    if find_spec("gguf") is None:
-        missing.append(INSTALL_DEMO)
-    if missing:
-        command = " && ".join(missing)
-        raise UsageError(f"{EMBEDDED} is not installed; run: {command} (or give --model)")
+        folder = Path(model).expanduser()
+        if model.startswith((".", "/", "~")) and not folder.is_dir():
+            raise UsageError(f"--model: there is no folder {model}")
+        return Source(str(folder) if folder.is_dir() else model, folder.name)
     package = find_spec(EMBEDDED_PACKAGE)
-    assert package is not None
-    assert package.origin is not None
-    return str(Path(package.origin).parent), {"gguf_file": EMBEDDED_FILE}
+    if package is None or package.origin is None or find_spec("gguf") is None:
+        commands = f"{INSTALL_MODEL} && {INSTALL_DEMO}"
+        raise UsageError(f"{EMBEDDED} is not installed; run: {commands} (or give --model)")
+    return Source(str(Path(package.origin).parent), EMBEDDED, EMBEDDED_FILE, embedded=True)
 
 
 def load(model: str | None, dtype: str, *, on_stage: Callable[[str], None]) -> LoadedModel:
-    """Load a model and its tokenizer, without a sound and, unless ``model`` is given, offline.
+    """Load a model and its tokenizer, without a sound, and the embedded one offline.
 
     Args:
         model: a folder or a hub id; None: the embedded SmolLM2-135M-Instruct.
         dtype: the parameters' type, as torch names it.
-        on_stage: called with what is about to be loaded, ``len(STAGES)`` times.
+        on_stage: called with each of STAGES, before that is loaded.
 
     Raises:
-        UsageError: it is not installed, or cannot be loaded.
+        UsageError: it is not there, or cannot be loaded; the message says why.
     """
-    source, extra = locate(model)
-    if model is None:
+    source = locate(model)
+    if source.embedded:
         os.environ["HF_HUB_OFFLINE"] = "1"
     on_stage(STAGES[0])
     import torch
@@ -84,18 +93,18 @@ def load(model: str | None, dtype: str, *, on_stage: Callable[[str], None]) -> L
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # The GGUF reader shows a bar of its own on stderr, whatever transformers is told.
+    extra = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     try:
-        with redirect_stderr(StringIO()):
+        with redirect_stderr(StringIO()):  # the GGUF reader's own bar cannot be switched off
             on_stage(STAGES[1])
-            tokenizer = AutoTokenizer.from_pretrained(source, **extra)
+            tokenizer = AutoTokenizer.from_pretrained(source.path, **extra)
             on_stage(STAGES[2])
             kind = getattr(torch, dtype)
-            loaded = AutoModelForCausalLM.from_pretrained(source, dtype=kind, **extra)
+            loaded = AutoModelForCausalLM.from_pretrained(source.path, dtype=kind, **extra)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise UsageError(f"cannot load the model {model or EMBEDDED!r}: {reason}") from error
-    return LoadedModel(loaded.eval(), tokenizer, Path(model).name if model else EMBEDDED)
+        raise UsageError(f"cannot load the model {source.name}: {reason}") from error
+    return LoadedModel(loaded.eval(), tokenizer, source.name)
 
 
 def set_dtype(model: Any, dtype: torch.dtype) -> None:
