@@ -66,7 +66,8 @@ def locate(model: str | None) -> Source:
             raise UsageError(f"--model: there is no folder {model}")
         return Source(str(folder) if folder.is_dir() else model, folder.name)
     package = find_spec(EMBEDDED_PACKAGE)
-    if package is None or package.origin is None or find_spec("gguf") is None:
+    readers = all(find_spec(name) is not None for name in ("gguf", "accelerate"))
+    if package is None or package.origin is None or not readers:
         commands = f"{INSTALL_MODEL} && {INSTALL_DEMO}"
         raise UsageError(f"{EMBEDDED} is not installed; run: {commands} (or give --model)")
     return Source(str(Path(package.origin).parent), EMBEDDED, EMBEDDED_FILE, embedded=True)
