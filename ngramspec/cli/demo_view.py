@@ -88,8 +88,10 @@ class Stream:
 
 
 def indented(row: Text) -> Text:
-    """``row`` two columns to the right."""
-    return Text.assemble(INDENT, row)
+    """``row`` two columns to the right, without spaces at its end."""
+    row = Text.assemble(INDENT, row)
+    row.rstrip()
+    return row
 
 
 class View:
@@ -177,12 +179,11 @@ class View:
         self.out.print()
         runs = "one run each" if repeats == 1 else f"medians of {repeats} runs each, in turn"
         self._line(Text.assemble((dtype, "bold"), (f"  ({runs})", "dim")))
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
         table.add_column("text", no_wrap=True, vertical="bottom")
         counts = ("new\ntokens", "target\ncalls", "tokens/\ncall", "alpha")
-        for head in (*counts, "plain\ntokens/s", "spec.\ntokens/s", "ratio"):
+        for head in (*counts, "plain\ntokens/s", "spec.\ntokens/s", "ratio", "identical\nto plain"):
             table.add_column(head, justify="right", vertical="bottom")
-        table.add_column("identical", vertical="bottom")
         for row in rows:
             table.add_row(*cells(row))
         self.out.print(table)
@@ -204,7 +205,9 @@ class View:
         return min(self.out.width, WIDTH)
 
     def _line(self, text: Text) -> None:
-        self.out.print(text, width=self._width())
+        for row in text.wrap(self.out, self._width()):
+            row.rstrip()
+            self.out.print(row, soft_wrap=True)
 
 
 def cells(row: Row) -> list[Text]:
@@ -219,7 +222,7 @@ def cells(row: Row) -> list[Text]:
         Text(f"{row.stats.alpha:.2f}"),
         Text(f"{row.plain_rate:.1f}"),
         Text(f"{row.speculative_rate:.1f}"),
-        Text(f"{ratio:.2f}x", "bold green" if ratio >= 1 else "bold"),
+        Text(f"{ratio:.2f}", "bold green" if ratio >= 1 else "bold"),
         Text("yes", "green") if same else Text("no", "yellow"),
     ]
 
