@@ -227,6 +227,10 @@ class DraftSession(ABC):
     def extend(self, tokens: Int32) -> None:
         """Append committed tokens, int32 (n,); legal without propose or observe before."""
 
+    def sizeof(self) -> int | None:
+        """Bytes of the session's own structures; None if it does not know."""
+        return None
+
     def close(self) -> None:
         """End the sequence. What was learned goes to the shared store, if there is one."""
         return None
@@ -238,10 +242,12 @@ class Drafter(ABC):
     Attributes:
         tiers: names of the sources its drafts come from; Draft.source indexes them.
         spec: the string that build_drafter makes an equal drafter from, or None.
+        estimates: whether its drafts carry confidence and end where ``cost`` says.
     """
 
     tiers: tuple[str, ...] = ("drafter",)
     spec: str | None = None
+    estimates: bool = False
 
     @abstractmethod
     def start(self, tokens: Int32) -> DraftSession:

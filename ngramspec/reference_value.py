@@ -1,23 +1,33 @@
 """Plain-Python twin of the value engine: which token is drafted at a position, and why.
 
-Same methods, arguments and results as the native one, over the twins of its structures; in double
-precision, so that confidences agree to float32's precision. Nothing at run time uses it.
+Same methods, arguments and results as the native one; in double precision, so that confidences
+agree to float32's precision. Nothing at run time uses it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ngramspec.reference import CopyIndex, NGramTable, Tokens
+from ngramspec.reference import Tokens
 
-RATE, WEIGHT, BIAS, STRONGEST = 0.02, 0.4, 0.3, 7.6
+LEADERS, FADE_AT = 3, 255
+RATE, CONSTANT, STRONGEST = 0.02, 0.3, 7.6
 PRIOR, HALVE_AT = 4.0, 600
 HOPELESS, LOOKAHEAD, MOOD_RATE = 0.01, 12, 0.15
+FAR, BEFORE, BEHIND = 64, 16, 32
+SKIP = 32  # seed of the context that skips a token
 Situation = tuple[Any, ...]
+
+# Of buckets: the count, the length. Of contexts with one continuation so far: 1 - P(it again).
+COUNT_OF = (0, 1, 2, 3, 5, 9, 15)
+LENGTH_OF = (2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60)
+SURPRISE = (0.4, 0.2, 0.1, 0.4)
+WEIGHTS = {"context 3": 0.05, "resume": 0.05, "session": 0.1, "bias": 0.4}
 
 
 def _length_bucket(n: int) -> int:
@@ -26,6 +36,63 @@ def _length_bucket(n: int) -> int:
 
 def _count_bucket(n: int) -> int:
     return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
+
+
+@dataclass
+class Slot:
+    """One context: its leading continuations, the most recent first, and all that followed."""
+
+    leaders: list[list[int]] = field(default_factory=list)  # [token, count]
+    total: int = 0
+    last: int = -1
+
+    def note(self, token: int, at: int) -> None:
+        """Count a continuation; a new one takes the place of the rarest, the oldest of equals."""
+        mine = next((each for each in self.leaders if each[0] == token), None)
+        if mine is None:
+            if len(self.leaders) == LEADERS:
+                rarest = min(count for _, count in self.leaders)
+                self.leaders.remove([each for each in self.leaders if each[1] == rarest][-1])
+            mine = [token, 0]
+        else:
+            self.leaders.remove(mine)
+        self.leaders.insert(0, [token, mine[1] + 1])
+        self.total += 1
+        self.last = at
+        if self.total == FADE_AT:
+            self.total = FADE_AT // 2
+            for each in self.leaders:
+                each[1] //= 2
+
+    def leader(self) -> int:
+        """The most frequent continuation, the most recent of equals."""
+        return max(self.leaders, key=lambda each: each[1])[0]
+
+    def count(self, token: int) -> int:
+        """How often ``token`` followed, as far as that is kept."""
+        return next((count for each, count in self.leaders if each == token), 0)
+
+
+class ContextTable:
+    """Leading continuations by (seed, context)."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[int, tuple[int, ...]], Slot] = {}
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def add(self, context: Tokens, token: int, at: int, seed: int = 0) -> None:
+        """Count that ``token``, at position ``at``, followed a context."""
+        key = (seed, tuple(int(each) for each in context))
+        self.slots.setdefault(key, Slot()).note(token, at)
+
+    def get(self, context: Tokens, seed: int = 0) -> tuple[list[tuple[int, int]], int, int] | None:
+        """([(token, count), ...] by recency, total, last position), or None if never seen."""
+        slot = self.slots.get((seed, tuple(int(each) for each in context)))
+        if slot is None:
+            return None
+        return [(token, count) for token, count in slot.leaders], slot.total, slot.last
 
 
 class Calibration:
@@ -41,16 +108,33 @@ class Calibration:
             self.cells[situation] = [PRIOR * self.prior(situation), PRIOR]
         return self.cells[situation]
 
-    def prior(self, situation: Situation) -> float:
+    def prior(self, situation: Situation) -> Any:
         """A guess at P(right) before anything was seen."""
         kind, *rest = situation
         if kind == "context":
-            _, count, others = rest
-            return (count + 0.3) / (count + others + 1.2) if count else 0.05
+            m, seen, others, newest = rest
+            count = COUNT_OF[seen]
+            if seen == 0:
+                return 0.02
+            if not newest:
+                return 0.6 - 0.04 * others
+            if others == 0:
+                return 1 - SURPRISE[m] / count
+            return float(max((count - 0.8) / (count + COUNT_OF[others]), 0.18))
         if kind == "session":
-            return 0.5
-        likely, unlikely = (0.6, 0.1) if kind == "copy" else (0.5, 0.2)
-        return likely if rest[-1] else unlikely
+            return 0.1 + 0.08 * min(rest[1], 3)
+        if kind == "resume":
+            return 0.25
+        if kind == "near":
+            length = max(rest[1], 1)
+            return float(length / (length + 2)) if rest[-1] else 0.06
+        least = LENGTH_OF[rest[0]]
+        return 1 - 1 / least if rest[-1] else 0.15 / least
+
+    def weight(self, set: Situation, name: str) -> float:
+        """The weight of an input in a set; a new one begins as WEIGHTS says, 0.3 elsewhere."""
+        begin = WEIGHTS.get(name, 0.3) + (0.05 * set[0] if name == "match" else 0.0)
+        return self.weights.get((set, name), begin)
 
     def stretch(self, situation: Situation) -> float:
         """Log-odds of a situation's share of right candidates, within +-STRONGEST."""
@@ -70,145 +154,258 @@ class Candidate:
     p: float = 0.0
 
 
-class ValueEngine:
-    """One sequence's twin structures, and the drafting over them."""
+@dataclass
+class Place:
+    """Somewhere in the text that is being read along.
 
-    def __init__(self, calibration: Calibration) -> None:
+    ``length`` tokens matched before; ``since``: of a resumed copy, tokens since it was left; of a
+    place near it, the distance from there.
+    """
+
+    at: int
+    length: int
+    since: int = 0
+
+
+class ValueEngine:
+    """One sequence's structures, and the drafting over them; see the native one's arguments."""
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        copies: bool = True,
+        counts: bool = True,
+        falls_back: bool = True,
+        min_match: int = 2,
+    ) -> None:
         self.calibration = calibration
-        self.copy = CopyIndex()
-        self.table = NGramTable(4)
+        self.copies, self.counts, self.falls_back = copies, counts, falls_back
+        self.min_match = min_match
+        self.table = ContextTable()
+        self.unigrams = Slot()
         self.text: list[int] = []
-        self.nodes: list[tuple[list[Candidate], Candidate, bool]] = []
-        self.match: tuple[int, int] | None = None  # (position of the next token, length)
-        self.resume: tuple[int, int] | None = None
-        self.since = 0
+        self.nodes: list[tuple[list[Candidate], Candidate]] = []
+        self.match: Place | None = None
+        self.resume: Place | None = None
+        self.near: Place | None = None
         self.mood = 0.5
+
+    def __len__(self) -> int:
+        return len(self.text)
 
     def draft(self, gamma: int, cost: Any = None) -> tuple[Any, Any, Any]:
         """(tokens int32, confidence float32, source int8) of the draft worth verifying."""
-        length, end = self.copy.longest_match()
-        self.match = (end, length) if length >= 2 else None
-        copying = self.match is not None
+        self.find_match()
+        self.find_near()
+        along, nearby = self.match, self.near
+        length = along.length if along is not None else 0
         self.nodes = []
         drafted: list[int] = []
         source: list[int] = []
         reach = expected = 1.0
         best, highest = 0, 0.0 if cost is None else 1 / float(cost[1])
         for j in range(max(gamma, 1)):
-            copied = (self.text + drafted)[end + j] if copying else None
-            resumed = None
-            if self.resume is not None and self.resume[0] + j < len(self.text):
-                resumed = self.text[self.resume[0] + j]
-            context = (self.text + drafted)[-3:]
-            found = self.candidates(context, copied, resumed, length, self.since + j)
+            so_far = self.text + drafted
+            votes = [
+                None if place is None or place.at + j >= len(known) else known[place.at + j]
+                for place, known in ((along, so_far), (self.resume, self.text), (nearby, self.text))
+            ]
+            found = self.judge(so_far, votes, length, j)
             if not found:
                 break
             chosen = max(found, key=lambda each: each.p)  # the first of equals
-            self.nodes.append((found, chosen, chosen.token == copied))
+            self.nodes.append((found, chosen))
             drafted.append(chosen.token)
-            source.append(0 if chosen.token == copied else 1 if chosen.token == resumed else 2)
+            source.append(self.source(chosen, votes))
             reach *= chosen.p
             expected += reach
-            if copying and chosen.token != copied:
-                copying, length = False, 0
-            elif length:
-                length += 1
             if j < gamma:
                 value = 0.0 if cost is None else expected / float(cost[j + 2])
                 if cost is None or value >= highest:
                     best, highest = j + 1, value
             if reach < HOPELESS or j + 1 >= best + LOOKAHEAD:
                 break
-        confidence = [chosen.p for _, chosen, _ in self.nodes[:best]]
+            nearby = nearby if chosen.token == votes[2] else None
+            along = along if chosen.token == votes[0] else None
+            length = length + 1 if along is not None else 0
+        confidence = [chosen.p for _, chosen in self.nodes[:best]]
         return (
             np.array(drafted[:best], np.int32),
             np.array(confidence, np.float32),
             np.array(source[:best], np.int8),
         )
 
-    def candidates(
-        self, context: list[int], copied: int | None, resumed: int | None, length: int, since: int
+    def source(self, chosen: Candidate, votes: Sequence[int | None]) -> int:
+        """0 for copy, 1 for a resumed copy, 2 for counts, 3 for the most frequent token."""
+        if chosen.token in votes:
+            return min(votes.index(chosen.token), 1)
+        counted = any(name.startswith("context") for name in chosen.situations)
+        return 2 if self.counts and counted else 3
+
+    def known(self, text: Sequence[int]) -> dict[int, Slot]:
+        """The contexts of 1, 2 and 3 tokens (0..2) and the one that skips a token (3)."""
+        found: dict[int, Slot] = {}
+        for m in range(min(len(text), 3)):
+            slot = self.table.slots.get((m + 2, tuple(text[len(text) - m - 1 :])))
+            if slot is None:
+                break
+            found[m] = slot
+        skip = None if len(text) < 2 else self.table.slots.get((SKIP, (text[-2],)))
+        if skip is not None:
+            found[3] = skip
+        return found
+
+    def judge(
+        self, text: Sequence[int], votes: Sequence[int | None], length: int, ahead: int
     ) -> list[Candidate]:
         """A position's candidates with their probabilities, in the order of preference."""
-        contexts = [np.array(context[-m:], np.int32) for m in range(1, len(context) + 1)]
-        known = []
-        for each in contexts:
-            if self.table.total(each) == 0:
-                break
-            known.append(each)
-        tokens = [] if copied is None else [copied]
-        for each in reversed(known):
-            best = self.table.best(each)
-            if best is not None and len(tokens) < 3 and best[0] not in tokens:
-                tokens.append(best[0])
-        if resumed is not None and resumed not in tokens:
-            tokens.append(resumed)
-        bucket = _length_bucket(max(length, len(known)))
+        known = self.known(text)
+        orders = sum(m < 3 for m in known)
+        tokens = self.gather(known, votes)
+        bucket = _length_bucket(max(length, orders))
         mood = min(int(5 * self.mood), 4)
         found = []
         for token in tokens:
             situations: dict[str, Situation] = {}
-            for m, each in enumerate(known):
-                count = self.table.count(each, token)
-                others = _count_bucket(self.table.total(each) - count)
-                situations[f"context {m}"] = ("context", m, _count_bucket(count), others)
+            for m, slot in known.items():
+                count = slot.count(token)
+                others = _count_bucket(slot.total - count)
+                newest = slot.leaders[0][0] == token
+                situations[f"context {m}"] = ("context", m, _count_bucket(count), others, newest)
+            copied, resumed, nearby = (None if vote is None else vote == token for vote in votes)
             if copied is not None:
-                situations["copy"] = ("copy", bucket, mood, token == copied)
+                situations["match"] = ("match", bucket, mood, copied)
             if resumed is not None and self.resume is not None:
-                run = _length_bucket(self.resume[1])
-                situations["resume"] = ("resume", min(since, 5), run, token == resumed)
+                run = _length_bucket(self.resume.length)
+                situations["resume"] = ("resume", min(self.resume.since + ahead, 5), run, resumed)
+            if nearby is not None and self.near is not None and self.resume is not None:
+                where = (
+                    min(self.resume.since, 7),
+                    min(self.near.length + ahead, 8),
+                    min(_length_bucket(self.near.since) // 2, 5),
+                )
+                situations["near"] = ("near", *where, nearby)
             situations["session"] = ("session", mood, bucket)
-            weights = (bucket, None if resumed is None else token == resumed)
-            found.append(self.mix(Candidate(token, situations, weights)))
+            found.append(self.mix(Candidate(token, situations, (bucket, resumed))))
         return found
+
+    def gather(self, known: dict[int, Slot], votes: Sequence[int | None]) -> list[int]:
+        """The different tokens that may come next, in the order of preference among equals."""
+        leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
+        order = [votes[0], leaders.get(2), leaders.get(1), leaders.get(0)]
+        order += [votes[1], votes[2], leaders.get(3)]
+        tokens = list(dict.fromkeys(token for token in order if token is not None))
+        if not tokens and self.falls_back and self.unigrams.total:
+            tokens = [self.unigrams.leader()]
+        return tokens
 
     def mix(self, candidate: Candidate) -> Candidate:
         """Set a candidate's probability: logistic mixing of its situations' log-odds."""
-        weigh = self.calibration.weights
-        z = weigh.get((candidate.set, "bias"), WEIGHT) * BIAS
+        weight = self.calibration.weight
+        z = weight(candidate.set, "bias") * CONSTANT
         for name, situation in candidate.situations.items():
-            z += weigh.get((candidate.set, name), WEIGHT) * self.calibration.stretch(situation)
+            z += weight(candidate.set, name) * self.calibration.stretch(situation)
         candidate.p = 1 / (1 + math.exp(-min(max(z, -12.0), 12.0)))
         return candidate
+
+    def agreement(self, at: int, most: int) -> int:
+        """How many tokens before ``at`` equal those at the text's end, counted up to ``most``."""
+        n = 0
+        while n < min(most, at) and self.text[at - 1 - n] == self.text[-1 - n]:
+            n += 1
+        return n
+
+    def find_match(self) -> None:
+        """The longest of the match so far and the last occurrences of the last few tokens."""
+        if not self.copies:
+            return
+        at, length = (-1, 0) if self.match is None else (self.match.at, self.match.length)
+        known = self.known(self.text)
+        for m in (2, 1, 0):
+            if m + 1 < min(self.min_match, 2) or m not in known or length >= FAR:
+                continue
+            other = known[m].last
+            agrees = self.agreement(other, FAR)
+            if other != at and (agrees > length or (agrees == length and other > at)):
+                at, length = other, agrees
+        self.match = None if length < self.min_match else Place(at, length)
+
+    def find_near(self) -> None:
+        """The place around the resumed copy that agrees longest, the nearest of equals."""
+        self.near = None
+        if self.resume is None:
+            return
+        wanted = self.resume.at
+        for at in range(max(wanted - BEFORE, 1), min(wanted + BEHIND, len(self.text))):
+            agrees = self.agreement(at, 8)
+            taken = at == wanted or (self.match is not None and at == self.match.at)
+            if agrees == 0 or taken:
+                continue
+            distance = abs(at - wanted)
+            if self.near is None or (agrees, -distance) > (self.near.length, -self.near.since):
+                self.near = Place(at, agrees, distance)
 
     def extend(self, tokens: Tokens) -> None:
         """Append committed tokens and learn how the last draft's candidates did."""
         new = [int(token) for token in tokens]
         if not new:
             return
-        right = followed = 0
-        for (found, chosen, copying), token in zip(self.nodes, new, strict=False):
+        for (found, chosen), token in zip(self.nodes, new, strict=False):
             for each in found:
                 self.learn(each, each.token == token)
             self.mood += MOOD_RATE * ((chosen.token == token) - self.mood)
             if chosen.token != token:
                 break
-            right += 1
-            followed += copying
-        if self.match is not None and right >= 1 and followed == right:
-            self.resume = (self.match[0] + len(new), self.match[1] + right)
-            self.since = 0
+        self.nodes = []
+        for token in new:
+            self.append(token)
+        self.follow(len(new))
+
+    def append(self, token: int) -> None:
+        """Count one token after each of its contexts."""
+        at = len(self.text)
+        for m in range(min(at, 3)):
+            self.table.add(self.text[at - m - 1 :], token, at, m + 2)
+        if at >= 2:
+            self.table.add(self.text[-2:-1], token, at, SKIP)
+        self.unigrams.note(token, at)
+        self.text.append(token)
+
+    def along(self, place: Place | None, n: int) -> int:
+        """How many of the ``n`` tokens just committed equal those at a place."""
+        if place is None:
+            return 0
+        there, new = self.text[place.at : place.at + n], self.text[-n:]
+        return next((i for i in range(n) if there[i] != new[i]), n)
+
+    def follow(self, n: int) -> None:
+        """Move the places on over the ``n`` tokens just committed."""
+        copied, nearby = self.along(self.match, n), self.along(self.near, n)
+        if copied and self.match is not None:
+            left = max(n - copied - 1, 0)
+            self.resume = Place(self.match.at + n, self.match.length + copied, left)
+        elif nearby and self.near is not None:
+            self.resume = Place(self.near.at + n, self.near.length + nearby, n - nearby)
         elif self.resume is not None:
-            self.resume = (self.resume[0] + len(new), self.resume[1])
-            self.since += len(new)
-        if self.resume is not None and self.resume[0] >= len(self.text):
+            self.resume = Place(self.resume.at + n, self.resume.length, self.resume.since + n)
+        if self.resume is not None and self.resume.at >= len(self.text) - n:
             self.resume = None
-        self.nodes, self.match = [], None
-        self.text += new
-        self.copy.extend(new)
-        self.table.extend(new)
+        self.near = None
+        if self.match is not None and copied == n:
+            self.match = Place(self.match.at + n, self.match.length + n)
+        else:
+            self.match = None
 
     def learn(self, candidate: Candidate, right: bool) -> None:
         """One step down the coding cost's gradient for the weights; count in every cell."""
-        weigh = self.calibration.weights
+        weights, weight = self.calibration.weights, self.calibration.weight
         error = (right - candidate.p) * RATE
         for name, situation in candidate.situations.items():
-            key = (candidate.set, name)
-            weigh[key] = weigh.get(key, WEIGHT) + error * self.calibration.stretch(situation)
+            moved = weight(candidate.set, name) + error * self.calibration.stretch(situation)
+            weights[candidate.set, name] = moved
             cell = self.calibration.cell(situation)
             cell[0] += right
             cell[1] += 1
             if cell[1] > HALVE_AT:
                 cell[0], cell[1] = cell[0] / 2, cell[1] / 2
-        key = (candidate.set, "bias")
-        weigh[key] = weigh.get(key, WEIGHT) + error * BIAS
+        weights[candidate.set, "bias"] = weight(candidate.set, "bias") + error * CONSTANT

@@ -33,6 +33,7 @@ class Speculator:
         gamma: tokens proposed in a step: an integer, "heuristic" (grows while whole drafts are
             accepted, shrinks otherwise), or "auto" (at present the heuristic).
         gamma_max: most tokens proposed in a step, 1..4096.
+        policy: how a drafter built from a string decides between its tiers, see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
         on_step: called with a StepEvent after the prefill and after every step.
@@ -51,10 +52,12 @@ class Speculator:
         gamma: int | str = "auto",
         *,
         gamma_max: int = 64,
+        policy: str = "value",
         unsupported: str = "error",
         on_step: Callable[[StepEvent], None] | None = None,
     ) -> None:
-        self._drafter = build_drafter(drafter)
+        self._drafter = build_drafter(drafter, policy=policy)
+        self.policy = policy
         self.gamma_max = check_int("gamma_max", gamma_max, 1, GAMMA_LIMIT)
         self.gamma = check_gamma(gamma, gamma_max)
         if unsupported not in ("error", "plain"):
@@ -76,7 +79,7 @@ class Speculator:
 
     @drafter.setter
     def drafter(self, drafter: str | Drafter) -> None:
-        self._drafter = build_drafter(drafter)
+        self._drafter = build_drafter(drafter, policy=self.policy)
 
     def reset(self) -> None:
         """Set the statistics to zero."""
@@ -96,6 +99,7 @@ class Speculator:
             "drafter": self._drafter.spec,
             "gamma": self.gamma,
             "gamma_max": self.gamma_max,
+            "policy": self.policy,
             "unsupported": self.unsupported,
         }
 

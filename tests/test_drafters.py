@@ -5,16 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from doubles import ScriptedDrafter, draft_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ngramspec import Drafter, build_drafter, register_drafter
 from ngramspec.drafters import (
+    CalibratedDrafter,
     CopyDrafter,
     NGramDrafter,
     NullDrafter,
     TieredDrafter,
     UnigramDrafter,
+    ValueDrafter,
     registry,
 )
+from ngramspec.drafters.calibrated import worthwhile
 
 
 def ids(*tokens):
@@ -161,15 +166,100 @@ def test_a_drafter_continues_a_hypothetical_prefix():
 
 
 def test_build_drafter_reads_tiers_and_arguments():
-    drafter = build_drafter(" copy( min_match = 5 ) + ngram(order=3,window=64)+unigram ")
+    text = " copy( min_match = 5 ) + ngram(order=3,window=64)+unigram "
+    drafter = build_drafter(text, policy="priority")
     assert drafter.tiers == ("copy", "ngram", "unigram")
     copy, ngram, _ = drafter.drafters
     assert (copy.min_match, ngram.order, ngram.window) == (5, 3, 64)
-    assert build_drafter(drafter.spec).spec == drafter.spec
+    assert build_drafter(drafter.spec, policy="priority").spec == drafter.spec
     assert build_drafter(drafter) is drafter
     assert isinstance(build_drafter("none"), NullDrafter)
     assert build_drafter("auto").spec == build_drafter(registry.AUTO).spec
-    assert build_drafter("ngram(window=none)").window is None
+    assert build_drafter("ngram(window=none)", policy="priority").window is None
+
+
+def test_by_value_tiers_that_can_be_compared_are_one_drafter():
+    drafter = build_drafter("unigram+copy(min_match=3)+ngram(order=4)")
+    assert isinstance(drafter, ValueDrafter)
+    assert (drafter.sources, drafter.min_match) == (("unigram", "copy", "ngram"), 3)
+    assert drafter.spec == "unigram+copy(min_match=3)+ngram"
+    assert build_drafter(drafter.spec).spec == drafter.spec
+    for spec in ("copy", "ngram", "unigram", "ngram(mode=value)"):
+        assert isinstance(build_drafter(spec), ValueDrafter)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["ngram(mode=backoff)", "ngram(order=3)", "copy+ngram(window=64)", "copy+copy", "copy+none"],
+)
+def test_by_value_others_are_asked_in_order_and_calibrated(spec):
+    drafter = build_drafter(spec)
+    assert isinstance(drafter, CalibratedDrafter)
+    assert isinstance(drafter.inner, NGramDrafter | TieredDrafter)
+    assert build_drafter(drafter.spec).spec == drafter.spec
+    draft = drafter.start(ids(1, 2, 3, 4, 1, 2)).propose(2)
+    assert draft.tokens.tolist() == [3, 4]
+    assert draft.confidence.tolist() == [0.5, 0.5]
+
+
+def test_by_priority_tiers_stay_what_they_are():
+    kinds = [CopyDrafter, NGramDrafter, UnigramDrafter]
+    tiers = build_drafter("copy+ngram+unigram", policy="priority").drafters
+    assert [type(drafter) for drafter in tiers] == kinds
+    assert type(build_drafter("ngram", policy="priority")) is NGramDrafter
+    with pytest.raises(ValueError, match="policy must be one of value, priority, got 'best'"):
+        build_drafter("copy", policy="best")
+
+
+def test_only_the_sources_asked_for_are_drafted():
+    text = ids(1, 2, 3, 4, 5, 6, 1, 2, 9, 9, 9, 1, 2)
+    for spec, tiers in (("copy", {"copy"}), ("ngram", {"ngram"}), ("unigram", {"unigram"})):
+        drafter = build_drafter(spec)
+        draft = drafter.start(text).propose(3)
+        assert len(draft) > 0
+        assert {drafter.tiers[i] for i in draft.source} == tiers
+
+
+@given(
+    st.lists(st.floats(0.01, 0.99), max_size=12),
+    st.lists(st.floats(1, 3), min_size=14, max_size=14),
+)
+def test_the_worthwhile_length_is_the_best_of_all(confidence, cost):
+    def value(n):
+        reach = np.cumprod(np.array(confidence[:n], np.float64))
+        return (1 + reach.sum()) / cost[n + 1]
+
+    best = worthwhile(np.array(confidence, np.float32), np.array(cost, np.float32))
+    values = [value(n) for n in range(len(confidence) + 1)]
+    assert values[best] == pytest.approx(max(values), rel=1e-5)
+
+
+@pytest.mark.parametrize(("alpha", "c", "gamma"), [(0.8, 0.1, 6), (0.5, 0.05, 3), (0.9, 0.02, 19)])
+def test_the_worthwhile_length_is_that_of_theorem_3_8(alpha, c, gamma):
+    """Equal acceptance, drafting for c a token: the gamma of the closed form's maximum."""
+    n = np.arange(40)
+    factor = (1 - alpha ** (n + 1)) / ((1 - alpha) * (n * c + 1))
+    assert factor.argmax() == gamma
+    cost = np.concatenate(([0], 1 + c * np.arange(40))).astype(np.float32)
+    assert worthwhile(np.full(38, alpha, np.float32), cost) == gamma
+
+
+def test_calibration_learns_each_tier_and_position():
+    """The drafter is right at its first token, and never at its second."""
+    inner = ScriptedDrafter(lambda at, gamma: draft_of([1, 2][:gamma]))
+    drafter = CalibratedDrafter(inner)
+    session = drafter.start(ids(0))
+    for _ in range(200):
+        session.propose(2)
+        session.extend(ids(1, 3))
+    other = drafter.start(ids(0)).propose(2)
+    assert other.confidence[0] > 0.98
+    assert other.confidence[1] < 0.02
+    flat = np.array([0, 1, 1.02, 1.04, 1.06], np.float32)
+    assert drafter.start(ids(0)).propose(2, flat).tokens.tolist() == [1]
+    session.propose(2)
+    session.extend(ids(1))  # the second was not judged
+    assert drafter.start(ids(0)).propose(2).confidence[1] == other.confidence[1]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +307,7 @@ def test_registered_drafters_are_known_by_name():
 
     register_drafter("mine", Mine)
     try:
-        assert build_drafter("copy+mine(size=3)").drafters[1].size == 3
+        assert build_drafter("copy+mine(size=3)").inner.drafters[1].size == 3
         for name in ("mine", "copy", "auto"):
             with pytest.raises(ValueError, match="exists already"):
                 register_drafter(name, Mine)

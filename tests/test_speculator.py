@@ -46,7 +46,9 @@ def test_arguments_are_checked_at_construction(arguments, error, message):
 
 
 def test_to_dict_and_back():
-    speculator = Speculator("copy(min_match=5)+ngram", 7, gamma_max=16, unsupported="plain")
+    speculator = Speculator(
+        "copy(min_match=5)+ngram", 7, gamma_max=16, policy="priority", unsupported="plain"
+    )
     stored = json.loads(json.dumps(speculator.to_dict()))
     again = Speculator.from_dict(stored)
     assert again.to_dict() == stored

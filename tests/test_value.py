@@ -65,14 +65,25 @@ def test_native_equals_twin_on_noisy_repetition(seed, slope):
         np.testing.assert_allclose(confidence, t_confidence, rtol=2e-3, atol=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+OPTIONS = [
+    (True, True, True, 2),
+    (True, False, False, 2),
+    (False, True, False, 2),
+    (False, False, True, 2),
+    (True, False, True, 1),
+    (True, True, True, 5),
+]
+
+
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=14),
     st.lists(st.integers(0, 9), min_size=14, max_size=14),
+    st.sampled_from(OPTIONS),
 )
-def test_native_equals_twin_on_any_sequence_of_calls(chunks, gammas):
-    native = ValueEngine(Calibration())
-    twin = reference_value.ValueEngine(reference_value.Calibration())
+def test_native_equals_twin_on_any_sequence_of_calls(chunks, gammas, options):
+    native = ValueEngine(Calibration(), *options)
+    twin = reference_value.ValueEngine(reference_value.Calibration(), *options)
     for chunk, gamma in zip(chunks, gammas, strict=False):
         ours, theirs = native.draft(gamma), twin.draft(gamma)
         np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-3, atol=1e-4)
@@ -80,6 +91,7 @@ def test_native_equals_twin_on_any_sequence_of_calls(chunks, gammas):
         assert ours[2].tolist() == theirs[2].tolist()
         native.extend(ids(chunk))
         twin.extend(ids(chunk))
+        native.check_integrity()
 
 
 def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():
@@ -91,7 +103,7 @@ def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():
     assert not np.array_equal(before, learned)
     other = ValueEngine(shared)
     other.extend(ids([3, 1]))
-    assert len(other.draft(5)[0]) == 0  # nothing of the first text comes back
+    assert set(other.draft(5)[0].tolist()) <= {1, 3}  # nothing of the first text comes back
     relabelled = Calibration()  # the same text in other token ids teaches exactly the same
     play(ValueEngine(relabelled), noisy_repetition(1, 600) + 1000, 40, 8)
     assert np.array_equal(relabelled.to_array(), learned)
@@ -148,6 +160,21 @@ def test_a_copy_is_resumed_behind_a_substituted_token():
     assert set(source.tolist()) == {1}
 
 
+def test_a_copy_is_found_again_behind_a_deletion():
+    """The output leaves out three tokens of its source; one token behind them is enough."""
+    base = list(range(100, 140))
+    engine = ValueEngine(Calibration(), counts=False)
+    engine.extend(ids([base[16], 7, *base, 8, base[16], 9, *base[:6]]))  # its last place is not it
+    for upto in (8, 10, 12):
+        assert engine.draft(2)[0].tolist() == base[upto - 2 : upto]
+        engine.extend(ids(base[upto - 2 : upto]))
+    engine.draft(4)
+    engine.extend(ids([base[16]]))
+    tokens, _, source = engine.draft(3)
+    assert tokens.tolist() == base[17:20]
+    assert set(source.tolist()) == {1}
+
+
 def test_the_worst_inputs_are_bounded():
     for text in (np.zeros(5000), np.arange(5000) % 2, np.arange(5000)):
         engine = ValueEngine(Calibration())
@@ -173,7 +200,7 @@ def test_bad_arguments_are_named():
 
 
 def test_the_drafter_hands_over_confidence_and_source():
-    drafter = build_drafter("value")
+    drafter = build_drafter("auto")
     session = drafter.start(ids([1, 2, 3, 4, 5, 1, 2, 3]))
     draft = session.propose(3)
     assert draft.tokens.tolist() == [4, 5, 1]

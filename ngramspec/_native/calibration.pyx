@@ -3,53 +3,110 @@
 The mixing is that of the PAQ compressors (Mahoney 2005): each input is the log-odds of a counted
 frequency, the weights follow the gradient of coding cost. Counts fade by halving, so that the table
 follows the text of today. One table per drafter; its methods run under the GIL, so that sessions
-in several threads may share it. A few kilobytes, whatever was seen.
+in several threads may share it. Twenty kilobytes, whatever was seen.
 """
 
-from libc.math cimport expf, logf
+from libc.math cimport expf
 
 import numpy as np
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+    /* ln(x) for normal x > 0: the exponent's share, and a polynomial of the mantissa, whose error
+       stays below 1e-6. Zero and below give some very negative number. */
+    static inline float ngs_log(float x) {
+        uint32_t bits;
+        float m, e;
+        memcpy(&bits, &x, 4);
+        e = (float)((int32_t)(bits >> 23) - 127);
+        bits = (bits & 0x7fffffu) | 0x3f800000u;
+        memcpy(&m, &bits, 4);
+        m -= 1.0f;
+        return e * 0.69314718f + m * (0.99998116f + m * (-0.49947178f + m * (0.32824221f
+            + m * (-0.22589801f + m * (0.13467453f + m * (-0.05514520f + m * 0.01076451f))))));
+    }
+    """
+    float fast_log "ngs_log" (float x) noexcept nogil
 
 cdef enum:
     HALVE_AT = 600
 
 cdef float RATE = 0.02      # of the weights
-cdef float WEIGHT = 0.4     # at the beginning
-cdef float BIAS = 0.3       # the constant input
+cdef float CONSTANT = 0.3   # the bias's input
 cdef float STRONGEST = 7.6  # log-odds a cell can reach: a probability of 0.9995
 cdef float PRIOR = 4.0      # tested candidates that a cell begins with
 
+# How it begins: round figures for what other texts taught (library sources in two releases, and
+# answers of a small model). It matters for the first few hundred tokens.
+cdef float[9] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4]
+cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # of a bucket
+cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
+cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # of a context that had one continuation so far
 
-cdef inline float stretch(float p) noexcept nogil:
-    cdef float x = logf(p / (1.0 - p))
+
+cdef float newest_prior(int m, int seen, int others):
+    """P(right) of the latest continuation of a context, by buckets of counts."""
+    cdef float count = COUNT_OF[seen]
+    if seen == 0:
+        return 0.02
+    if others == 0:
+        return 1 - SURPRISE[m] / count
+    return max((count - 0.8) / (count + COUNT_OF[others]), 0.18)
+
+
+cdef float older_prior(int seen, int others):
+    """P(right) of a token that something else speaks for, and that followed before."""
+    return 0.02 if seen == 0 else 0.6 - 0.04 * others
+
+
+cdef inline float stretch(const Cell* c) noexcept nogil:
+    cdef float x = fast_log(c.right) - fast_log(c.tested - c.right)
     return min(max(x, -STRONGEST), STRONGEST)
+
+
+cdef float squash(float odds) noexcept nogil:
+    """The probability of log-odds."""
+    return 1 / (1 + expf(-odds))
 
 
 cdef class Calibration:
     """Counts and weights of one drafter."""
 
     def __cinit__(self):
-        cdef int i, m, count, rest, s
-        cdef float prior
-        for i in range(CELLS):
-            self._set(i, 0.5)
-        for m in range(3):
-            for count in range(7):
-                for rest in range(7):
-                    prior = (count + 0.3) / (count + rest + 1.2) if count else 0.05
-                    self._set((m * 7 + count) * 7 + rest, prior)
-        for i in range(147, 147 + 120):  # copy, odd cells: the candidate is the copied token
-            self._set(i, 0.6 if (i - 147) % 2 else 0.1)
-        for i in range(267, 267 + 144):  # resume, likewise
-            self._set(i, 0.5 if (i - 267) % 2 else 0.2)
+        cdef int i, m, seen, others, least, s
+        for m in range(CONTEXTS):
+            for seen in range(COUNTS):
+                for others in range(COUNTS):
+                    i = ((m * COUNTS + seen) * COUNTS + others) * 2
+                    self.begin(i, older_prior(seen, others))
+                    self.begin(i + 1, newest_prior(m, seen, others))
+        for i in range(LENGTHS * MOODS):
+            least = LENGTH_OF[i // MOODS]
+            self.begin_pair(MATCH_CELLS + 2 * i, 0.15 / least, 1 - 1.0 / least)
+        for i in range(6 * LENGTHS):
+            self.begin_pair(RESUME_CELLS + 2 * i, 0.25, 0.25)
+        for i in range(8 * 9 * 6):
+            least = max(i // 6 % 9, 1)
+            self.begin_pair(NEAR_CELLS + 2 * i, 0.06, least / (least + 2.0))
+        for i in range(MOODS * LENGTHS):
+            self.begin(SESSION_CELLS + i, 0.1 + 0.08 * min(i % LENGTHS, 3))
         for s in range(SETS):
             for i in range(INPUTS):
-                self.weights[s][i] = WEIGHT
+                self.weights[s][i] = WEIGHTS[i]
+            self.weights[s][MATCH] += 0.05 * (s // 3)
 
-    cdef int _set(self, int i, float prior) except -1:
-        self.cells[i].right = PRIOR * prior
-        self.cells[i].tested = PRIOR
-        self.cells[i].stretch = stretch(prior)
+    cdef int begin_pair(self, int cell, float other, float same) except -1:
+        """Priors of a candidate that is not the token at a place, and of one that is."""
+        self.begin(cell, other)
+        self.begin(cell + 1, same)
+        return 0
+
+    cdef int begin(self, int cell, float prior) except -1:
+        self.cells[cell].right = PRIOR * prior
+        self.cells[cell].tested = PRIOR
+        self.cells[cell].stretch = stretch(&self.cells[cell])
         return 0
 
     def to_array(self):
@@ -59,17 +116,16 @@ cdef class Calibration:
         return np.concatenate((np.array(cells, np.float32).ravel(), np.array(weights, np.float32)))
 
     cdef void mix(self, Candidate* c) noexcept nogil:
-        """Set the candidate's probability from its cells."""
-        cdef float z = self.weights[c.set][INPUTS - 1] * BIAS
+        """Set the candidate's log-odds from its cells."""
+        cdef float z = self.weights[c.set][BIAS] * CONSTANT
         cdef int i
         for i in range(c.used):
             z += self.weights[c.set][c.input[i]] * self.cells[c.cell[i]].stretch
-        z = min(max(z, -12.0), 12.0)
-        c.p = 1.0 / (1.0 + expf(-z))
+        c.odds = min(max(z, <float>-12), <float>12)
 
     cdef void learn(self, const Candidate* c, bint right) noexcept nogil:
         """Learn whether a candidate was the next token."""
-        cdef float error = (<float>right - c.p) * RATE
+        cdef float error = (<float>right - squash(c.odds)) * RATE
         cdef Cell* cell
         cdef int i
         for i in range(c.used):
@@ -80,5 +136,5 @@ cdef class Calibration:
             if cell.tested > HALVE_AT:
                 cell.right *= 0.5
                 cell.tested *= 0.5
-            cell.stretch = stretch(cell.right / cell.tested)
-        self.weights[c.set][INPUTS - 1] += error * BIAS
+            cell.stretch = stretch(cell)
+        self.weights[c.set][BIAS] += error * CONSTANT

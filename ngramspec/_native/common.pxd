@@ -9,6 +9,8 @@ cdef enum:
 
 
 cdef const int32_t[::1] token_view(object tokens, str name=*)
+cdef const int32_t* tokens_of(object tokens, Py_ssize_t* n, str name=*) except? NULL
+cdef const float* costs_of(object cost, Py_ssize_t needed) except NULL
 cdef object raise_negative(const int32_t[::1] tokens, Py_ssize_t index)
 
 

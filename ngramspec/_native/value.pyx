@@ -1,34 +1,46 @@
-"""Drafting by value: copying, resumed copies and n-gram counts under one calibrated estimate.
+"""Drafting by value: copies, resumed copies and n-gram counts under one calibrated estimate.
 
-At every position the candidates are the token that follows the longest match, the one that follows
-where the last copy was left (past a substituted token), and the most frequent continuations of the
-last one to three tokens. Each gets P(it is next) from the calibration; the best one is drafted and
-the next position builds on it. The draft ends where the expected tokens per cost are highest:
-Theorem 3.8 of Leviathan et al. 2023 with a measured cost and a probability per position.
+At every position the candidates are the token behind the longest known match, the leading
+continuations of the last one to three tokens and of the one before the last, the token where the
+last copy would go on past a substituted one, and the one behind the best match around there; the
+sequence's most frequent token where nothing else is known. Each gets P(it is next) from the
+calibration; the best one is drafted and the next position builds on it. The draft ends where the
+expected tokens per cost are highest: Theorem 3.8 of Leviathan et al. 2023 with a measured cost and
+a probability per position.
 
-Bounded work: a position costs at most three context look-ups and four candidates, whatever the
-text's length. One thread at a time.
+The longest known match is the longest among the one read along so far and the last occurrences of
+the last two and three tokens. Bounded work, whatever the text: a step compares at most
+``FAR + 8 * AROUND`` tokens, a drafted position costs four look-ups and seven candidates, a
+committed token four counts. One thread at a time.
 """
 
 from libc.stdint cimport int8_t, int32_t
 from libc.stdlib cimport free
 
-import numpy as np
+cimport numpy as cnp
 
-from ngramspec._native.common cimport NONE, reserve, token_view
-from ngramspec._native.ranks cimport Context, ranks_find
+from ngramspec._native.calibration cimport (
+    CONTEXTS, COUNTS, LENGTHS, MATCH, MATCH_CELLS, MOODS, NEAR, NEAR_CELLS, RESUME, RESUME_CELLS,
+    SESSION, SESSION_CELLS, Calibration, Candidate, squash,
+)
+from ngramspec._native.common cimport (
+    MAX_TOKENS, NONE, costs_of, first_negative, raise_negative, reserve, token_view, tokens_of,
+)
+from ngramspec._native.contexts cimport LEADERS, ContextTable, count_of, leader, note
 from ngramspec._native.xxh64 cimport xxh64
 
+cnp.import_array()
+
 cdef enum:
-    ORDERS = 3              # contexts of 1..3 tokens
-    MIN_MATCH = 2
-    LOOKAHEAD = 12          # positions looked at beyond the best end so far
-    COPY_CELLS = 147
-    RESUME_CELLS = 267
-    SESSION_CELLS = 411
+    LOOKAHEAD = 12      # positions looked at beyond the best end so far
+    FAR = 64            # tokens compared to find a match's length, at each of three places
+    BEFORE = 16         # around a resumed copy: positions looked at before
+    BEHIND = 32         # and behind it
+    SKIP_SEED = 32      # of the context that skips a token; the others' is their order
     FROM_COPY = 0
     FROM_RESUME = 1
     FROM_NGRAM = 2
+    FROM_UNIGRAM = 3
 
 cdef float HOPELESS = 0.01  # probability of a draft's reaching a position, below which it ends
 cdef float MOOD_RATE = 0.15
@@ -46,112 +58,215 @@ cdef inline int count_bucket(int n) noexcept nogil:
     return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
 
 
+cdef inline Keys keys_of(const int32_t* end, Py_ssize_t n) noexcept nogil:
+    """Keys of the contexts of a text of ``n`` tokens that ends before ``end``."""
+    cdef Keys keys
+    keys.of[0] = xxh64(end - 1, 1, 2) if n >= 1 else 0
+    keys.of[1] = xxh64(end - 2, 2, 3) if n >= 2 else 0
+    keys.of[2] = xxh64(end - 3, 3, 4) if n >= 3 else 0
+    keys.of[3] = xxh64(end - 2, 1, SKIP_SEED) if n >= 2 else 0
+    return keys
+
+
 cdef class ValueEngine:
     """One sequence's structures, and the drafting over them.
 
     Args:
         calibration: shared by all sequences of a drafter.
+        copies: whether to draft from places that are read along.
+        counts: whether to draft from n-gram counts.
+        falls_back: whether to draft the most frequent token where nothing else is known.
+        min_match: shortest match to copy from, >= 1.
     """
 
-    def __cinit__(self, Calibration calibration not None):
+    def __cinit__(
+        self, Calibration calibration not None, bint copies=True, bint counts=True,
+        bint falls_back=True, int min_match=2,
+    ):
+        cdef int i
         self.calibration = calibration
-        self.copy = CopyIndex()
-        self.table = NGramTable(ORDERS + 1)
-        self.match.at = self.resume.at = NONE
+        self.copies, self.counts, self.falls_back = copies, counts, falls_back
+        self.min_match = min_match
+        self.table = ContextTable()
+        for i in range(LEADERS):
+            self.unigrams.token[i] = NONE
+        self.match.at = self.resume.at = self.near.at = NONE
         self.mood = 0.5
 
     def __dealloc__(self):
+        free(self.text)
         free(self.nodes)
 
-    def draft(self, int gamma, const float[::1] cost=None):
+    def __len__(self):
+        """Tokens committed."""
+        return self.n
+
+    def draft(self, int gamma, cost=None):
         """Draft at most ``gamma`` tokens.
 
         Args:
             gamma: >= 0.
-            cost: float32 (gamma + 2,), cost[n] of a forward of n positions; None: no limit but
-                gamma and hopelessness.
+            cost: float32 (gamma + 2,) or longer, cost[n] of a forward of n positions; None: no
+                limit but gamma and hopelessness.
 
         Returns:
             (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
-            for a resumed copy, 2 for n-gram counts.
+            for a resumed copy, 2 for n-gram counts, 3 for the most frequent token.
         """
-        cdef int n, i
+        cdef const float* costs
+        cdef cnp.npy_intp n
+        cdef Py_ssize_t i
         if gamma < 0:
             raise ValueError(f"gamma must be >= 0, got {gamma}")
-        if cost is not None and cost.shape[0] < gamma + 2:
-            raise ValueError(f"cost must have {gamma + 2} entries, got {cost.shape[0]}")
+        costs = NULL if cost is None else costs_of(cost, gamma + 2)
+        self.idle()
         if reserve(<void**>&self.nodes, &self.node_cap, max(gamma, 1), sizeof(Node)) < 0:
             raise MemoryError(f"a draft of {gamma} tokens")
-        tokens = np.empty(max(gamma, 1), np.int32)
-        confidence = np.empty(max(gamma, 1), np.float32)
-        cdef int32_t[::1] out = tokens
-        cdef float[::1] p = confidence
-        n = self.fill(gamma, NULL if cost is None else &cost[0], &out[0], &p[0])
-        source = np.empty(n, np.int8)
-        cdef int8_t[::1] kinds = source
+        n = self.fill(gamma, costs)
+        drafted = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
+        confidence = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_FLOAT32)
+        source = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT8)
+        cdef int32_t* tokens = <int32_t*>cnp.PyArray_DATA(drafted)
+        cdef float* p = <float*>cnp.PyArray_DATA(confidence)
+        cdef int8_t* sources = <int8_t*>cnp.PyArray_DATA(source)
         for i in range(n):
-            kinds[i] = <int8_t>self.nodes[i].kind
-        return tokens[:n], confidence[:n], source
+            tokens[i] = self.nodes[i].token
+            p[i] = self.nodes[i].p
+            sources[i] = <int8_t>self.nodes[i].source
+        return drafted, confidence, source
 
     def extend(self, tokens):
-        """Append committed tokens, int32 (n,), and learn how the last draft's candidates did."""
-        cdef const int32_t[::1] view = token_view(tokens)
-        if view.shape[0] == 0:
+        """Append committed tokens, int32 (n,), and learn how the last draft's candidates did.
+
+        Raises:
+            TypeError, ValueError: not an int32 array, or a negative id; nothing was appended.
+            MemoryError: the tokens before the failure are in.
+        """
+        cdef Py_ssize_t count = 0, bad
+        cdef const int32_t* new = tokens_of(tokens, &count)
+        cdef int failed
+        if count == 0:
             return
-        self.learn(&view[0], view.shape[0])
-        self.copy.extend(tokens)
-        self.table.extend(tokens)
+        if count > MAX_TOKENS - self.n:
+            raise OverflowError(f"a value engine holds at most {MAX_TOKENS} tokens")
+        bad = first_negative(new, count)
+        if bad != NONE:
+            raise_negative(token_view(tokens), bad)
+        self.idle()
+        self.learn(new, count)
+        if count < 64:
+            failed = self.append(new, count)
+        else:
+            self.busy = True
+            with nogil:
+                failed = self.append(new, count)
+            self.busy = False
+        if failed:
+            raise MemoryError(f"value engine at {self.n} tokens")
+        self.follow(count)
+
+    def contexts(self):
+        """How many contexts are known."""
+        return len(self.table)
 
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""
-        own = sizeof(ValueEngine) + self.node_cap * sizeof(Node)
-        return own + self.copy.sizeof() + self.table.sizeof()
+        return (
+            sizeof(ValueEngine)
+            + self.text_cap * sizeof(int32_t)
+            + self.node_cap * (sizeof(Node))
+            + self.table.sizeof()
+        )
 
-    cdef int32_t text_at(self, Py_ssize_t at, const int32_t* drafted) noexcept nogil:
-        return self.copy.text[at] if at < self.copy.n else drafted[at - self.copy.n]
+    def check_integrity(self):
+        """Raise an AssertionError if an invariant is broken."""
+        self.idle()
+        self.table.check_integrity()
+        for at in (self.match.at, self.resume.at, self.near.at):
+            assert at == NONE or 0 <= at < self.n
 
-    cdef int fill(self, int gamma, const float* cost, int32_t* tokens, float* p) noexcept nogil:
-        """Draft into ``tokens`` and ``p``; the number of tokens worth verifying."""
-        cdef int32_t context[ORDERS]
-        cdef int32_t s = self.copy.prefixes[self.copy.n].link
-        cdef int n = self.table.tail_n, j, best = 0, length, copied, resumed
-        cdef float reach = 1, expected = 1, value, highest = 0
+    cdef int idle(self) except -1:
+        if self.busy:
+            raise RuntimeError("this value engine is being used by another thread")
+        return 0
+
+    cdef int append(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+        """Count ``n`` tokens: 0, or -1 without memory."""
+        cdef Keys next
+        cdef Py_ssize_t i
+        cdef int m
+        if self.n + n > self.text_cap and reserve(
+            <void**>&self.text, &self.text_cap, self.n + n + (n >> 3) + 64, sizeof(int32_t)
+        ) < 0:
+            return -1
+        for i in range(n):
+            self.text[self.n] = tokens[i]
+            next = keys_of(self.text + self.n + 1, self.n + 1)
+            self.warm(&next)  # counted one token later
+            for m in range(CONTEXTS):
+                if self.tail.of[m]:
+                    if self.table.count(self.tail.of[m], tokens[i], <int32_t>self.n) < 0:
+                        return -1
+            note(&self.unigrams, tokens[i], <int32_t>self.n)
+            self.tail = next
+            self.n += 1
+        return 0
+
+    cdef void look_up(self, const Keys* keys, const Slot** known) noexcept nogil:
+        """Find a position's contexts; one that is unknown has no longer one that is known."""
+        cdef int m
+        for m in range(CONTEXTS):
+            known[m] = NULL
+        for m in range(CONTEXTS):
+            if keys.of[m] and (m == 0 or m == CONTEXTS - 1 or known[m - 1] != NULL):
+                known[m] = self.table.find(keys.of[m])
+
+    cdef void warm(self, const Keys* keys) noexcept nogil:
+        cdef int m
+        for m in range(CONTEXTS):
+            self.table.warm(keys.of[m])
+
+    cdef int fill(self, int gamma, const float* cost) noexcept nogil:
+        """Draft into the nodes; the number of tokens worth verifying."""
+        cdef const Slot* known[CONTEXTS]
+        cdef int32_t votes[PLACES]
+        cdef int32_t context[4]     # the last three tokens and a guess at the next
+        cdef Keys keys = self.tail
+        cdef Keys guessed
+        cdef Py_ssize_t at
+        cdef int j, m, best = 0, length, have = <int>min(self.n, 3)
+        cdef float reach = 1, expected = 1, value, highest = 0 if cost == NULL else 1 / cost[1]
+        cdef bint along, nearby
         cdef Node* node
-        cdef bint along
-        for j in range(n):
-            context[j] = self.table.tail[j]
-        self.match.length = 0 if s == NONE else self.copy.length(s)
-        self.match.at = NONE
-        if self.match.length >= MIN_MATCH:
-            self.match.at = self.copy.occurrence(s, 1)
+        for m in range(have):
+            context[3 - have + m] = self.text[self.n - have + m]
+        self.look_up(&keys, known)
+        self.find_match(known)
+        self.find_near()
         along = self.match.at != NONE
+        nearby = self.near.at != NONE
         length = self.match.length
-        if cost != NULL:
-            highest = 1 / cost[1]
         self.node_n = 0
-        for j in range(gamma if gamma > 0 else 1):
-            copied = self.text_at(self.match.at + j, tokens) if along else NONE
-            resumed = NONE
-            if self.resume.at != NONE and self.resume.at + j < self.copy.n:
-                resumed = self.copy.text[self.resume.at + j]
+        for j in range(max(gamma, 1)):
+            if j:
+                self.look_up(&keys, known)
             node = &self.nodes[j]
-            if not self.candidates(node, context, n, copied, resumed, length, self.since + j):
+            votes[0] = votes[1] = votes[2] = NONE
+            if along:
+                at = self.match.at + j
+                votes[0] = self.text[at] if at < self.n else self.nodes[at - self.n].token
+                context[3] = votes[0]
+                guessed = keys_of(context + 4, have + 1)
+                self.warm(&guessed)  # looked up one position later
+            if self.resume.at != NONE and self.resume.at + j < self.n:
+                votes[1] = self.text[self.resume.at + j]
+            if nearby and self.near.at + j < self.n:
+                votes[2] = self.text[self.near.at + j]
+            if self.judge(node, known, votes, length, j) == 0:
                 break
             self.node_n = j + 1
-            tokens[j] = node.candidates[node.chosen].token
-            p[j] = node.candidates[node.chosen].p
-            reach *= p[j]
+            reach *= node.p
             expected += reach
-            if along and tokens[j] != copied:
-                along = False
-                length = 0
-            elif length:
-                length += 1
-            if n < ORDERS:
-                context[n] = tokens[j]
-                n += 1
-            else:
-                context[0], context[1], context[2] = context[1], context[2], tokens[j]
             if j < gamma:
                 value = 0 if cost == NULL else expected / cost[j + 2]
                 if cost == NULL or value >= highest:
@@ -159,40 +274,34 @@ cdef class ValueEngine:
                     best = j + 1
             if reach < HOPELESS or j + 1 >= best + LOOKAHEAD:
                 break
+            nearby = nearby and node.token == votes[2]
+            context[0], context[1], context[2] = context[1], context[2], node.token
+            have = min(have + 1, 3)
+            if along and node.token == votes[0]:
+                length += 1
+                keys = guessed
+            else:
+                along = False
+                length = 0
+                keys = keys_of(context + 3, have)
         return best
 
-    cdef int candidates(
-        self, Node* node, const int32_t* context, int n, int copied, int resumed, int length,
-        int since,
+    cdef int judge(
+        self, Node* node, const Slot** known, const int32_t* votes, int length, int ahead
     ) noexcept nogil:
         """Find a position's candidates and choose the most probable; their number."""
-        cdef Context* known[ORDERS]
-        cdef Context* c
+        cdef int32_t tokens[MOST_CANDIDATES]
+        cdef int32_t fallback = NONE
+        cdef int count = self.gather(tokens, known, votes, &fallback)
+        cdef int orders = 0, i, m, bucket, mood, set
+        cdef int resumed = min(self.resume.since + ahead, 5)
         cdef Candidate* each
-        cdef Py_ssize_t slot
-        cdef int orders = 0, count = 0, m, i, bucket, mood
-        cdef int32_t token, e, times
-        cdef int32_t tokens[CANDIDATES]
-        for m in range(1, n + 1):
-            slot = self.table.find(xxh64(context + n - m, m, m + 1))
-            if self.table.slots[slot].total == 0:
-                break
-            known[orders] = &self.table.slots[slot]
+        cdef int32_t token, times
+        cdef bint newest
+        while orders < CONTEXTS - 1 and known[orders] != NULL:
             orders += 1
-        if copied != NONE:
-            tokens[0] = copied
-            count = 1
-        for m in range(orders - 1, -1, -1):
-            token = known[m].token
-            if count < CANDIDATES - 1 and not among(tokens, count, token):
-                tokens[count] = token
-                count += 1
-        if resumed != NONE and not among(tokens, count, resumed):
-            tokens[count] = resumed
-            count += 1
         bucket = length_bucket(max(length, orders))
-        mood = <int>(5 * self.mood)
-        mood = min(mood, 4)
+        mood = min(<int>(MOODS * self.mood), MOODS - 1)
         node.count = count
         node.chosen = 0
         for i in range(count):
@@ -200,75 +309,183 @@ cdef class ValueEngine:
             each = &node.candidates[i]
             each.token = token
             each.used = 0
-            each.set = 3 * bucket
-            for m in range(orders):
-                c = known[m]
-                if c.top == NONE:
-                    times = c.total if c.token == token else 0
-                elif c.token == token:
-                    times = self.table.ranks.buckets[c.top].count
-                else:
-                    e = ranks_find(&self.table.ranks, c.key, token)
-                    times = 0
-                    if e != NONE:
-                        times = self.table.ranks.buckets[self.table.ranks.entries[e].bucket].count
-                put(each, m, (m * 7 + count_bucket(times)) * 7 + count_bucket(c.total - times))
-            if copied != NONE:
-                put(each, ORDERS, COPY_CELLS + 2 * (5 * bucket + mood) + (token == copied))
-            if resumed != NONE:
-                put(
-                    each, ORDERS + 1, RESUME_CELLS + (token == resumed)
-                    + 2 * (12 * min(since, 5) + length_bucket(self.resume.length)),
-                )
-                each.set += 1 if token == resumed else 2
-            put(each, ORDERS + 2, SESSION_CELLS + 12 * mood + bucket)
+            set = 3 * bucket
+            for m in range(CONTEXTS):
+                if known[m] == NULL:
+                    continue
+                times = count_of(known[m], token, &newest)
+                put(each, m, newest + 2 * (
+                    (m * COUNTS + count_bucket(times)) * COUNTS
+                    + count_bucket(known[m].total - times)
+                ))
+            if votes[0] != NONE:
+                put(each, MATCH, MATCH_CELLS + (token == votes[0]) + 2 * (MOODS * bucket + mood))
+            if votes[1] != NONE:
+                set += 1 if token == votes[1] else 2
+                put(each, RESUME, RESUME_CELLS + (token == votes[1]) + 2 * (
+                    LENGTHS * resumed + length_bucket(self.resume.length)
+                ))
+            if votes[2] != NONE:
+                put(each, NEAR, NEAR_CELLS + (token == votes[2]) + 2 * (
+                    (9 * min(self.resume.since, 7) + min(self.near.length + ahead, 8)) * 6
+                    + min(length_bucket(self.near.since) // 2, 5)
+                ))
+            put(each, SESSION, SESSION_CELLS + LENGTHS * mood + bucket)
+            each.set = set
             self.calibration.mix(each)
-            if each.p > node.candidates[node.chosen].p:
+            if each.odds > node.candidates[node.chosen].odds:
                 node.chosen = i
         if count:
-            token = tokens[node.chosen]
-            node.kind = (
-                FROM_COPY if token == copied else FROM_RESUME if token == resumed else FROM_NGRAM
+            token = node.token = tokens[node.chosen]
+            node.p = squash(node.candidates[node.chosen].odds)
+            node.source = (
+                FROM_COPY if token == votes[0]
+                else FROM_RESUME if token == votes[1] or token == votes[2]
+                else FROM_UNIGRAM if token == fallback else FROM_NGRAM
             )
-        node.copying = copied != NONE and tokens[node.chosen] == copied
         return count
+
+    cdef int gather(
+        self, int32_t* tokens, const Slot** known, const int32_t* votes, int32_t* fallback
+    ) noexcept nogil:
+        """The different tokens that may come next, in the order of preference among equals."""
+        cdef int count = 0, m
+        if votes[0] != NONE:
+            tokens[0] = votes[0]
+            count = 1
+        if self.counts:
+            for m in range(CONTEXTS - 2, -1, -1):
+                if known[m] != NULL:
+                    count = with_token(tokens, count, known[m].token[leader(known[m])])
+        for m in range(1, PLACES):
+            if votes[m] != NONE:
+                count = with_token(tokens, count, votes[m])
+        m = CONTEXTS - 1
+        if self.counts and known[m] != NULL:
+            count = with_token(tokens, count, known[m].token[leader(known[m])])
+        if count == 0 and self.falls_back and self.unigrams.total:
+            fallback[0] = tokens[0] = self.unigrams.token[leader(&self.unigrams)]
+            count = 1
+        return count
+
+    cdef int agreement(self, Py_ssize_t at, int most) noexcept nogil:
+        """How many tokens before ``at`` equal those at the text's end, counted up to ``most``."""
+        cdef int n = 0
+        most = <int>min(<Py_ssize_t>most, at)
+        while n < most and self.text[at - 1 - n] == self.text[self.n - 1 - n]:
+            n += 1
+        return n
+
+    cdef void find_match(self, const Slot** known) noexcept nogil:
+        """Go to the last occurrence of the last tokens if it agrees longer than the match so far.
+
+        Among places that agree equally long the most recent is taken.
+        """
+        cdef int m, length
+        cdef int32_t at
+        if not self.copies:
+            return
+        if self.match.at == NONE:
+            self.match.length = 0
+        for m in range(min(CONTEXTS - 2, 2), -1, -1):
+            if m + 1 < min(self.min_match, 2) or known[m] == NULL:
+                continue
+            at = known[m].last
+            if at == self.match.at or at >= self.n or self.match.length >= FAR:
+                continue
+            length = self.agreement(at, FAR)
+            if length > self.match.length or (
+                length == self.match.length and at > self.match.at
+            ):
+                self.match.at = at
+                self.match.length = length
+        if self.match.length < self.min_match:
+            self.match.at = NONE
+            self.match.length = 0
+
+    cdef void find_near(self) noexcept nogil:
+        """The place around the resumed copy that agrees longest, the nearest of equals."""
+        cdef Py_ssize_t at, first, end
+        cdef int length, distance
+        cdef int32_t last
+        self.near.at = NONE
+        self.near.length = 0
+        if self.resume.at == NONE:
+            return
+        last = self.text[self.n - 1]
+        first = max(self.resume.at - BEFORE, 1)
+        end = min(self.resume.at + BEHIND, self.n)
+        for at in range(first, end):
+            if self.text[at - 1] != last or at == self.resume.at or at == self.match.at:
+                continue
+            length = self.agreement(at, 8)
+            distance = <int>(at - self.resume.at if at > self.resume.at else self.resume.at - at)
+            if length > self.near.length or (
+                length == self.near.length and distance < self.near.since
+            ):
+                self.near.at = <int32_t>at
+                self.near.length = length
+                self.near.since = distance
 
     cdef void learn(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
         """Compare the last proposal with what was committed, as far as they agree."""
-        cdef int j, i, right = 0, followed = 0
+        cdef int j, i
         cdef Node* node
-        cdef Candidate* chosen
-        cdef bint agrees = True
+        cdef bint agrees
         for j in range(<int>min(n, <Py_ssize_t>self.node_n)):
             node = &self.nodes[j]
-            chosen = &node.candidates[node.chosen]
-            agrees = chosen.token == tokens[j]
             for i in range(node.count):
                 self.calibration.learn(&node.candidates[i], node.candidates[i].token == tokens[j])
+            agrees = node.token == tokens[j]
             self.mood += MOOD_RATE * (<float>agrees - self.mood)
             if not agrees:
                 break
-            right += 1
-            followed += node.copying
-        if self.match.at != NONE and right >= 1 and followed == right:
-            self.resume.at = <int32_t>(self.match.at + n)
-            self.resume.length = self.match.length + right
-            self.since = 0
+        self.node_n = 0
+
+    cdef void follow(self, Py_ssize_t n) noexcept nogil:
+        """Move the places on over the ``n`` tokens just committed."""
+        cdef Py_ssize_t old = self.n - n
+        cdef int copied = self.along(self.match.at, n)
+        cdef int nearby = self.along(self.near.at, n)
+        if copied:
+            self.resume.at = self.match.at + <int32_t>n
+            self.resume.length = self.match.length + copied
+            self.resume.since = max(<int>n - copied - 1, 0)
+        elif nearby:
+            self.resume.at = self.near.at + <int32_t>n
+            self.resume.length = self.near.length + nearby
+            self.resume.since = <int>n - nearby
         elif self.resume.at != NONE:
             self.resume.at += <int32_t>n
-            self.since += <int>n
-        if self.resume.at >= self.copy.n:
+            self.resume.since += <int>n
+        if self.resume.at >= old:
             self.resume.at = NONE
-        self.node_n = 0
-        self.match.at = NONE
+        self.near.at = NONE
+        if copied == n:
+            self.match.at += <int32_t>n
+            self.match.length += <int>n
+        else:
+            self.match.at = NONE
+            self.match.length = 0
+
+    cdef int along(self, int32_t at, Py_ssize_t n) noexcept nogil:
+        """How many of the ``n`` tokens just committed equal those from ``at`` on."""
+        cdef int i = 0
+        if at == NONE:
+            return 0
+        while i < n and self.text[at + i] == self.text[self.n - n + i]:
+            i += 1
+        return i
 
 
-cdef inline bint among(const int32_t* tokens, int n, int32_t token) noexcept nogil:
+cdef inline int with_token(int32_t* tokens, int n, int32_t token) noexcept nogil:
+    """Append a token that is not among the ``n`` there; how many there are then."""
     cdef int i
     for i in range(n):
         if tokens[i] == token:
-            return True
-    return False
+            return n
+    tokens[n] = token
+    return n + 1
 
 
 cdef inline void put(Candidate* c, int input, int cell) noexcept nogil:

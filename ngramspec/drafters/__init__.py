@@ -1,18 +1,22 @@
 """Drafters, one per file, and the registry that builds them from a string."""
 
+from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.registry import build_drafter, register_drafter
 from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.drafters.unigram import UnigramDrafter
+from ngramspec.drafters.value import ValueDrafter
 
 __all__ = [
+    "CalibratedDrafter",
     "CopyDrafter",
     "NGramDrafter",
     "NullDrafter",
     "TieredDrafter",
     "UnigramDrafter",
+    "ValueDrafter",
     "build_drafter",
     "register_drafter",
 ]

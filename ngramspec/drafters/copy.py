@@ -24,6 +24,9 @@ class CopySession(DraftSession):
     def extend(self, tokens: Int32) -> None:
         self.index.extend(tokens)
 
+    def sizeof(self) -> int:
+        return int(self.index.sizeof())
+
 
 class CopyDrafter(Drafter):
     """Copies from the context (Leviathan et al., 3.6; prompt lookup), at any match length.

@@ -7,14 +7,16 @@ import re
 from collections.abc import Callable
 
 from ngramspec.draft import Drafter
+from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.drafters.unigram import UnigramDrafter
-from ngramspec.drafters.value import ValueDrafter
+from ngramspec.drafters.value import SOURCES, ValueDrafter
 
-AUTO = "value"
+AUTO = "copy+ngram+unigram"
+POLICIES = ("value", "priority")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TIER = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
 
@@ -23,7 +25,12 @@ _factories: dict[str, Callable[..., Drafter]] = {
     "ngram": NGramDrafter,
     "unigram": UnigramDrafter,
     "none": NullDrafter,
-    "value": ValueDrafter,
+}
+# With these arguments a tier can be one of the value drafter's sources.
+JOINABLE: dict[str, dict[str, object]] = {
+    "copy": {"min_match": ...},
+    "ngram": {"order": 4, "window": None, "mode": "value"},
+    "unigram": {},
 }
 
 
@@ -44,37 +51,63 @@ def register_drafter(name: str, factory: Callable[..., Drafter]) -> None:
     _factories[name] = factory
 
 
-def build_drafter(spec: str | Drafter) -> Drafter:
+def build_drafter(spec: str | Drafter, *, policy: str = "value") -> Drafter:
     """A drafter from its description; a Drafter is passed through.
 
     Args:
-        spec: tiers separated by ``+``, highest priority first, each ``name`` or
-            ``name(key=value,...)``; or "auto", the best default for one request.
+        spec: tiers separated by ``+``, each ``name`` or ``name(key=value,...)``; or "auto", the
+            best default for one request: "copy+ngram+unigram".
+        policy: "value": at every position the token with the better expectation wins, whichever
+            tier it comes from, every token has a confidence, and a draft ends where its cost
+            says. Tiers that cannot be compared token by token (an n-gram table with a window, a
+            drafter of your own) are asked in order, with the acceptance of each tier measured.
+            "priority": the tiers in order, highest priority first, each continuing where those
+            above it end; no confidence.
 
     Raises:
-        ValueError: the part of the string that is wrong, marked, and what could stand there.
+        ValueError: the part of the string that is wrong, marked, and what could stand there; or
+            the policy.
 
     Example:
-        >>> build_drafter("copy+ngram(order=4)+unigram").tiers
+        >>> build_drafter("copy+ngram(order=4)+unigram", policy="priority").tiers
         ('copy', 'ngram', 'unigram')
     """
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     if isinstance(spec, Drafter):
         return spec
     if not isinstance(spec, str):
         raise TypeError(f"drafter must be a string or a Drafter, got {type(spec).__name__}")
     text = AUTO if spec.strip() == "auto" else spec
-    tiers: list[Drafter] = []
+    tiers: list[tuple[re.Match[str], dict[str, object]]] = []
     at = 0
     while at <= len(text):
         match = TIER.match(text, at)
         if match is None:
             raise _error(text, at, len(text), "cannot be read as name or name(key=value,...)")
-        tiers.append(_build_tier(text, match))
+        tiers.append((match, _arguments(text, match)))
         at = match.end() + (match.end() == len(text) and not text.endswith("+"))
-    return tiers[0] if len(tiers) == 1 else TieredDrafter(tiers)
+    if policy == "value" and _joinable(tiers):
+        min_match = {k: v for _, given in tiers for k, v in given.items() if k == "min_match"}
+        names = [match["name"] for match, _ in tiers]
+        return _made(text, tiers[0][0], ValueDrafter, {"sources": names, **min_match})
+    built = [_made(text, match, _factories[match["name"]], given) for match, given in tiers]
+    drafter = built[0] if len(built) == 1 else TieredDrafter(built)
+    own = len(built) > 1 or tiers[0][0]["name"] in SOURCES
+    return CalibratedDrafter(drafter) if policy == "value" and own else drafter
 
 
-def _build_tier(text: str, match: re.Match[str]) -> Drafter:
+def _joinable(tiers: list[tuple[re.Match[str], dict[str, object]]]) -> bool:
+    names = [match["name"] for match, _ in tiers]
+    return len(set(names)) == len(names) and all(
+        name in JOINABLE
+        and all(JOINABLE[name].get(key, key) in (value, ...) for key, value in given.items())
+        for name, given in zip(names, (given for _, given in tiers), strict=True)
+    )
+
+
+def _arguments(text: str, match: re.Match[str]) -> dict[str, object]:
+    """A tier's arguments by name, or an error that marks what is wrong with the tier."""
     name, arguments = match["name"], match["arguments"]
     begin, end = match.span("name")
     if name not in _factories:
@@ -92,8 +125,14 @@ def _build_tier(text: str, match: re.Match[str]) -> Drafter:
                 raise _error(text, begin, end, f"is no argument of {name}; it takes {known}, once")
             keywords[key] = _value(value)
             begin = end + 1
+    return keywords
+
+
+def _made(
+    text: str, match: re.Match[str], factory: Callable[..., Drafter], keywords: dict[str, object]
+) -> Drafter:
     try:
-        return _factories[name](**keywords)
+        return factory(**keywords)
     except (TypeError, ValueError) as error:
         raise _error(text, match.start("name"), match.end(), f"cannot be built: {error}") from error
 

@@ -64,6 +64,10 @@ class TieredSession(DraftSession):
         for session in self.sessions:
             session.extend(tokens)
 
+    def sizeof(self) -> int | None:
+        sizes = [session.sizeof() for session in self.sessions]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
     def close(self) -> None:
         for session in self.sessions:
             session.close()

@@ -39,6 +39,9 @@ class UnigramSession(DraftSession):
     def extend(self, tokens: Int32) -> None:
         self.counts.extend(tokens)
 
+    def sizeof(self) -> int:
+        return int(self.counts.sizeof())
+
 
 class UnigramDrafter(Drafter):
     """Drafts one token, the most frequent of the sequence (Leviathan et al., 3.6 and Table 3).

@@ -1,18 +1,28 @@
-"""Drafting by value: copying, resumed copies and n-gram counts under one calibrated estimate."""
+"""Drafting by value: copies, resumed copies and n-gram counts under one calibrated estimate."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.errors import check_int
+
+SOURCES = ("copy", "ngram", "unigram")
 
 
 class ValueSession(DraftSession):
-    """The drafting of one sequence; learns in ``extend`` from what was committed."""
+    """The drafting of one sequence.
 
-    def __init__(self, calibration: Calibration, tokens: Int32) -> None:
-        self.engine = ValueEngine(calibration)
-        self.engine.extend(tokens)
+    It learns in ``extend``: what was committed tells of every token looked at whether it was
+    right, those behind the draft's end and in place of the drafted ones included, which is more
+    than ``observe`` could say.
+    """
+
+    def __init__(self, engine: ValueEngine, tokens: Int32) -> None:
+        self.engine = engine
+        engine.extend(tokens)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         tokens, confidence, source = self.engine.draft(gamma, cost)
@@ -21,19 +31,37 @@ class ValueSession(DraftSession):
     def extend(self, tokens: Int32) -> None:
         self.engine.extend(tokens)
 
+    def sizeof(self) -> int:
+        return int(self.engine.sizeof())
+
 
 class ValueDrafter(Drafter):
     """At every position the candidate most likely to be the next token, and no further than pays.
 
     Its sequences share one calibration: how often candidates in which situation were right. That
     is counts and weights, never text.
+
+    Args:
+        sources: where candidates come from, of "copy", "ngram" and "unigram", each once; their
+            order means nothing, since the better expectation wins at every position.
+        min_match: shortest match in tokens to copy from, >= 1.
     """
 
-    tiers = ("copy", "resume", "ngram")
-    spec = "value"
+    tiers = ("copy", "resume", "ngram", "unigram")
+    estimates = True
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Sequence[str] = SOURCES, min_match: int = 2) -> None:
+        unknown = [name for name in sources if name not in SOURCES]
+        if unknown or not sources or len(set(sources)) < len(sources):
+            known = ", ".join(SOURCES)
+            raise ValueError(f"sources must be some of {known}, each once, got {tuple(sources)}")
+        self.sources = tuple(sources)
+        self.min_match = check_int("min_match", min_match, 1)
         self.calibration = Calibration()
+        copy = f"copy(min_match={min_match})"
+        self.spec = "+".join(copy if name == "copy" else name for name in self.sources)
 
     def start(self, tokens: Int32) -> DraftSession:
-        return ValueSession(self.calibration, tokens)
+        copies, counts, falls_back = (name in self.sources for name in SOURCES)
+        engine = ValueEngine(self.calibration, copies, counts, falls_back, self.min_match)
+        return ValueSession(engine, tokens)

@@ -1,0 +1,130 @@
+"""Other projects' drafters behind our interface, through their own packages.
+
+What our interface costs them is what it costs ours: a call, an array and a Draft per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ngramspec.draft import EMPTY_DRAFT, Draft, Drafter, DraftSession, Float32, Int32
+
+ARCTIC_DEPTH = 64
+
+
+class LookupSession(DraftSession):
+    """The committed tokens, as transformers' candidate generator takes them."""
+
+    def __init__(self, tokens: Int32, num_output_tokens: int, ngram_size: int) -> None:
+        import torch
+        from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+        self.torch = torch
+        self.make = PromptLookupCandidateGenerator
+        self.sizes = {
+            "num_output_tokens": num_output_tokens,
+            "max_matching_ngram_size": ngram_size,
+        }
+        self.ids = torch.from_numpy(tokens.astype(np.int64))[None]
+        self.generator = self.make(max_length=2**31, **self.sizes)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        # max_length leaves room for the token that the target adds
+        self.generator.max_length = self.ids.shape[1] + gamma + 1
+        candidates = self.generator.get_candidates(self.ids)[0][0, self.ids.shape[1] :]
+        if gamma < 1 or not len(candidates):
+            return EMPTY_DRAFT
+        return Draft(candidates.numpy().astype(np.int32)[:gamma])
+
+    def extend(self, tokens: Int32) -> None:
+        new = self.torch.from_numpy(tokens.astype(np.int64))[None]
+        self.ids = self.torch.cat((self.ids, new), dim=1)
+
+
+class LookupDrafter(Drafter):
+    """transformers' prompt lookup: the leftmost match of at most ``ngram_size`` tokens."""
+
+    def __init__(self, num_output_tokens: int = 10, ngram_size: int = 2) -> None:
+        self.num_output_tokens, self.ngram_size = num_output_tokens, ngram_size
+        self.tiers = ("lookup",)
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return LookupSession(tokens, self.num_output_tokens, self.ngram_size)
+
+
+class ArcticSession(DraftSession):
+    """One request in Arctic's suffix cache."""
+
+    def __init__(self, cache: Any, request: int, tokens: Int32, factor: float, trees: bool) -> None:
+        self.cache, self.request, self.factor, self.trees = cache, request, factor, trees
+        self.recent = tokens[-ARCTIC_DEPTH:].copy()
+        cache.start_request(request, tokens)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        found = self.cache.speculate(
+            self.request,
+            self.recent,
+            max_spec_tokens=gamma,
+            max_spec_factor=self.factor,
+            use_tree_spec=self.trees,
+        )
+        if gamma < 1 or not found.token_ids:
+            return EMPTY_DRAFT
+        parents = np.array(found.parents, np.int32) if self.trees else None
+        tokens = np.array(found.token_ids, np.int32)
+        return Draft(tokens, parents, np.array(found.probs, np.float32))
+
+    def extend(self, tokens: Int32) -> None:
+        self.cache.add_active_response(self.request, tokens)
+        self.recent = np.concatenate((self.recent, tokens))[-ARCTIC_DEPTH:]
+
+    def close(self) -> None:
+        self.cache.stop_request(self.request)
+
+
+class ArcticDrafter(Drafter):
+    """Arctic's suffix decoding with the tokens of the request itself only.
+
+    Args:
+        factor: most tokens drafted per token of the match.
+        trees: whether it drafts trees.
+    """
+
+    def __init__(self, factor: float, trees: bool = False) -> None:
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+        self.cache = SuffixDecodingCache(max_tree_depth=ARCTIC_DEPTH, max_cached_requests=0)
+        self.factor, self.trees = factor, trees
+        self.tiers = ("arctic",)
+        self.requests = count()
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return ArcticSession(self.cache, next(self.requests), tokens, self.factor, self.trees)
+
+
+# name -> (the package it comes from, how it is made, the gamma it is asked for)
+PEERS: dict[str, tuple[str, Callable[[], Drafter], int]] = {
+    "prompt lookup (transformers)": ("transformers", LookupDrafter, 10),
+    "arctic, factor 4": ("arctic_inference", lambda: ArcticDrafter(4.0), 64),
+    "arctic, factor 16": ("arctic_inference", lambda: ArcticDrafter(16.0), 64),
+    "arctic tree, factor 16": ("arctic_inference", lambda: ArcticDrafter(16.0, trees=True), 64),
+}
+INSTALL = {
+    "transformers": "pip install transformers",
+    "arctic_inference": "pip install --no-deps arctic-inference==0.3.0",
+}
+
+
+def installed() -> tuple[list[str], dict[str, str]]:
+    """Names of the peers that can run here; and of those that cannot, how to install them."""
+    missing = {name: INSTALL[package] for name, (package, *_) in PEERS.items() if not _is(package)}
+    return [name for name in PEERS if name not in missing], missing
+
+
+def _is(package: str) -> bool:
+    return find_spec(package) is not None

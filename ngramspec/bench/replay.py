@@ -1,0 +1,238 @@
+"""Playing recorded outputs through a drafter: a draft token is accepted while the target said it.
+
+Every drafter is judged on the same text, without a model. The first token of an output comes with
+the prompt, as the prefill emits it; a step drafts at most what is left but one, since the target
+adds a token of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+
+import numpy as np
+
+from ngramspec._native.copyindex import CopyIndex
+from ngramspec.bench.traces import Trace
+from ngramspec.controller import FixedGamma, GammaController, HeuristicGamma
+from ngramspec.draft import Draft, Drafter, Float32
+
+MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # the least length of each
+BINS = 20  # of confidence
+
+
+@dataclass(slots=True)
+class Share:
+    """Tested draft tokens, the accepted ones, and what the drafter had expected."""
+
+    tested: int = 0
+    accepted: int = 0
+    expected: float = 0.0
+
+    def add(self, accepted: bool, expected: float = 0.0) -> None:
+        """Count one tested token."""
+        self.tested += 1
+        self.accepted += accepted
+        self.expected += expected
+
+
+@dataclass(slots=True)
+class Tally:
+    """What replaying some traces gave.
+
+    Attributes:
+        calls, emitted, drafted, tested, accepted: as in DecodeStats.
+        cost: of the calls' forwards, in forwards of one position.
+        nanoseconds: of each step's propose, conversion to a list, observe and extend.
+    """
+
+    calls: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    cost: float = 0.0
+    nanoseconds: list[int] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, float]:
+        """Counts and the ratios that are reported."""
+        return {
+            "calls": self.calls,
+            "emitted": self.emitted,
+            "tokens_per_call": _ratio(self.emitted, self.calls),
+            "tokens_per_cost": _ratio(self.emitted, self.cost),
+            "alpha": _ratio(self.accepted, self.tested),
+            "accepted_fraction": _ratio(self.accepted, self.drafted),
+            "drafted_per_step": _ratio(self.drafted, self.calls),
+            "step_us_median": float(np.median(self.nanoseconds)) / 1000 if self.calls else 0.0,
+            "step_us_p99": (
+                float(np.percentile(self.nanoseconds, 99)) / 1000 if self.calls else 0.0
+            ),
+        }
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Acceptance by where a draft token came from and where it stood.
+
+    Attributes:
+        tiers: by the drafter's tier.
+        matches: by the length of the longest suffix that had occurred before the step, whatever
+            the drafter; keys are the least lengths of the buckets.
+        positions: by the position in the draft (in a tree, the depth), from 0 on.
+        confidence: by the drafter's confidence, in ``BINS`` equal bins.
+    """
+
+    tiers: dict[str, Share] = field(default_factory=dict)
+    matches: dict[int, Share] = field(default_factory=dict)
+    positions: dict[int, Share] = field(default_factory=dict)
+    confidence: dict[int, Share] = field(default_factory=dict)
+
+    def count(self, draft: Draft, path: Sequence[int], match: int, names: Sequence[str]) -> None:
+        """Add one step's draft, of which the nodes of ``path`` were accepted."""
+        source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+        bucket = max(each for each in MATCH_BUCKETS if each <= match)
+        for node, depth in tested_nodes(draft, path):
+            right = node in path
+            expected = 0.0 if draft.confidence is None else float(draft.confidence[node])
+            self.tiers.setdefault(names[source[node]], Share()).add(right, expected)
+            self.matches.setdefault(bucket, Share()).add(right, expected)
+            self.positions.setdefault(depth, Share()).add(right, expected)
+            if draft.confidence is not None:
+                bin = min(int(expected * BINS), BINS - 1)
+                self.confidence.setdefault(bin, Share()).add(right, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a drafter is asked.
+
+    Attributes:
+        gamma: tokens asked for: an integer; "heuristic"; or "auto", gamma_max with the cost for a
+            drafter that estimates, else heuristic.
+        gamma_max: most tokens asked for.
+        cost: float32 (gamma_max + 2,), cost[n] of a forward of n positions.
+        tree: whether trees are asked for.
+    """
+
+    cost: Float32
+    gamma: int | str = "auto"
+    gamma_max: int = 64
+    tree: bool = False
+
+
+class Player:
+    """Replays traces through one drafter and keeps the tallies by group.
+
+    Args:
+        drafter: shared by all traces.
+        plan: how it is asked.
+        acceptance: where acceptance is counted in detail; None: not at all. Counting disturbs the
+            times, so figures and details come from different runs.
+    """
+
+    def __init__(self, drafter: Drafter, plan: Plan, acceptance: Acceptance | None = None) -> None:
+        self.drafter = drafter
+        self.plan = plan
+        self.acceptance = acceptance
+        self.groups: dict[str, Tally] = {}
+
+    def play(self, traces: Iterable[Trace]) -> Player:
+        """Replay traces, in order; returns itself."""
+        for trace in traces:
+            self._play(trace, self.groups.setdefault(trace.group, Tally()))
+        return self
+
+    def _play(self, trace: Trace, tally: Tally) -> None:
+        plan, output = self.plan, trace.output
+        said = output.tolist()
+        committed = np.concatenate((trace.prompt, output[:1]))
+        by_cost = plan.gamma == "auto" and self.drafter.estimates
+        controller: GammaController
+        if isinstance(plan.gamma, int) or by_cost:
+            controller = FixedGamma(plan.gamma_max if by_cost else int(plan.gamma))
+        else:
+            controller = HeuristicGamma(plan.gamma_max)
+        cost = plan.cost if by_cost else None
+        seen = None if self.acceptance is None else CopyIndex()
+        if seen is not None:
+            seen.extend(committed)
+        session = self.drafter.start(committed)
+        at = 1
+        while at < len(said):
+            gamma = min(controller.gamma(), len(said) - at - 1)
+            begin = perf_counter_ns()
+            draft = session.propose(gamma, cost, tree=plan.tree)
+            tokens = draft.tokens.tolist()
+            proposed = perf_counter_ns() - begin
+            path = accepted_path(tokens, draft, said, at)
+            count = len(tokens)
+            new = output[at : at + len(path) + 1]
+            tested = len(path) + (len(path) < count and draft.parents is None)
+            begin = perf_counter_ns()
+            if count:
+                session.observe(draft, path, None)
+            session.extend(new)
+            tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
+            if draft.parents is not None:
+                tested = sum(1 for _ in tested_nodes(draft, path))
+            if count:
+                controller.observe(count, len(path))
+            tally.calls += 1
+            tally.emitted += len(new)
+            tally.drafted += count
+            tally.tested += tested
+            tally.accepted += len(path)
+            tally.cost += float(plan.cost[count + 1])
+            if self.acceptance is not None and seen is not None:
+                match = seen.longest_match()[0]
+                self.acceptance.count(draft, path, match, self.drafter.tiers)
+                seen.extend(new)
+            at += len(new)
+        session.close()
+
+
+def accepted_path(
+    tokens: Sequence[int], draft: Draft, said: Sequence[int], at: int
+) -> Sequence[int]:
+    """Indices of the nodes that the target would accept: those it said from ``at`` on."""
+    if draft.parents is None:
+        n = 0
+        while n < len(tokens) and tokens[n] == said[at + n]:
+            n += 1
+        return range(n)
+    path: list[int] = []
+    parent = -1
+    for node, (token, above) in enumerate(zip(tokens, draft.parents.tolist(), strict=True)):
+        if above == parent and at + len(path) < len(said) - 1 and token == said[at + len(path)]:
+            path.append(node)
+            parent = node
+    return path
+
+
+def tested_nodes(draft: Draft, path: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """(node, depth) of the nodes that the target judged (see Verdict).
+
+    In a chain those up to the first rejection; in a tree the children of every accepted node, up
+    to the accepted one.
+    """
+    if draft.parents is None:
+        yield from ((n, n) for n in range(min(len(path) + 1, len(draft))))
+        return
+    parents = draft.parents.tolist()
+    for depth, parent in enumerate((-1, *path)):
+        accepted = path[depth] if depth < len(path) else len(parents)
+        for node in range(parent + 1, min(accepted + 1, len(parents))):
+            if parents[node] == parent:
+                yield node, depth
+
+
+def geometric_mean(tallies: Iterable[Tally], name: str) -> float:
+    """The geometric mean over groups of one of ``Tally.to_dict``'s ratios."""
+    values = [tally.to_dict()[name] for tally in tallies]
+    return float(np.exp(np.mean(np.log(values)))) if values and min(values) > 0 else 0.0
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0

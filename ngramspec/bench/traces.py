@@ -1,0 +1,102 @@
+"""Recorded outputs: what a target said after which prompt, as token ids, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ngramspec.draft import Int32
+
+MOST_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """One recorded generation.
+
+    Attributes:
+        group: what kind of text it is; figures are given per group.
+        id: its name in the group.
+        prompt, output: token ids, int32 (n,); the output has at least two.
+    """
+
+    group: str
+    id: str
+    prompt: Int32
+    output: Int32
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Read a JSON-lines file of objects with ``group``, ``id``, ``prompt`` and ``output``.
+
+    Outputs of fewer than two tokens are left out: the prefill emits the first.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line that is no such object, named by its number; or no trace at all.
+    """
+    traces = []
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                trace = _parse(line, f"{path}, line {number}")
+                if len(trace.output) >= 2:
+                    traces.append(trace)
+    if not traces:
+        raise ValueError(f"{path} holds no trace with an output of two tokens or more")
+    return traces
+
+
+def write_traces(path: Path, traces: Iterable[Trace]) -> int:
+    """Write traces as ``read_traces`` reads them, each as it comes; their number."""
+    count = 0
+    with open(path, "w", encoding="utf-8") as lines:
+        for trace in traces:
+            ids = {"prompt": trace.prompt.tolist(), "output": trace.output.tolist()}
+            line = {"group": trace.group, "id": trace.id, **ids}
+            lines.write(json.dumps(line, separators=(",", ":")) + "\n")
+            lines.flush()
+            count += 1
+    return count
+
+
+def by_group(traces: Iterable[Trace]) -> dict[str, list[Trace]]:
+    """The traces of each group, groups in the order of their first traces."""
+    groups: dict[str, list[Trace]] = {}
+    for trace in traces:
+        groups.setdefault(trace.group, []).append(trace)
+    return groups
+
+
+def halves(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
+    """Two halves of the traces, alternating within each group."""
+    groups = by_group(traces).values()
+    for first in (0, 1):
+        yield [trace for group in groups for trace in group[first::2]]
+
+
+def _parse(line: str, where: str) -> Trace:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{where}: must be an object, got {type(fields).__name__}")
+    missing = [name for name in ("group", "id", "prompt", "output") if name not in fields]
+    if missing:
+        raise ValueError(f"{where}: {missing[0]!r} is missing")
+    prompt, output = (_ids(fields[name], f"{where}: {name}") for name in ("prompt", "output"))
+    return Trace(str(fields["group"]), str(fields["id"]), prompt, output)
+
+
+def _ids(value: Any, where: str) -> Int32:
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise ValueError(f"{where} must be a list of token ids")
+    if value and not (min(value) >= 0 and max(value) <= MOST_ID):
+        raise ValueError(f"{where}: token ids must lie in 0..{MOST_ID}")
+    return np.array(value, np.int32)
