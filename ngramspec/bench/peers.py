@@ -77,7 +77,7 @@ class ArcticSession(DraftSession):
             return EMPTY_DRAFT
         parents = np.array(found.parents, np.int32) if self.trees else None
         tokens = np.array(found.token_ids, np.int32)
-        return Draft(tokens, parents, np.array(found.probs, np.float32))
+        return Draft(tokens, parents)  # its probs are of whole paths, no confidence as ours is
 
     def extend(self, tokens: Int32) -> None:
         self.cache.add_active_response(self.request, tokens)

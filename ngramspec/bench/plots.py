@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def _groups(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
         values.append(result["mean"]["tokens_per_call"])
         at = [group + (which - (len(results) - 1) / 2) * width for group in range(len(groups))]
         axes.bar(at, values, width, label=result["drafter"])
-    axes.set_xticks(range(len(groups)), [name.replace("_", "\n") for name in groups])
+    axes.set_xticks(range(len(groups)), [re.sub("[ _]", "\n", name) for name in groups])
     axes.set(ylabel="tokens per call", yscale="log", title=f"Tokens per call, {curve} curve")
     axes.set_yticks([1, 1.5, 2, 3, 5, 10, 20], ["1", "1.5", "2", "3", "5", "10", "20"])
     axes.set_ylim(bottom=1)

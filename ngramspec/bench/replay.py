@@ -93,7 +93,7 @@ class Acceptance:
         """Add one step's draft, of which the nodes of ``path`` were accepted."""
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
         bucket = max(each for each in MATCH_BUCKETS if each <= match)
-        for node, depth in tested_nodes(draft, path):
+        for node, depth in judged_nodes(draft, path):
             right = node in path
             expected = 0.0 if draft.confidence is None else float(draft.confidence[node])
             self.tiers.setdefault(names[source[node]], Share()).add(right, expected)
@@ -176,7 +176,7 @@ class Player:
             session.extend(new)
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
             if draft.parents is not None:
-                tested = sum(1 for _ in tested_nodes(draft, path))
+                tested = sum(1 for _ in judged_nodes(draft, path))
             if count:
                 controller.observe(count, len(path))
             tally.calls += 1
@@ -211,7 +211,7 @@ def accepted_path(
     return path
 
 
-def tested_nodes(draft: Draft, path: Sequence[int]) -> Iterable[tuple[int, int]]:
+def judged_nodes(draft: Draft, path: Sequence[int]) -> Iterable[tuple[int, int]]:
     """(node, depth) of the nodes that the target judged (see Verdict).
 
     In a chain those up to the first rejection; in a tree the children of every accepted node, up

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter, perf_counter_ns
@@ -14,7 +16,7 @@ from ngramspec.draft import Drafter, Int32
 
 STEPS = 2000
 SECONDS = 3.0  # for the steps of one measurement; a slow drafter takes fewer
-PAGE = 4096
+LEAST_GROWN = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Reading:
             step with observe and extend.
         p99_us, worst_us: of the whole step.
         bytes_per_token: of the session's structures; where it does not say, by how much the
-            process grew.
+            process grew, from ``LEAST_GROWN`` tokens on, below which that is noise.
         drafted: tokens per step.
     """
 
@@ -39,7 +41,7 @@ class Reading:
     step_us: float
     p99_us: float
     worst_us: float
-    bytes_per_token: float
+    bytes_per_token: float | None
     drafted: float
 
 
@@ -53,13 +55,15 @@ def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: i
         n: length of the context.
         gamma: tokens asked for in a step.
     """
+    drafter.start(tokens[:16].copy()).propose(2)  # what is loaded once is no part of it
     gc.collect()
     before = _resident()
     begin = perf_counter()
     session = drafter.start(tokens[:n].copy())
     started = perf_counter() - begin
     size = session.sizeof()
-    grown = (_resident() - before) if size is None else size
+    if size is None and n >= LEAST_GROWN:
+        size = _resident() - before
     said = tokens[n:].tolist()
     proposes: list[int] = []
     steps: list[int] = []
@@ -89,7 +93,7 @@ def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: i
         step_us=float(np.median(steps)) / 1000,
         p99_us=float(np.percentile(steps, 99)) / 1000,
         worst_us=max(steps) / 1000,
-        bytes_per_token=grown / n,
+        bytes_per_token=None if size is None else size / n,
         drafted=drafted / len(steps),
     )
 
@@ -106,9 +110,10 @@ def sweep(
 
 
 def _resident() -> int:
-    """Bytes of the process in memory; 0 where the system does not say."""
+    """Bytes of the process in memory, free ones given back first; 0 where nothing says."""
     try:
+        ctypes.CDLL(None).malloc_trim(0)
         with open("/proc/self/statm", encoding="ascii") as fields:
-            return int(fields.read().split()[1]) * PAGE
-    except OSError:
+            return int(fields.read().split()[1]) * mmap.PAGESIZE
+    except (AttributeError, OSError, TypeError):
         return 0

@@ -238,7 +238,9 @@ def run_drafters(arguments: argparse.Namespace) -> int:
             check_int("--size", size, 1, 2**29)
         gamma = check_int("--gamma", arguments.gamma, 1, 4096)
         specs = arguments.drafter or ["auto"]
-        drafters = {spec: (make(spec, arguments.policy), sizes[-1]) for spec in specs}
+        drafters: dict[str, tuple[Drafter, int]] = {
+            spec: (make(spec, arguments.policy), sizes[-1]) for spec in specs
+        }
         longest = sizes[-1] + CONTINUATION
         texts = {name: text(longest) for name, text in TEXTS.items() if name != "natural"}
         texts = {"natural": natural(longest, arguments.text), **texts}

@@ -18,9 +18,10 @@ READINGS_HEADER = (
 def reading_line(reading: Reading) -> str:
     """One line under READINGS_HEADER."""
     r = reading
+    size = "-" if r.bytes_per_token is None else f"{r.bytes_per_token:.0f}"
     return (
         f"{r.drafter:<30}{r.text:<12}{r.tokens:>9}{r.start_us:>9.3f}{r.propose_us:>9.2f}"
-        f"{r.step_us:>9.2f}{r.p99_us:>9.1f}{r.worst_us:>9.0f}{r.bytes_per_token:>8.0f}"
+        f"{r.step_us:>9.2f}{r.p99_us:>9.1f}{r.worst_us:>9.0f}{size:>8}"
         f"{r.drafted:>9.2f}"
     )
 
