@@ -326,7 +326,7 @@ class ValueEngine:
                 continue
             other = known[m].last
             agrees = self.agreement(other, FAR)
-            if other != at and (agrees > length or (agrees == length and other > at)):
+            if other != at and agrees > length:
                 at, length = other, agrees
         self.match = None if length < self.min_match else Place(at, length)
 

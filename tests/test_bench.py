@@ -59,7 +59,7 @@ def test_the_path_through_a_tree(said, path, tested):
 
 def test_a_hand_counted_replay():
     """Steps: right right wrong; wrong; and one token with nothing left to draft."""
-    drafts = {1: [11, 12, 99], 4: [99], 5: [15, 16, 17, 18]}
+    drafts = {1: [11, 12, 99, 14], 4: [99], 5: [15, 16, 17, 18]}
     asked = []
 
     def guess(at, gamma):
@@ -70,18 +70,20 @@ def test_a_hand_counted_replay():
     player = Player(drafter, plan()).play([trace([10, 11, 12, 13, 14, 15, 16])])
     tally = player.groups["g"]
     assert (tally.calls, tally.emitted) == (3, 6)
-    assert (tally.drafted, tally.tested, tally.accepted) == (3 + 1 + 1, 3 + 1 + 1, 2 + 0 + 1)
+    assert (tally.drafted, tally.tested, tally.accepted) == (4 + 1 + 1, 3 + 1 + 1, 2 + 0 + 1)
     assert tally.cost == pytest.approx(1.0 + 1.0 + 1.0, abs=0.02)
     figures = tally.to_dict()
     assert figures["tokens_per_call"] == 2.0
-    assert figures["alpha"] == figures["accepted_fraction"] == 0.6
+    assert figures["alpha"] == 0.6
+    assert figures["accepted_fraction"] == 0.5
+    assert figures["drafted_per_step"] == 2.0
     assert len(tally.nanoseconds) == 3
     assert asked == [4, 2, 1]
 
 
 def test_acceptance_is_counted_where_it_happened():
-    confidence = np.array([0.93, 0.4, 0.2], np.float32)
-    draft = Draft(ids(3, 1, 9), None, confidence, None, np.array([0, 0, 1], np.int8))
+    confidence = np.array([0.93, 0.4, 0.2, 0.1], np.float32)  # the last is behind a rejection
+    draft = Draft(ids(3, 1, 9, 9), None, confidence, None, np.array([0, 0, 1, 1], np.int8))
     counted = Acceptance()
     counted.count(draft, range(2), 7, ("a", "b"))
     assert {k: (s.tested, s.accepted) for k, s in counted.tiers.items()} == {

@@ -94,6 +94,26 @@ def test_native_equals_twin_on_any_sequence_of_calls(chunks, gammas, options):
         native.check_integrity()
 
 
+@pytest.mark.parametrize(("seed", "n"), [(0, 600), (1, 600), (2, 600), (3, 9000)])
+def test_native_equals_twin_whatever_is_committed_at_once(seed, n):
+    """Commits of any length, with and without a draft before them, and enough to fade counts."""
+    rng = np.random.default_rng(seed)
+    text = noisy_repetition(seed, n, vocab=30)
+    native = ValueEngine(Calibration())
+    twin = reference_value.ValueEngine(reference_value.Calibration())
+    at = 0
+    while at < len(text):
+        chunk = text[at : at + rng.integers(1, 9)]
+        native.extend(chunk)
+        twin.extend(chunk)
+        at += len(chunk)
+        if rng.random() < 0.8:
+            ours, theirs = native.draft(9), twin.draft(9)
+            assert ours[0].tolist() == theirs[0].tolist()
+            assert ours[2].tolist() == theirs[2].tolist()
+            np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-3, atol=1e-4)
+
+
 def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():
     shared, fresh = Calibration(), Calibration()
     before = shared.to_array()

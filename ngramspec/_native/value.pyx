@@ -377,10 +377,7 @@ cdef class ValueEngine:
         return n
 
     cdef void find_match(self, const Slot** known) noexcept nogil:
-        """Go to the last occurrence of the last tokens if it agrees longer than the match so far.
-
-        Among places that agree equally long the most recent is taken.
-        """
+        """Go to the last occurrence of the last tokens if it agrees longer than the match so far."""
         cdef int m, length
         cdef int32_t at
         if not self.copies:
@@ -394,9 +391,7 @@ cdef class ValueEngine:
             if at == self.match.at or at >= self.n or self.match.length >= FAR:
                 continue
             length = self.agreement(at, FAR)
-            if length > self.match.length or (
-                length == self.match.length and at > self.match.at
-            ):
+            if length > self.match.length:
                 self.match.at = at
                 self.match.length = length
         if self.match.length < self.min_match:

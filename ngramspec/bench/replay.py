@@ -169,20 +169,17 @@ class Player:
             path = accepted_path(tokens, draft, said, at)
             count = len(tokens)
             new = output[at : at + len(path) + 1]
-            tested = len(path) + (len(path) < count and draft.parents is None)
             begin = perf_counter_ns()
             if count:
                 session.observe(draft, path, None)
             session.extend(new)
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
-            if draft.parents is not None:
-                tested = sum(1 for _ in judged_nodes(draft, path))
             if count:
                 controller.observe(count, len(path))
             tally.calls += 1
             tally.emitted += len(new)
             tally.drafted += count
-            tally.tested += tested
+            tally.tested += sum(1 for _ in judged_nodes(draft, path))
             tally.accepted += len(path)
             tally.cost += float(plan.cost[count + 1])
             if self.acceptance is not None and seen is not None:
