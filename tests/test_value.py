@@ -165,6 +165,16 @@ def test_drafts_are_longer_where_positions_are_cheaper():
     assert lengths[-1] < 0.3 < 5 < lengths[0]
 
 
+def test_on_a_long_verbatim_match_drafts_are_long_at_once():
+    text = ids(range(400))
+    for gamma in (64, 256):
+        engine = ValueEngine(Calibration())  # without any experience
+        engine.extend(np.concatenate((text, text[:60])))
+        tokens, confidence, _ = engine.draft(gamma, costs(gamma, 0.001))
+        assert tokens.tolist() == text[60 : 60 + gamma].tolist()
+        assert confidence.min() > 0.95
+
+
 def test_a_copy_is_resumed_behind_a_substituted_token():
     """After the one changed token, the old copy goes on though nothing matches yet."""
     base = list(range(100, 140))

@@ -1,6 +1,7 @@
 """What followed each context lately: one 32-byte slot per context, in segments that split.
 
-    directory   2**bits pointers, by the key's highest bits: extendible hashing
+    directory   2**bits pointers, by the key's highest bits: extendible hashing; a doubled one
+                begins empty, and an entry is taken from the one before when it is first needed
     segment     open addressing on the key's lowest bits, at most 3/4 full; a full one splits in two
 """
 
@@ -9,6 +10,7 @@ from libc.stdint cimport int32_t, uint8_t, uint64_t
 cdef enum:
     LEADERS = 3         # continuations kept per context
     SEGMENT = 256       # slots
+    MOST_BITS = 28      # of a directory; beyond, a full segment takes no new context
 
 cdef struct Slot:       # 32 bytes, never across two cache lines; empty while total == 0
     uint64_t key
@@ -32,7 +34,8 @@ cdef void note(Slot* c, int32_t token, int32_t at) noexcept nogil
 
 
 cdef class ContextTable:
-    cdef Segment** directory
+    cdef Segment** directories[MOST_BITS + 1]   # by their bits; NULL before the first
+    cdef Segment** directory                    # the newest
     cdef int bits
     cdef Segment** segments     # each once, to free them
     cdef Py_ssize_t segment_cap, segment_n
@@ -42,9 +45,11 @@ cdef class ContextTable:
     cdef int count(self, uint64_t key, int32_t token, int32_t at) noexcept nogil
     cdef Segment* take_segment(self, int depth) noexcept nogil
     cdef int split(self, uint64_t key) noexcept nogil
+    cdef Segment* inherit(self, uint64_t key) noexcept nogil
 
     cdef inline Segment* segment(self, uint64_t key) noexcept nogil:
-        return self.directory[key >> (64 - self.bits)]
+        cdef Segment* s = self.directory[key >> (64 - self.bits)]
+        return s if s != NULL else self.inherit(key)
 
     cdef inline void warm(self, uint64_t key) noexcept nogil:
         """Start loading a context's slot."""

@@ -6,14 +6,14 @@ halved. So what it says is exact for contexts with few continuations and recent 
 many, and its size is fixed; the exact counts of everything are the NGramTable's.
 
 Invariant: a context's counts are what remains when its continuations are counted in order under
-these rules, whatever the table's layout. Costs: find and count O(1), one segment of 8 kB split
-at most, except where the directory doubles (8 bytes per segment). Memory: 32 bytes per context at
+these rules, whatever the table's layout. Costs: find and count O(1) at worst, where a count splits
+one segment of 8 kB; no step ever moves the whole table. Memory: 32 bytes per context at
 3/8 to 3/4 load. Contexts are known by their 64-bit hash alone, as in the NGramTable. One thread
 at a time.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from ngramspec._native.common cimport NONE, reserve, token_view
@@ -25,7 +25,6 @@ cdef extern from "stdlib.h" nogil:
 cdef enum:
     FADE_AT = 255
     FULL = 3 * SEGMENT // 4
-    MOST_BITS = 28      # beyond, a full segment takes no new context
     LONGEST = 7
 
 
@@ -34,7 +33,7 @@ cdef class ContextTable:
 
     def __cinit__(self):
         self.bits = 1
-        self.directory = <Segment**>malloc(2 * sizeof(Segment*))
+        self.directory = self.directories[1] = <Segment**>calloc(2, sizeof(Segment*))
         if self.directory == NULL:
             raise MemoryError("context table")
         self.directory[0] = self.directory[1] = self.take_segment(0)
@@ -46,7 +45,8 @@ cdef class ContextTable:
         for i in range(self.segment_n):
             free(self.segments[i])
         free(self.segments)
-        free(self.directory)
+        for i in range(MOST_BITS + 1):
+            free(self.directories[i])
 
     def __len__(self):
         """Contexts known."""
@@ -73,7 +73,7 @@ cdef class ContextTable:
         """Bytes allocated."""
         return (
             sizeof(ContextTable)
-            + (1 << self.bits) * sizeof(Segment*)
+            + (2 << self.bits) * sizeof(Segment*)
             + self.segment_cap * sizeof(Segment*)
             + self.segment_n * sizeof(Segment)
         )
@@ -97,7 +97,7 @@ cdef class ContextTable:
                     assert (c.token[k] == NONE) <= (c.count[k] == 0)
             assert used == s.used
         for i in range(1 << self.bits):
-            s = self.directory[i]
+            s = self.segment(<uint64_t>i << (64 - self.bits))
             for j in range(SEGMENT):
                 if s.slots[j].total and s.depth:
                     assert s.slots[j].key >> (64 - s.depth) == i >> (self.bits - s.depth)
@@ -156,24 +156,31 @@ cdef class ContextTable:
         self.segment_n += 1
         return s
 
+    cdef Segment* inherit(self, uint64_t key) noexcept nogil:
+        """Take a key's directory entry over from the newest directory that has it."""
+        cdef int bits = self.bits
+        cdef Segment* s = NULL
+        while s == NULL:
+            bits -= 1
+            s = self.directories[bits][key >> (64 - bits)]
+        self.directory[key >> (64 - self.bits)] = s
+        return s
+
     cdef int split(self, uint64_t key) noexcept nogil:
         """Divide a key's segment by one more bit: 0, -1 without memory, 1 at ``MOST_BITS``."""
         cdef Segment* s = self.segment(key)
         cdef Segment* t
         cdef Segment old
         cdef Segment** doubled
-        cdef Py_ssize_t i, half, first, n = <Py_ssize_t>1 << self.bits
+        cdef Py_ssize_t i, half, first
         if s.depth == self.bits:
             if self.bits == MOST_BITS:
                 return 1
-            doubled = <Segment**>malloc(2 * n * sizeof(Segment*))
+            doubled = <Segment**>calloc(<size_t>2 << self.bits, sizeof(Segment*))
             if doubled == NULL:
                 return -1
-            for i in range(n):
-                doubled[2 * i] = doubled[2 * i + 1] = self.directory[i]
-            free(self.directory)
-            self.directory = doubled
             self.bits += 1
+            self.directory = self.directories[self.bits] = doubled
         t = self.take_segment(s.depth + 1)
         if t == NULL:
             return -1
@@ -182,8 +189,9 @@ cdef class ContextTable:
         s.depth = old.depth + 1
         half = <Py_ssize_t>1 << (self.bits - s.depth)
         first = <Py_ssize_t>(key >> (64 - self.bits)) & ~(2 * half - 1)
-        for i in range(first + half, first + 2 * half):
-            self.directory[i] = t
+        for i in range(first, first + half):  # those of s may not have been inherited yet
+            self.directory[i] = s
+            self.directory[i + half] = t
         for i in range(SEGMENT):
             if old.slots[i].total:
                 put(t if (old.slots[i].key >> (64 - s.depth)) & 1 else s, &old.slots[i])

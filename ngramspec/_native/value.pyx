@@ -196,7 +196,7 @@ cdef class ValueEngine:
         cdef Py_ssize_t i
         cdef int m
         if self.n + n > self.text_cap and reserve(
-            <void**>&self.text, &self.text_cap, self.n + n + (n >> 3) + 64, sizeof(int32_t)
+            <void**>&self.text, &self.text_cap, 2 * (self.n + n) + 64, sizeof(int32_t)
         ) < 0:
             return -1
         for i in range(n):
@@ -377,7 +377,7 @@ cdef class ValueEngine:
         return n
 
     cdef void find_match(self, const Slot** known) noexcept nogil:
-        """Go to the last occurrence of the last tokens if it agrees longer than the match so far."""
+        """Go to the last occurrence of the last tokens where it agrees longer than the match."""
         cdef int m, length
         cdef int32_t at
         if not self.copies:

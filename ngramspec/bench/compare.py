@@ -14,6 +14,7 @@ from ngramspec.bench.traces import Trace, halves
 from ngramspec.draft import Drafter
 
 RATIOS = ("tokens_per_call", "tokens_per_cost")
+COUNTED = (*RATIOS, "alpha", "accepted_fraction", "drafted_per_step")
 
 
 def compare(
@@ -49,7 +50,7 @@ def compare(
     return {
         "groups": {name: tally.to_dict() for name, tally in sorted(groups.items())},
         "mean": {
-            **{name: geometric_mean(groups.values(), name) for name in RATIOS},
+            **{name: geometric_mean(groups.values(), name) for name in COUNTED},
             "step_us_median": float(np.median(steps)),
             "step_us_p99": float(np.percentile(steps, 99)),
             "step_us_worst": float(steps.max()),
