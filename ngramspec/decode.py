@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
+import numpy as np
 import torch
 
 from ngramspec.draft import EMPTY_DRAFT, DecodeStats, Draft, Verdict
 from ngramspec.drafting import Drafting
-from ngramspec.stopping import StopRules
+from ngramspec.group import NOTHING, Choosing, Group
 from ngramspec.target import Target
 from ngramspec.verify.greedy import greedy_tokens
-from ngramspec.verify.sampled import draw
 
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What one step did, for ``on_step``.
+    """What one step did for one row, for ``on_step``.
 
     Attributes:
         index: 0 for the prefill, which drafts nothing and emits the first token.
         drafted: the draft's token ids.
         source: for each of them the name of the tier it came from.
         verdict: what the target made of it.
-        draft_seconds, forward_seconds, other_seconds: the step's wall time.
+        draft_seconds, forward_seconds, other_seconds: the step's wall time, of all rows.
+        row: which sequence of the batch.
     """
 
     index: int
@@ -36,6 +36,7 @@ class StepEvent:
     draft_seconds: float
     forward_seconds: float
     other_seconds: float
+    row: int = 0
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -49,225 +50,210 @@ class StepEvent:
 
 
 @dataclass(slots=True)
-class Record:
-    """Scores and logits per generated token, where they were asked for.
-
-    Attributes:
-        scores: processed scores, float32 (1, vocab) each, or None.
-        logits: raw logits, float32 (1, vocab) each, or None.
-    """
-
-    scores: list[torch.Tensor] | None = None
-    logits: list[torch.Tensor] | None = None
-
-    def __bool__(self) -> bool:
-        """Whether anything is kept."""
-        return self.scores is not None or self.logits is not None
-
-
-@dataclass(slots=True)
 class Generation:
     """The arguments of one run of the loop.
 
     Attributes:
         target: the model, not yet prefilled.
-        drafting: makes the Drafting once the vocabulary is known; called with its size.
-        processors: logits processors in order, called as ``generate`` calls them.
-        stop: after which token to end.
-        do_sample: draw from the distribution, or take the most probable token.
-        streamer: gets every token, int64 (1,) on the host, or None.
-        record: what to keep of each token.
+        drafting: makes a row's Drafting once the vocabulary is known; called with the row's index
+            and the vocabulary's size.
+        choosing: how tokens are chosen.
+        by_row: each row's own choosing, if rows advance each by its own number of tokens; None:
+            all advance together.
         stats: counts and times of this run, added to while it runs.
         on_step: called with every StepEvent, or None.
     """
 
     target: Target
-    drafting: Callable[[int], Drafting]
-    processors: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
-    stop: StopRules
-    do_sample: bool = False
-    streamer: Any = None
-    record: Record = field(default_factory=Record)
+    drafting: Callable[[int, int], Drafting]
+    choosing: Choosing
+    by_row: Sequence[Choosing] | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None
 
 
 def decode(run: Generation) -> torch.Tensor:
-    """Generate until a stopping rule fires.
+    """Generate until a stopping rule fires in every row.
 
     Whatever ends it, an exception included, the target's cache holds what plain decoding would
-    have left there, and the draft session is closed.
+    have left there, and the draft sessions are closed.
 
     Returns:
-        int64 (1, prompt + generated), on the prompt's device.
+        int64 (batch, prompt + generated), on the prompt's device; rows that ended before others
+        are padded.
     """
     state = _State(run)
-    drafting: Drafting | None = None
     try:
         begin = perf_counter()
         logits = run.target.prefill()
-        verdict = state.verify(EMPTY_DRAFT, logits, state.choices(logits))
+        verdicts = state.verify([EMPTY_DRAFT] * len(state.rows), logits, state.choices(logits))
         seconds = perf_counter() - begin
         run.stats.runs += 1
         run.stats.prefill_seconds += seconds
-        state.report(0, EMPTY_DRAFT, (), verdict, (0.0, seconds, 0.0))
-        if state.stopped:
-            return state.ids()
-        drafting = run.drafting(logits.shape[-1])
-        drafting.learn(EMPTY_DRAFT, verdict)
-        with run.target.decoding():
-            while not state.stopped:
-                state.step(drafting)
-        return state.ids()
+        state.report([EMPTY_DRAFT] * len(state.rows), verdicts, (0.0, seconds, 0.0))
+        if not state.stopped:
+            state.start(logits.shape[-1], verdicts)
+            with run.target.decoding():
+                while not state.stopped:
+                    state.step()
+        return state.sequences()
     finally:
-        run.target.rollback(state.forwarded)
-        if drafting is not None:
+        run.target.settle(state.kept())
+        run.target.close()
+        for drafting in state.draftings:
             drafting.close()
 
 
 class _State:
-    """The committed tokens of a run, and what is done with each.
-
-    Attributes:
-        forwarded: generated tokens that plain decoding would have forwarded by now, and so what
-            stays in the cache if the run ends here; None: not even the prompt.
-    """
+    """The groups of a run, and each row's drafting."""
 
     def __init__(self, run: Generation) -> None:
         prompt = run.target.prompt
         self.run = run
-        self.length = prompt.shape[1]
-        self.prompt_length = prompt.shape[1]
-        self.forwarded: int | None = None
-        self.stopped = False
+        self.device = prompt.device
+        self.rows = range(prompt.shape[0])
+        if run.by_row is None:
+            self.groups = [Group(tuple(self.rows), prompt, run.choosing)]
+        else:
+            rows = zip(self.rows, run.by_row, strict=True)
+            self.groups = [Group((row,), prompt[[row]], choosing) for row, choosing in rows]
+        self.draftings: list[Drafting] = []
+        self.last = [0] * len(self.rows)  # each row's last committed token
         self.steps = 0
-        self.buffer = prompt.new_empty((1, self.length + 256))
-        self.buffer[:, : self.length] = prompt
-        # Greedy without processors needs one transfer a step, anything else one per token.
-        self.at_once = not run.do_sample and not run.processors
 
     @property
-    def new(self) -> int:
-        """Generated tokens so far."""
-        return self.length - self.prompt_length
+    def stopped(self) -> bool:
+        """Whether every row has ended."""
+        return all(group.stopped for group in self.groups)
 
-    def ids(self) -> torch.Tensor:
-        """The committed tokens, int64 (1, length)."""
-        return self.buffer[:, : self.length].clone()
+    def sequences(self) -> torch.Tensor:
+        """The committed tokens of all rows, int64 (batch, longest)."""
+        if len(self.groups) == 1:
+            return self.groups[0].ids().clone()
+        longest = max(group.length for group in self.groups)
+        pad = self.run.choosing.pad
+        out = self.groups[0].buffer.new_full((len(self.rows), longest), 0 if pad is None else pad)
+        for group in self.groups:
+            out[list(group.rows), : group.length] = group.ids()
+        return out
 
-    def step(self, drafting: Drafting) -> None:
+    def kept(self) -> list[int]:
+        """Per row, how many positions of the last forward plain decoding would have done."""
+        return [group.kept for group in self.groups for _ in group.rows]
+
+    def start(self, vocab: int, verdicts: list[Verdict]) -> None:
+        """Begin every row's drafting, behind the token of the prefill."""
+        for row in self.rows:
+            self.draftings.append(self.run.drafting(row, vocab))
+            self.draftings[row].learn(EMPTY_DRAFT, verdicts[row])
+
+    def step(self) -> None:
         """One step: propose, forward, verify, roll back, observe and extend."""
         run = self.run
+        for group in self.groups:
+            group.kept = 0
         started = perf_counter()
-        draft = drafting.propose(self.draft_limit())
-        tiers = drafting.tiers
+        drafts = self.propose()
         proposed = perf_counter()
-        logits = run.target.forward(self.with_draft(draft), len(draft))
+        logits = run.target.forward(self.block(drafts), [1 + len(draft) for draft in drafts])
         choices = self.choices(logits)
         forwarded = perf_counter()
-        verdict = self.verify(draft, logits, choices)
-        run.target.commit(len(verdict.emitted))
-        run.target.rollback(self.forwarded)
-        drafting.learn(draft, verdict)
+        verdicts = self.verify(drafts, logits, choices)
+        run.target.settle(self.kept())
+        for row, verdict in enumerate(verdicts):
+            if verdict.emitted:
+                self.draftings[row].learn(drafts[row], verdict)
         ended = perf_counter()
         self.steps += 1
+        self.count(drafts, verdicts)
         seconds = (proposed - started, forwarded - proposed, ended - forwarded)
-        run.stats.count_step(draft, verdict, tiers)
-        run.stats.host_syncs += 1 if self.at_once else len(verdict.emitted)
-        run.stats.host_syncs += len(verdict.emitted) if run.stop.custom else 0
         run.stats.draft_seconds += seconds[0]
         run.stats.forward_seconds += seconds[1]
         run.stats.other_seconds += seconds[2]
-        self.report(self.steps, draft, tiers, verdict, seconds)
+        self.report(drafts, verdicts, seconds)
 
-    def draft_limit(self) -> int:
+    def propose(self) -> list[Draft]:
+        """Each row's draft; in lock-step all of one length, an ended row's of padding."""
+        drafts = [EMPTY_DRAFT] * len(self.rows)
+        for group in self.groups:
+            limit = self.draft_limit(group)
+            if group.stopped:
+                continue
+            going = [group.rows[row] for row in group.going]
+            for row in going:
+                drafts[row] = self.draftings[row].propose(limit)
+                limit = min(limit, len(drafts[row])) if len(group.rows) > 1 else limit
+            for row in going:
+                drafts[row] = drafts[row].head(limit)
+        return drafts
+
+    def draft_limit(self, group: Group) -> int:
         """How many tokens a draft may have: none may pass the maximum length or the positions."""
         limits = [1 << 20]
-        if self.run.stop.max_length is not None:
-            limits.append(self.run.stop.max_length - self.length - 1)
-        room = self.run.target.room(self.new)
+        if self.run.choosing.stop.max_length is not None:
+            limits.append(self.run.choosing.stop.max_length - group.length - 1)
+        room = self.run.target.room(group.new)
         if room is not None:
             limits.append(room)
         return min(limits)
 
-    def with_draft(self, draft: Draft) -> torch.Tensor:
-        """The committed tokens and the draft behind them, int64 (1, length + n)."""
-        end = self.length + len(draft)
-        self.reserve(end + 1)
-        if len(draft):
-            self.buffer[0, self.length : end] = torch.from_numpy(draft.tokens)
-        return self.buffer[:, :end]
+    def block(self, drafts: list[Draft]) -> torch.Tensor:
+        """Every row's last committed token and draft, padded: int64 (batch, n + 1)."""
+        pad = self.run.choosing.pad
+        width = 1 + max(len(draft) for draft in drafts)
+        block = np.full((len(drafts), width), 0 if pad is None else pad, np.int64)
+        block[:, 0] = self.last
+        for row, draft in enumerate(drafts):
+            block[row, 1 : 1 + len(draft)] = draft.tokens
+        return torch.from_numpy(block).to(self.device)
 
-    def reserve(self, length: int) -> None:
-        if length > self.buffer.shape[1]:
-            self.buffer = torch.cat((self.buffer, self.buffer.new_empty((1, length))), dim=1)
-
-    def choices(self, logits: torch.Tensor) -> list[int] | None:
+    def choices(self, logits: torch.Tensor) -> list[list[int]] | None:
         """The target's tokens at all positions, where they can be had at once; else None."""
-        return greedy_tokens(logits) if self.at_once else None
+        return greedy_tokens(logits) if self.run.choosing.at_once else None
 
-    def verify(self, draft: Draft, logits: torch.Tensor, choices: list[int] | None) -> Verdict:
-        """Commit the target's tokens position by position, as far as the draft agrees.
+    def verify(
+        self, drafts: list[Draft], logits: torch.Tensor, choices: list[list[int]] | None
+    ) -> list[Verdict]:
+        """Commit in every group as far as its drafts agree with the target: a verdict for each row.
 
         Args:
-            draft: the n tokens that were forwarded.
-            logits: (n + 1, vocab).
-            choices: the target's n + 1 tokens, or None: choose as far as the draft agrees.
+            drafts: one for each row.
+            logits: (batch, n + 1, vocab).
+            choices: the target's n + 1 tokens of each row, or None.
         """
-        drafted = draft.tokens.tolist()
-        accepted = 0
-        emitted: list[int] = []
-        for position in range(len(drafted) + 1):
-            self.forwarded = self.new
-            known = None if choices is None else choices[position]
-            token = self.choose(logits[position : position + 1], known)
-            emitted.append(token)
-            agrees = position < len(drafted) and drafted[position] == token
-            accepted += agrees
-            self.commit(token)
-            if self.stopped or not agrees:
-                break
-        tested = min(len(emitted), len(drafted))
-        return Verdict(range(accepted), tested, tuple(emitted))
+        verdicts = [NOTHING] * len(self.rows)
+        for group in self.groups:
+            if group.stopped:
+                continue
+            rows = list(group.rows)
+            found = group.verify(
+                [drafts[row] for row in rows],
+                logits if len(rows) == len(self.rows) else logits[rows],
+                None if choices is None else [choices[row] for row in rows],
+            )
+            for row, verdict, last in zip(rows, found, group.last, strict=True):
+                verdicts[row], self.last[row] = verdict, last
+        return verdicts
 
-    def choose(self, row: torch.Tensor, known: int | None) -> int:
-        """The target's token at one position, from its logits (1, vocab), and its record."""
-        run, record = self.run, self.run.record
-        if known is not None and not record:
-            return known
-        logits = row.to(copy=True, dtype=torch.float32, device=self.buffer.device)
-        ids = self.buffer[:, : self.length]
-        scores = run.processors(ids, logits) if run.processors else logits
-        if record.scores is not None:
-            record.scores.append(scores)
-        if record.logits is not None:
-            record.logits.append(logits)
-        if known is not None:
-            return known
-        return int(draw(scores) if run.do_sample else scores.argmax(dim=-1))
-
-    def commit(self, token: int) -> None:
-        """Append one token, ask whether to stop, stream it: in the order of ``generate``."""
-        run = self.run
-        self.reserve(self.length + 1)
-        self.buffer[0, self.length] = token
-        self.length += 1
-        ids = self.buffer[:, : self.length]
-        self.stopped = run.stop(token, ids, run.record.scores)
-        if run.streamer is not None:
-            run.streamer.put(torch.tensor([token]))
+    def count(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
+        """Add a step to the statistics: a target call for each row that had not ended."""
+        stats, choosing = self.run.stats, self.run.choosing
+        for row, verdict in enumerate(verdicts):
+            if verdict.emitted:
+                stats.count_step(drafts[row], verdict, self.draftings[row].tiers)
+        positions = sum(group.kept for group in self.groups)
+        stats.host_syncs += 1 if choosing.at_once else positions
+        stats.host_syncs += positions if choosing.stop.custom else 0
 
     def report(
-        self,
-        index: int,
-        draft: Draft,
-        tiers: Sequence[str],
-        verdict: Verdict,
-        seconds: tuple[float, float, float],
+        self, drafts: list[Draft], verdicts: list[Verdict], seconds: tuple[float, float, float]
     ) -> None:
+        """Hand an event for each row that had not ended to ``on_step``."""
         if self.run.on_step is None:
             return
-        source = [0] * len(draft) if draft.source is None else draft.source.tolist()
-        names = tuple(tiers[each] for each in source)
-        drafted = tuple(draft.tokens.tolist())
-        self.run.on_step(StepEvent(index, drafted, names, verdict, *seconds))
+        for row, (draft, verdict) in enumerate(zip(drafts, verdicts, strict=True)):
+            if verdict.emitted:
+                source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+                names = tuple(self.draftings[row].tiers[each] for each in source)
+                drafted = tuple(draft.tokens.tolist())
+                self.run.on_step(StepEvent(self.steps, drafted, names, verdict, *seconds, row))

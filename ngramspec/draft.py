@@ -40,6 +40,14 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def head(self, n: int) -> Draft:
+        """The first ``n`` nodes of a chain."""
+        if n >= len(self):
+            return self
+        confidence = None if self.confidence is None else self.confidence[:n]
+        source = None if self.source is None else self.source[:n]
+        return Draft(self.tokens[:n], None, confidence, self.proposal, source)
+
 
 EMPTY_DRAFT = Draft(NO_TOKENS)
 

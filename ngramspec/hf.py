@@ -27,6 +27,8 @@ class BoundSpeculator:
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
+        reference_ids: Any = None,
+        inputs_tensor: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         return self.speculator(
@@ -36,6 +38,8 @@ class BoundSpeculator:
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             streamer=self.streamer,
+            reference_ids=reference_ids,
+            inputs_tensor=inputs_tensor,
             **model_kwargs,
         )
 
@@ -130,6 +134,8 @@ def _generate(
     refused = [name for name in REFUSED if kwargs.get(name)]
     if _setting("token_healing", model, kwargs):
         refused.append("token_healing")
+    if _setting("cache_implementation", model, kwargs) == "paged":
+        refused.append("cache_implementation='paged'")
     if refused:
         message = f"{', '.join(refused)} cannot be combined with a Speculator; remove it"
         if speculator.unsupported == "error":

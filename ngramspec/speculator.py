@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from ngramspec.controller import check_gamma, make_controller
-from ngramspec.decode import Generation, Record, StepEvent, decode
-from ngramspec.draft import DecodeStats, Drafter
+from ngramspec.decode import Generation, StepEvent, decode
+from ngramspec.draft import DecodeStats, Drafter, Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafting import Drafting
 from ngramspec.errors import UnsupportedError, check_int
+from ngramspec.group import Choosing, Record
+from ngramspec.request import by_row, history_of, must_lockstep, read_request
 from ngramspec.stopping import StopRules
 from ngramspec.target import Target, plain_method
 
@@ -120,6 +122,8 @@ class Speculator:
         stopping_criteria: Any = None,
         generation_config: Any = None,
         streamer: Any = None,
+        reference_ids: Any = None,
+        inputs_tensor: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         """Decode, as ``model.generate(custom_generate=self)`` calls it with all prepared.
@@ -127,15 +131,20 @@ class Speculator:
         transformers passes no streamer and no tokenizer to a custom_generate callable, and checks
         stop_strings before; ``ngramspec.generate`` and ``enabled`` bring all three.
 
+        Args:
+            reference_ids: text that the output will likely resemble, such as the file being
+                edited: token ids, or several sequences of them. The drafters read it as if it
+                stood before the prompt; the model never does. Others as in ``generate``.
+
         Returns:
-            int64 (1, prompt + generated), or what return_dict_in_generate asks for.
+            int64 (batch, prompt + generated), or what return_dict_in_generate asks for.
 
         Raises:
             UnsupportedError: the request cannot be speculated, and unsupported="error".
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
         try:
-            check_request(generation_config, input_ids)
+            check_request(generation_config)
             target = Target(model, input_ids, generation_config, model_kwargs)
         except UnsupportedError as error:
             method = plain_method(generation_config)
@@ -153,20 +162,31 @@ class Speculator:
             )
         check_prompt(model, input_ids, model_kwargs)
         config = generation_config
+        request = read_request(config, reference_ids)
         keep = config.return_dict_in_generate
         record = Record(
             [] if keep and config.output_scores else None,
             [] if keep and config.output_logits else None,
         )
+        stop = StopRules(stopping_criteria or ())
+        pad = getattr(config, "_pad_token_tensor", None)
+        choosing = Choosing(
+            processors=logits_processor,
+            stop=stop,
+            do_sample=bool(config.do_sample),
+            pad=int(pad) if pad is not None and stop.pads else None,
+            streamer=streamer,
+            record=record,
+        )
+        alone = input_ids.shape[0] == 1
+        target.ragged = not alone and target.can_be_ragged and not must_lockstep(choosing, target)
+        history = history_of(target, request, inputs_tensor)
         stats = DecodeStats()
         run = Generation(
             target=target,
-            drafting=lambda vocab: self._start(input_ids, vocab, stats),
-            processors=logits_processor,
-            stop=StopRules(stopping_criteria or ()),
-            do_sample=bool(config.do_sample),
-            streamer=streamer,
-            record=record,
+            drafting=lambda row, vocab: self._start(history(row), vocab, stats),
+            choosing=choosing,
+            by_row=by_row(choosing, input_ids.shape[0]) if target.ragged else None,
             stats=stats,
             on_step=self.on_step,
         )
@@ -187,17 +207,15 @@ class Speculator:
         if not known:
             logger.warning("%s", message)
 
-    def _start(self, input_ids: torch.Tensor, vocab: int, stats: DecodeStats) -> Drafting:
-        tokens = input_ids[0].to("cpu", torch.int32).numpy()
+    def _start(self, tokens: Int32, vocab: int, stats: DecodeStats) -> Drafting:
         controller = make_controller(self.gamma, self.gamma_max)
         return Drafting(lambda: self._drafter, controller, tokens, vocab, stats)
 
 
-def check_request(config: Any, input_ids: torch.Tensor) -> None:
+def check_request(config: Any) -> None:
     """Raise an UnsupportedError that names the argument of ``generate`` which rules it out."""
     refusals = {
         "num_beams": (config.num_beams or 1) > 1,
-        "num_return_sequences": (config.num_return_sequences or 1) > 1,
         "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
         "penalty_alpha": config.penalty_alpha is not None,
     }
@@ -207,11 +225,6 @@ def check_request(config: Any, input_ids: torch.Tensor) -> None:
             raise UnsupportedError(
                 f"{name}={value} cannot be combined with a Speculator; remove it"
             )
-    if input_ids.shape[0] != 1:
-        raise UnsupportedError(
-            f"the batch has {input_ids.shape[0]} sequences, and only batch size 1 is supported;"
-            " generate one prompt at a time"
-        )
 
 
 def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:

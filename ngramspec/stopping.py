@@ -36,15 +36,21 @@ class StopRules:
             else:
                 self.custom.append(criterion)
 
+    @property
+    def pads(self) -> bool:
+        """Whether ended rows of a batch are padded, as ``generate`` does with an EOS criterion."""
+        return bool(self.eos) or any(hasattr(each, "eos_token_id") for each in self.custom)
+
     def __call__(
-        self, token: int, ids: torch.Tensor, scores: Sequence[torch.Tensor] | None
-    ) -> bool:
-        """Whether generation ends behind ``token``, the last of ``ids``, int64 (1, length)."""
-        done = token in self.eos
-        done |= self.max_length is not None and ids.shape[1] >= self.max_length
+        self, tokens: Sequence[int], ids: torch.Tensor, scores: Sequence[torch.Tensor] | None
+    ) -> list[bool]:
+        """Whether each row ends behind its token, the last of ``ids``, int64 (rows, length)."""
+        all_done = self.max_length is not None and ids.shape[1] >= self.max_length
         for criterion in self.timers:
-            done |= bool(criterion(ids, None))
+            all_done |= bool(torch.as_tensor(criterion(ids, None)).any())
+        done = [all_done or token in self.eos for token in tokens]
         given = tuple(scores) if scores is not None and self.custom else None
         for criterion in self.custom:  # every one is called, as they may keep state
-            done |= bool(criterion(ids, given))
+            answer = torch.as_tensor(criterion(ids, given)).expand(len(tokens)).tolist()
+            done = [was or bool(now) for was, now in zip(done, answer, strict=True)]
         return done

@@ -1,7 +1,8 @@
-"""The target model: its prefill, its forward over a draft, and its cache."""
+"""The target model: its prefill, its forward over drafts, and its cache."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,19 +10,28 @@ import torch
 
 from ngramspec.cache import rollback_for
 from ngramspec.errors import UnsupportedError
+from ngramspec.holes import grow, grow_ragged, keep_slots
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
+STATES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
+DECODER_STATES = {
+    "output_attentions": ("decoder_attentions", "cross_attentions"),
+    "output_hidden_states": ("decoder_hidden_states",),
+}
+PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
+WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
+LEAST_WASTE = 32  # and how many may be at least
 
 
 class Target:
-    """One generation of a decoder-only model, from its prefill on.
+    """One generation of a model, from its prefill on.
 
-    Invariant after ``rollback``: the cache holds the positions of all committed tokens but the
-    last, and nothing else.
+    Invariant after ``settle``: the cache holds the positions of all committed tokens but each
+    row's last, and, in a ragged batch, holes that no row attends to.
 
     Args:
         model: a transformers model with a language-model head.
-        input_ids: int64 (1, prompt).
+        input_ids: int64 (batch, prompt); of the decoder in an encoder-decoder model.
         config: the prepared GenerationConfig.
         model_kwargs: what ``generate`` prepared for the model's forward.
 
@@ -37,19 +47,47 @@ class Target:
         self.config = config
         self.kwargs = dict(model_kwargs)
         self.prompt = input_ids
+        self.encodes: bool = model.config.is_encoder_decoder
+        self.ragged = False
         self.cache = rollback_for(self.kwargs.get("past_key_values"))
+        self._per_token = PER_DECODER_TOKEN if self.encodes else PER_TOKEN
         self._before = self.cache.length()  # what it held when we got it
-        self._prefilled = 0
+        self._prefilled: int | None = None
+        self._slots = 0  # positions in the cache
+        self._width = 0  # of the forward that is not settled yet
+        self._outputs: Any = None  # of that forward, if it came to its end
+        self.states: dict[str, list[Any]] = {  # per token, where they were asked for
+            name: []
+            for asked, names in (DECODER_STATES if self.encodes else STATES).items()
+            if config.return_dict_in_generate and self.kwargs.get(asked)
+            for name in names
+        }
+        if self.cache.slides and any("attentions" in name for name in self.states):
+            raise UnsupportedError(
+                "output_attentions=True is not supported with sliding-window attention; remove it"
+            )
         text_config = model.config.get_text_config(decoder=True)
         self.position_limit: int | None = getattr(text_config, "max_position_embeddings", None)
 
+    @property
+    def can_be_ragged(self) -> bool:
+        """Whether rows may have holes: each token's place is what masks and positions say."""
+        return self.cache.holes and not self.encodes
+
     def prefill(self) -> torch.Tensor:
-        """Run the prompt, in chunks if the config says so; its last logits, (1, vocab)."""
+        """Run the prompt, in chunks if the config says so; its last logits, (batch, 1, vocab)."""
+        if self.ragged and self.kwargs.get("attention_mask") is None:
+            self.kwargs["attention_mask"] = torch.ones_like(self.prompt)
         outputs = self.model._prefill(self.prompt, self.config, self.kwargs)
-        self.kwargs = self.model._update_model_kwargs_for_generation(outputs, self.kwargs)
+        self.kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.kwargs, is_encoder_decoder=self.encodes
+        )
         self.cache = rollback_for(self.kwargs["past_key_values"])
-        self._prefilled = self.cache.length()
-        logits: torch.Tensor = outputs.logits[0, -1:]
+        self.cache.record()
+        self._prefilled = self._slots = self.cache.length()
+        for name, kept in self.states.items():
+            kept.append(getattr(outputs, name))
+        logits: torch.Tensor = outputs.logits[:, -1:]
         return logits
 
     def decoding(self) -> AbstractContextManager[Any]:
@@ -59,47 +97,110 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """How many tokens a draft may have after ``new`` generated ones; None: any number."""
-        if self.position_limit is None:
-            return None
-        return max(self.position_limit - (self._prefilled + new), 0)
+        rooms = []
+        if self.position_limit is not None and self._prefilled is not None:
+            rooms.append(self.position_limit - (self._prefilled + new))
+        if self.cache.capacity is not None:
+            rooms.append(self.cache.capacity - (self._slots + 1))
+        return max(min(rooms), 0) if rooms else None
 
-    def forward(self, ids: torch.Tensor, drafted: int) -> torch.Tensor:
-        """Run the last committed token and the draft behind it in one forward.
+    def forward(self, block: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Run every row's last committed token and the draft behind it in one forward.
 
         Args:
-            ids: int64 (1, committed + drafted).
-            drafted: n, how many of them are the draft.
+            block: int64 (batch, n + 1), on the prompt's device.
+            lengths: how many of a row's tokens count; those behind are padding. Looked at in a
+                ragged batch only.
 
         Returns:
-            logits, (n + 1, vocab), in the model's dtype.
+            logits, (batch, n + 1, vocab), in the model's dtype.
         """
-        grown = self.kwargs | {
-            name: _grow(name, self.kwargs[name], drafted)
-            for name in PER_TOKEN
-            if self.kwargs.get(name) is not None
-        }
+        self._width = block.shape[1]
+        self._outputs = None
         inputs = self.model.prepare_inputs_for_generation(
-            ids, next_sequence_length=drafted + 1, **grown
+            block, next_sequence_length=self._width, **self._grown(self._width - 1, lengths)
         )
         if "logits_to_keep" in inputs:
-            inputs["logits_to_keep"] = drafted + 1
-        outputs = self.model(**inputs, return_dict=True)
-        logits: torch.Tensor = outputs.logits[0, -(drafted + 1) :]
+            inputs["logits_to_keep"] = self._width
+        self._outputs = self.model(**inputs, return_dict=True)
+        logits: torch.Tensor = self._outputs.logits[:, -self._width :]
         return logits
 
-    def commit(self, count: int) -> None:
-        """Take ``count`` more tokens as committed: masks and positions grow by so many."""
-        for name in PER_TOKEN:
-            if self.kwargs.get(name) is not None:
-                self.kwargs[name] = _grow(name, self.kwargs[name], count)
+    def settle(self, kept: Sequence[int]) -> None:
+        """Roll the last forward back to what stays; the masks and positions follow.
 
-    def rollback(self, forwarded: int | None) -> None:
-        """Make the cache what it is when only ``forwarded`` generated tokens went through.
+        Whatever became of that forward, and if the prefill did not come to its end, that too.
 
         Args:
-            forwarded: how many; None undoes the prefill, too.
+            kept: per row, how many of the forward's positions plain decoding would have done.
         """
-        self.cache.to(self._before if forwarded is None else self._prefilled + forwarded)
+        if self._prefilled is None:
+            self.cache.to(self._before)
+        if self._width == 0:
+            return
+        stays = max(kept)
+        if self._outputs is None:
+            self.cache.to(self._slots + stays)
+        else:
+            self.cache.back(self._width - stays)
+            self._keep_states(stays)
+        self._outputs = None
+        self.kwargs |= self._grown(stays, [each + 1 for each in kept], settled=True)
+        self._slots += stays
+        self._width = 0
+        if self.ragged:
+            self._close_holes()
+
+    def close(self) -> None:
+        """Leave the cache as plain decoding would."""
+        self.cache.release()
+
+    def _grown(
+        self, count: int, lengths: Sequence[int], *, settled: bool = False
+    ) -> dict[str, Any]:
+        """The kwargs for ``count`` more positions behind each row's last committed token."""
+        kwargs = dict(self.kwargs)
+        for name in self._per_token:
+            if kwargs.get(name) is None:
+                continue
+            if self.ragged:
+                kwargs[name] = grow_ragged(name, kwargs[name], count, lengths, settled=settled)
+            else:
+                kwargs[name] = grow(name, kwargs[name], count)
+        return kwargs
+
+    def _keep_states(self, count: int) -> None:
+        """Keep attentions and hidden states of the first ``count`` positions, one by one."""
+        for name, kept in self.states.items():
+            layers = getattr(self._outputs, name)
+            kept += [
+                tuple(self._cut(name, layer, position) for layer in layers)
+                for position in range(count)
+            ]
+
+    def _cut(self, name: str, layer: torch.Tensor, position: int) -> torch.Tensor:
+        """One position's share of a layer's states, as a forward of that position gives it."""
+        if "attentions" not in name:
+            return layer[:, position : position + 1]
+        own = layer[:, :, position : position + 1]
+        if name == "cross_attentions" or self.cache.capacity is not None:
+            return own
+        return own[..., : layer.shape[-1] - self._width + position + 1]
+
+    def _close_holes(self) -> None:
+        """Move every row's positions together once too many lie between them unused."""
+        mask = self.kwargs["attention_mask"][:, :-1]  # the last is of the token to be forwarded
+        used = int(mask.sum(dim=1).max())
+        if self._slots - used <= max(WASTE * self._slots, LEAST_WASTE):
+            return
+        slots = keep_slots(mask, used)
+        self.cache.gather(slots)
+        for name in self._per_token:
+            value = self.kwargs.get(name)
+            if value is not None:
+                kept = value[..., :-1].gather(-1, slots.expand(*value.shape[:-1], used))
+                self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)
+        self._slots = used
 
     def output(
         self,
@@ -107,17 +208,32 @@ class Target:
         scores: list[torch.Tensor] | None,
         logits: list[torch.Tensor] | None,
     ) -> Any:
-        """What ``generate`` returns: the sequences, or all of it under return_dict_in_generate."""
+        """What ``generate`` returns: the sequences, or all of it under return_dict_in_generate.
+
+        The cache of a ragged batch has holes, of which no later call could know: it is left out.
+        """
         if not self.config.return_dict_in_generate:
             return sequences
-        from transformers.generation import GenerateDecoderOnlyOutput
+        from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-        return GenerateDecoderOnlyOutput(
+        kind = GenerateEncoderDecoderOutput if self.encodes else GenerateDecoderOnlyOutput
+        return kind(
             sequences=sequences,
             scores=None if scores is None else tuple(scores),
             logits=None if logits is None else tuple(logits),
-            past_key_values=self.cache.cache,
+            past_key_values=None if self.ragged else self.cache.cache,
+            **{name: tuple(kept) for name, kept in self.states.items()},
+            **self._encoder_states(),
         )
+
+    def _encoder_states(self) -> dict[str, Any]:
+        encoder = self.kwargs.get("encoder_outputs") if self.encodes else None
+        asked = ("attentions", "hidden_states")
+        return {
+            f"encoder_{name}": encoder.get(name)
+            for name in asked
+            if encoder is not None and self.kwargs.get(f"output_{name}")
+        }
 
 
 def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
@@ -125,8 +241,6 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     from transformers.generation.utils import GenerationMixin
 
     name = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise UnsupportedError(f"{name} is an encoder-decoder model; use a decoder-only model")
     if not model_kwargs.get("use_cache", True):
         raise UnsupportedError("use_cache=False leaves nothing to roll back; remove it")
     if getattr(model, "_is_stateful", False):
@@ -134,27 +248,6 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     own = getattr(type(model), "_update_model_kwargs_for_generation", None)
     if own is not GenerationMixin._update_model_kwargs_for_generation:
         raise UnsupportedError(f"{name} prepares its inputs between steps in a way of its own")
-    for output in ("output_attentions", "output_hidden_states"):
-        if model_kwargs.get(output):
-            raise UnsupportedError(f"{output}=True is not supported; remove it")
-
-
-def _grow(name: str, value: torch.Tensor, count: int) -> torch.Tensor:
-    """``value`` (..., length) for ``count`` more tokens, as ``generate`` grows it by one."""
-    if count == 0:
-        return value
-    last = value[..., -1:]
-    shape = (*value.shape[:-1], count)
-    if name == "position_ids":
-        steps = torch.arange(1, count + 1, dtype=value.dtype, device=value.device)
-        more = last + steps
-    elif name == "attention_mask":
-        more = value.new_ones(shape)
-    elif name == "mm_token_type_ids":
-        more = value.new_zeros(shape)
-    else:
-        more = last.expand(shape)
-    return torch.cat((value, more), dim=-1)
 
 
 def plain_method(config: Any) -> str | None:

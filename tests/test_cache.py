@@ -166,15 +166,6 @@ def test_caches_that_cannot_be_rolled_back_are_refused_by_name(tiny):
     from transformers import MistralConfig
 
     sliding = MistralConfig(num_hidden_layers=2, sliding_window=4)
-    with pytest.raises(UnsupportedError, match="DynamicSlidingWindowLayer"):
-        rollback_for(DynamicCache(config=sliding))
+    assert not rollback_for(DynamicCache(config=sliding)).holes
     with pytest.raises(UnsupportedError, match="no key-value cache"):
         rollback_for(None)
-    for implementation in ("static", "offloaded"):
-        with pytest.raises(UnsupportedError, match="Static|offloaded"):
-            tiny.generate(
-                PROMPT,
-                max_new_tokens=4,
-                cache_implementation=implementation,
-                custom_generate=Speculator(),
-            )

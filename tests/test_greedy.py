@@ -193,9 +193,9 @@ def test_left_padding_and_an_attention_mask(tiny):
         assert torch.equal(expected, got)
 
 
-def test_token_type_ids_grow_with_the_draft(tiny):
+def test_token_type_ids_grow_with_the_draft():
     """What generate grows per token besides the mask and positions, grown for n tokens at once."""
-    from ngramspec.target import _grow
+    from ngramspec.holes import grow
 
     for name, expected in {
         "token_type_ids": [4, 5, 5, 5],
@@ -203,8 +203,8 @@ def test_token_type_ids_grow_with_the_draft(tiny):
         "position_ids": [4, 5, 6, 7],
         "attention_mask": [4, 5, 1, 1],
     }.items():
-        assert _grow(name, torch.tensor([[4, 5]]), 2).tolist() == [expected]
-        assert _grow(name, torch.tensor([[4, 5]]), 0).tolist() == [[4, 5]]
+        assert grow(name, torch.tensor([[4, 5]]), 2).tolist() == [expected]
+        assert grow(name, torch.tensor([[4, 5]]), 0).tolist() == [[4, 5]]
 
 
 def test_chunked_prefill(tiny):

@@ -15,11 +15,11 @@ ROOT = Path(ngramspec.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     {"errors", "_native", "analysis"},
-    {"draft", "cache", "stopping", "reference"},
+    {"draft", "cache", "stopping", "reference", "holes"},
     {"reference_value"},
     {"controller", "drafters", "verify", "target"},
-    {"drafting"},
-    {"decode"},
+    {"drafting", "group"},
+    {"decode", "request"},
     {"speculator"},
     {"hf"},
     {"__init__"},

@@ -13,10 +13,13 @@ import torch
 
 
 def draw(scores: torch.Tensor) -> torch.Tensor:
-    """Draw a token from processed scores, float32 (1, vocab), with torch's global generator.
+    """Draw a token for each row of processed scores, with torch's global generator.
+
+    Args:
+        scores: float32 (rows, vocab).
 
     Returns:
-        int64 (1,), on the scores' device. The same operations on the same shape as ``generate``.
+        int64 (rows,), on the scores' device. The same operations on the same shape as ``generate``.
     """
     probs = torch.softmax(scores, dim=-1)
     return torch.multinomial(probs, num_samples=1).squeeze(1)

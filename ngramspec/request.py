@@ -1,0 +1,161 @@
+"""What one call asks for: reference text, its own settings, and whether its rows may part."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ngramspec.draft import NO_TOKENS, Int32
+from ngramspec.group import Choosing
+from ngramspec.target import Target
+
+# Processors of transformers that look at each row by itself, whichever batch it is in.
+BY_ROW = frozenset(
+    {
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "ExponentialDecayLengthPenalty",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "MinPLogitsWarper",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    }
+)
+STOCK_PROCESSORS = "transformers.generation.logits_process"
+KEYS = ("reference_ids",)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a call asks for beside the Speculator's own settings.
+
+    Attributes:
+        reference: text that drafters read before the prompt, int32 (n,).
+    """
+
+    reference: Int32
+
+
+def read_request(config: Any, reference_ids: Any = None) -> Request:
+    """The request of one call.
+
+    Args:
+        config: its GenerationConfig; an entry ``ngramspec``, a dict, may hold ``reference_ids``.
+        reference_ids: the argument, which comes before the entry.
+
+    Raises:
+        TypeError, ValueError: what is wrong, by name.
+    """
+    entry = getattr(config, "ngramspec", None)
+    entry = {} if entry is None else entry
+    if not isinstance(entry, dict):
+        raise TypeError(f"generation_config.ngramspec must be a dict, got {type(entry).__name__}")
+    unknown = [key for key in entry if key not in KEYS]
+    if unknown:
+        known = ", ".join(KEYS)
+        raise ValueError(f"generation_config.ngramspec has no entry {unknown[0]!r}; known: {known}")
+    given = reference_ids if reference_ids is not None else entry.get("reference_ids")
+    return Request(NO_TOKENS if given is None else _flat(given))
+
+
+def _flat(given: Any) -> Int32:
+    """Token ids, or several sequences of them, as one int32 array."""
+    if isinstance(given, torch.Tensor):
+        given = given.detach().cpu().numpy()
+    many = isinstance(given, list | tuple) and any(not np.isscalar(each) for each in given)
+    parts = [_flat(each) for each in given] if many else [np.asarray(given).ravel()]
+    ids = np.concatenate(parts) if parts else NO_TOKENS
+    if ids.size and not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"reference_ids must hold token ids, got {ids.dtype}")
+    if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
+        raise ValueError(f"reference_ids must lie in 0..{2**31 - 1}, got {ids[ids < 0][:1]}")
+    return ids.astype(np.int32)
+
+
+def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int], Int32]:
+    """What each row's drafter reads first: reference, the encoder's input, the prompt.
+
+    Args:
+        target: whose prompt and masks they are.
+        request: with the reference.
+        encoded: int64 (batch, n), what the encoder of an encoder-decoder model read; else unused.
+
+    Returns:
+        A function of the row's index, to int32 (n,). Padding on the left is left out.
+    """
+
+    def history(row: int) -> Int32:
+        parts = [request.reference]
+        mask = target.kwargs.get("attention_mask")
+        if target.encodes:
+            if isinstance(encoded, torch.Tensor) and not encoded.is_floating_point():
+                parts.append(_own(encoded[row], None if mask is None else mask[row]))
+            mask = target.kwargs.get("decoder_attention_mask")
+        mask = None if mask is None else mask[:, :-1]  # the last is of the prefill's token
+        parts.append(_own(target.prompt[row], None if mask is None else mask[row]))
+        return np.concatenate(parts)
+
+    return history
+
+
+def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
+    """A row's ids, int32 (n,), without those that its mask leaves out."""
+    tokens: Int32 = ids.to("cpu", torch.int32).numpy()
+    if mask is None or mask.ndim != 1 or mask.shape[0] < len(tokens):
+        return tokens
+    own: Int32 = tokens[mask[-len(tokens) :].to("cpu", torch.bool).numpy()]
+    return own
+
+
+def must_lockstep(choosing: Choosing, target: Target) -> bool:
+    """Whether the rows of a batch have to advance together.
+
+    They do where something is shown all rows at once: a streamer, what is recorded of each token,
+    custom stopping criteria, and processors that are not known to look at each row by itself.
+    """
+    if choosing.streamer is not None or choosing.record or target.states or choosing.stop.custom:
+        return True
+    return any(
+        type(each).__name__ not in BY_ROW or type(each).__module__ != STOCK_PROCESSORS
+        for each in choosing.processors or ()
+    )
+
+
+def by_row(choosing: Choosing, rows: int) -> list[Choosing]:
+    """How each row's tokens are chosen by itself, where ``must_lockstep`` allows it."""
+    if not choosing.processors:
+        return [choosing] * rows
+    return [
+        replace(choosing, processors=_of_row(choosing.processors, row, rows)) for row in range(rows)
+    ]
+
+
+def _of_row(processors: Any, row: int, rows: int) -> Any:
+    """The processors, those that keep something of every row cut to one."""
+    own = []
+    for processor in processors:
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, torch.Tensor) and ignored.shape == (rows,):
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = ignored[row : row + 1]
+        own.append(processor)
+    return type(processors)(own)

@@ -1,0 +1,115 @@
+"""Tiny random models of real classes, one for each kind of attention, position and cache."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+
+VOCAB = 61
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.6,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 256,
+    "initializer_range": 0.5,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+SEQ2SEQ = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 256,
+    "init_std": 0.1,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "forced_eos_token_id": None,
+    "decoder_start_token_id": 2,
+}
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "initializer_factor": 20.0,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+    "decoder_start_token_id": 0,
+}
+# name -> (class, configuration class, settings)
+CAUSAL = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", SIZES),
+    "mistral sliding": ("MistralForCausalLM", "MistralConfig", SIZES | {"sliding_window": 12}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", SIZES),
+    "gemma2 hybrid": ("Gemma2ForCausalLM", "Gemma2Config", SIZES | {"sliding_window": 12}),
+    "gemma3 hybrid": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        SIZES
+        | {"sliding_window": 12, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    ),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", SIZES),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", SIZES),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", SIZES),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", SIZES),
+    "opt": (
+        "OPTForCausalLM",
+        "OPTConfig",
+        SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.5},
+    ),
+    "bloom (alibi)": (
+        "BloomForCausalLM",
+        "BloomConfig",
+        SIZES | {"n_head": 4, "n_layer": 2, "slow_but_exact": True},
+    ),
+    "mixtral (experts)": (
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+ENCODER_DECODER = {
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
+    "bart": ("BartForConditionalGeneration", "BartConfig", SEQ2SEQ),
+    "marian": ("MarianMTModel", "MarianConfig", SEQ2SEQ),
+    "pegasus": ("PegasusForConditionalGeneration", "PegasusConfig", SEQ2SEQ),
+}
+FAMILIES = CAUSAL | ENCODER_DECODER
+
+
+def build(name: str, **changes: object):
+    """A family's model in float32 and eval mode, the same at every call."""
+    kind, config, settings = FAMILIES[name]
+    torch.manual_seed(7)
+    model = getattr(transformers, kind)(getattr(transformers, config)(**(settings | changes)))
+    if settings is SEQ2SEQ:  # a head tied to the embeddings would only repeat
+        model.lm_head = torch.nn.Linear(SEQ2SEQ["d_model"], VOCAB, bias=False)
+    model.generation_config.eos_token_id = changes.get("eos_token_id")
+    model.generation_config.forced_eos_token_id = None
+    return model.eval()

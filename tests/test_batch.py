@@ -1,0 +1,282 @@
+"""Batches: rows advance each by its own, and every row's text is plain ``generate``'s."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from doubles import draft_of
+from families import CAUSAL, ENCODER_DECODER, VOCAB, build
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import ngramspec
+from ngramspec import Drafter, DraftSession, Speculator
+from ngramspec.holes import grow_ragged, keep_slots
+
+GREEDY = {"do_sample": False, "max_new_tokens": 40}
+
+
+def batch(rows=3, seed=0):
+    """Left-padded prompts of different lengths with something to copy."""
+    rng = np.random.default_rng(seed)
+    prompts = [np.tile(rng.integers(3, VOCAB, 5), 4)[: 8 + 3 * row] for row in range(rows)]
+    longest = max(len(each) for each in prompts)
+    ids = torch.zeros(rows, longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.from_numpy(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class RowOracle(Drafter):
+    """Knows each row's text; right with probability ``right`` at each token."""
+
+    tiers = ("oracle",)
+
+    def __init__(self, texts, right, seed=0):
+        self.texts = {tuple(text[:4]): text for text in texts}
+        self.right = right
+        self.rng = np.random.default_rng(seed)
+
+    def start(self, tokens):
+        owner, text = self, self.texts[tuple(tokens[:4].tolist())]
+
+        class Session(DraftSession):
+            at = len(tokens)
+
+            def propose(self, gamma, cost=None, *, tree=False):
+                guess = np.array(text[self.at : self.at + gamma], np.int32)
+                wrong = owner.rng.random(len(guess)) >= owner.right
+                return draft_of(np.where(wrong, (guess + 1) % VOCAB, guess))
+
+            def extend(self, tokens):
+                self.at += len(tokens)
+
+        return Session()
+
+
+def row_texts(inputs, sequences):
+    """Each row's tokens without the padding before its prompt."""
+    starts = inputs["attention_mask"].argmax(dim=1).tolist()
+    return [row[start:].tolist() for row, start in zip(sequences, starts, strict=True)]
+
+
+def run(model, inputs, drafter, **kwargs):
+    speculator = Speculator(drafter, 6)
+    out = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    assert speculator.stats.drafter_faults == 0
+    return out, speculator.stats
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
+def test_rows_are_plain_generate_s(name, right):
+    model, inputs = build(name), batch()
+    plain = model.generate(**inputs, **GREEDY)
+    texts = row_texts(inputs, plain)
+    ours, stats = run(model, inputs, RowOracle(texts, right), **GREEDY)
+    assert torch.equal(plain, ours)
+    assert stats.alpha == (right if right in (0.0, 1.0) else pytest.approx(right, abs=0.25))
+    ours, stats = run(model, inputs, "auto", **GREEDY)
+    assert torch.equal(plain, ours)
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODER)
+def test_encoder_decoder_batches_are_plain_generate_s(name):
+    model, inputs = build(name), batch()
+    plain = model.generate(**inputs, **GREEDY)
+    ours, stats = run(model, inputs, "auto", **GREEDY)
+    assert torch.equal(plain, ours)
+    assert stats.target_calls <= 3 * 39
+
+
+def test_no_row_waits_for_the_shortest():
+    """One row's drafts are always right and another's always wrong: the first ends long before."""
+    model, inputs = build("llama"), batch(2)
+    plain = model.generate(**inputs, **GREEDY)
+    texts = row_texts(inputs, plain)
+    drafter = RowOracle(texts, 1.0)
+    drafter.texts[tuple(texts[1][:4])] = [(token + 1) % VOCAB for token in texts[1]]
+    steps = {0: 0, 1: 0}
+
+    def count(event):
+        steps[event.row] += event.index > 0
+
+    speculator = Speculator(drafter, 6, on_step=count)
+    ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
+    assert torch.equal(plain, ours)
+    assert steps[0] == 6  # 39 tokens, seven a step
+    assert steps[1] == 39
+    assert speculator.stats.target_calls == 45
+    assert speculator.stats.tokens_per_call == pytest.approx(78 / 45)
+
+
+def test_wasted_positions_stay_bounded(monkeypatch):
+    model, inputs = build("llama"), batch(3)
+    kwargs = GREEDY | {"max_new_tokens": 160}
+    plain = model.generate(**inputs, **kwargs)
+    texts = row_texts(inputs, plain)
+    waste = []
+    from ngramspec.target import Target
+
+    settle = Target.settle
+
+    def watch(self, kept):
+        settle(self, kept)
+        mask = self.kwargs["attention_mask"][:, :-1]
+        assert mask.shape[1] == self._slots == self.cache.length()
+        waste.append(1 - float(mask.sum(dim=1).max()) / self._slots)
+
+    monkeypatch.setattr(Target, "settle", watch)
+    ours, _ = run(model, inputs, RowOracle(texts, 0.6), **kwargs)
+    assert torch.equal(plain, ours)
+    assert max(waste) < 0.5  # at first up to LEAST_WASTE positions
+    assert max(waste[-5:]) <= 0.3
+    assert sum(now < before - 0.1 for before, now in zip(waste, waste[1:], strict=False)) >= 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom (alibi)", "mistral sliding"])
+def test_rows_that_end_before_others_are_padded(name):
+    model, inputs = build(name), batch(4, seed=2)
+    free = model.generate(**inputs, **GREEDY)
+    start = inputs["input_ids"].shape[1]
+    ends = [int(free[0, start + 5]), int(free[1, start + 20])]
+    kwargs = GREEDY | {"eos_token_id": ends, "pad_token_id": 0}
+    plain = model.generate(**inputs, **kwargs)
+    texts = row_texts(inputs, free)
+    for drafter in ("auto", RowOracle(texts, 1.0), RowOracle(texts, 0.5)):
+        assert torch.equal(plain, run(model, inputs, drafter, **kwargs)[0])
+
+
+class Counting(LogitsProcessor):
+    """Unknown to ngramspec; sees the whole batch and forbids what the row before chose last."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, input_ids, scores):
+        self.calls.append(tuple(input_ids.shape))
+        scores = scores.clone()
+        rows = torch.arange(len(scores))
+        scores[rows, input_ids.roll(1, dims=0)[:, -1]] = -float("inf")
+        return scores
+
+
+def test_unknown_processors_see_the_batch_as_in_plain_generate():
+    model, inputs = build("llama"), batch()
+    one, two = Counting(), Counting()
+    plain = model.generate(**inputs, logits_processor=LogitsProcessorList([one]), **GREEDY)
+    texts = row_texts(inputs, plain)
+    ours, stats = run(
+        model,
+        inputs,
+        RowOracle(texts, 0.9),
+        logits_processor=LogitsProcessorList([two]),
+        **GREEDY,
+    )
+    assert torch.equal(plain, ours)
+    assert one.calls == two.calls
+    assert stats.accepted > 0
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 3, "min_new_tokens": 5},
+        {"bad_words_ids": [[7], [8, 9]], "suppress_tokens": [11]},
+        {"encoder_repetition_penalty": 1.2},
+        {"guidance_scale": 1.5},
+    ],
+    ids=lambda extra: "+".join(extra),
+)
+def test_processors_by_row_and_in_lock_step(extra):
+    model, inputs = build("llama"), batch()
+    plain = model.generate(**inputs, **GREEDY, **extra)
+    texts = row_texts(inputs, plain)
+    for drafter in ("auto", RowOracle(texts, 0.8)):
+        assert torch.equal(plain, run(model, inputs, drafter, **GREEDY, **extra)[0])
+
+
+def test_scores_logits_and_streams_of_a_batch_are_plain_generate_s():
+    model, inputs = build("llama"), batch()
+
+    class Streamer:
+        def __init__(self):
+            self.puts = []
+
+        def put(self, tokens):
+            self.puts.append(tokens.tolist())
+
+        def end(self):
+            self.puts.append("end")
+
+    kwargs = GREEDY | {
+        "output_scores": True,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+        "eos_token_id": 5,
+    }
+    one, two = Streamer(), Streamer()
+    plain = model.generate(**inputs, streamer=one, **kwargs)
+    texts = row_texts(inputs, plain.sequences)
+    ours, _ = run(model, inputs, RowOracle(texts, 0.9), streamer=two, **kwargs)
+    assert torch.equal(plain.sequences, ours.sequences)
+    assert one.puts == two.puts
+    for key in ("scores", "logits"):
+        assert len(plain[key]) == len(ours[key])
+        for mine, theirs in zip(ours[key], plain[key], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_custom_criteria_end_each_row_where_plain_generate_ends_it():
+    model, inputs = build("llama"), batch()
+
+    def seen_twice(ids, scores, **kwargs):
+        return torch.tensor([row[:-1].tolist().count(int(row[-1])) >= 3 for row in ids])
+
+    for extra in ({}, {"eos_token_id": 5}):  # without an EOS criterion ended rows go on
+        kwargs = GREEDY | {"stopping_criteria": [seen_twice]} | extra
+        plain = model.generate(**inputs, **kwargs)
+        assert plain.shape[1] < inputs["input_ids"].shape[1] + 40
+        texts = row_texts(inputs, model.generate(**inputs, **GREEDY))
+        for drafter in ("auto", RowOracle(texts, 0.9)):
+            assert torch.equal(plain, run(model, inputs, drafter, **kwargs)[0])
+
+
+def test_sampling_in_lock_step_is_the_text_of_the_same_seed():
+    model, inputs = build("llama"), batch()
+    kwargs = {"do_sample": True, "max_new_tokens": 30, "temperature": 0.8}
+    kwargs |= {"output_scores": True, "return_dict_in_generate": True}  # so the rows go together
+    torch.manual_seed(4)
+    plain = model.generate(**inputs, **kwargs)
+    torch.manual_seed(4)
+    ours, _ = run(model, inputs, "auto", **kwargs)
+    assert torch.equal(plain.sequences, ours.sequences)
+
+
+def test_several_sampled_sequences_of_one_prompt():
+    model, inputs = build("llama"), batch(1)
+    torch.manual_seed(1)
+    kwargs = {"do_sample": True, "num_return_sequences": 4, "max_new_tokens": 20}
+    ours, stats = run(model, inputs, "auto", **kwargs)
+    assert ours.shape == (4, inputs["input_ids"].shape[1] + 20)
+    assert len({tuple(row) for row in ours.tolist()}) == 4
+    assert stats.emitted == 4 * 19
+
+
+def test_positions_and_masks_of_unequal_rows_by_hand():
+    """Rows that keep 3 and 1 of a forward of 3; the last column is of the token to come."""
+    mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
+    positions = torch.tensor([[0, 1, 2], [0, 0, 1]])
+    before = grow_ragged("attention_mask", mask, 2, [3, 2], settled=False)
+    assert before.tolist() == [[1, 1, 1, 1, 1], [0, 1, 1, 1, 0]]
+    after = grow_ragged("attention_mask", mask, 3, [4, 2], settled=True)
+    assert after.tolist() == [[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1]]
+    after = grow_ragged("position_ids", positions, 3, [4, 2], settled=True)
+    assert after.tolist() == [[0, 1, 2, 3, 4, 5], [0, 0, 1, 2, 2, 2]]
+    ended = grow_ragged("attention_mask", mask, 2, [3, 1], settled=True)
+    assert ended.tolist() == [[1, 1, 1, 1, 1], [0, 1, 0, 0, 0]]
+    slots = keep_slots(torch.tensor([[1, 0, 1, 1], [0, 0, 1, 1]]), 3)
+    assert slots.tolist() == [[0, 2, 3], [1, 2, 3]]
