@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,6 +20,13 @@ DECODER_STATES = {
     "output_hidden_states": ("decoder_hidden_states",),
 }
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
+# Models whose forward over several tokens is not that of one after another.
+ONE_AT_A_TIME = {
+    "CpmAntForCausalLM": "its relative positions are of one new token",
+    "MoshiForCausalLM": "its attention sees further behind its window in a wider forward",
+    "ProphetNetForCausalLM": "it takes one new token",
+    "ProphetNetForConditionalGeneration": "it takes one new token",
+}
 WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
 LEAST_WASTE = 32  # and how many may be at least
 
@@ -71,8 +79,12 @@ class Target:
 
     @property
     def can_be_ragged(self) -> bool:
-        """Whether rows may have holes: each token's place is what masks and positions say."""
-        return self.cache.holes and not self.encodes
+        """Whether rows may have holes: each token's place is what masks and positions say.
+
+        A model that takes no positions counts them itself, by the cache's length as a rule.
+        """
+        placed = self.kwargs.get("position_ids") is not None
+        return self.cache.holes and placed and not self.encodes
 
     def prefill(self) -> torch.Tensor:
         """Run the prompt, in chunks if the config says so; its last logits, (batch, 1, vocab)."""
@@ -245,6 +257,11 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
         raise UnsupportedError("use_cache=False leaves nothing to roll back; remove it")
     if getattr(model, "_is_stateful", False):
         raise UnsupportedError(f"{name} keeps a recurrent state that cannot be rolled back")
+    if name in ONE_AT_A_TIME:
+        raise UnsupportedError(f"{name} cannot check several tokens: {ONE_AT_A_TIME[name]}")
+    parameters = inspect.signature(model.forward).parameters
+    if "input_ids" in parameters and "past_key_values" not in parameters:
+        raise UnsupportedError(f"{name} keeps no key-value cache; speculation needs one")
     own = getattr(type(model), "_update_model_kwargs_for_generation", None)
     if own is not GenerationMixin._update_model_kwargs_for_generation:
         raise UnsupportedError(f"{name} prepares its inputs between steps in a way of its own")

@@ -128,6 +128,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drafters.add_argument("--plots", type=Path, metavar="FOLDER")
     drafters.set_defaults(benchmark=run_drafters)
 
+    parity = commands.add_parser(
+        "parity",
+        help="compare every class of models with plain generate",
+        description="Run tiny random models of every causal and sequence-to-sequence class of the"
+        " installed transformers plainly and with half-right drafts, and compare the text.",
+    )
+    parity.add_argument("--json", type=Path, metavar="OUT")
+    parity.add_argument(
+        "--families-only", action="store_true", help="a few families, with caches and processors"
+    )
+    parity.set_defaults(benchmark=run_parity)
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand that was given."""
@@ -266,6 +278,29 @@ def run_drafters(arguments: argparse.Namespace) -> int:
 
         print(plot_structures(readings, arguments.plots))
     return 0
+
+
+def run_parity(arguments: argparse.Namespace) -> int:
+    """Try every cell; print what is not identical, and a summary; 1 if a cell is wrong."""
+    import warnings
+    from dataclasses import asdict
+    from itertools import chain
+
+    from transformers.utils import logging
+
+    from ngramspec.bench.parity import matrix, walk
+    from ngramspec.cli.bench_view import parity_summary
+
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    cells = []
+    for cell in chain(matrix(), () if arguments.families_only else walk()):
+        if cell.outcome != "identical":
+            print(f"{cell.outcome:<10} {cell.model}, {cell.what}: {cell.detail}", flush=True)
+        cells.append(cell)
+    print(parity_summary(cells))
+    write(arguments.json, {"cells": [asdict(cell) for cell in cells]})
+    return int(any(cell.outcome == "wrong" for cell in cells))
 
 
 def make(spec: str, policy: str) -> Drafter:

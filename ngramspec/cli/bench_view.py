@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.bench.structures import Reading
+
+if TYPE_CHECKING:
+    from ngramspec.bench.parity import Cell
 
 READINGS_HEADER = (
     f"{'drafter':<30}{'text':<12}{'tokens':>9}{'start':>9}{'propose':>9}{'step':>9}"
@@ -24,6 +28,20 @@ def reading_line(reading: Reading) -> str:
         f"{r.step_us:>9.2f}{r.p99_us:>9.1f}{r.worst_us:>9.0f}{size:>8}"
         f"{r.drafted:>9.2f}"
     )
+
+
+def parity_summary(cells: Sequence[Cell]) -> str:
+    """How many cells came out how, by what was varied."""
+    outcomes = ("identical", "refused", "wrong", "not built")
+    kinds: dict[str, Counter[str]] = {}
+    for cell in cells:
+        kinds.setdefault(cell.what.rpartition(", ")[0] or cell.what, Counter())[cell.outcome] += 1
+    lines = [f"{'':<36}" + "".join(f"{outcome:>11}" for outcome in outcomes)]
+    for kind, found in kinds.items():
+        lines.append(f"{kind:<36}" + "".join(f"{found[outcome]:>11}" for outcome in outcomes))
+    total = Counter(cell.outcome for cell in cells)
+    lines.append(f"{'all':<36}" + "".join(f"{total[outcome]:>11}" for outcome in outcomes))
+    return "\n".join(lines)
 
 
 def replay_tables(results: Sequence[dict[str, Any]]) -> str:
