@@ -1,7 +1,8 @@
 """Plain generate, transformers' prompt lookup and ngramspec on the demo's texts, side by side.
 
-The three take turns in one process. Times are of a whole call, prefill included; what counts are
-the ratios of their medians. The raw times go to a JSON file.
+The three take turns in one process, ngramspec with a new Speculator each time, so that it knows
+nothing of the text from the turn before. Times are of a whole call, prefill included; what counts
+are the ratios of their medians. The raw times go to a JSON file.
 
     python benchmarks/first_look.py --dtype bfloat16 --repeats 5 --json first_look.json
 """
@@ -75,8 +76,10 @@ def measure(measurement: Measurement, title: str, ids: list[int], repeats: int) 
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     tokens: dict[str, list[int]] = {}
+    drafter = measurement.speculator.drafter.spec
     for turn in range(repeats + 1):
         for way, call in ways.items():
+            measurement.speculator = Speculator(str(drafter))
             tokens[way], taken = timed(call, ids)
             if turn:
                 seconds[way].append(taken)

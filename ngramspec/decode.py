@@ -9,6 +9,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from ngramspec.controller import common_length
 from ngramspec.draft import EMPTY_DRAFT, DecodeStats, Draft, Verdict
 from ngramspec.drafting import Drafting
 from ngramspec.group import NOTHING, Choosing, Group
@@ -185,7 +186,20 @@ class _State:
                 limit = min(limit, len(drafts[row])) if len(group.rows) > 1 else limit
             for row in going:
                 drafts[row] = drafts[row].head(limit)
+        if len(self.groups) > 1:
+            longest = self.common_length(drafts)
+            drafts = [draft.head(longest) for draft in drafts]
         return drafts
+
+    def common_length(self, drafts: list[Draft]) -> int:
+        """Where to cut the drafts of rows that part: all run at the longest one's width."""
+        rows = [row for group in self.groups for row in group.rows if not group.stopped]
+        cost = self.draftings[rows[0]].cost
+        confidences = [drafts[row].confidence for row in rows]
+        known = [each for each in confidences if each is not None]
+        if cost is None or len(known) < len(rows):
+            return max(len(draft) for draft in drafts)
+        return common_length(known, cost)
 
     def draft_limit(self, group: Group) -> int:
         """How many tokens a draft may have: none may pass the maximum length or the positions."""

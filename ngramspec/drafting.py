@@ -14,6 +14,7 @@ from ngramspec.draft import (
     Draft,
     Drafter,
     DraftSession,
+    Float32,
     Int32,
     Verdict,
     check_draft,
@@ -61,6 +62,11 @@ class Drafting:
         """Tier names that the sources of the last draft index."""
         return () if self._drafter is None else self._drafter.tiers
 
+    @property
+    def cost(self) -> Float32 | None:
+        """What the drafter was told that a forward of n positions costs, if it was."""
+        return None if self._drafter is None else self._controller.plan(self._drafter.estimates)[1]
+
     def propose(self, limit: int) -> Draft:
         """A draft of at most ``limit`` tokens, or the empty one."""
         drafter = self._current()
@@ -72,8 +78,9 @@ class Drafting:
         try:
             if self._session is None:
                 self._session = drafter.start(self._tokens[: self._count].copy())
-            gamma = min(limit, self._controller.gamma())
-            draft = self._session.propose(gamma)
+            gamma, cost = self._controller.plan(drafter.estimates)
+            gamma = min(limit, gamma)
+            draft = self._session.propose(gamma, cost)
         except Exception as error:
             self._fault(error)
             self.close()

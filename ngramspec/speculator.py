@@ -33,7 +33,9 @@ class Speculator:
     Args:
         drafter: what guesses the next tokens: a string for build_drafter, or a Drafter.
         gamma: tokens proposed in a step: an integer, "heuristic" (grows while whole drafts are
-            accepted, shrinks otherwise), or "auto" (at present the heuristic).
+            accepted, shrinks otherwise), or "auto": as many as the expected tokens per cost are
+            worth, by what a forward costs on such a machine as a rule; the heuristic for drafters
+            without estimates.
         gamma_max: most tokens proposed in a step, 1..4096.
         policy: how a drafter built from a string decides between its tiers, see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
@@ -184,7 +186,7 @@ class Speculator:
         stats = DecodeStats()
         run = Generation(
             target=target,
-            drafting=lambda row, vocab: self._start(history(row), vocab, stats),
+            drafting=lambda row, vocab: self._start(history(row), vocab, input_ids, stats),
             choosing=choosing,
             by_row=by_row(choosing, input_ids.shape[0]) if target.ragged else None,
             stats=stats,
@@ -207,8 +209,11 @@ class Speculator:
         if not known:
             logger.warning("%s", message)
 
-    def _start(self, tokens: Int32, vocab: int, stats: DecodeStats) -> Drafting:
-        controller = make_controller(self.gamma, self.gamma_max)
+    def _start(
+        self, tokens: Int32, vocab: int, input_ids: torch.Tensor, stats: DecodeStats
+    ) -> Drafting:
+        kind = "cpu" if input_ids.device.type == "cpu" else "gpu"
+        controller = make_controller(self.gamma, self.gamma_max, kind, input_ids.shape[0])
         return Drafting(lambda: self._drafter, controller, tokens, vocab, stats)
 
 

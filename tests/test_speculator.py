@@ -273,18 +273,45 @@ def test_the_heuristic_grows_and_shrinks_within_its_bounds():
     controller = HeuristicGamma(40)
     seen = []
     for _ in range(5):
-        seen.append(controller.gamma())
-        controller.observe(controller.gamma(), controller.gamma())
+        seen.append(controller.plan(False)[0])
+        controller.observe(controller.plan(False)[0], controller.plan(False)[0])
     assert seen == [8, 16, 32, 40, 40]
     controller.observe(3, 3)  # a short draft, accepted whole, says nothing about longer ones
-    assert controller.gamma() == 40
+    assert controller.plan(False)[0] == 40
     for _ in range(8):
-        controller.observe(controller.gamma(), 0)
-    assert controller.gamma() == 6
+        controller.observe(controller.plan(False)[0], 0)
+    assert controller.plan(False)[0] == 6
     small = HeuristicGamma(3)
-    assert small.gamma() == 3
+    assert small.plan(False)[0] == 3
     small.observe(3, 0)
-    assert small.gamma() == 3
+    assert small.plan(False)[0] == 3
+
+
+def test_the_drafts_of_a_batch_are_cut_where_all_rows_together_gain_most():
+    from itertools import product
+
+    from ngramspec.controller import common_length
+
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        rows = [rng.random(rng.integers(0, 6)).astype(np.float32) for _ in range(3)]
+        cost = np.concatenate(([0], 1 + np.sort(rng.random(8)))).astype(np.float32)
+
+        def value(n, rows=rows, cost=cost):
+            gains = (np.cumprod(row[:n]).sum() for row in rows)
+            return sum(1 + gain for gain in gains) / cost[n + 1]
+
+        longest = max(len(row) for row in rows)
+        values = [value(n) for n in range(longest + 1)]
+        assert values[common_length(rows, cost)] == pytest.approx(max(values), rel=1e-5)
+    assert common_length([], cost) == 0
+    for first, second in product((0.0, 0.99), repeat=2):  # one sure row is not worth two of ten
+        cut = common_length([np.full(9, p, np.float32) for p in (first, second)], 1 + cost_of(10))
+        assert (cut > 0) == (first + second > 1)
+
+
+def cost_of(n):
+    return 0.6 * np.arange(-1, n + 1).astype(np.float32)
 
 
 def test_no_draft_is_longer_than_gamma_max(tiny, text):

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ngramspec.controller import COSTS, POSITIONS
 from ngramspec.draft import Float32
-
-POSITIONS = (1, 2, 3, 5, 8, 11, 16, 24, 32, 48, 64, 128)
-CURVES = {
-    # SmolLM2-135M, bfloat16, two CPU cores
-    "cpu": (1, 1, 1, 1.0, 1.04, 1.10, 1.22, 1.40, 1.60, 2.0, 2.7, 5.0),
-    # assumed for a model of 7-8 billion parameters on one data-centre GPU
-    "gpu": (1, 1, 1, 1.0, 1.0, 1.0, 1.01, 1.02, 1.03, 1.05, 1.07, 1.15),
-}
 
 
 def cost_curve(name: str, gamma_max: int) -> Float32:
@@ -32,7 +25,7 @@ def cost_curve(name: str, gamma_max: int) -> Float32:
     Raises:
         OSError, ValueError: the file cannot be read, or does not say what a forward costs.
     """
-    at, cost = (POSITIONS, CURVES[name]) if name in CURVES else _read(Path(name))
+    at, cost = (POSITIONS, COSTS[name]) if name in COSTS else _read(Path(name))
     return np.interp(np.arange(gamma_max + 2), at, cost).astype(np.float32)
 
 

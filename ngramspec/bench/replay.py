@@ -15,7 +15,7 @@ import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec.bench.traces import Trace
-from ngramspec.controller import FixedGamma, GammaController, HeuristicGamma
+from ngramspec.controller import CostGamma, GammaController, make_controller
 from ngramspec.draft import Draft, Drafter, Float32
 
 MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # the least length of each
@@ -148,20 +148,18 @@ class Player:
         plan, output = self.plan, trace.output
         said = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
-        by_cost = plan.gamma == "auto" and self.drafter.estimates
-        controller: GammaController
-        if isinstance(plan.gamma, int) or by_cost:
-            controller = FixedGamma(plan.gamma_max if by_cost else int(plan.gamma))
-        else:
-            controller = HeuristicGamma(plan.gamma_max)
-        cost = plan.cost if by_cost else None
+        controller: GammaController = CostGamma(plan.gamma_max, plan.cost)
+        if plan.gamma != "auto":
+            controller = make_controller(plan.gamma, plan.gamma_max)
+        estimates = self.drafter.estimates
         seen = None if self.acceptance is None else CopyIndex()
         if seen is not None:
             seen.extend(committed)
         session = self.drafter.start(committed)
         at = 1
         while at < len(said):
-            gamma = min(controller.gamma(), len(said) - at - 1)
+            gamma, cost = controller.plan(estimates)
+            gamma = min(gamma, len(said) - at - 1)
             begin = perf_counter_ns()
             draft = session.propose(gamma, cost, tree=plan.tree)
             tokens = draft.tokens.tolist()
