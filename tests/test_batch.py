@@ -9,6 +9,7 @@ import pytest
 import torch
 from doubles import draft_of
 from families import CAUSAL, ENCODER_DECODER, VOCAB, build
+from prompts import PROMPTS
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import ngramspec
@@ -282,3 +283,43 @@ def test_positions_and_masks_of_unequal_rows_by_hand():
     assert ended.tolist() == [[1, 1, 1, 1, 1], [0, 1, 0, 0, 0]]
     slots = keep_slots(torch.tensor([[1, 0, 1, 1], [0, 0, 1, 1]]), 3)
     assert slots.tolist() == [[0, 2, 3], [1, 2, 3]]
+
+
+def padded(prompts):
+    """Encoded prompts as one left-padded batch."""
+    longest = max(each["input_ids"].shape[1] for each in prompts)
+    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, each in enumerate(prompts):
+        ids[row, longest - each["input_ids"].shape[1] :] = each["input_ids"][0]
+        mask[row, longest - each["input_ids"].shape[1] :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def test_real_model_in_a_batch(smollm2, prompts):
+    """Real prompts, some of which end early; greedy float32."""
+    inputs = padded(prompts[:4])
+    kwargs = {"do_sample": False, "max_new_tokens": 24}
+    plain = smollm2.model.generate(**inputs, **kwargs)
+    ours, stats = run(smollm2.model, inputs, "auto", **kwargs)
+    assert torch.equal(plain, ours)
+    assert stats.tokens_per_call > 1.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 40, 8))
+def test_real_model_in_batches_of_eight(smollm2, first):
+    """Every row is plain ``generate``'s of the same batch, or parts from it at a near tie."""
+    inputs = padded([smollm2.encode(text) for text in PROMPTS[first : first + 8]])
+    start = inputs["input_ids"].shape[1]
+    kwargs = {"do_sample": False, "max_new_tokens": 64}
+    plain = smollm2.model.generate(
+        **inputs, **kwargs, output_logits=True, return_dict_in_generate=True
+    )
+    ours, _ = run(smollm2.model, inputs, "auto", **kwargs)
+    for row in range(8):
+        theirs, mine = plain.sequences[row, start:].tolist(), ours[row, start:].tolist()
+        parts = [at for at in range(len(theirs)) if theirs[at] != mine[at]]
+        if parts:
+            best, second = plain.logits[parts[0]][row].topk(2).values.tolist()
+            assert best - second < 1e-4, (first + row, parts[0], best - second)
