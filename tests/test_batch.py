@@ -204,6 +204,8 @@ def test_processors_by_row_and_in_lock_step(extra):
 
 def test_scores_logits_and_streams_of_a_batch_are_plain_generate_s():
     model, inputs = build("llama"), batch()
+    free, start = model.generate(**inputs, **GREEDY), inputs["input_ids"].shape[1]
+    eos = [int(free[0, start + 9]), int(free[1, start + 17])]
 
     class Streamer:
         def __init__(self):
@@ -219,12 +221,19 @@ def test_scores_logits_and_streams_of_a_batch_are_plain_generate_s():
         "output_scores": True,
         "output_logits": True,
         "return_dict_in_generate": True,
-        "eos_token_id": 5,
+        "eos_token_id": eos,
+        "pad_token_id": 0,
     }
     one, two = Streamer(), Streamer()
     plain = model.generate(**inputs, streamer=one, **kwargs)
-    texts = row_texts(inputs, plain.sequences)
-    ours, _ = run(model, inputs, RowOracle(texts, 0.9), streamer=two, **kwargs)
+    texts = row_texts(inputs, model.generate(**inputs, **GREEDY))  # goes on where rows end
+    ours, stats = run(model, inputs, RowOracle(texts, 0.95), streamer=two, **kwargs)
+    new = [row.tolist() for row in plain.sequences[:, start:]]
+    ends = [min([row.index(each) + 1 for each in eos if each in row] + [40]) for row in new]
+    assert min(ends) < max(ends)
+    assert (
+        stats.emitted == sum(ends) - 3
+    )  # none of the padding; the prefill's three are not counted
     assert torch.equal(plain.sequences, ours.sequences)
     assert one.puts == two.puts
     for key in ("scores", "logits"):
@@ -257,6 +266,16 @@ def test_sampling_in_lock_step_is_the_text_of_the_same_seed():
     torch.manual_seed(4)
     ours, _ = run(model, inputs, "auto", **kwargs)
     assert torch.equal(plain.sequences, ours.sequences)
+
+
+def test_a_ragged_batch_returns_no_cache_and_a_lock_step_one_does():
+    model, inputs = build("llama"), batch()
+    kwargs = GREEDY | {"return_dict_in_generate": True}
+    assert run(model, inputs, "auto", **kwargs)[0].past_key_values is None
+    plain = model.generate(**inputs, **kwargs)
+    ours, _ = run(model, inputs, "auto", output_scores=True, **kwargs)
+    for mine, theirs in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-3, atol=1e-3)
 
 
 def test_several_sampled_sequences_of_one_prompt():
