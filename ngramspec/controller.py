@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -121,26 +120,6 @@ def assumed_cost(kind: str, gamma_max: int, rows: int = 1) -> Float32:
     if rows > 1:
         cost[2:] += BATCH_SURCHARGE
     return cost
-
-
-def common_length(confidences: Sequence[Float32], cost: Float32) -> int:
-    """The length at which to cut the drafts of a batch, which all run at the longest one's width.
-
-    Args:
-        confidences: of each row's draft, float32 (n,): P(accepted | those before accepted).
-        cost: float32 (longest + 2,) or longer, cost[k] of a forward of k positions in every row.
-
-    Returns:
-        The length with the highest expected tokens of all rows per cost, the longest of equals.
-    """
-    longest = max((len(each) for each in confidences), default=0)
-    expected = np.full(longest + 1, len(confidences), np.float64)
-    for each in confidences:
-        gains = np.cumsum(np.cumprod(each))
-        expected[1 : len(each) + 1] += gains
-        expected[len(each) + 1 :] += gains[-1] if len(each) else 0.0
-    value = expected / cost[1 : longest + 2]
-    return int(longest - value[::-1].argmax())
 
 
 def check_gamma(gamma: int | str, gamma_max: int) -> int | str:

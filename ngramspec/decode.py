@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ngramspec.controller import common_length
+from ngramspec.analysis import worthwhile
 from ngramspec.draft import EMPTY_DRAFT, DecodeStats, Draft, Verdict
 from ngramspec.drafting import Drafting
 from ngramspec.group import NOTHING, Choosing, Group
@@ -199,7 +199,7 @@ class _State:
         known = [each for each in confidences if each is not None]
         if cost is None or len(known) < len(rows):
             return max(len(draft) for draft in drafts)
-        return common_length(known, cost)
+        return worthwhile(known, cost)
 
     def draft_limit(self, group: Group) -> int:
         """How many tokens a draft may have: none may pass the maximum length or the positions."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec import Drafter, build_drafter, register_drafter
+from ngramspec.analysis import worthwhile
 from ngramspec.drafters import (
     CalibratedDrafter,
     CopyDrafter,
@@ -19,7 +20,6 @@ from ngramspec.drafters import (
     ValueDrafter,
     registry,
 )
-from ngramspec.drafters.calibrated import worthwhile
 
 
 def ids(*tokens):
@@ -229,7 +229,7 @@ def test_the_worthwhile_length_is_the_best_of_all(confidence, cost):
         reach = np.cumprod(np.array(confidence[:n], np.float64))
         return (1 + reach.sum()) / cost[n + 1]
 
-    best = worthwhile(np.array(confidence, np.float32), np.array(cost, np.float32))
+    best = worthwhile([np.array(confidence, np.float32)], np.array(cost, np.float32))
     values = [value(n) for n in range(len(confidence) + 1)]
     assert values[best] == pytest.approx(max(values), rel=1e-5)
 
@@ -241,7 +241,7 @@ def test_the_worthwhile_length_is_that_of_theorem_3_8(alpha, c, gamma):
     factor = (1 - alpha ** (n + 1)) / ((1 - alpha) * (n * c + 1))
     assert factor.argmax() == gamma
     cost = np.concatenate(([0], 1 + c * np.arange(40))).astype(np.float32)
-    assert worthwhile(np.full(38, alpha, np.float32), cost) == gamma
+    assert worthwhile([np.full(38, alpha, np.float32)], cost) == gamma
 
 
 def test_calibration_learns_each_tier_and_position():

@@ -290,7 +290,7 @@ def test_the_heuristic_grows_and_shrinks_within_its_bounds():
 def test_the_drafts_of_a_batch_are_cut_where_all_rows_together_gain_most():
     from itertools import product
 
-    from ngramspec.controller import common_length
+    from ngramspec.analysis import worthwhile
 
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -303,10 +303,10 @@ def test_the_drafts_of_a_batch_are_cut_where_all_rows_together_gain_most():
 
         longest = max(len(row) for row in rows)
         values = [value(n) for n in range(longest + 1)]
-        assert values[common_length(rows, cost)] == pytest.approx(max(values), rel=1e-5)
-    assert common_length([], cost) == 0
+        assert values[worthwhile(rows, cost)] == pytest.approx(max(values), rel=1e-5)
+    assert worthwhile([], cost) == 0
     for first, second in product((0.0, 0.99), repeat=2):  # one sure row is not worth two of ten
-        cut = common_length([np.full(9, p, np.float32) for p in (first, second)], 1 + cost_of(10))
+        cut = worthwhile([np.full(9, p, np.float32) for p in (first, second)], 1 + cost_of(10))
         assert (cut > 0) == (first + second > 1)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ngramspec.analysis import worthwhile
 from ngramspec.draft import Draft, Drafter, DraftSession, Float32, Int32
 
 DEPTHS = 16  # positions told apart; those behind count as the last
@@ -32,9 +33,8 @@ class CalibratedSession(DraftSession):
         if self.last is None:
             return draft
         confidence = self.drafter.confidence(draft)
-        n = len(draft) if cost is None else worthwhile(confidence, cost)
-        source = None if draft.source is None else draft.source[:n]
-        return Draft(draft.tokens[:n], None, confidence[:n], draft.proposal, source)
+        n = len(draft) if cost is None else worthwhile([confidence], cost)
+        return Draft(draft.tokens, None, confidence, draft.proposal, draft.source).head(n)
 
     def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
         self.session.observe(draft, accepted, tested)
@@ -99,18 +99,3 @@ class CalibratedDrafter(Drafter):
         if draft.source is None:
             return np.zeros(len(draft), np.int32), depth
         return draft.source.astype(np.int32), depth
-
-
-def worthwhile(confidence: Float32, cost: Float32) -> int:
-    """Length of the chain with the highest expected tokens per cost, the longest of equals.
-
-    Theorem 3.8 of Leviathan et al. 2023 with a probability for each position and a measured cost.
-
-    Args:
-        confidence: float32 (n,), P(accepted | those before accepted).
-        cost: float32 (n + 2,) or longer, cost[k] of a forward of k positions.
-    """
-    n = len(confidence)
-    expected = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(confidence))))
-    value = expected / cost[1 : n + 2]
-    return int(n - value[::-1].argmax())
