@@ -165,10 +165,6 @@ cdef class ValueEngine:
             raise MemoryError(f"value engine at {self.n} tokens")
         self.follow(count)
 
-    def contexts(self):
-        """How many contexts are known."""
-        return len(self.table)
-
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""
         return (
