@@ -87,7 +87,8 @@ def _flat(given: Any) -> Int32:
     if ids.size and not np.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"reference_ids must hold token ids, got {ids.dtype}")
     if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
-        raise ValueError(f"reference_ids must lie in 0..{2**31 - 1}, got {ids[ids < 0][:1]}")
+        bad = ids[(ids < 0) | (ids >= 2**31)][0]
+        raise ValueError(f"reference_ids must lie in 0..{2**31 - 1}, got {bad}")
     return ids.astype(np.int32)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec.bench.traces import Trace
 from ngramspec.controller import CostGamma, GammaController, make_controller
-from ngramspec.draft import Draft, Drafter, Float32
+from ngramspec.draft import DecodeStats, Draft, Drafter, Float32, Verdict
 
 MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # the least length of each
 BINS = 20  # of confidence
@@ -38,37 +38,30 @@ class Share:
 
 
 @dataclass(slots=True)
-class Tally:
+class Tally(DecodeStats):
     """What replaying some traces gave.
 
     Attributes:
-        calls, emitted, drafted, tested, accepted: as in DecodeStats.
         cost: of the calls' forwards, in forwards of one position.
         nanoseconds: of each step's propose, conversion to a list, observe and extend.
     """
 
-    calls: int = 0
-    emitted: int = 0
-    drafted: int = 0
-    tested: int = 0
-    accepted: int = 0
     cost: float = 0.0
     nanoseconds: list[int] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, float]:
         """Counts and the ratios that are reported."""
+        calls = self.target_calls
         return {
-            "calls": self.calls,
+            "calls": calls,
             "emitted": self.emitted,
-            "tokens_per_call": _ratio(self.emitted, self.calls),
-            "tokens_per_cost": _ratio(self.emitted, self.cost),
-            "alpha": _ratio(self.accepted, self.tested),
-            "accepted_fraction": _ratio(self.accepted, self.drafted),
-            "drafted_per_step": _ratio(self.drafted, self.calls),
-            "step_us_median": float(np.median(self.nanoseconds)) / 1000 if self.calls else 0.0,
-            "step_us_p99": (
-                float(np.percentile(self.nanoseconds, 99)) / 1000 if self.calls else 0.0
-            ),
+            "tokens_per_call": self.tokens_per_call,
+            "tokens_per_cost": self.emitted / self.cost if self.cost else 0.0,
+            "alpha": self.alpha,
+            "accepted_fraction": self.accepted_fraction,
+            "drafted_per_step": self.drafted / calls if calls else 0.0,
+            "step_us_median": float(np.median(self.nanoseconds)) / 1000 if calls else 0.0,
+            "step_us_p99": (float(np.percentile(self.nanoseconds, 99)) / 1000 if calls else 0.0),
         }
 
 
@@ -174,11 +167,9 @@ class Player:
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
             if count:
                 controller.observe(count, len(path))
-            tally.calls += 1
-            tally.emitted += len(new)
-            tally.drafted += count
-            tally.tested += sum(1 for _ in judged_nodes(draft, path))
-            tally.accepted += len(path)
+            tested = sum(1 for _ in judged_nodes(draft, path))
+            verdict = Verdict(path, tested, new.tolist())
+            tally.count_step(draft, verdict, self.drafter.tiers)
             tally.cost += float(plan.cost[count + 1])
             if self.acceptance is not None and seen is not None:
                 match = seen.longest_match()[0]
@@ -227,7 +218,3 @@ def geometric_mean(tallies: Iterable[Tally], name: str) -> float:
     """The geometric mean over groups of one of ``Tally.to_dict``'s ratios."""
     values = [tally.to_dict()[name] for tally in tallies]
     return float(np.exp(np.mean(np.log(values)))) if values and min(values) > 0 else 0.0
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else 0.0

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from ngramspec.draft import Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.draft import Drafter, DraftSession, Int32
+from ngramspec.drafters.value import ValueDrafter, ValueSession
 from ngramspec.reference_value import Calibration, ValueEngine
 
 
-class TwinSession(DraftSession):
-    """One sequence of the value engine's twin."""
+class TwinSession(ValueSession):
+    """One sequence of the value engine's twin, whose size nobody counts."""
 
-    def __init__(self, engine: ValueEngine, tokens: Int32) -> None:
-        self.engine = engine
-        engine.extend(tokens)
-
-    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        tokens, confidence, source = self.engine.draft(gamma, cost)
-        return Draft(tokens, None, confidence, None, source)
-
-    def extend(self, tokens: Int32) -> None:
-        self.engine.extend(tokens)
+    def sizeof(self) -> None:
+        return None
 
 
 class TwinDrafter(Drafter):
     """What the ValueDrafter does, in plain Python."""
 
-    tiers = ("copy", "resume", "ngram", "unigram")
+    tiers = ValueDrafter.tiers
     estimates = True
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
@@ -13,14 +14,14 @@ SOURCES = ("copy", "ngram", "unigram")
 
 
 class ValueSession(DraftSession):
-    """The drafting of one sequence.
+    """The drafting of one sequence by a value engine, native or the twin.
 
     It learns in ``extend``: what was committed tells of every token looked at whether it was
     right, those behind the draft's end and in place of the drafted ones included, which is more
     than ``observe`` could say.
     """
 
-    def __init__(self, engine: ValueEngine, tokens: Int32) -> None:
+    def __init__(self, engine: Any, tokens: Int32) -> None:
         self.engine = engine
         engine.extend(tokens)
 
@@ -31,7 +32,7 @@ class ValueSession(DraftSession):
     def extend(self, tokens: Int32) -> None:
         self.engine.extend(tokens)
 
-    def sizeof(self) -> int:
+    def sizeof(self) -> int | None:
         return int(self.engine.sizeof())
 
 
