@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from ngramspec.decode import StepEvent
-from ngramspec.draft import DecodeStats, Draft, Drafter, DraftSession, Verdict
+from ngramspec.draft import DecodeStats, Draft, Drafter, DraftSession, Proposal, Verdict
 from ngramspec.drafters import build_drafter, register_drafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf import enabled, generate
@@ -12,6 +12,6 @@ from ngramspec.speculator import Speculator
 __version__ = version("ngramspec")
 # fmt: off
 __all__ = [
-    "DecodeStats", "Draft", "DraftSession", "Drafter", "Speculator", "StepEvent",
+    "DecodeStats", "Draft", "DraftSession", "Drafter", "Proposal", "Speculator", "StepEvent",
     "UnsupportedError", "Verdict", "build_drafter", "enabled", "generate", "register_drafter",
 ]

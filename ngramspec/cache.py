@@ -7,6 +7,7 @@ static           the length is counted back in place; what lies behind it is mas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,6 +78,16 @@ class Rollback:
         """Let windows slide again as in plain decoding."""
         for layer in self._sliding:
             layer.record_past = False
+
+    def pick(self, start: int, path: Sequence[int]) -> None:
+        """Move the positions start + path[0], start + path[1], ... to start, start + 1, ...
+
+        Of a batch of one row; what lay there, and behind, is not kept.
+        """
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):  # (1, heads, length, size)
+                index = torch.tensor(path, device=states.device) + start
+                states[:, :, start : start + len(path)] = states.index_select(2, index)
 
     def gather(self, slots: torch.Tensor) -> None:
         """Keep some positions of each row, in the order given: int64 (batch, kept)."""

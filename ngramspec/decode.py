@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from ngramspec.analysis import worthwhile
+from ngramspec.choosing import Choices, Choosing
 from ngramspec.draft import EMPTY_DRAFT, DecodeStats, Draft, Verdict
 from ngramspec.drafting import Drafting
-from ngramspec.group import NOTHING, Choosing, Group
+from ngramspec.group import NOTHING, Group
 from ngramspec.target import Target
-from ngramspec.verify.greedy import greedy_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class StepEvent:
 
     Attributes:
         index: 0 for the prefill, which drafts nothing and emits the first token.
-        drafted: the draft's token ids.
+        drafted: the draft's token ids, of a tree in the order of its nodes.
         source: for each of them the name of the tier it came from.
         verdict: what the target made of it.
         draft_seconds, forward_seconds, other_seconds: the step's wall time, of all rows.
@@ -47,7 +47,8 @@ class StepEvent:
     @property
     def rejected(self) -> tuple[int, ...]:
         """Draft tokens that do not, untested ones included."""
-        return self.drafted[len(self.verdict.accepted) :]
+        accepted = set(self.verdict.accepted)
+        return tuple(token for node, token in enumerate(self.drafted) if node not in accepted)
 
 
 @dataclass(slots=True)
@@ -87,11 +88,12 @@ def decode(run: Generation) -> torch.Tensor:
     try:
         begin = perf_counter()
         logits = run.target.prefill()
-        verdicts = state.verify([EMPTY_DRAFT] * len(state.rows), logits, state.choices(logits))
+        nothing = [EMPTY_DRAFT] * len(state.rows)
+        verdicts = state.verify(nothing, logits, state.choices(nothing, logits))
         seconds = perf_counter() - begin
         run.stats.runs += 1
         run.stats.prefill_seconds += seconds
-        state.report([EMPTY_DRAFT] * len(state.rows), verdicts, (0.0, seconds, 0.0))
+        state.report(nothing, verdicts, (0.0, seconds, 0.0))
         if not state.stopped:
             state.start(logits.shape[-1], verdicts)
             with run.target.decoding():
@@ -99,7 +101,7 @@ def decode(run: Generation) -> torch.Tensor:
                     state.step()
         return state.sequences()
     finally:
-        run.target.settle(state.kept())
+        run.target.settle(state.kept(), state.path())
         run.target.close()
         for drafting in state.draftings:
             drafting.close()
@@ -140,7 +142,11 @@ class _State:
 
     def kept(self) -> list[int]:
         """Per row, how many positions of the last forward plain decoding would have done."""
-        return [group.kept for group in self.groups for _ in group.rows]
+        return [len(group.path) for group in self.groups for _ in group.rows]
+
+    def path(self) -> list[int]:
+        """The positions themselves, where all rows advance together."""
+        return self.groups[0].path
 
     def start(self, vocab: int, verdicts: list[Verdict]) -> None:
         """Begin every row's drafting, behind the token of the prefill."""
@@ -152,15 +158,16 @@ class _State:
         """One step: propose, forward, verify, roll back, observe and extend."""
         run = self.run
         for group in self.groups:
-            group.kept = 0
+            group.path = []
         started = perf_counter()
         drafts = self.propose()
         proposed = perf_counter()
-        logits = run.target.forward(self.block(drafts), [1 + len(draft) for draft in drafts])
-        choices = self.choices(logits)
+        lengths = [1 + len(draft) for draft in drafts]
+        logits = run.target.forward(self.block(drafts), lengths, drafts[0].parents)
+        choices = self.choices(drafts, logits)
         forwarded = perf_counter()
         verdicts = self.verify(drafts, logits, choices)
-        run.target.settle(self.kept())
+        run.target.settle(self.kept(), self.path())
         for row, verdict in enumerate(verdicts):
             if verdict.emitted:
                 self.draftings[row].learn(drafts[row], verdict)
@@ -221,12 +228,13 @@ class _State:
             block[row, 1 : 1 + len(draft)] = draft.tokens
         return torch.from_numpy(block).to(self.device)
 
-    def choices(self, logits: torch.Tensor) -> list[list[int]] | None:
+    def choices(self, drafts: list[Draft], logits: torch.Tensor) -> Choices | None:
         """The target's tokens at all positions, where they can be had at once; else None."""
-        return greedy_tokens(logits) if self.run.choosing.at_once else None
+        choosing = self.run.choosing
+        return choosing.all(drafts, logits) if choosing.at_once else None
 
     def verify(
-        self, drafts: list[Draft], logits: torch.Tensor, choices: list[list[int]] | None
+        self, drafts: list[Draft], logits: torch.Tensor, choices: Choices | None
     ) -> list[Verdict]:
         """Commit in every group as far as its drafts agree with the target: a verdict for each row.
 
@@ -243,10 +251,12 @@ class _State:
             found = group.verify(
                 [drafts[row] for row in rows],
                 logits if len(rows) == len(self.rows) else logits[rows],
-                None if choices is None else [choices[row] for row in rows],
+                None if choices is None else [choices.tokens[row] for row in rows],
             )
             for row, verdict, last in zip(rows, found, group.last, strict=True):
                 verdicts[row], self.last[row] = verdict, last
+        if choices is not None and len(self.groups) == 1:
+            choices.rewind(len(self.path()))
         return verdicts
 
     def count(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
@@ -255,7 +265,7 @@ class _State:
         for row, verdict in enumerate(verdicts):
             if verdict.emitted:
                 stats.count_step(drafts[row], verdict, self.draftings[row].tiers)
-        positions = sum(group.kept for group in self.groups)
+        positions = sum(len(group.path) for group in self.groups)
         stats.host_syncs += 1 if choosing.at_once else positions
         stats.host_syncs += positions if choosing.stop.custom else 0
 

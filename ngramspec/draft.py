@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,30 @@ NO_TOKENS: Int32 = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """The distributions that a stochastic draft was drawn from, sparse: q of Algorithm 1.
+
+    Node i was drawn from ``probs[starts[i]:starts[i + 1]]`` over the ids of the same slice of
+    ``tokens``. Siblings are drawn from one distribution without replacement and state it alike, as
+    it was before the first of them was drawn.
+
+    Attributes:
+        starts: int32 (n + 1,), rising from 0 to m.
+        tokens: int32 (m,), ids, no two alike in a node's slice.
+        probs: float32 (m,), > 0, of each node summing to 1.
+    """
+
+    starts: Int32
+    tokens: Int32
+    probs: Float32
+
+    def of(self, node: int) -> tuple[Int32, Float32]:
+        """The ids and probabilities that a node was drawn from."""
+        part = slice(int(self.starts[node]), int(self.starts[node + 1]))
+        return self.tokens[part], self.probs[part]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Draft:
     """Tokens guessed to follow the committed ones: a chain, or a tree by parent index.
 
@@ -26,54 +49,44 @@ class Draft:
         parents: int32 (n,) with parents[i] < i and -1 for the last committed token, or None for
             a chain, where node i - 1 is the parent of node i.
         confidence: float32 (n,), the drafter's P(accepted | parent accepted), or None.
-        proposal: sparse draft probabilities of a stochastic draft, or None for a deterministic
-            one, whose draft distribution q is one-hot.
+        proposal: what a stochastic draft was drawn from, or None for a deterministic one, whose
+            draft distribution q is one-hot.
         source: int8 (n,), index into the drafter's ``tiers``, or None: all from the first.
     """
 
     tokens: Int32
     parents: Int32 | None = None
     confidence: Float32 | None = None
-    proposal: Any = None
+    proposal: Proposal | None = None
     source: Int8 | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def head(self, n: int) -> Draft:
-        """The first ``n`` nodes of a chain."""
+        """The first ``n`` nodes; of a tree they are one, too, as parents come first."""
         if n >= len(self):
             return self
+        parents = None if self.parents is None else self.parents[:n]
         confidence = None if self.confidence is None else self.confidence[:n]
         source = None if self.source is None else self.source[:n]
-        return Draft(self.tokens[:n], None, confidence, self.proposal, source)
+        proposal = self.proposal
+        if proposal is not None:
+            starts = proposal.starts[: n + 1]
+            proposal = Proposal(starts, proposal.tokens[: starts[-1]], proposal.probs[: starts[-1]])
+        return Draft(self.tokens[:n], parents, confidence, proposal, source)
+
+    def children(self) -> list[list[int]]:
+        """Nodes by their parent, in order: n + 1 lists, the first of the last committed token's."""
+        if self.parents is None:
+            return [*([node] for node in range(len(self))), []]
+        children: list[list[int]] = [[] for _ in range(len(self) + 1)]
+        for node, parent in enumerate(self.parents.tolist()):
+            children[parent + 1].append(node)
+        return children
 
 
 EMPTY_DRAFT = Draft(NO_TOKENS)
-
-
-def check_draft(draft: object, limit: int, vocab: int) -> Draft:
-    """Return ``draft`` if the target can verify it as a chain.
-
-    Raises:
-        TypeError, ValueError: what is wrong with it, with name, bound and value.
-    """
-    if not isinstance(draft, Draft):
-        raise TypeError(f"propose must return a Draft, got {type(draft).__name__}")
-    tokens = draft.tokens
-    if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32 or tokens.ndim != 1:
-        got = f"{tokens.dtype} {tokens.shape}" if isinstance(tokens, np.ndarray) else type(tokens)
-        raise TypeError(f"draft tokens must be an int32 array of one dimension, got {got}")
-    if len(tokens) > limit:
-        raise ValueError(f"a draft must have at most gamma = {limit} tokens, got {len(tokens)}")
-    if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocab):
-        bad = tokens[(tokens < 0) | (tokens >= vocab)][0]
-        raise ValueError(f"draft tokens must lie in 0..{vocab - 1}, got {bad}")
-    if draft.parents is not None:
-        raise ValueError("a chain was asked for, got a draft with parents")
-    if draft.source is not None and len(draft.source) != len(tokens):
-        raise ValueError(f"source must have {len(tokens)} entries, got {len(draft.source)}")
-    return draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +95,8 @@ class Verdict:
 
     Attributes:
         accepted: indices of the accepted nodes, in order.
-        tested: how many nodes were judged: the accepted ones and the first rejected one. Nodes
+        tested: how many nodes were judged: those whose parent was accepted, up to the accepted
+            one among siblings; in a chain the accepted ones and the first rejected one. Nodes
             behind a rejection, or behind a cut at EOS or max_length, are untested.
         emitted: the committed tokens of the step: the accepted ones, then the recovered token
             (after a rejection) or the bonus token (after none), unless a stop came first.
@@ -96,6 +110,33 @@ class Verdict:
     def corrected(self) -> int | None:
         """The recovered token, where a draft token was rejected; else None."""
         return self.emitted[-1] if self.tested > len(self.accepted) else None
+
+
+def judged_nodes(
+    draft: Draft, accepted: Sequence[int], tested: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """(node, depth) of the nodes that the target judged, in order.
+
+    Args:
+        draft: a chain or a tree.
+        accepted: the accepted nodes, in order.
+        tested: how many were judged (see Verdict); None: all that can have been.
+    """
+    if draft.parents is None:
+        count = min(len(accepted) + 1, len(draft)) if tested is None else tested
+        yield from ((node, node) for node in range(count))
+        return
+    children = draft.children()
+    left = len(draft) if tested is None else tested
+    for depth, parent in enumerate((-1, *accepted)):
+        right = accepted[depth] if depth < len(accepted) else None
+        for node in children[parent + 1]:
+            if left == 0:
+                return
+            left -= 1
+            yield node, depth
+            if node == right:
+                break
 
 
 @dataclass(slots=True)
@@ -118,6 +159,7 @@ class DecodeStats:
         drafted, tested, accepted: draft tokens; see Verdict for ``tested``.
         plain_steps: target calls that had no draft to verify.
         host_syncs: transfers of the target's results to the host.
+        chains: why runs that asked for trees had chains, with the number of runs.
         drafter_faults: steps that went on undrafted, or drafters restarted, because the drafter
             raised or returned what cannot be verified.
         tiers: the draft tokens' counts by the tier they came from.
@@ -134,6 +176,7 @@ class DecodeStats:
     plain_steps: int = 0
     host_syncs: int = 0
     drafter_faults: int = 0
+    chains: dict[str, int] = field(default_factory=dict)
     tiers: dict[str, TierStats] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -165,18 +208,21 @@ class DecodeStats:
         self.accepted += accepted
         self.plain_steps += not len(draft)
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
-        for node, tier in enumerate(source):
-            counts = self.tiers.setdefault(tiers[tier], TierStats())
-            counts.drafted += 1
-            counts.tested += node < verdict.tested
-            counts.accepted += node < accepted
+        for tier in source:
+            self.tiers.setdefault(tiers[tier], TierStats()).drafted += 1
+        for node, _ in judged_nodes(draft, verdict.accepted, verdict.tested):
+            self.tiers[tiers[source[node]]].tested += 1
+        for node in verdict.accepted:
+            self.tiers[tiers[source[node]]].accepted += 1
 
     def add(self, other: DecodeStats) -> None:
         """Add another run's counts and times to these."""
         for name in self.__slots__:
-            if name == "tiers":
+            if name in ("tiers", "chains"):
                 continue
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, runs in other.chains.items():
+            self.chains[reason] = self.chains.get(reason, 0) + runs
         for tier, theirs in other.tiers.items():
             mine = self.tiers.setdefault(tier, TierStats())
             mine.drafted += theirs.drafted
@@ -227,13 +273,18 @@ class DraftSession(ABC):
         Args:
             draft: what propose returned.
             accepted: the accepted nodes' indices, in order.
-            tested: how many nodes were judged; None: those up to the first rejection.
+            tested: how many nodes were judged (see Verdict); None: all that can have been, as
+                nothing but a rejection came between.
         """
         return None
 
     @abstractmethod
     def extend(self, tokens: Int32) -> None:
         """Append committed tokens, int32 (n,); legal without propose or observe before."""
+
+    def heat(self, temperature: float) -> None:
+        """Take note of the request's sampling temperature, before the first propose."""
+        return None
 
     def sizeof(self) -> int | None:
         """Bytes of the session's own structures; None if it does not know."""

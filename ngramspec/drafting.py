@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ngramspec.checks import check_draft
 from ngramspec.controller import GammaController
 from ngramspec.draft import (
     EMPTY_DRAFT,
@@ -17,7 +18,6 @@ from ngramspec.draft import (
     Float32,
     Int32,
     Verdict,
-    check_draft,
 )
 
 logger = logging.getLogger("ngramspec")
@@ -36,6 +36,8 @@ class Drafting:
         tokens: the committed tokens, int32 (n,).
         vocab: size of the target's vocabulary.
         stats: where faults are counted.
+        tree: whether drafts may be trees.
+        temperature: that tokens are sampled at; None: they are not.
     """
 
     def __init__(
@@ -45,11 +47,16 @@ class Drafting:
         tokens: Int32,
         vocab: int,
         stats: DecodeStats,
+        *,
+        tree: bool = False,
+        temperature: float | None = None,
     ) -> None:
         self._current = current
         self._controller = controller
         self._vocab = vocab
         self._stats = stats
+        self._tree = tree
+        self._temperature = temperature
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)
@@ -78,15 +85,17 @@ class Drafting:
         try:
             if self._session is None:
                 self._session = drafter.start(self._tokens[: self._count].copy())
+                if self._temperature is not None:
+                    self._session.heat(self._temperature)
             gamma, cost = self._controller.plan(drafter.estimates)
             gamma = min(limit, gamma)
-            draft = self._session.propose(gamma, cost)
+            draft = self._session.propose(gamma, cost, tree=self._tree)
         except Exception as error:
             self._fault(error)
             self.close()
             return EMPTY_DRAFT
         try:
-            return check_draft(draft, gamma, self._vocab)
+            return check_draft(draft, gamma, self._vocab, tree=self._tree)
         except (TypeError, ValueError) as error:
             self._fault(error)
             return EMPTY_DRAFT

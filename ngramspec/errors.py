@@ -1,4 +1,4 @@
-"""The package's own exception type, and the check behind every integer argument's error."""
+"""The package's own exception type, and the checks behind every number argument's error."""
 
 from __future__ import annotations
 
@@ -23,3 +23,17 @@ def check_int(name: str, value: object, low: int, high: int | None = None) -> in
         bound = f">= {low}" if high is None else f"in {low}..{high}"
         raise ValueError(f"{name} must be {bound}, got {value}")
     return value
+
+
+def check_real(name: str, value: object, low: float, high: float) -> float:
+    """Return ``value`` as a float if it lies above low and not above high.
+
+    Raises:
+        TypeError: not a real number (a bool is none).
+        ValueError: out of bounds, or NaN.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not low < value <= high:
+        raise ValueError(f"{name} must be > {low} and <= {high}, got {value}")
+    return float(value)

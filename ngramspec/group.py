@@ -3,59 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from ngramspec.choosing import Choosing, Walk, behind
 from ngramspec.draft import Draft, Verdict
-from ngramspec.stopping import StopRules
-from ngramspec.verify.sampled import draw
 
 NOTHING = Verdict((), 0, ())
-
-
-@dataclass(slots=True)
-class Record:
-    """Scores and logits per generated token, where they were asked for.
-
-    Attributes:
-        scores: processed scores, float32 (batch, vocab) each, or None.
-        logits: raw logits, float32 (batch, vocab) each, or None.
-    """
-
-    scores: list[torch.Tensor] | None = None
-    logits: list[torch.Tensor] | None = None
-
-    def __bool__(self) -> bool:
-        """Whether anything is kept."""
-        return self.scores is not None or self.logits is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Choosing:
-    """How tokens are chosen, and what is told of them.
-
-    Attributes:
-        processors: logits processors in order, called as ``generate`` calls them; or None.
-        stop: after which token a row ends.
-        do_sample: draw from the distribution, or take the most probable token.
-        pad: what an ended row goes on with; None: whatever the target says.
-        streamer: gets every token, int64 (rows,) on the host, or None.
-        record: what to keep of each token.
-    """
-
-    processors: Any
-    stop: StopRules
-    do_sample: bool
-    pad: int | None
-    streamer: Any
-    record: Record
-
-    @property
-    def at_once(self) -> bool:
-        """Whether a step's tokens are had in one transfer: greedy, without processors."""
-        return not self.do_sample and not self.processors
 
 
 class Group:
@@ -73,7 +27,7 @@ class Group:
         self.length = self.prompt_length = prompt.shape[1]
         self.finished = [False] * len(rows)
         self.last = [0] * len(rows)  # each row's last committed token
-        self.kept = 0  # positions of the step's forward that plain decoding would have forwarded
+        self.path: list[int] = []  # the step's positions that plain decoding would have forwarded
         self.buffer = prompt.new_empty((len(rows), self.length + 256))
         self.buffer[:, : self.length] = prompt
 
@@ -103,36 +57,46 @@ class Group:
         """Commit the target's tokens position by position, as far as all drafts agree.
 
         Args:
-            drafts: each row's draft; an ended row's counts for nothing.
+            drafts: each row's draft, in a group of several rows all chains; an ended row's counts
+                for nothing.
             logits: (rows, n + 1, vocab), behind the last committed token and the n drafted ones.
             choices: the target's tokens, n + 1 for each row, or None: choose as far as the drafts
                 agree.
         """
-        drafted = [draft.tokens.tolist() for draft in drafts]
+        walks = [Walk(draft) for draft in drafts]
         going = self.going
         emitted: list[list[int]] = [[] for _ in self.rows]
-        accepted = [0] * len(self.rows)
-        for position in range(min(len(drafted[row]) for row in going) + 1):
-            self.kept = position + 1
+        accepted: list[list[int]] = [[] for _ in self.rows]
+        tested = [0] * len(self.rows)
+        self.path = []
+        position = 0
+        while position >= 0:
+            self.path.append(position)
             known = None if choices is None else [row[position] for row in choices]
-            tokens = self.choose(logits[:, position], known)
-            agree = True
+            tokens = self.choose(logits[:, position], known, walks, position)
+            agreed = set()
             for row in going:
                 emitted[row].append(tokens[row])
-                right = position < len(drafted[row]) and drafted[row][position] == tokens[row]
-                accepted[row] += right
-                agree &= right
+                drafted = walks[row].drafted(position)
+                right = drafted.index(tokens[row]) if tokens[row] in drafted else -1
+                tested[row] += len(drafted) if right < 0 else right + 1
+                agreed.add(-1 if right < 0 else walks[row].nodes(position)[right])
+                accepted[row] += walks[row].nodes(position)[right : right + 1] if right >= 0 else ()
             self.commit(tokens)
-            if not agree or self.stopped or self.going != going:
-                break
+            went_on = len(agreed) == 1 and self.going == going and not self.stopped
+            position = agreed.pop() + 1 if went_on and -1 not in agreed else -1
         return [
-            Verdict(range(accepted[row]), min(len(emitted[row]), len(drafted[row])), tuple(tokens))
-            if (tokens := emitted[row])
-            else NOTHING
+            Verdict(accepted[row], tested[row], tuple(emitted[row])) if emitted[row] else NOTHING
             for row in range(len(self.rows))
         ]
 
-    def choose(self, logits: torch.Tensor, known: list[int] | None) -> list[int]:
+    def choose(
+        self,
+        logits: torch.Tensor,
+        known: list[int] | None,
+        walks: Sequence[Walk],
+        position: int,
+    ) -> list[int]:
         """The target's tokens at one position, from its logits (rows, vocab), and their record."""
         choosing, record = self.choosing, self.choosing.record
         if known is None or record:
@@ -145,12 +109,27 @@ class Group:
             if record.logits is not None:
                 record.logits.append(logits)
             if known is None:
-                chosen = draw(scores) if choosing.do_sample else scores.argmax(dim=-1)
-                known = chosen.tolist()
-        if choosing.pad is None:
-            return known
-        ended = zip(known, self.finished, strict=True)
-        return [choosing.pad if finished else token for token, finished in ended]
+                known = self._from(scores, walks, position)
+        if choosing.pad is not None:
+            ended = zip(known, self.finished, strict=True)
+            known = [choosing.pad if finished else token for token, finished in ended]
+        if min(known) < 0:
+            raise ValueError(
+                "the target's scores are no distribution: NaN, or -inf for every token, at"
+                f" position {self.length}"
+            )
+        return known
+
+    def _from(self, scores: torch.Tensor, walks: Sequence[Walk], position: int) -> list[int]:
+        """The rule's tokens for processed scores, float32 (rows, vocab)."""
+        rule = self.choosing.rule
+        if all(rule.ignores(walk.draft) for walk in walks):
+            chosen = rule.choose(scores)
+        else:
+            spots = [(walk, position) for walk in walks]
+            chosen = rule.choose(scores, *behind(spots, scores.shape[-1], scores.device))
+        tokens: list[int] = chosen.tolist()
+        return tokens
 
     def commit(self, tokens: list[int]) -> None:
         """Append one token to each row, ask whether to stop, stream: in ``generate``'s order."""

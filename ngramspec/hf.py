@@ -29,6 +29,7 @@ class BoundSpeculator:
         generation_config: Any = None,
         reference_ids: Any = None,
         inputs_tensor: Any = None,
+        generator: Any = None,
         **model_kwargs: Any,
     ) -> Any:
         return self.speculator(
@@ -40,6 +41,7 @@ class BoundSpeculator:
             streamer=self.streamer,
             reference_ids=reference_ids,
             inputs_tensor=inputs_tensor,
+            generator=generator,
             **model_kwargs,
         )
 

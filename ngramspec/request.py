@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ngramspec.choosing import Choosing
 from ngramspec.draft import NO_TOKENS, Int32
-from ngramspec.group import Choosing
 from ngramspec.target import Target
 
 # Processors of transformers that look at each row by itself, whichever batch it is in.
@@ -32,6 +32,22 @@ BY_ROW = frozenset(
         "RepetitionPenaltyLogitsProcessor",
         "SequenceBiasLogitsProcessor",
         "SuppressTokensAtBeginLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    }
+)
+# Those whose result does not depend on the committed tokens either.
+HISTORY_FREE = frozenset(
+    {
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
         "SuppressTokensLogitsProcessor",
         "TemperatureLogitsWarper",
         "TopHLogitsWarper",
@@ -135,9 +151,14 @@ def must_lockstep(choosing: Choosing, target: Target) -> bool:
     """
     if choosing.streamer is not None or choosing.record or target.states or choosing.stop.custom:
         return True
-    return any(
-        type(each).__name__ not in BY_ROW or type(each).__module__ != STOCK_PROCESSORS
-        for each in choosing.processors or ()
+    return not all_in(choosing.processors, BY_ROW)
+
+
+def all_in(processors: Any, names: frozenset[str]) -> bool:
+    """Whether all processors are transformers' own, of classes named; those of no list are."""
+    return all(
+        type(each).__name__ in names and type(each).__module__ == STOCK_PROCESSORS
+        for each in processors or ()
     )
 
 

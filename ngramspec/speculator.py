@@ -5,24 +5,35 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ngramspec.choosing import Choosing, Record
 from ngramspec.controller import check_gamma, make_controller
 from ngramspec.decode import Generation, StepEvent, decode
 from ngramspec.draft import DecodeStats, Drafter, Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafting import Drafting
-from ngramspec.errors import UnsupportedError, check_int
-from ngramspec.group import Choosing, Record
-from ngramspec.request import by_row, history_of, must_lockstep, read_request
+from ngramspec.errors import UnsupportedError, check_int, check_real
+from ngramspec.request import (
+    HISTORY_FREE,
+    all_in,
+    by_row,
+    history_of,
+    must_lockstep,
+    read_request,
+)
 from ngramspec.stopping import StopRules
 from ngramspec.target import Target, plain_method
+from ngramspec.trees import why_no_tree
+from ngramspec.verify.rule import Rule
 
 logger = logging.getLogger("ngramspec")
 
 GAMMA_LIMIT = 4096
+VERIFICATIONS = ("exact", "match", "typical")
 
 
 class Speculator:
@@ -37,6 +48,20 @@ class Speculator:
             worth, by what a forward costs on such a machine as a rule; the heuristic for drafters
             without estimates.
         gamma_max: most tokens proposed in a step, 1..4096.
+        tree: None: drafts are chains. N, 1..4096: they are token trees of at most N nodes, where
+            the target can verify them and the drafter knows several continuations; N takes
+            gamma_max's place. Where it cannot (batches, caches with sliding or static layers,
+            other attention than sdpa and eager, encoder-decoders), they stay chains, and
+            ``stats.chains`` says why.
+        verification: "exact" keeps the target's text, or distribution; "match" does so without
+            looking at a stochastic draft's own probabilities, for the text of plain sampling with
+            the same seed; "typical" accepts what the target finds likely enough, which changes
+            the distribution.
+        lenience: l in (0, 1], of verification "exact". Below 1 a drafted token is accepted where
+            p(x) >= l max p (greedy) or with probability min(1, p / (l q)) (sampled): no token's
+            probability exceeds p / l, and the text's distribution changes.
+        epsilon, delta: of verification "typical": the threshold is min(epsilon, delta exp(-H)),
+            H the entropy of the target's distribution in nats; each in (0, 1].
         policy: how a drafter built from a string decides between its tiers, see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
@@ -56,6 +81,11 @@ class Speculator:
         gamma: int | str = "auto",
         *,
         gamma_max: int = 64,
+        tree: int | None = None,
+        verification: str = "exact",
+        lenience: float = 1.0,
+        epsilon: float = 0.09,
+        delta: float = 0.3,
         policy: str = "value",
         unsupported: str = "error",
         on_step: Callable[[StepEvent], None] | None = None,
@@ -63,7 +93,19 @@ class Speculator:
         self._drafter = build_drafter(drafter, policy=policy)
         self.policy = policy
         self.gamma_max = check_int("gamma_max", gamma_max, 1, GAMMA_LIMIT)
-        self.gamma = check_gamma(gamma, gamma_max)
+        self.tree = None if tree is None else check_int("tree", tree, 1, GAMMA_LIMIT)
+        self.gamma = check_gamma(gamma, gamma_max if tree is None else tree)
+        if verification not in VERIFICATIONS:
+            known = ", ".join(map(repr, VERIFICATIONS))
+            raise ValueError(f"verification must be one of {known}, got {verification!r}")
+        self.verification = verification
+        self.lenience = check_real("lenience", lenience, 0.0, 1.0)
+        self.epsilon = check_real("epsilon", epsilon, 0.0, 1.0)
+        self.delta = check_real("delta", delta, 0.0, 1.0)
+        if lenience < 1.0 and verification != "exact":
+            raise ValueError(
+                f"lenience must be 1.0 with verification={verification!r}, got {lenience}"
+            )
         if unsupported not in ("error", "plain"):
             raise ValueError(f"unsupported must be 'error' or 'plain', got {unsupported!r}")
         if on_step is not None and not callable(on_step):
@@ -103,6 +145,11 @@ class Speculator:
             "drafter": self._drafter.spec,
             "gamma": self.gamma,
             "gamma_max": self.gamma_max,
+            "tree": self.tree,
+            "verification": self.verification,
+            "lenience": self.lenience,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
             "policy": self.policy,
             "unsupported": self.unsupported,
         }
@@ -126,6 +173,7 @@ class Speculator:
         streamer: Any = None,
         reference_ids: Any = None,
         inputs_tensor: Any = None,
+        generator: torch.Generator | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """Decode, as ``model.generate(custom_generate=self)`` calls it with all prepared.
@@ -136,7 +184,9 @@ class Speculator:
         Args:
             reference_ids: text that the output will likely resemble, such as the file being
                 edited: token ids, or several sequences of them. The drafters read it as if it
-                stood before the prompt; the model never does. Others as in ``generate``.
+                stood before the prompt; the model never does.
+            generator: what to sample with, of the prompt's device; None: torch's global one.
+            Others as in ``generate``.
 
         Returns:
             int64 (batch, prompt + generated), or what return_dict_in_generate asks for.
@@ -175,18 +225,36 @@ class Speculator:
         choosing = Choosing(
             processors=logits_processor,
             stop=stop,
-            do_sample=bool(config.do_sample),
+            rule=Rule(
+                bool(config.do_sample),
+                self.verification,
+                self.lenience,
+                self.epsilon,
+                self.delta,
+                generator,
+            ),
             pad=int(pad) if pad is not None and stop.pads else None,
             streamer=streamer,
             record=record,
+            ahead=choose_ahead(input_ids.device) and all_in(logits_processor, HISTORY_FREE),
         )
         alone = input_ids.shape[0] == 1
         target.ragged = not alone and target.can_be_ragged and not must_lockstep(choosing, target)
         history = history_of(target, request, inputs_tensor)
         stats = DecodeStats()
+        obstacle = None if self.tree is None else why_no_tree(target, input_ids.shape[0])
+        if obstacle is not None:
+            stats.chains[obstacle] = 1
+        setting = _Setting(
+            gamma_max=self.gamma_max if self.tree is None else self.tree,
+            tree=self.tree is not None and obstacle is None,
+            kind="cpu" if input_ids.device.type == "cpu" else "gpu",
+            rows=input_ids.shape[0],
+            temperature=float(config.temperature or 1.0) if config.do_sample else None,
+        )
         run = Generation(
             target=target,
-            drafting=lambda row, vocab: self._start(history(row), vocab, input_ids, stats),
+            drafting=lambda row, vocab: self._start(history(row), vocab, setting, stats),
             choosing=choosing,
             by_row=by_row(choosing, input_ids.shape[0]) if target.ragged else None,
             stats=stats,
@@ -209,12 +277,33 @@ class Speculator:
         if not known:
             logger.warning("%s", message)
 
-    def _start(
-        self, tokens: Int32, vocab: int, input_ids: torch.Tensor, stats: DecodeStats
-    ) -> Drafting:
-        kind = "cpu" if input_ids.device.type == "cpu" else "gpu"
-        controller = make_controller(self.gamma, self.gamma_max, kind, input_ids.shape[0])
-        return Drafting(lambda: self._drafter, controller, tokens, vocab, stats)
+    def _start(self, tokens: Int32, vocab: int, setting: _Setting, stats: DecodeStats) -> Drafting:
+        controller = make_controller(self.gamma, setting.gamma_max, setting.kind, setting.rows)
+        return Drafting(
+            lambda: self._drafter,
+            controller,
+            tokens,
+            vocab,
+            stats,
+            tree=setting.tree,
+            temperature=setting.temperature,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What the drafting of a call's rows goes by."""
+
+    gamma_max: int
+    tree: bool
+    kind: str
+    rows: int
+    temperature: float | None
+
+
+def choose_ahead(device: torch.device) -> bool:
+    """Whether a transfer from the device costs more than choosing for positions in vain."""
+    return device.type != "cpu"
 
 
 def check_request(config: Any) -> None:

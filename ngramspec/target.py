@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from ngramspec.cache import rollback_for
+from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.holes import grow, grow_ragged, keep_slots
+from ngramspec.trees import ancestry, attention_of, tree_mask
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 STATES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
@@ -116,21 +118,27 @@ class Target:
             rooms.append(self.cache.capacity - (self._slots + 1))
         return max(min(rooms), 0) if rooms else None
 
-    def forward(self, block: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    def forward(
+        self, block: torch.Tensor, lengths: Sequence[int], parents: Int32 | None = None
+    ) -> torch.Tensor:
         """Run every row's last committed token and the draft behind it in one forward.
 
         Args:
             block: int64 (batch, n + 1), on the prompt's device.
             lengths: how many of a row's tokens count; those behind are padding. Looked at in a
                 ragged batch only.
+            parents: of the only row's draft, if it is a tree.
 
         Returns:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         self._width = block.shape[1]
         self._outputs = None
+        grown = self._grown(self._width - 1, lengths)
+        if parents is not None:
+            grown |= self._as_tree(parents)
         inputs = self.model.prepare_inputs_for_generation(
-            block, next_sequence_length=self._width, **self._grown(self._width - 1, lengths)
+            block, next_sequence_length=self._width, **grown
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = self._width
@@ -138,13 +146,14 @@ class Target:
         logits: torch.Tensor = self._outputs.logits[:, -self._width :]
         return logits
 
-    def settle(self, kept: Sequence[int]) -> None:
+    def settle(self, kept: Sequence[int], path: Sequence[int] = ()) -> None:
         """Roll the last forward back to what stays; the masks and positions follow.
 
         Whatever became of that forward, and if the prefill did not come to its end, that too.
 
         Args:
             kept: per row, how many of the forward's positions plain decoding would have done.
+            path: which ones, in a tree's order; without it the first ones.
         """
         if self._prefilled is None:
             self.cache.to(self._before)
@@ -154,6 +163,8 @@ class Target:
         if self._outputs is None:
             self.cache.to(self._slots + stays)
         else:
+            if len(path) == stays and list(path) != list(range(stays)):
+                self.cache.pick(self._slots, path)
             self.cache.back(self._width - stays)
             self._keep_states(stays)
         self._outputs = None
@@ -180,6 +191,16 @@ class Target:
             else:
                 kwargs[name] = grow(name, kwargs[name], count)
         return kwargs
+
+    def _as_tree(self, parents: Int32) -> dict[str, Any]:
+        """Mask and positions of the last committed token and the tree behind it."""
+        sees, depths = ancestry(parents)
+        last = self.kwargs["position_ids"][..., -1:]
+        eager = attention_of(self.model) == "eager"
+        like = self.model.get_output_embeddings().weight
+        mask = tree_mask(sees, self.kwargs.get("attention_mask"), self._slots, like, eager)
+        positions = last + torch.from_numpy(depths).to(last.device)
+        return {"attention_mask": mask, "position_ids": positions}
 
     def _keep_states(self, count: int) -> None:
         """Keep attentions and hidden states of the first ``count`` positions, one by one."""

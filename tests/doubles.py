@@ -81,3 +81,28 @@ def random_drafter(vocab: int, seed: int = 0) -> ScriptedDrafter:
     return ScriptedDrafter(
         lambda at, gamma: draft_of(rng.integers(0, vocab, rng.integers(0, gamma + 1)))
     )
+
+
+def bushy(text: list[int], vocab: int, seed: int = 0, right: float = 0.7) -> ScriptedDrafter:
+    """Trees in which each node's right continuation is found with probability ``right``, at a
+    random place among wrong siblings, some of which go on."""
+    rng = np.random.default_rng(seed)
+
+    def guess(at, gamma):
+        tokens, parents, frontier = [], [], [(-1, at, True)]
+        while frontier and len(tokens) < gamma:
+            parent, where, on_path = frontier.pop(int(rng.integers(len(frontier))))
+            true = text[where] if on_path and where < len(text) else None
+            siblings = rng.choice(vocab, 3, replace=False).tolist()
+            if true is not None:
+                siblings = [each for each in siblings if each != true]
+                if rng.random() < right:
+                    siblings.insert(int(rng.integers(len(siblings) + 1)), true)
+            for token in siblings[: gamma - len(tokens)]:
+                if token == true or rng.random() < 0.3:
+                    frontier.append((len(tokens), where + 1, token == true))
+                tokens.append(token)
+                parents.append(parent)
+        return Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
+
+    return ScriptedDrafter(guess)

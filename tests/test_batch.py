@@ -125,8 +125,8 @@ def test_wasted_positions_stay_bounded(monkeypatch):
 
     settle = Target.settle
 
-    def watch(self, kept):
-        settle(self, kept)
+    def watch(self, kept, path):
+        settle(self, kept, path)
         mask = self.kwargs["attention_mask"][:, :-1]
         assert mask.shape[1] == self._slots == self.cache.length()
         waste.append(1 - float(mask.sum(dim=1).max()) / self._slots)

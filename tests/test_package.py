@@ -16,8 +16,9 @@ ROOT = Path(ngramspec.__file__).parent
 LAYERS = [
     {"errors", "_native", "analysis"},
     {"draft", "cache", "stopping", "reference", "holes"},
-    {"reference_value"},
+    {"reference_value", "checks", "trees"},
     {"controller", "drafters", "verify", "target"},
+    {"choosing"},
     {"drafting", "group"},
     {"decode", "request"},
     {"speculator"},

@@ -17,3 +17,45 @@ def greedy_tokens(logits: torch.Tensor) -> list[list[int]]:
     """
     tokens: list[list[int]] = logits.argmax(dim=-1).tolist()
     return tokens
+
+
+def lenient_tokens(
+    target_probs: torch.Tensor, children: torch.Tensor, lenience: float
+) -> torch.Tensor:
+    """A drafted child x with p(x) >= lenience * max p, the most probable of them; else the argmax.
+
+    Leviathan et al. 2023, A.5, for the argmax: lenience 1 accepts the argmax alone (and what ties
+    with it).
+
+    Args:
+        target_probs: float32 (m, vocab), p at m positions.
+        children: int64 (m, k), the tokens drafted there, -1 where there are fewer.
+        lenience: in (0, 1].
+
+    Returns:
+        int64 (m,).
+    """
+    best, argmax = target_probs.max(dim=-1)
+    return best_child(target_probs, children, lenience * best, argmax)
+
+
+def best_child(
+    target_probs: torch.Tensor,
+    children: torch.Tensor,
+    threshold: torch.Tensor,
+    otherwise: torch.Tensor,
+) -> torch.Tensor:
+    """The most probable child whose probability reaches the threshold, the first of equals.
+
+    Args:
+        target_probs: float32 (m, vocab).
+        children: int64 (m, k), -1 where there are fewer.
+        threshold: float32 (m,).
+        otherwise: int64 (m,), for positions without such a child.
+    """
+    if children.shape[1] == 0:
+        return otherwise
+    probs = target_probs.gather(1, children.clamp(min=0)).masked_fill(children < 0, -1.0)
+    best, which = probs.max(dim=-1)
+    child = children.gather(1, which[:, None])[:, 0]
+    return torch.where(best >= threshold, child, otherwise)
