@@ -86,7 +86,7 @@ class Rollback:
         """
         for layer in self.layers:
             for states in (layer.keys, layer.values):  # (1, heads, length, size)
-                index = torch.tensor(path, device=states.device) + start
+                index = torch.tensor(path).to(states.device, non_blocking=True) + start
                 states[:, :, start : start + len(path)] = states.index_select(2, index)
 
     def gather(self, slots: torch.Tensor) -> None:

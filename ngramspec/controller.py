@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,8 @@ POSITIONS = (1, 2, 3, 5, 8, 11, 16, 24, 32, 48, 64, 128)
 COSTS = {
     # measured: SmolLM2-135M, bfloat16, two CPU cores
     "cpu": (1, 1, 1, 1.0, 1.04, 1.10, 1.22, 1.40, 1.60, 2.0, 2.7, 5.0),
+    # measured: the same in float32
+    "cpu float32": (1, 1.5, 1.55, 1.35, 1.55, 1.9, 2.3, 3.0, 3.6, 5.0, 6.5, 13.0),
     # assumed: a model of 7-8 billion parameters on one data-centre GPU
     "gpu": (1, 1, 1, 1.0, 1.0, 1.0, 1.01, 1.02, 1.03, 1.05, 1.07, 1.15),
 }
@@ -30,7 +33,7 @@ class GammaController(Protocol):
             estimates: whether it ends its drafts where the cost says.
 
         Returns:
-            (gamma >= 1, cost as ``DraftSession.propose`` takes it, or None).
+            (gamma, 0 for no draft; cost as ``DraftSession.propose`` takes it, or None).
         """
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -81,36 +84,54 @@ class HeuristicGamma:
 class CostGamma:
     """By expected tokens per cost where the drafter estimates them, else the heuristic.
 
+    A drafter without estimates whose drafts give less than they cost is asked only now and then.
+
     Args:
         gamma_max: most tokens to ask for.
-        cost: float32 (gamma_max + 2,), cost[n] of a forward of n positions.
+        cost: returns float32 (gamma_max + 2,), cost[n] of a forward of n positions, as it is known
+            now.
     """
 
-    def __init__(self, gamma_max: int, cost: Float32) -> None:
+    TRIED_EVERY = 8  # plans, while drafting does not pay
+    MEMORY = 0.9  # of a drafted step's gain and cost, at the next one
+
+    def __init__(self, gamma_max: int, cost: Callable[[], Float32]) -> None:
         self._max = gamma_max
         self._cost = cost
         self._heuristic = HeuristicGamma(gamma_max)
+        self._surplus = 0.5  # tokens per cost - 1 of drafted steps, fading; begins in good faith
+        self._skipped = 0
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
-        return (self._max, self._cost) if estimates else self._heuristic.plan(estimates)
+        if estimates:
+            return self._max, self._cost()
+        if self._surplus < 0:
+            self._skipped += 1
+            if self._skipped % self.TRIED_EVERY:
+                return 0, None
+        return self._heuristic.plan(estimates)
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._heuristic.observe(drafted, accepted)
+        surplus = (1 + accepted) / float(self._cost()[1 + drafted]) - 1
+        self._surplus = self.MEMORY * self._surplus + (1 - self.MEMORY) * surplus
+        self._surplus = max(self._surplus, -(1 - self.MEMORY))  # one good draft is enough again
 
 
-def assumed_cost(kind: str, gamma_max: int, rows: int = 1) -> Float32:
+def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat16") -> Float32:
     """A cost curve from ``COSTS``, for a batch whose rows all have so many positions.
 
     Args:
         kind: "cpu" or "gpu".
         gamma_max: most tokens in a draft.
+        dtype: of the model; in float32 a CPU's forward is dearer by the position.
         rows: of the batch; cost[n] is that of n positions in each, in forwards of one in each.
 
     Returns:
         float32 (gamma_max + 2,), rising on behind the last known position as up to it.
     """
     points = (*POSITIONS, 2 * POSITIONS[-1])
-    known = COSTS[kind]
+    known = COSTS["cpu float32" if (kind, dtype) == ("cpu", "float32") else kind]
     costs = (*known, known[-1] + 2 * (known[-1] - known[-2]))
     per_position = (costs[-1] - costs[-2]) / (points[-1] - points[-2])
     positions = rows * np.arange(gamma_max + 2)
@@ -132,18 +153,17 @@ def check_gamma(gamma: int | str, gamma_max: int) -> int | str:
 
 
 def make_controller(
-    gamma: int | str, gamma_max: int, kind: str = "cpu", rows: int = 1
+    gamma: int | str, gamma_max: int, cost: Callable[[], Float32]
 ) -> GammaController:
     """A controller for one row of a generation.
 
     Args:
-        gamma: an integer; "heuristic"; or "auto", by an assumed cost until it is measured.
+        gamma: an integer; "heuristic"; or "auto", by cost.
         gamma_max: most tokens to ask for.
-        kind: of machine, "cpu" or "gpu".
-        rows: of the batch.
+        cost: see CostGamma.
     """
     if isinstance(gamma, int):
         return FixedGamma(gamma)
     if gamma == "heuristic":
         return HeuristicGamma(gamma_max)
-    return CostGamma(gamma_max, assumed_cost(kind, gamma_max, rows))
+    return CostGamma(gamma_max, cost)

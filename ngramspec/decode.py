@@ -11,6 +11,7 @@ import torch
 
 from ngramspec.analysis import worthwhile
 from ngramspec.choosing import Choices, Choosing
+from ngramspec.costs import Pace
 from ngramspec.draft import EMPTY_DRAFT, DecodeStats, Draft, Verdict
 from ngramspec.drafting import Drafting
 from ngramspec.group import NOTHING, Group
@@ -62,6 +63,7 @@ class Generation:
         choosing: how tokens are chosen.
         by_row: each row's own choosing, if rows advance each by its own number of tokens; None:
             all advance together.
+        pace: measures what forwards cost and says how wide they run; None: as wide as drafts are.
         stats: counts and times of this run, added to while it runs.
         on_step: called with every StepEvent, or None.
     """
@@ -70,6 +72,7 @@ class Generation:
     drafting: Callable[[int, int], Drafting]
     choosing: Choosing
     by_row: Sequence[Choosing] | None = None
+    pace: Pace | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None
 
@@ -135,7 +138,7 @@ class _State:
             return self.groups[0].ids().clone()
         longest = max(group.length for group in self.groups)
         pad = self.run.choosing.pad
-        out = self.groups[0].buffer.new_full((len(self.rows), longest), 0 if pad is None else pad)
+        out = self.run.target.prompt.new_full((len(self.rows), longest), 0 if pad is None else pad)
         for group in self.groups:
             out[list(group.rows), : group.length] = group.ids()
         return out
@@ -162,8 +165,9 @@ class _State:
         started = perf_counter()
         drafts = self.propose()
         proposed = perf_counter()
+        width = self.width(drafts)
         lengths = [1 + len(draft) for draft in drafts]
-        logits = run.target.forward(self.block(drafts), lengths, drafts[0].parents)
+        logits = run.target.forward(self.block(drafts, width), lengths, drafts[0].parents)
         choices = self.choices(drafts, logits)
         forwarded = perf_counter()
         verdicts = self.verify(drafts, logits, choices)
@@ -174,6 +178,9 @@ class _State:
         ended = perf_counter()
         self.steps += 1
         self.count(drafts, verdicts)
+        if run.pace is not None:  # a device that is not waited for is not timed by its launch
+            waited = choices is not None or self.device.type == "cpu"
+            run.pace.took(width, (forwarded if waited else ended) - proposed)
         seconds = (proposed - started, forwarded - proposed, ended - forwarded)
         run.stats.draft_seconds += seconds[0]
         run.stats.forward_seconds += seconds[1]
@@ -183,6 +190,11 @@ class _State:
     def propose(self) -> list[Draft]:
         """Each row's draft; in lock-step all of one length, an ended row's of padding."""
         drafts = [EMPTY_DRAFT] * len(self.rows)
+        pace = self.run.pace
+        if pace is not None:
+            pace.at(max(group.length for group in self.groups))
+            if pace.plain():
+                return drafts
         for group in self.groups:
             limit = self.draft_limit(group)
             if group.stopped:
@@ -201,12 +213,19 @@ class _State:
     def common_length(self, drafts: list[Draft]) -> int:
         """Where to cut the drafts of rows that part: all run at the longest one's width."""
         rows = [row for group in self.groups for row in group.rows if not group.stopped]
-        cost = self.draftings[rows[0]].cost
         confidences = [drafts[row].confidence for row in rows]
         known = [each for each in confidences if each is not None]
-        if cost is None or len(known) < len(rows):
+        if self.run.pace is None or len(known) < len(rows):
             return max(len(draft) for draft in drafts)
-        return worthwhile(known, cost)
+        return worthwhile(known, self.run.pace.cost())
+
+    def width(self, drafts: list[Draft]) -> int:
+        """How many positions the forward runs: those of the longest draft, or more."""
+        positions = 1 + max(len(draft) for draft in drafts)
+        if self.run.pace is None or drafts[0].parents is not None:
+            return positions
+        room = min(self.draft_limit(group) for group in self.groups if not group.stopped)
+        return self.run.pace.width(positions, 1 + room)
 
     def draft_limit(self, group: Group) -> int:
         """How many tokens a draft may have: none may pass the maximum length or the positions."""
@@ -218,15 +237,14 @@ class _State:
             limits.append(room)
         return min(limits)
 
-    def block(self, drafts: list[Draft]) -> torch.Tensor:
-        """Every row's last committed token and draft, padded: int64 (batch, n + 1)."""
+    def block(self, drafts: list[Draft], width: int) -> torch.Tensor:
+        """Every row's last committed token and draft, padded: int64 (batch, width)."""
         pad = self.run.choosing.pad
-        width = 1 + max(len(draft) for draft in drafts)
         block = np.full((len(drafts), width), 0 if pad is None else pad, np.int64)
         block[:, 0] = self.last
         for row, draft in enumerate(drafts):
             block[row, 1 : 1 + len(draft)] = draft.tokens
-        return torch.from_numpy(block).to(self.device)
+        return torch.from_numpy(block).to(self.device, non_blocking=True)
 
     def choices(self, drafts: list[Draft], logits: torch.Tensor) -> Choices | None:
         """The target's tokens at all positions, where they can be had at once; else None."""

@@ -15,7 +15,6 @@ from ngramspec.draft import (
     Draft,
     Drafter,
     DraftSession,
-    Float32,
     Int32,
     Verdict,
 )
@@ -69,11 +68,6 @@ class Drafting:
         """Tier names that the sources of the last draft index."""
         return () if self._drafter is None else self._drafter.tiers
 
-    @property
-    def cost(self) -> Float32 | None:
-        """What the drafter was told that a forward of n positions costs, if it was."""
-        return None if self._drafter is None else self._controller.plan(self._drafter.estimates)[1]
-
     def propose(self, limit: int) -> Draft:
         """A draft of at most ``limit`` tokens, or the empty one."""
         drafter = self._current()
@@ -89,6 +83,8 @@ class Drafting:
                     self._session.heat(self._temperature)
             gamma, cost = self._controller.plan(drafter.estimates)
             gamma = min(limit, gamma)
+            if gamma < 1:
+                return EMPTY_DRAFT
             draft = self._session.propose(gamma, cost, tree=self._tree)
         except Exception as error:
             self._fault(error)

@@ -9,6 +9,7 @@ import torch
 from ngramspec.choosing import Choosing, Walk, behind
 from ngramspec.draft import Draft, Verdict
 
+ROOM = 256  # tokens that a group's buffer has room for at first
 NOTHING = Verdict((), 0, ())
 
 
@@ -28,8 +29,14 @@ class Group:
         self.finished = [False] * len(rows)
         self.last = [0] * len(rows)  # each row's last committed token
         self.path: list[int] = []  # the step's positions that plain decoding would have forwarded
-        self.buffer = prompt.new_empty((len(rows), self.length + 256))
-        self.buffer[:, : self.length] = prompt
+        self.device = prompt.device
+        self._host = torch.empty((len(rows), self.length + ROOM), dtype=prompt.dtype)
+        self._host[:, : self.length] = prompt
+        self._device = self._host  # where it is another one, a copy that follows when asked for
+        if prompt.device.type != "cpu":
+            self._device = prompt.new_empty(self._host.shape)
+            self._device[:, : self.length] = prompt
+        self._copied = self.length
 
     @property
     def new(self) -> int:
@@ -48,8 +55,12 @@ class Group:
         return [row for row, ended in enumerate(self.finished) if not (ended and pads)]
 
     def ids(self) -> torch.Tensor:
-        """The committed tokens, int64 (rows, length)."""
-        return self.buffer[:, : self.length]
+        """The committed tokens, int64 (rows, length), on the prompt's device."""
+        if self._device is not self._host and self._copied < self.length:
+            new = slice(self._copied, self.length)
+            self._device[:, new].copy_(self._host[:, new], non_blocking=True)
+            self._copied = self.length
+        return self._device[:, : self.length]
 
     def verify(
         self, drafts: Sequence[Draft], logits: torch.Tensor, choices: Sequence[Sequence[int]] | None
@@ -100,7 +111,7 @@ class Group:
         """The target's tokens at one position, from its logits (rows, vocab), and their record."""
         choosing, record = self.choosing, self.choosing.record
         if known is None or record:
-            logits = logits.to(copy=True, dtype=torch.float32, device=self.buffer.device)
+            logits = logits.to(copy=True, dtype=torch.float32, device=self.device)
             scores = logits
             if choosing.processors:
                 scores = choosing.processors(self.ids(), logits)
@@ -114,7 +125,7 @@ class Group:
             ended = zip(known, self.finished, strict=True)
             known = [choosing.pad if finished else token for token, finished in ended]
         if min(known) < 0:
-            raise ValueError(
+            raise RuntimeError(
                 "the target's scores are no distribution: NaN, or -inf for every token, at"
                 f" position {self.length}"
             )
@@ -137,15 +148,21 @@ class Group:
         self.reserve(self.length + 1)
         self.last = tokens
         column = torch.tensor(tokens)
-        self.buffer[:, self.length] = column
+        self._host[:, self.length] = column
         self.length += 1
-        ended = choosing.stop(tokens, self.ids(), choosing.record.scores)
+        ended = choosing.stop(tokens, self.length, self.ids, choosing.record.scores)
         self.finished = [was or now for was, now in zip(self.finished, ended, strict=True)]
         if choosing.streamer is not None:
             choosing.streamer.put(column)
 
     def reserve(self, length: int) -> None:
         """Make room for ``length`` tokens a row."""
-        if length > self.buffer.shape[1]:
-            more = self.buffer.new_empty((len(self.rows), length))
-            self.buffer = torch.cat((self.buffer, more), dim=1)
+        if length > self._host.shape[1]:
+            on_host = self._device is self._host
+            self._host = _wider(self._host, length)
+            self._device = self._host if on_host else _wider(self._device, length)
+
+
+def _wider(tokens: torch.Tensor, length: int) -> torch.Tensor:
+    more = tokens.new_empty((tokens.shape[0], length))
+    return torch.cat((tokens, more), dim=1)

@@ -48,7 +48,7 @@ def grow_ragged(
         return value
     if not name.endswith(("attention_mask", "position_ids")):
         return grow(name, value, count)
-    own = torch.tensor(lengths, device=value.device)[:, None]  # (batch, 1)
+    own = torch.tensor(lengths).to(value.device, non_blocking=True)[:, None]  # (batch, 1)
     column = torch.arange(1, count + 1, device=value.device)
     if name.endswith("position_ids"):
         steps = torch.minimum(column, own - 1)  # a hole's place is in the model's range, too

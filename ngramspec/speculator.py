@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ngramspec.choosing import Choosing, Record
-from ngramspec.controller import check_gamma, make_controller
+from ngramspec.controller import GammaController, check_gamma, make_controller
+from ngramspec.costs import Pace
 from ngramspec.decode import Generation, StepEvent, decode
 from ngramspec.draft import DecodeStats, Drafter, Int32
 from ngramspec.drafters import build_drafter
@@ -245,18 +246,19 @@ class Speculator:
         obstacle = None if self.tree is None else why_no_tree(target, input_ids.shape[0])
         if obstacle is not None:
             stats.chains[obstacle] = 1
+        gamma_max = self.gamma_max if self.tree is None else self.tree
+        pace = self._pace(target, gamma_max, stop.max_length)
         setting = _Setting(
-            gamma_max=self.gamma_max if self.tree is None else self.tree,
             tree=self.tree is not None and obstacle is None,
-            kind="cpu" if input_ids.device.type == "cpu" else "gpu",
-            rows=input_ids.shape[0],
             temperature=float(config.temperature or 1.0) if config.do_sample else None,
+            controller=lambda: make_controller(self.gamma, gamma_max, pace.cost),
         )
         run = Generation(
             target=target,
             drafting=lambda row, vocab: self._start(history(row), vocab, setting, stats),
             choosing=choosing,
             by_row=by_row(choosing, input_ids.shape[0]) if target.ragged else None,
+            pace=pace if self.gamma == "auto" else None,
             stats=stats,
             on_step=self.on_step,
         )
@@ -277,11 +279,18 @@ class Speculator:
         if not known:
             logger.warning("%s", message)
 
+    def _pace(self, target: Target, gamma_max: int, max_length: int | None) -> Pace:
+        """What a generation's forwards cost; measured under gamma="auto"."""
+        rows, length = target.prompt.shape
+        kind = "cpu" if target.prompt.device.type == "cpu" else "gpu"
+        tokens = GAMMA_LIMIT if max_length is None else max_length - length
+        dtype = str(target.model.dtype).removeprefix("torch.")
+        return Pace(target.model, kind, dtype, rows, gamma_max + 1, tokens)
+
     def _start(self, tokens: Int32, vocab: int, setting: _Setting, stats: DecodeStats) -> Drafting:
-        controller = make_controller(self.gamma, setting.gamma_max, setting.kind, setting.rows)
         return Drafting(
             lambda: self._drafter,
-            controller,
+            setting.controller(),
             tokens,
             vocab,
             stats,
@@ -294,11 +303,9 @@ class Speculator:
 class _Setting:
     """What the drafting of a call's rows goes by."""
 
-    gamma_max: int
     tree: bool
-    kind: str
-    rows: int
     temperature: float | None
+    controller: Callable[[], GammaController]
 
 
 def choose_ahead(device: torch.device) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,15 +42,27 @@ class StopRules:
         return bool(self.eos) or any(hasattr(each, "eos_token_id") for each in self.custom)
 
     def __call__(
-        self, tokens: Sequence[int], ids: torch.Tensor, scores: Sequence[torch.Tensor] | None
+        self,
+        tokens: Sequence[int],
+        length: int,
+        ids: Callable[[], torch.Tensor],
+        scores: Sequence[torch.Tensor] | None,
     ) -> list[bool]:
-        """Whether each row ends behind its token, the last of ``ids``, int64 (rows, length)."""
-        all_done = self.max_length is not None and ids.shape[1] >= self.max_length
+        """Whether each row ends behind its token.
+
+        Args:
+            tokens: each row's last one.
+            length: of the rows, with it.
+            ids: gives all of them, int64 (rows, length); asked only for criteria that look.
+            scores: as generate hands them to criteria.
+        """
+        all_done = self.max_length is not None and length >= self.max_length
         for criterion in self.timers:
-            all_done |= bool(torch.as_tensor(criterion(ids, None)).any())
+            none = torch.empty((len(tokens), 0), dtype=torch.int64)  # it looks at the clock only
+            all_done |= bool(torch.as_tensor(criterion(none, None)).any())
         done = [all_done or token in self.eos for token in tokens]
         given = tuple(scores) if scores is not None and self.custom else None
         for criterion in self.custom:  # every one is called, as they may keep state
-            answer = torch.as_tensor(criterion(ids, given)).expand(len(tokens)).tolist()
+            answer = torch.as_tensor(criterion(ids(), given)).expand(len(tokens)).tolist()
             done = [was or bool(now) for was, now in zip(done, answer, strict=True)]
         return done

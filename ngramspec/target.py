@@ -63,7 +63,8 @@ class Target:
         self._per_token = PER_DECODER_TOKEN if self.encodes else PER_TOKEN
         self._before = self.cache.length()  # what it held when we got it
         self._prefilled: int | None = None
-        self._slots = 0  # positions in the cache
+        self._slots = 0  # positions in the cache,
+        self._used: list[int] = []  # and how many of them are a row's own, in a ragged batch
         self._width = 0  # of the forward that is not settled yet
         self._outputs: Any = None  # of that forward, if it came to its end
         self.states: dict[str, list[Any]] = {  # per token, where they were asked for
@@ -99,6 +100,8 @@ class Target:
         self.cache = rollback_for(self.kwargs["past_key_values"])
         self.cache.record()
         self._prefilled = self._slots = self.cache.length()
+        if self.ragged:
+            self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
         for name, kept in self.states.items():
             kept.append(getattr(outputs, name))
         logits: torch.Tensor = outputs.logits[:, -1:]
@@ -172,6 +175,7 @@ class Target:
         self._slots += stays
         self._width = 0
         if self.ragged:
+            self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
             self._close_holes()
 
     def close(self) -> None:
@@ -199,7 +203,7 @@ class Target:
         eager = attention_of(self.model) == "eager"
         like = self.model.get_output_embeddings().weight
         mask = tree_mask(sees, self.kwargs.get("attention_mask"), self._slots, like, eager)
-        positions = last + torch.from_numpy(depths).to(last.device)
+        positions = last + torch.from_numpy(depths).to(last.device, non_blocking=True)
         return {"attention_mask": mask, "position_ids": positions}
 
     def _keep_states(self, count: int) -> None:
@@ -222,10 +226,10 @@ class Target:
 
     def _close_holes(self) -> None:
         """Move every row's positions together once too many lie between them unused."""
-        mask = self.kwargs["attention_mask"][:, :-1]  # the last is of the token to be forwarded
-        used = int(mask.sum(dim=1).max())
+        used = max(self._used)
         if self._slots - used <= max(WASTE * self._slots, LEAST_WASTE):
             return
+        mask = self.kwargs["attention_mask"][:, :-1]  # the last is of the token to be forwarded
         slots = keep_slots(mask, used)
         self.cache.gather(slots)
         for name in self._per_token:

@@ -57,7 +57,7 @@ def tree_mask(
     Returns:
         (1, 1, n + 1, length + n + 1): bool, or 0 and the dtype's lowest value.
     """
-    own = torch.from_numpy(sees).to(like.device)
+    own = torch.from_numpy(sees).to(like.device, non_blocking=True)
     there = torch.ones((1, length), dtype=torch.bool, device=like.device)
     if past is not None:
         there = past[:, :length].to(torch.bool)

@@ -18,7 +18,7 @@ LAYERS = [
     {"draft", "cache", "stopping", "reference", "holes"},
     {"reference_value", "checks", "trees"},
     {"controller", "drafters", "verify", "target"},
-    {"choosing"},
+    {"choosing", "costs"},
     {"drafting", "group"},
     {"decode", "request"},
     {"speculator"},

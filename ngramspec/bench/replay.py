@@ -141,9 +141,9 @@ class Player:
         plan, output = self.plan, trace.output
         said = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
-        controller: GammaController = CostGamma(plan.gamma_max, plan.cost)
+        controller: GammaController = CostGamma(plan.gamma_max, lambda: plan.cost)
         if plan.gamma != "auto":
-            controller = make_controller(plan.gamma, plan.gamma_max)
+            controller = make_controller(plan.gamma, plan.gamma_max, lambda: plan.cost)
         estimates = self.drafter.estimates
         seen = None if self.acceptance is None else CopyIndex()
         if seen is not None:

@@ -94,7 +94,7 @@ def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> tor
     table = np.full((len(nodes), width), -1, np.int64)
     for row, tokens in enumerate(nodes):
         table[row, : len(tokens)] = tokens
-    return torch.from_numpy(table).to(device)
+    return torch.from_numpy(table).to(device, non_blocking=True)
 
 
 def proposal_tensor(
@@ -122,4 +122,4 @@ def proposal_tensor(
         else:
             tokens, probs = draft.proposal.of(node)
             table[row, tokens] = probs
-    return torch.from_numpy(table).to(device)
+    return torch.from_numpy(table).to(device, non_blocking=True)

@@ -1,0 +1,204 @@
+"""What a forward of n positions costs here, measured on the steps while they run.
+
+cost(n) is the time of a forward of n positions divided by that of one. It depends on the machine,
+the model, its dtype, the batch and, coarsely, the context's length; it is neither smooth nor
+monotone. A curve begins as assumed (or as saved by ``ngramspec calibrate``), and every step that
+runs corrects it at its width and, less, around it. Curves live as long as the process, one set for
+each model, so that a new Speculator begins with what is known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ngramspec.controller import assumed_cost
+from ngramspec.draft import Float32
+
+KEPT = 9  # latest times of each width: their median counts
+EVERY = 8  # added times between two readings of them
+FADE = 256.0  # added times after which a width's own evidence counts half
+BELIEF = 1.0  # a width's times count k / (k + BELIEF) against what was assumed
+PAYS = 0.98  # a wider forward runs in place of a narrower one if it costs at most this share of it
+SHORTEST = 512  # contexts up to here share a curve; behind, each doubling has its own
+
+
+class CostCurve:
+    """The measured times of one kind of forward. Threads may share it.
+
+    Args:
+        assumed: float32 (limit + 1,), the cost of n positions until it is measured; index 0 unused.
+    """
+
+    def __init__(self, assumed: Float32) -> None:
+        self.assumed = assumed
+        self._times: dict[int, deque[float]] = {}
+        self._when: dict[int, int] = {}  # how many times had been added when a width's last was
+        self._added = 0
+        self._read = -1
+        self._cost = assumed
+        self._lock = threading.Lock()
+
+    def add(self, width: int, seconds: float) -> None:
+        """Take note that a forward of ``width`` positions took ``seconds``."""
+        with self._lock:
+            self._times.setdefault(width, deque(maxlen=KEPT)).append(seconds)
+            self._added += 1
+            self._when[width] = self._added
+
+    def count(self, width: int) -> int:
+        """How many times of a width are kept."""
+        return len(self._times.get(width, ()))
+
+    def since(self, width: int) -> int:
+        """How many times have been added since a width's last one."""
+        return self._added - self._when.get(width, 0)
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        """The median time of every width that ran, in seconds."""
+        with self._lock:
+            return {width: float(np.median(list(t))) for width, t in sorted(self._times.items())}
+
+    def cost(self) -> Float32:
+        """float32 (limit + 1,), of n positions in forwards of one; read anew now and then."""
+        with self._lock:
+            due = self._added - self._read >= EVERY or self._added < EVERY
+            if due and self._added != self._read:
+                self._cost = self._measured()
+                self._read = self._added
+            return self._cost
+
+    def _measured(self) -> Float32:
+        """The assumed curve, corrected by the widths that ran and between them."""
+        widths = np.array([each for each in sorted(self._times) if each < len(self.assumed)])
+        if not widths.size:
+            return self.assumed
+        medians = np.array([np.median(list(self._times[width])) for width in widths])
+        expected = self.assumed[widths].astype(np.float64)
+        one = medians[0] if widths[0] == 1 else float(np.median(medians / expected))
+        kept = np.array([len(self._times[width]) for width in widths], np.float64)
+        age = np.array([self._added - self._when[width] for width in widths], np.float64)
+        evidence = kept * 0.5 ** (age / FADE)
+        off = np.log(medians / (one * expected)) * evidence / (evidence + BELIEF)
+        if widths[0] != 1:
+            widths, off = np.append(1, widths), np.append(0.0, off)
+        else:
+            off[0] = 0.0
+        correction = np.interp(np.arange(len(self.assumed)), widths, off)
+        cost: Float32 = (self.assumed * np.exp(correction)).astype(np.float32)
+        return cost
+
+
+class Pace:
+    """How wide one generation's forwards run: its costs as they are now.
+
+    Args:
+        model: whose forwards they are.
+        kind: of machine, "cpu" or "gpu".
+        dtype: of the model, by name.
+        rows: of the batch.
+        limit: most positions of a forward.
+        tokens: how many tokens may be generated: a short generation is not worth probing in.
+        saved: a curve to begin with, float32 (limit + 1,), in place of the assumed one; or None.
+    """
+
+    PROBES = 2  # plain steps at the beginning, if none was ever timed
+    LONG = 48  # tokens of a generation that is worth them
+    STALE = 128  # steps without a plain one, after which one is run to be timed
+
+    def __init__(
+        self,
+        model: Any,
+        kind: str,
+        dtype: str,
+        rows: int,
+        limit: int,
+        tokens: int,
+        saved: Float32 | None = None,
+    ) -> None:
+        self._key = (kind, dtype, rows)
+        self._model = model
+        self._limit = limit
+        self._saved = saved
+        self._long = tokens >= self.LONG
+        self._octave = -1
+        self._steps = 0
+        self._seen: Float32 | None = None
+        self.at(0)
+
+    def at(self, length: int) -> None:
+        """Go by the curve of contexts of ``length`` positions, from the next step on."""
+        octave = max(length - 1, SHORTEST - 1).bit_length()
+        if octave != self._octave:
+            self._octave = octave
+            self.curve = curve_of(self._model, self._key, octave, self._limit, self._saved)
+
+    def plain(self) -> bool:
+        """Whether the next step should be a plain one, to know what drafting is measured by."""
+        self._steps += 1
+        if not self._long:
+            return False
+        return self.curve.count(1) < self.PROBES or self.curve.since(1) > self.STALE
+
+    def cost(self) -> Float32:
+        """float32 (limit + 1,): the least that n positions or more cost (lower envelope)."""
+        cost = self.curve.cost()
+        if cost is not self._seen:
+            self._seen = cost
+            self._envelope = np.ascontiguousarray(np.minimum.accumulate(cost[::-1])[::-1])
+        return self._envelope
+
+    def width(self, positions: int, room: int) -> int:
+        """How many positions to run where so many are needed, and at most ``room`` fit."""
+        cost = self.curve.cost()
+        last = min(room, self._limit)
+        if positions >= last or positions == 1:
+            return positions
+        widths = [each for each in range(positions + 1, last + 1) if self.curve.count(each) > 1]
+        best = min(widths, key=lambda each: cost[each], default=positions)
+        return best if cost[best] < PAYS * cost[positions] else positions
+
+    def took(self, width: int, seconds: float) -> None:
+        """A step's forward of ``width`` positions took ``seconds``."""
+        if self._steps > 1:  # the first one after a prefill finds caches cold
+            self.curve.add(width, seconds)
+
+
+_curves: WeakKeyDictionary[Any, dict[tuple[Any, ...], CostCurve]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def curve_of(
+    model: Any, key: tuple[str, str, int], octave: int, limit: int, saved: Float32 | None = None
+) -> CostCurve:
+    """The curve of a model's forwards, of which there is one for the whole process.
+
+    One that is new begins as the one of the nearest context length is now, or as saved, or as
+    assumed.
+    """
+    with _lock:
+        known = _curves.setdefault(model, {})
+        full = (*key, limit, octave)
+        if full not in known:
+            others = [each for each in known if each[:-1] == full[:-1]]
+            nearest = min(others, key=lambda each: abs(each[-1] - octave), default=None)
+            if nearest is not None:
+                begin = known[nearest].cost()
+            elif saved is not None:
+                begin = saved
+            else:
+                kind, dtype, rows = key
+                begin = assumed_cost(kind, limit - 1, rows, dtype)
+            known[full] = CostCurve(begin)
+        return known[full]
+
+
+def forget() -> None:
+    """Drop every measured curve of the process."""
+    with _lock:
+        _curves.clear()
