@@ -15,6 +15,7 @@ from ngramspec.costs import Pace
 from ngramspec.draft import EMPTY_DRAFT, DecodeStats, Draft, Verdict
 from ngramspec.drafting import Drafting
 from ngramspec.group import NOTHING, Group
+from ngramspec.ranks import ALONE, Ranks
 from ngramspec.target import Target
 
 
@@ -66,6 +67,7 @@ class Generation:
         pace: measures what forwards cost and says how wide they run; None: as wide as drafts are.
         stats: counts and times of this run, added to while it runs.
         on_step: called with every StepEvent, or None.
+        ranks: the processes that decode together with this one.
     """
 
     target: Target
@@ -75,6 +77,7 @@ class Generation:
     pace: Pace | None = None
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None
+    ranks: Ranks = ALONE
 
 
 def decode(run: Generation) -> torch.Tensor:
@@ -99,8 +102,11 @@ def decode(run: Generation) -> torch.Tensor:
         state.report(nothing, verdicts, (0.0, seconds, 0.0))
         if not state.stopped:
             state.start(logits.shape[-1], verdicts)
-            with run.target.decoding():
-                while not state.stopped:
+        with run.target.decoding():
+            while run.ranks.going(not state.stopped):
+                if state.stopped:
+                    state.idle()
+                else:
                     state.step()
         return state.sequences()
     finally:
@@ -164,8 +170,8 @@ class _State:
             group.path = []
         started = perf_counter()
         drafts = self.propose()
+        drafts, width = run.ranks.share(drafts, self.width(drafts))
         proposed = perf_counter()
-        width = self.width(drafts)
         lengths = [1 + len(draft) for draft in drafts]
         logits = run.target.forward(self.block(drafts, width), lengths, drafts[0].parents)
         choices = self.choices(drafts, logits)
@@ -186,6 +192,14 @@ class _State:
         run.stats.forward_seconds += seconds[1]
         run.stats.other_seconds += seconds[2]
         self.report(drafts, verdicts, seconds)
+
+    def idle(self) -> None:
+        """A forward of which nothing stays: other ranks need this one's share of the weights."""
+        for group in self.groups:
+            group.path = []
+        drafts = [EMPTY_DRAFT] * len(self.rows)
+        self.run.target.forward(self.block(drafts, 1), [1] * len(drafts))
+        self.run.target.settle(self.kept(), self.path())
 
     def propose(self) -> list[Draft]:
         """Each row's draft; in lock-step all of one length, an ended row's of padding."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.speculator import Speculator
 
-REFUSED = ("assistant_model", "assistant_tokenizer", "synced_gpus")
+REFUSED = ("assistant_model", "assistant_tokenizer")
 
 
 class BoundSpeculator:
-    """A Speculator with the streamer that transformers does not pass on to it."""
+    """A Speculator with the arguments that transformers does not pass on to it."""
 
-    def __init__(self, speculator: Speculator, streamer: Any) -> None:
+    def __init__(
+        self, speculator: Speculator, streamer: Any, synced_gpus: bool | None = None
+    ) -> None:
         self.speculator = speculator
         self.streamer = streamer
+        self.synced_gpus = synced_gpus
 
     def __call__(
         self,
@@ -42,6 +45,7 @@ class BoundSpeculator:
             reference_ids=reference_ids,
             inputs_tensor=inputs_tensor,
             generator=generator,
+            synced_gpus=self.synced_gpus,
             **model_kwargs,
         )
 
@@ -76,7 +80,8 @@ def generate(
     speculator = _speculator(speculator)
     if kwargs.get("custom_generate") is not None:
         raise ValueError("custom_generate cannot be combined with ngramspec.generate; remove it")
-    return _generate(model.generate, model, args, speculator, tokenizer, streamer, kwargs)
+    with _ended(streamer):
+        return _generate(model.generate, model, args, speculator, tokenizer, streamer, kwargs)
 
 
 @contextmanager
@@ -104,7 +109,8 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
         if kwargs.get("custom_generate") is not None:
             return plain(*args, **kwargs)
         tokenizer, streamer = kwargs.pop("tokenizer", None), kwargs.pop("streamer", None)
-        return _generate(plain, model, args, speculator, tokenizer, streamer, kwargs)
+        with _ended(streamer):
+            return _generate(plain, model, args, speculator, tokenizer, streamer, kwargs)
 
     model.generate = speculative
     try:
@@ -148,8 +154,20 @@ def _generate(
     kwargs = {name: value for name, value in kwargs.items() if name not in REFUSED}
     if tokenizer is not None:
         kwargs = _stop_strings_as_criterion(model, tokenizer, kwargs)
-    bound = BoundSpeculator(speculator, streamer)
+    bound = BoundSpeculator(speculator, streamer, kwargs.pop("synced_gpus", None))
     return plain(*args, **kwargs, streamer=streamer, custom_generate=bound)
+
+
+@contextmanager
+def _ended(streamer: Any) -> Iterator[None]:
+    """End the streamer where the block raises, which ``generate`` does not: someone may wait."""
+    try:
+        yield
+    except BaseException:
+        if streamer is not None:
+            with suppress(Exception):
+                streamer.end()
+        raise
 
 
 def _setting(name: str, model: Any, kwargs: dict[str, Any]) -> Any:

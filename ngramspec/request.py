@@ -139,7 +139,7 @@ def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
     tokens: Int32 = ids.to("cpu", torch.int32).numpy()
     if mask is None or mask.ndim != 1 or mask.shape[0] < len(tokens):
         return tokens
-    own: Int32 = tokens[mask[-len(tokens) :].to("cpu", torch.bool).numpy()]
+    own: Int32 = tokens[mask[len(mask) - len(tokens) :].to("cpu", torch.bool).numpy()]
     return own
 
 

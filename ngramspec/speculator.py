@@ -18,6 +18,7 @@ from ngramspec.draft import DecodeStats, Drafter, Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafting import Drafting
 from ngramspec.errors import UnsupportedError, check_int, check_real
+from ngramspec.ranks import ALONE, Follower, Ranks, ranks_of
 from ngramspec.request import (
     HISTORY_FREE,
     all_in,
@@ -175,12 +176,13 @@ class Speculator:
         reference_ids: Any = None,
         inputs_tensor: Any = None,
         generator: torch.Generator | None = None,
+        synced_gpus: bool | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """Decode, as ``model.generate(custom_generate=self)`` calls it with all prepared.
 
         transformers passes no streamer and no tokenizer to a custom_generate callable, and checks
-        stop_strings before; ``ngramspec.generate`` and ``enabled`` bring all three.
+        stop_strings before, nor synced_gpus; ``ngramspec.generate`` and ``enabled`` bring them all.
 
         Args:
             reference_ids: text that the output will likely resemble, such as the file being
@@ -196,9 +198,15 @@ class Speculator:
             UnsupportedError: the request cannot be speculated, and unsupported="error".
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
+        ranks = ALONE
         try:
             check_request(generation_config)
+            ranks = ranks_of(model, input_ids.device, synced_gpus)
             target = Target(model, input_ids, generation_config, model_kwargs)
+            if ranks.synced and target.cache.capacity is not None:
+                raise UnsupportedError(
+                    "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
+                )
         except UnsupportedError as error:
             method = plain_method(generation_config)
             if self.unsupported == "error" or method is None:
@@ -211,6 +219,7 @@ class Speculator:
                 stopping_criteria=stopping_criteria,
                 generation_config=generation_config,
                 streamer=streamer,
+                synced_gpus=ranks.synced,
                 **model_kwargs,
             )
         check_prompt(model, input_ids, model_kwargs)
@@ -256,20 +265,23 @@ class Speculator:
         run = Generation(
             target=target,
             drafting=lambda row, vocab: self._start(history(row), vocab, setting, stats),
+            drafting=lambda row, vocab: self._start(history(row), vocab, input_ids, stats, ranks),
             choosing=choosing,
             by_row=by_row(choosing, input_ids.shape[0]) if target.ragged else None,
             pace=pace if self.gamma == "auto" else None,
             stats=stats,
             on_step=self.on_step,
+            ranks=ranks,
         )
         try:
             sequences = decode(run)
         finally:
             with self._lock:
                 self.stats.add(stats)
+        output = target.output(sequences, record.scores, record.logits)
         if streamer is not None:
             streamer.end()
-        return target.output(sequences, record.scores, record.logits)
+        return output
 
     def log_once(self, message: str) -> None:
         """Log a warning, the same one only once for this Speculator."""
@@ -311,6 +323,19 @@ class _Setting:
 def choose_ahead(device: torch.device) -> bool:
     """Whether a transfer from the device costs more than choosing for positions in vain."""
     return device.type != "cpu"
+
+    def _start(
+        self,
+        tokens: Int32,
+        vocab: int,
+        input_ids: torch.Tensor,
+        stats: DecodeStats,
+        ranks: Ranks,
+    ) -> Drafting:
+        kind = "cpu" if input_ids.device.type == "cpu" else "gpu"
+        controller = make_controller(self.gamma, self.gamma_max, kind, input_ids.shape[0])
+        follower = None if ranks.drafts else Follower()
+        return Drafting(lambda: follower or self._drafter, controller, tokens, vocab, stats)
 
 
 def check_request(config: Any) -> None:

@@ -325,7 +325,7 @@ def test_unsupported_plain_streams_too(tiny):
 def test_assistant_and_healing_beside_a_speculator(tiny):
     other = tiny_llama(seed=1)
     kwargs = {"max_new_tokens": 6, "do_sample": False}
-    for extra in ({"assistant_model": other}, {"token_healing": True}, {"synced_gpus": True}):
+    for extra in ({"assistant_model": other}, {"token_healing": True}):
         name = next(iter(extra))
         with pytest.raises(UnsupportedError, match=name):
             ngramspec.generate(tiny, PROMPT, **kwargs, **extra)

@@ -19,6 +19,8 @@ LAYERS = [
     {"reference_value", "checks", "trees"},
     {"controller", "drafters", "verify", "target"},
     {"choosing", "costs"},
+    {"reference_value"},
+    {"controller", "drafters", "verify", "target", "ranks"},
     {"drafting", "group"},
     {"decode", "request"},
     {"speculator"},
