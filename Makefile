@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make test-slow | make bench | make bench-native | make clean
+# make demo | make test | make lint | make test-slow | make test-matrix | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-slow lint format bench bench-native clean
+.PHONY: demo test test-slow test-matrix lint format bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -17,6 +17,10 @@ test: $(VENV)/.built
 
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -m slow
+
+# Under each transformers that is checked, in .venv-matrix; ARGS goes to pytest.
+test-matrix: $(VENV)/.built
+	$(BIN)/python -m nox -- $(ARGS)
 
 lint: $(VENV)/.built
 	$(BIN)/ruff check .
@@ -51,4 +55,4 @@ $(VENV)/.built: $(VENV)/.ready $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so
+	rm -rf $(VENV) .venv-matrix build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so

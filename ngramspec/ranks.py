@@ -4,8 +4,8 @@ Under tensor parallelism every process (rank) runs the same loop over its share 
 all have to forward the same tokens. What a drafter knows, and how long a draft is worth while, may
 differ between them; so the first rank drafts, and tells the others.
 
-Where weights are gathered for each forward (FSDP, ZeRO-3: ``synced_gpus``), every rank has a text of
-its own, and the ranks that have finished go on forwarding until all have.
+Where weights are gathered for each forward (FSDP, ZeRO-3: ``synced_gpus``), every rank has a text
+of its own, and the ranks that have finished go on forwarding until all have.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ngramspec.adapters import check_adapter
 from ngramspec.choosing import Choosing, Record
 from ngramspec.controller import GammaController, check_gamma, make_controller
 from ngramspec.costs import Pace
@@ -18,7 +19,7 @@ from ngramspec.draft import DecodeStats, Drafter, Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafting import Drafting
 from ngramspec.errors import UnsupportedError, check_int, check_real
-from ngramspec.ranks import ALONE, Follower, Ranks, ranks_of
+from ngramspec.ranks import ALONE, Follower, ranks_of
 from ngramspec.request import (
     HISTORY_FREE,
     all_in,
@@ -201,6 +202,7 @@ class Speculator:
         ranks = ALONE
         try:
             check_request(generation_config)
+            check_adapter(model)
             ranks = ranks_of(model, input_ids.device, synced_gpus)
             target = Target(model, input_ids, generation_config, model_kwargs)
             if ranks.synced and target.cache.capacity is not None:
@@ -261,11 +263,11 @@ class Speculator:
             tree=self.tree is not None and obstacle is None,
             temperature=float(config.temperature or 1.0) if config.do_sample else None,
             controller=lambda: make_controller(self.gamma, gamma_max, pace.cost),
+            follower=None if ranks.drafts else Follower(),
         )
         run = Generation(
             target=target,
             drafting=lambda row, vocab: self._start(history(row), vocab, setting, stats),
-            drafting=lambda row, vocab: self._start(history(row), vocab, input_ids, stats, ranks),
             choosing=choosing,
             by_row=by_row(choosing, input_ids.shape[0]) if target.ragged else None,
             pace=pace if self.gamma == "auto" else None,
@@ -301,7 +303,7 @@ class Speculator:
 
     def _start(self, tokens: Int32, vocab: int, setting: _Setting, stats: DecodeStats) -> Drafting:
         return Drafting(
-            lambda: self._drafter,
+            lambda: setting.follower or self._drafter,
             setting.controller(),
             tokens,
             vocab,
@@ -318,24 +320,12 @@ class _Setting:
     tree: bool
     temperature: float | None
     controller: Callable[[], GammaController]
+    follower: Drafter | None  # where the drafts come from another rank
 
 
 def choose_ahead(device: torch.device) -> bool:
     """Whether a transfer from the device costs more than choosing for positions in vain."""
     return device.type != "cpu"
-
-    def _start(
-        self,
-        tokens: Int32,
-        vocab: int,
-        input_ids: torch.Tensor,
-        stats: DecodeStats,
-        ranks: Ranks,
-    ) -> Drafting:
-        kind = "cpu" if input_ids.device.type == "cpu" else "gpu"
-        controller = make_controller(self.gamma, self.gamma_max, kind, input_ids.shape[0])
-        follower = None if ranks.drafts else Follower()
-        return Drafting(lambda: follower or self._drafter, controller, tokens, vocab, stats)
 
 
 def check_request(config: Any) -> None:

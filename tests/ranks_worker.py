@@ -18,7 +18,7 @@ import ngramspec
 from ngramspec import Speculator, UnsupportedError
 
 RANK = int(os.environ["RANK"])
-VOCAB = 97
+VOCAB = 96
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 BATCH = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [0, 0, 0, 8, 9, 4, 8, 9, 4, 8]])
 GREEDY = {"do_sample": False, "max_new_tokens": 100, "pad_token_id": 0}

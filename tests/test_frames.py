@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
+import peft
 import pytest
 import torch
 from conftest import tiny_llama
 from doubles import half_right, oracle
 from families import build
 from prompts import PASSAGES
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, DynamicCache, pipeline
 
 import ngramspec
-from ngramspec import Speculator
+from ngramspec import Speculator, UnsupportedError
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
@@ -112,27 +115,21 @@ TURNS = [
 ]
 
 
-def converse(smollm2, generate, caches):
-    """Three turns over one cache; the token ids behind each turn.
+def converse(smollm2, generate, cache):
+    """The token ids behind each of three turns over one cache.
 
     Args:
-        generate: called as ``model.generate``; returns a dict-like output.
-        caches: called for the first turn's cache, or None: take what generate makes.
+        generate: called as ``model.generate``.
+        cache: the first turn's, or None: go on with the one that generate makes.
     """
-    chat, cache, seen = [], None if caches is None else caches(), []
+    seen = []
     for turn in TURNS:
-        chat.append({"role": "user", "content": turn})
-        inputs = smollm2.tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        if seen:  # exactly the tokens that the cache has read, then the new turn's
-            new = smollm2.tokenizer.apply_chat_template(
-                chat[-1:], add_generation_prompt=True, return_tensors="pt"
-            )["input_ids"]
-            inputs = {"input_ids": torch.cat((seen[-1], new), dim=1)}
-            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        ids = smollm2.encode(turn)["input_ids"]
+        if seen:  # the tokens of the cache, then the new turn's
+            ids = torch.cat((seen[-1], ids), dim=1)
         out = generate(
-            **inputs,
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
             past_key_values=cache,
             max_new_tokens=20,
             do_sample=False,
@@ -141,41 +138,42 @@ def converse(smollm2, generate, caches):
         cache = out.past_key_values
         assert cache.get_seq_length() == out.sequences.shape[1] - 1
         seen.append(out.sequences)
-        answer = smollm2.tokenizer.decode(out.sequences[0, inputs["input_ids"].shape[1] :])
-        chat.append({"role": "assistant", "content": answer})
     return seen
 
 
-@pytest.mark.parametrize("caches", [None, DynamicCache])
-def test_turns_over_a_kept_cache(smollm2, caches):
+@pytest.mark.parametrize("given", [False, True])
+def test_turns_over_a_kept_cache(smollm2, given):
     model = smollm2.model
-    plain = converse(smollm2, model.generate, caches)
+    plain = converse(smollm2, model.generate, DynamicCache() if given else None)
     speculator = Speculator()
-    ours = converse(
-        smollm2, lambda **kw: ngramspec.generate(model, speculator=speculator, **kw), caches
-    )
+    generate = partial(ngramspec.generate, model, speculator=speculator)
+    ours = converse(smollm2, generate, DynamicCache() if given else None)
     for mine, theirs in zip(ours, plain, strict=True):
         assert torch.equal(mine, theirs)
     assert speculator.stats.accepted > 10
 
 
-def with_adapter():
-    """A tiny Llama with a LoRA adapter that changes its text, and the text without."""
-    peft = pytest.importorskip("peft", reason="pip install 'ngramspec[test]'")
-    model = tiny_llama()
-    bare = model.generate(PROMPT, **GREEDY)
+def adapted(kind="Lora", **settings):
+    """A tiny Llama with an adapter that changes its text."""
     torch.manual_seed(4)
-    config = peft.LoraConfig(
-        r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False
-    )
-    return peft.get_peft_model(model, config).eval(), bare
+    config = getattr(peft, f"{kind}Config")(task_type="CAUSAL_LM", **settings)
+    return peft.get_peft_model(tiny_llama(), config).eval()
 
 
-def test_adapters():
-    model, bare = with_adapter()
+LORA = {"r": 4, "target_modules": ["q_proj", "v_proj", "up_proj"], "init_lora_weights": False}
+IA3 = {
+    "target_modules": ["k_proj", "v_proj", "down_proj"],
+    "feedforward_modules": ["down_proj"],
+    "init_ia3_weights": False,
+}
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("Lora", LORA), ("IA3", IA3)])
+def test_adapters(tiny, kind, settings):
+    model, bare = adapted(kind, **settings), tiny.generate(PROMPT, **GREEDY)
     plain = model.generate(PROMPT, **GREEDY)
     assert not torch.equal(plain, bare)
-    check_three_ways(model, input_ids=None)
+    check_three_ways(model)
     for ours in three_ways(model, input_ids=PROMPT, speculator=Speculator(gamma=4), **GREEDY):
         assert torch.equal(ours, plain)
     with model.disable_adapter():
@@ -183,18 +181,58 @@ def test_adapters():
     assert torch.equal(ngramspec.generate(model.merge_and_unload(), PROMPT, **GREEDY), plain)
 
 
+def test_adapters_of_each_row():
+    model = adapted(**LORA)
+    batch, kwargs = PROMPT.repeat(2, 1), GREEDY | {"adapter_names": ["__base__", "default"]}
+    plain = model.generate(input_ids=batch, **kwargs)
+    assert not torch.equal(plain[0], plain[1])
+    for ours in three_ways(model, input_ids=batch, speculator=Speculator(gamma=4), **kwargs):
+        assert torch.equal(ours, plain)
+
+
+def test_adapters_that_transformers_put_on():
+    model = tiny_llama()
+    bare = model.generate(PROMPT, **GREEDY)
+    torch.manual_seed(4)
+    model.add_adapter(peft.LoraConfig(**LORA))
+    assert not torch.equal(model.eval().generate(PROMPT, **GREEDY), bare)
+    check_three_ways(model)
+
+
 def test_enabled_on_an_adapter_s_inner_model():
-    model, _ = with_adapter()
+    model = adapted(**LORA)
     plain = model.generate(PROMPT, **GREEDY)
     with ngramspec.enabled(model.get_base_model()) as speculator:
         assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
     assert speculator.stats.runs == 1
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("PromptTuning", {"num_virtual_tokens": 4}, "PROMPT_TUNING"),
+        ("PrefixTuning", {"num_virtual_tokens": 4}, "PREFIX_TUNING"),
+        ("Lora", LORA | {"alora_invocation_tokens": [9, 5, 6]}, "alora_invocation_tokens"),
+    ],
+)
+def test_adapters_that_go_by_the_width_are_refused_by_name(kind, settings, message):
+    model = adapted(kind, **settings)
+    for call in (
+        lambda: model.generate(PROMPT, custom_generate=Speculator(), **GREEDY),
+        lambda: ngramspec.generate(model, PROMPT, **GREEDY),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            call()
+    if kind != "PrefixTuning":
+        plain = model.generate(PROMPT, **GREEDY)
+        speculator = Speculator(unsupported="plain")
+        ours = ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY)
+        assert torch.equal(ours, plain)
+
+
 @pytest.mark.parametrize("what", ["model", "forward"])
-def test_compiled_models(backend, what):
-    check_compiled(backend, what)
+def test_compiled_models(what):
+    check_compiled("eager", what)
 
 
 @pytest.mark.slow
@@ -205,17 +243,18 @@ def test_models_compiled_by_inductor(what):
 
 
 def check_compiled(backend, what):
+    """``generate`` of a compiled model calls the model as it was; a compiled forward is called."""
     torch._dynamo.reset()
     model = tiny_llama()
     plain = model.generate(PROMPT, **GREEDY)
-    graphs = []
-
+    before = counters["stats"]["unique_graphs"]
     if what == "model":
         model = torch.compile(model, backend=backend, dynamic=True)
     else:
         model.forward = torch.compile(model.forward, backend=backend, dynamic=True)
-    del graphs
     check_three_ways(model, plain)
+    graphs = counters["stats"]["unique_graphs"] - before
+    assert graphs == 0 if what == "model" else 0 < graphs < 8  # and not one for each width
 
 
 @pytest.fixture(scope="module")

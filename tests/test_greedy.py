@@ -226,7 +226,8 @@ def test_chunked_prefill(tiny):
 def test_inputs_embeds(tiny):
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     embeds = tiny.get_input_embeddings()(ids).detach()
-    for inputs in [{"inputs_embeds": embeds}, {"inputs_embeds": embeds, "input_ids": ids}]:
+    for more in [{}, {"input_ids": ids}, {"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}]:
+        inputs = {"inputs_embeds": embeds} | more
         expected = plain(tiny, inputs, max_new_tokens=40)
         got = speculative(tiny, inputs, Speculator(gamma=4), max_new_tokens=40)
         assert torch.equal(expected, got)

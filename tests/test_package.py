@@ -19,6 +19,7 @@ LAYERS = [
     {"reference_value", "checks", "trees"},
     {"controller", "drafters", "verify", "target"},
     {"choosing", "costs"},
+    {"draft", "cache", "stopping", "reference", "holes", "adapters"},
     {"reference_value"},
     {"controller", "drafters", "verify", "target", "ranks"},
     {"drafting", "group"},
