@@ -15,13 +15,10 @@ ROOT = Path(ngramspec.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     {"errors", "_native", "analysis"},
-    {"draft", "cache", "stopping", "reference", "holes"},
-    {"reference_value", "checks", "trees"},
-    {"controller", "drafters", "verify", "target"},
-    {"choosing", "costs"},
     {"draft", "cache", "stopping", "reference", "holes", "adapters"},
-    {"reference_value"},
+    {"reference_value", "checks", "trees"},
     {"controller", "drafters", "verify", "target", "ranks"},
+    {"choosing", "costs"},
     {"drafting", "group"},
     {"decode", "request"},
     {"speculator"},

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,9 +71,12 @@ TREE = Draft(np.array([4, 5, 6], np.int32), np.array([-1, -1, 0], np.int32))
 def test_every_rank_gets_the_first_one_s_drafts(monkeypatch, drafts, broadcasts):
     wire = Wire()
     monkeypatch.setattr(ranks, "dist", wire)
-    assert Ranks("group").share(drafts) is drafts
+    drafts[0] = replace(drafts[0], proposal="kept to itself")
+    sent, width = Ranks("group").share(drafts, 70)
+    assert [draft.proposal for draft in sent] == [None] * len(drafts)
     wire.rank = 1
-    received = Ranks("group").share([chain(7)] * len(drafts))
+    received, theirs = Ranks("group").share([chain(7)] * len(drafts), 8)
+    assert (width, theirs) == (70, 70)
     assert wire.count == broadcasts
     for mine, theirs in zip(received, drafts, strict=True):
         assert mine.tokens.tolist() == theirs.tokens.tolist()
