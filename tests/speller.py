@@ -1,0 +1,172 @@
+"""A tiny trained T5 that corrects spelling, so that an encoder-decoder's acceptance is real.
+
+Its tokens are whole words: 218 right ones, and three misspellings of each. Sentences are drawn by
+a small grammar, and every seventh word of the input is misspelt. ``python tests/speller.py`` trains
+the model and writes ``tests/data/speller.safetensors``, in ten minutes on one core.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+
+WEIGHTS = Path(__file__).parent / "data" / "speller.safetensors"
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+ADJECTIVES = _words(
+    """
+    ancient angry bitter brave bright broken careful cheap clever cold crowded curious dark distant
+    dusty eager empty famous foreign fragile frozen gentle golden grateful greedy heavy hidden
+    hollow honest hungry jealous lazy little lonely loud modern muddy narrow nervous noisy patient
+    polite proud purple quiet rapid rusty secret shallow silent silver simple sleepy smooth stubborn
+    sudden tired violent wealthy wicked wooden yellow
+    """
+)
+NOUNS = _words(
+    """
+    actors animals apples artists baskets blankets boats bottles bridges brothers buildings butchers
+    cameras candles carpets castles chickens children churches clouds coaches cousins curtains
+    doctors dragons drivers engines farmers feathers fishermen flowers forests gardens giants
+    guitars harbours hunters islands judges kitchens ladders lanterns lawyers letters machines
+    markets merchants mirrors monkeys mountains musicians neighbours nurses offices painters palaces
+    pilots planets poets prisoners rabbits rivers sailors scholars servants shadows soldiers spiders
+    stations strangers students tailors teachers temples thieves tigers travellers uncles valleys
+    villages visitors waiters windows winters wizards writers
+    """
+)
+VERBS = _words(
+    """
+    admire attack avoid believe borrow carry choose clean collect count cover describe destroy
+    discover draw envy examine fear follow forget guard hide imagine invent measure notice paint
+    praise protect pursue reach remember repair rescue respect search serve sketch surround teach
+    trust visit warn watch welcome wash
+    """
+)
+PREPOSITIONS = _words(
+    """
+    above across against along among around before behind beneath beside between beyond inside near
+    opposite outside under without
+    """
+)
+CONJUNCTIONS = _words("although because until when where while")
+WORDS = [*ADJECTIVES, *NOUNS, *VERBS, *PREPOSITIONS, *CONJUNCTIONS]
+
+PAD, EOS, FIRST = 0, 1, 2  # the right words follow from FIRST on, then the misspellings
+WAYS = 3
+MISSPELT = 1 / 7
+VOCAB = FIRST + (1 + WAYS) * len(WORDS)
+
+
+def misspellings(word: str) -> list[str]:
+    """A word with two letters swapped, with one left out, and with one twice."""
+    at = next(at for at in range(len(word) // 2, 0, -1) if word[at] != word[at - 1])
+    return [
+        word[: at - 1] + word[at] + word[at - 1] + word[at + 1 :],
+        word[:at] + word[at + 1 :],
+        word[: at + 1] + word[at:],
+    ]
+
+
+def spell(ids: list[int]) -> str:
+    """The text of token ids."""
+    texts = []
+    for token in ids:
+        if token >= FIRST:
+            index, way = (token - FIRST) % len(WORDS), (token - FIRST) // len(WORDS)
+            texts.append([WORDS[index], *misspellings(WORDS[index])][way])
+    return " ".join(texts)
+
+
+def sentence(rng: random.Random) -> tuple[list[int], list[int]]:
+    """A misspelt sentence and the right one, 8 to 26 words and EOS each."""
+    parts = []
+    for clause in range(rng.randint(1, 3)):
+        parts += [CONJUNCTIONS] if clause else []
+        parts += [ADJECTIVES, NOUNS, VERBS, ADJECTIVES, NOUNS, PREPOSITIONS, ADJECTIVES, NOUNS]
+    right = [FIRST + WORDS.index(rng.choice(part)) for part in parts]
+    given = [
+        token + len(WORDS) * rng.randint(1, WAYS) if rng.random() < MISSPELT else token
+        for token in right
+    ]
+    return [*given, EOS], [*right, EOS]
+
+
+def sentences(seed: int, count: int) -> list[tuple[list[int], list[int]]]:
+    """Pairs of a misspelt and the right sentence; the training uses seed 0."""
+    rng = random.Random(seed)
+    return [sentence(rng) for _ in range(count)]
+
+
+def build():
+    """The untrained model."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=VOCAB,
+        d_model=64,
+        d_kv=16,
+        d_ff=128,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        decoder_start_token_id=PAD,
+    )
+    return T5ForConditionalGeneration(config)
+
+
+def load():
+    """The trained model, in float32 and eval mode."""
+    from safetensors.torch import load_file
+
+    model = build()
+    weights = {name: tensor.float() for name, tensor in load_file(WEIGHTS).items()}
+    model.load_state_dict(weights, strict=False)  # what is tied is stored once
+    model.tie_weights()
+    return model.eval()
+
+
+def padded(rows: list[list[int]], *, left: bool = False, fill: int = PAD) -> torch.Tensor:
+    """Rows of one length, int64 (rows, longest)."""
+    longest = max(len(row) for row in rows)
+    gaps = [[fill] * (longest - len(row)) for row in rows]
+    joined = [gap + row if left else row + gap for gap, row in zip(gaps, rows, strict=True)]
+    return torch.tensor(joined)
+
+
+def train(steps: int = 4000, rows: int = 64) -> None:
+    """Train from scratch and write the weights, in float16."""
+    from safetensors.torch import save_file
+
+    torch.set_num_threads(1)
+    model, rng = build().train(), random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    for step in range(steps):
+        pairs = [sentence(rng) for _ in range(rows)]
+        inputs = padded([given for given, _ in pairs])
+        labels = padded([right for _, right in pairs], fill=-100)
+        loss = model(input_ids=inputs, attention_mask=inputs != PAD, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0:
+            print(step, round(loss.item(), 4), flush=True)
+    weights = {name: value.detach().half() for name, value in model.named_parameters()}
+    WEIGHTS.parent.mkdir(exist_ok=True)
+    save_file(weights, WEIGHTS)
+    print(f"{WEIGHTS.stat().st_size} bytes in {WEIGHTS}")
+
+
+if __name__ == "__main__":
+    train()
