@@ -59,10 +59,9 @@ class LLGuidance(LogitsProcessor):
                 if not matcher.is_stopped():
                     assert matcher.consume_token(row[-1]), matcher.get_error()
         for matcher, row in zip(self.matchers, scores, strict=True):
-            if not matcher.is_stopped():
-                mask = masks.allocate_token_bitmask(1, len(row))
-                masks.fill_next_token_bitmask(matcher, mask)
-                masks.apply_token_bitmask_inplace(row.numpy(), mask)
+            mask = masks.allocate_token_bitmask(1, len(row))
+            masks.fill_next_token_bitmask(matcher, mask)  # of a stopped one: EOS alone
+            masks.apply_token_bitmask_inplace(row.numpy(), mask)
         return scores
 
 

@@ -26,14 +26,15 @@ def natural(n: int, path: Path | None = None) -> Int32:
     """
     ids: dict[str, int] = {}
     tokens: list[int] = []
-    for text in [path.read_text(encoding="utf-8")] if path is not None else _library():
+    for text in [path.read_text(encoding="utf-8")] if path is not None else library():
         tokens += [ids.setdefault(word, len(ids)) for word in WORDS.findall(text)]
         if len(tokens) >= n:
             return np.array(tokens[:n], np.int32)
     raise ValueError(f"{path or 'the library'} has {len(tokens)} tokens, {n} are needed")
 
 
-def _library() -> Iterator[str]:
+def library() -> Iterator[str]:
+    """The source of Python's own library, file by file."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if "site-packages" not in path.parts:
             try:

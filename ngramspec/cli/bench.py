@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli import UsageError
+from ngramspec.cli import UsageError, bench_divergence
 from ngramspec.cli.demo import DTYPES, parse_gamma
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--families-only", action="store_true", help="a few families, with caches and processors"
     )
     parity.set_defaults(benchmark=run_parity)
+    bench_divergence.declare(commands)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ngramspec.bench.structures import Reading
 
 if TYPE_CHECKING:
+    import torch
+
+    from ngramspec.bench.divergence import Comparison
     from ngramspec.bench.parity import Cell
 
 READINGS_HEADER = (
@@ -41,6 +44,39 @@ def parity_summary(cells: Sequence[Cell]) -> str:
         lines.append(f"{kind:<36}" + "".join(f"{found[outcome]:>11}" for outcome in outcomes))
     total = Counter(cell.outcome for cell in cells)
     lines.append(f"{'all':<36}" + "".join(f"{total[outcome]:>11}" for outcome in outcomes))
+    return "\n".join(lines)
+
+
+def departure_line(found: Comparison, dtype: torch.dtype, tokenizer: Any) -> str:
+    """Where a prompt's texts part, and by how much the logits lie apart there."""
+    at = found.divergence
+    assert at is not None
+    plain, speculative = (tokenizer.decode([token]) for token in (at.plain, at.speculative))
+    verdict = "tie" if at.is_tie(dtype) else "WRONG"
+    return (
+        f"{verdict:<6}{found.name}, token {at.token}: {speculative!r} in place of {plain!r};"
+        f" two best {at.gap:.3g} apart ({at.gap_ulps:.3g} ulps), these two {at.chosen_gap:.3g}"
+        f" ({at.chosen_ulps:.3g} ulps)"
+    )
+
+
+def divergence_summary(
+    found: Sequence[Comparison], dtype: torch.dtype, tokens_per_call: float
+) -> str:
+    """How many texts are identical, and how far apart the two best logits lie where they part."""
+    from ngramspec.bench.divergence import histogram
+
+    departures = [each.divergence for each in found if each.divergence is not None]
+    wrong = sum(not each.is_tie(dtype) for each in departures)
+    lines = [
+        f"{len(found)} prompts: {len(found) - len(departures)} identical,"
+        f" {len(departures) - wrong} part at a tie, {wrong} are wrong;"
+        f" {sum(each.tokens for each in found)} tokens the same; {tokens_per_call:.2f} per call"
+    ]
+    if departures:
+        lines.append("gap between the two best logits where they part, in units in the last place")
+        counts = histogram(departures)
+        lines += [f"{unit:>4}{count:>6}  {'#' * count}" for unit, count in counts.items()]
     return "\n".join(lines)
 
 

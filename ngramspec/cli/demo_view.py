@@ -231,11 +231,12 @@ def note(row: Row) -> str:
     """Where a text differs from plain ``generate``, in one sentence."""
     found = row.difference
     assert found is not None
-    units = "unit" if found.ulps == 1 else "units"
+    ulps = f"{found.ulps:.1f}".removesuffix(".0")
+    units = "unit" if ulps == "1" else "units"
     return (
         f"{row.name}: differs from new token {found.token} on, {found.speculative!r} where plain"
-        f" generate has {found.plain!r}; the two best logits are {found.ulps} {units} in the last"
-        " place apart there."
+        f" generate has {found.plain!r}; the two best logits are {ulps} {units} in the"
+        " last place apart there."
     )
 
 

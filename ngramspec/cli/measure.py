@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ngramspec import DecodeStats, Speculator, StepEvent, generate
+from ngramspec.bench.divergence import common_prefix, ulps_apart
 from ngramspec.cli import UsageError
 from ngramspec.cli.models import LoadedModel, set_dtype
 
@@ -27,13 +28,13 @@ class Difference:
         token: the first new token that differs, counted from 1.
         plain, speculative: the tokens there, decoded.
         ulps: how far the two best logits of a plain forward are apart there, in units in the
-            last place of the model's dtype.
+            last place of the larger in the model's dtype.
     """
 
     token: int
     plain: str
     speculative: str
-    ulps: int
+    ulps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class Measurement:
             token=same + 1,
             plain=self.tokenizer.decode(plain[same : same + 1]),
             speculative=self.tokenizer.decode(speculative[same : same + 1]),
-            ulps=ulps_apart(best, second),
+            ulps=ulps_apart(float(best), float(second), self.model.dtype),
         )
 
 
@@ -175,26 +176,3 @@ def timed(call: Callable[[list[int]], list[int]], ids: list[int]) -> tuple[list[
     begin = perf_counter()
     tokens = call(ids)
     return tokens, perf_counter() - begin
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from their start."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
-
-
-def ulps_apart(left: torch.Tensor, right: torch.Tensor) -> int:
-    """How many steps of their floating-point type lie between two finite scalars of one dtype.
-
-    Zero and minus zero are one number.
-
-    Example:
-        >>> ulps_apart(*torch.tensor([1.0, 1.015625], dtype=torch.bfloat16))
-        2
-    """
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[left.element_size()]
-    ranks = []
-    for value in (left, right):
-        bits = int(value.abs().view(kind))  # read as an integer: how many floats lie below it
-        ranks.append(-bits if value < 0 else bits)
-    return abs(ranks[0] - ranks[1])
