@@ -15,6 +15,13 @@ from matplotlib import pyplot as plt
 WIDTH, HEIGHT = 9.0, 4.8  # inches
 MOST_POSITIONS = 32
 LEAST_TESTED = 30  # a share of fewer is noise
+E2E = {  # column -> what its axis says
+    "ratio": "speed / plain generate's",
+    "tokens_per_second": "new tokens / s, prefill included",
+    "tokens_per_call": "tokens per call",
+    "limit_share": "share of the limit",
+    "peak_bytes": "peak memory (MB)",
+}
 
 
 def plot_replay(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
@@ -128,3 +135,84 @@ def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> No
     )
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
+
+
+def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Bars of every figure by task and way; lines of the ratio by length, where lengths were set.
+
+    Args:
+        rows: what ``bench e2e`` writes as ``summary``.
+        folder: where the PNG files go; made if need be.
+
+    Returns:
+        The files written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for length in dict.fromkeys(row["length"] for row in rows):
+        mine = [row for row in rows if row["length"] == length]
+        for column, label in E2E.items():
+            figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+            _bars(axes, mine, column)
+            axes.set(ylabel=label, title="" if length is None else f"prompts of {length} tokens")
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+            behind = "" if length is None else f"-{length}"
+            written.append(_save(figure, folder / f"e2e-{column.replace('_', '-')}{behind}.png"))
+    lengths = {row["length"] for row in rows} - {None}
+    if len(lengths) > 1:
+        written.append(_by_length(rows, folder))
+    return written
+
+
+def plot_costs(costs: dict[int, dict[int, float]], path: Path) -> Path:
+    """What a forward of n positions costs, in forwards of one: a line for each context."""
+    figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+    for context, seconds in costs.items():
+        relative = [each / seconds[1] for each in seconds.values()]
+        axes.plot(list(seconds), relative, marker=".", label=f"{context} tokens of context")
+    axes.set(xlabel="positions n", ylabel="cost(n)", title="Cost of a forward of n positions")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return _save(figure, path)
+
+
+def _bars(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    scale = 1e6 if column == "peak_bytes" else 1.0
+    width = 0.8 / len(ways)
+    for which, way in enumerate(ways):
+        found = {row["task"]: row[column] for row in rows if row["way"] == way}
+        values = [(found.get(task) or 0.0) / scale for task in tasks]
+        at = [task + (which - (len(ways) - 1) / 2) * width for task in range(len(tasks))]
+        axes.bar(at, values, width, label=way)
+    axes.set_xticks(range(len(tasks)), [re.sub("[ _]", "\n", task) for task in tasks])
+    if column in ("ratio", "limit_share"):
+        axes.axhline(1, color="grey", linewidth=1)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> Path:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    figure, panels = plt.subplots(
+        1, len(tasks), figsize=(2.6 * len(tasks) + 1, HEIGHT), sharey=True, layout="constrained"
+    )
+    for axes, task in zip([panels] if len(tasks) == 1 else panels, tasks, strict=True):
+        for way in ways:
+            mine = [row for row in rows if (row["task"], row["way"]) == (task, way)]
+            lengths = [row["length"] for row in mine]
+            axes.plot(lengths, [row["ratio"] for row in mine], marker="o", label=way)
+        axes.set(title=task, xscale="log", xlabel="tokens of prompt")
+        axes.grid(alpha=0.3)
+    first = figure.axes[0]
+    first.set_ylabel(E2E["ratio"])
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return _save(figure, folder / "e2e-ratio-by-length.png")
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path

@@ -1,4 +1,4 @@
-"""Measure drafters: on recorded outputs, by time and memory; and record outputs of your model."""
+"""Measure drafters on recorded outputs, by time and memory; and whole generations of a model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli import UsageError, bench_divergence
+from ngramspec.cli import UsageError, bench_divergence, bench_e2e
 from ngramspec.cli.demo import DTYPES, parse_gamma
 
 if TYPE_CHECKING:
     from ngramspec.draft import Drafter
 
-SUMMARY = "measure drafters against recorded outputs, and against peers"
+SUMMARY = "measure drafters and whole generations, and peers beside them"
 INSTALL_PLOTS = "pip install 'ngramspec[plots]'"
 INSTALL_PEERS = "pip install --no-deps arctic-inference==0.3.0"
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
@@ -28,7 +28,7 @@ CONTINUATION = 8192  # tokens behind the context, for the steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the three subcommands and their options."""
+    """Declare the subcommands and their options."""
     commands = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     replay = commands.add_parser(
         "replay",
@@ -140,6 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parity.set_defaults(benchmark=run_parity)
     bench_divergence.declare(commands)
+    bench_e2e.add_arguments(commands)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,91 @@
+"""Making a model say a given text, so that what is measured is the work and not the words.
+
+Two ways. A logits processor is what anyone may pass to ``generate``, but it makes every decoder
+choose its tokens one by one. A model whose own logits point at the text is decoded as any other is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+
+TARGETS = "_forced_targets"
+
+
+class ForcedProcessor:
+    """A logits processor that leaves one token: that of the text at this place in the sequence.
+
+    Args:
+        prompt_length: tokens before the text.
+        tokens: the text; behind its end its last token is repeated.
+    """
+
+    def __init__(self, prompt_length: int, tokens: Sequence[int]) -> None:
+        self.prompt_length = prompt_length
+        self.tokens = tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        at = min(input_ids.shape[1] - self.prompt_length, len(self.tokens) - 1)
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.tokens[at]] = 0.0
+        return forced
+
+
+@contextmanager
+def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int]], None]]:
+    """Have ``model``'s forward put a text's tokens first, by position; its computing stays real.
+
+    The logits are computed as ever, and then the token of the text that follows each position gets
+    the highest. Positions are ``position_ids``, or counted on from the cache, so that drafts,
+    trees, static caches and compiled forwards see the same text. The model's class is replaced by
+    a subclass of the same name for the length of the block.
+
+    Args:
+        model: a causal language model of transformers; all rows of a batch say the same.
+        capacity: tokens that prompt, text and drafts behind its end have at most.
+
+    Yields:
+        What sets the text: the sequence's token ids from position 0 on. It may be called again.
+    """
+    kind = type(model)
+    targets = torch.zeros(capacity, dtype=torch.int64, device=model.device)
+
+    @wraps(kind.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        positions = kwargs.get("position_ids")
+        if positions is None:  # before the forward: it moves the cache's length
+            positions = _positions(args[0] if args else kwargs["input_ids"], kwargs)
+        outputs = kind.forward(self, *args, **kwargs)
+        logits = outputs.logits  # (batch, n, vocab)
+        wanted = getattr(self, TARGETS)[positions[:, -logits.shape[1] :]]
+        highest = torch.finfo(logits.dtype).max / 2
+        index = wanted[..., None].expand(*logits.shape[:2], 1)
+        logits.scatter_(-1, index, highest)
+        return outputs
+
+    def set_text(tokens: Sequence[int]) -> None:
+        if not 2 <= len(tokens) <= capacity:
+            raise ValueError(f"a text must have 2..{capacity} tokens, got {len(tokens)}")
+        following = torch.tensor([*tokens[1:], tokens[-1]], device=targets.device)
+        targets[: len(following)] = following
+        targets[len(following) :] = following[-1]
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    model.register_buffer(TARGETS, targets, persistent=False)
+    try:
+        yield set_text
+    finally:
+        model.__class__ = kind
+        delattr(model, TARGETS)
+        vars(model).pop("_compiled_call", None)  # it was compiled for the subclass
+
+
+def _positions(input_ids: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Positions of a forward's tokens that follow what its cache holds, int64 (1, n)."""
+    cache = kwargs.get("past_key_values")
+    before = 0 if cache is None else cache.get_seq_length()
+    return (torch.arange(input_ids.shape[1], device=input_ids.device) + before)[None]

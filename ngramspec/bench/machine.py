@@ -1,0 +1,85 @@
+"""What figures depend on: the machine, the versions, and how much memory a piece of work took."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("ngramspec", "torch", "transformers", "numpy", "triton")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, GPU if there is one, threads, and versions, as plain JSON values."""
+    packages = {}
+    for name in PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    gpu = None
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        gpu = {
+            "name": properties.name,
+            "bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+            "capability": list(torch.cuda.get_device_capability(0)),
+        }
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "python": platform.python_version(),
+        "packages": packages,
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all its work; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class PeakMemory:
+    """The most memory in use since ``reset``: the device's, or this process's resident set.
+
+    Args:
+        device: where the model is. On a CPU the kernel's high-water mark is read, which only Linux
+            can set back.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.known = True
+
+    def reset(self) -> None:
+        """Begin anew from what is in use now."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            self.known = False
+
+    def read(self) -> int | None:
+        """Bytes at the peak; None where it cannot be told."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        if not self.known:
+            return None
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        return 1024 * int(found[1]) if found else None
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*:\s*(.*)", path.read_text()) if path.exists() else []
+    return str(names[0]) if names else platform.processor()

@@ -1,0 +1,142 @@
+"""Figures from timed calls: speed, its ratio to plain ``generate``, and how near the limit it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean, median
+from typing import Any
+
+from ngramspec.bench.e2e import Call, Measured
+from ngramspec.bench.ways import PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One way's figures for one prompt: medians over repeats.
+
+    Attributes:
+        rate: new tokens / s of a whole call.
+        ratio: rate / plain's.
+        decode_ratio: the same without prefill: new tokens but the first / s of a call less the
+            seconds of a plain call of one token; None if that leaves nothing.
+        tokens_per_call: emitted tokens / forwards after the prefill; None where not counted.
+        mean_cost: mean of cost(n) = seconds of an n-position forward / of a one-position forward,
+            over the widths that were run; None where not measured.
+        peak: bytes, or None.
+        first_difference: earliest of any repeat, or None.
+    """
+
+    rate: float
+    ratio: float
+    decode_ratio: float | None
+    tokens_per_call: float | None
+    mean_cost: float | None
+    peak: int | None
+    first_difference: int | None
+
+    @property
+    def limit_share(self) -> float | None:
+        """decode_ratio / (tokens_per_call / mean_cost): 1.0 if a step costs but its forward's excess.
+
+        The limit is what plain steps would give if each emitted so many tokens and cost so much.
+        """
+        if self.decode_ratio is None or not self.tokens_per_call or self.mean_cost is None:
+            return None
+        return self.decode_ratio * self.mean_cost / self.tokens_per_call
+
+
+def summarize(measured: Measured) -> list[dict[str, Any]]:
+    """A row for each task, length and way, plain ``generate`` included.
+
+    Returns:
+        Rows with geometric means over prompts of ``tokens_per_second``, ``ratio``,
+        ``decode_ratio``, ``tokens_per_call``, ``mean_cost`` and ``limit_share``; ``ratio_median``
+        and ``ratio_worst``; ``peak_bytes``, the most; ``prompts``, how many of them gave the ``same``
+        text as plain, and the ``first_differences`` of the others by prompt.
+    """
+    rows = []
+    for task, length in dict.fromkeys((each.task, each.length) for each in measured.calls):
+        calls = [each for each in measured.calls if (each.task, each.length) == (task, length)]
+        _, seconds = measured.costs.get((task, length), (0, {}))
+        for way in dict.fromkeys(each.way for each in calls):
+            figures = {
+                prompt: _figures(
+                    [each for each in calls if each.prompt == prompt and each.way == way],
+                    [each for each in calls if each.prompt == prompt and each.way == PLAIN],
+                    median(measured.prefills[task, length, prompt]),
+                    seconds,
+                )
+                for prompt in dict.fromkeys(each.prompt for each in calls)
+            }
+            rows.append({"task": task, "length": length, "way": way, **_row(figures)})
+    return rows
+
+
+def _figures(
+    calls: Sequence[Call], plain: Sequence[Call], prefill: float, costs: dict[int, float]
+) -> Figures:
+    rate, plain_rate = (_rate(each, 0.0, 0) for each in (calls, plain))
+    decode, plain_decode = (_rate(each, prefill, 1) for each in (calls, plain))
+    assert rate is not None
+    assert plain_rate is not None
+    widths: dict[int, int] = {}
+    for call in calls:
+        for width, count in call.widths.items():
+            widths[width] = widths.get(width, 0) + count
+    forwards = sum(widths.values())
+    known = forwards and all(width in costs for width in (1, *widths))
+    spent = sum(count * costs[width] for width, count in widths.items()) if known else 0.0
+    peaks = [call.peak for call in calls if call.peak is not None]
+    differences = [each for call in calls if (each := call.first_difference) is not None]
+    return Figures(
+        rate=rate,
+        ratio=rate / plain_rate,
+        decode_ratio=decode / plain_decode if decode and plain_decode else None,
+        tokens_per_call=sum(call.emitted for call in calls) / forwards if forwards else None,
+        mean_cost=spent / forwards / costs[1] if known else None,
+        peak=max(peaks, default=None),
+        first_difference=min(differences, default=None),
+    )
+
+
+def _rate(calls: Sequence[Call], prefill: float, less: int) -> float | None:
+    """Median over repeats of (new tokens - less) / (seconds - prefill)."""
+    if any(call.seconds <= prefill or call.new_tokens <= less for call in calls):
+        return None
+    return median((call.new_tokens - less) / (call.seconds - prefill) for call in calls)
+
+
+def _row(figures: dict[str, Figures]) -> dict[str, Any]:
+    def mean(value: Callable[[Figures], float | None]) -> float | None:
+        return _mean(value(each) for each in figures.values())
+
+    ratios = [each.ratio for each in figures.values()]
+    peaks = [each.peak for each in figures.values() if each.peak is not None]
+    different = {
+        prompt: each.first_difference
+        for prompt, each in figures.items()
+        if each.first_difference is not None
+    }
+    return {
+        "prompts": len(figures),
+        "tokens_per_second": mean(lambda each: each.rate),
+        "ratio": mean(lambda each: each.ratio),
+        "ratio_median": median(ratios),
+        "ratio_worst": min(ratios),
+        "decode_ratio": mean(lambda each: each.decode_ratio),
+        "tokens_per_call": mean(lambda each: each.tokens_per_call),
+        "mean_cost": mean(lambda each: each.mean_cost),
+        "limit_share": mean(lambda each: each.limit_share),
+        "peak_bytes": max(peaks, default=None),
+        "same": len(figures) - len(different),
+        "first_differences": different,
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean; None if one is missing."""
+    known = list(values)
+    return (
+        None if any(not each for each in known) else geometric_mean(each for each in known if each)
+    )

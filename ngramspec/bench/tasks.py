@@ -1,0 +1,117 @@
+"""What is generated in measurements end to end: prompts by task and length."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, zip_longest
+from pathlib import Path
+
+NOTHING = "nothing to predict"
+TASKS = ("summarization", "context_qa", "code_completion", "code_edit", "chat", NOTHING)
+GROUPS = {"chat_turn1": "chat", "chat_turn2": "chat"}
+LENGTHS = (300, 700)  # tokens of a prompt, unless its task is one of
+LENGTHS_OF = {"code_edit": (300, 1200)}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue.
+
+    Attributes:
+        task: under which its figures are given.
+        id: its name in the task.
+        ids: token ids.
+        text: what the model is to say after it, token ids; None: what it will.
+        length: the length it was cut or filled up to, or None.
+    """
+
+    task: str
+    id: str
+    ids: tuple[int, ...]
+    text: tuple[int, ...] | None = None
+    length: int | None = None
+
+
+def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
+    """Read prompts: JSON lines with ``group``, ``id`` and ``prompt``.
+
+    A prompt is a text, for ``encode``, or a list of token ids, taken as it is; recorded outputs
+    are not looked at. Groups that GROUPS does not rename are tasks.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line that holds no prompt, named by its number; or no prompt at all.
+    """
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            ids = fields["prompt"]
+            group, name = str(fields["group"]), str(fields["id"])
+        except (ValueError, TypeError, KeyError) as error:
+            message = f"{path}, line {number}: needs an object with group, id and prompt: {error}"
+            raise ValueError(message) from error
+        ids = encode(ids) if isinstance(ids, str) else ids
+        if not (isinstance(ids, list) and ids and all(type(each) is int for each in ids)):
+            raise ValueError(f"{path}, line {number}: prompt must be a text or a list of token ids")
+        prompts.append(Prompt(GROUPS.get(group, group), name, tuple(ids)))
+    if not prompts:
+        raise ValueError(f"{path} holds no prompt")
+    return prompts
+
+
+def of_length(prompts: Iterable[Prompt], lengths: tuple[int, int] | None = None) -> list[Prompt]:
+    """The prompts whose length lies in ``lengths``, both included; None: as usual for their task."""
+    kept = []
+    for prompt in prompts:
+        shortest, longest = lengths or LENGTHS_OF.get(prompt.task, LENGTHS)
+        if shortest <= len(prompt.ids) <= longest:
+            kept.append(prompt)
+    return kept
+
+
+def fit(prompts: Sequence[Prompt], length: int) -> list[Prompt]:
+    """Every prompt with exactly ``length`` tokens.
+
+    A longer one loses its front. A shorter one gets the others of its task in front of it, again
+    from the first when they are used up.
+    """
+    fitted = []
+    for at, prompt in enumerate(prompts):
+        missing = length - len(prompt.ids)
+        front: list[int] = []
+        for other in cycle([*prompts[at + 1 :], *prompts[: at + 1]]):
+            if len(front) >= missing:
+                break
+            front = [*other.ids, *front]
+        ids = (*front, *prompt.ids)[-length:]
+        fitted.append(replace(prompt, ids=ids, length=length))
+    return fitted
+
+
+def unpredictable(
+    prompts: Iterable[Prompt], tokens: int, vocab: int, never: Collection[int] = ()
+) -> list[Prompt]:
+    """The prompts of all tasks in turn, each followed by a random text of its own.
+
+    Args:
+        prompts: of any tasks.
+        tokens: how many the text has.
+        vocab: ids are drawn from 0..vocab - 1, each as likely,
+        never: but for these, such as the end of a sequence.
+    """
+    by_task: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.task, []).append(prompt)
+    turns = chain.from_iterable(zip_longest(*by_task.values()))
+    allowed = sorted(set(range(vocab)) - set(never))
+    return [
+        replace(prompt, task=NOTHING, id=f"{prompt.task} {prompt.id}", text=tuple(text))
+        for number, prompt in enumerate(prompt for prompt in turns if prompt is not None)
+        for text in [random.Random(number).choices(allowed, k=tokens)]
+    ]
