@@ -75,6 +75,7 @@ class Measured:
         calls: every timed call.
         prefills: seconds of plain calls that generate one token, by (task, length, prompt).
         costs: seconds of forwards by width, and their context, by (task, length).
+        static: ways whose forwards are not those that ``costs`` timed, with a dynamic cache.
         left_out: prompts whose plain output was too short, by task.
         skipped: ways that did not run, and why.
     """
@@ -82,6 +83,7 @@ class Measured:
     calls: list[Call] = field(default_factory=list)
     prefills: dict[tuple[str, int | None, str], list[float]] = field(default_factory=dict)
     costs: dict[tuple[str, int | None], tuple[int, dict[int, float]]] = field(default_factory=dict)
+    static: list[str] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
@@ -114,7 +116,7 @@ class EndToEnd:
         self.forcing = forcing
         self.progress = progress
         self.caller = Caller(model, keep=plan.keep)
-        self.measured = Measured()
+        self.measured = Measured(static=[way.name for way in ways if way.static])
 
     def run(self, prompts: Iterable[Prompt]) -> Measured:
         """Measure all prompts, grouped by task and length in their order.
@@ -170,8 +172,8 @@ class EndToEnd:
             self.turns(prompt, plain, first=taken)
             taken += 1
         mine = [each for each in self.measured.calls if (each.task, each.length) == key]
-        dynamic = {way.name for way in self.ways if not way.static}
-        widths = {width for each in mine if each.way in dynamic for width in each.widths}
+        static = self.measured.static
+        widths = {width for each in mine if each.way not in static for width in each.widths}
         if widths:
             context = int(median(each.prompt_tokens + each.new_tokens / 2 for each in mine))
             self.progress(f"{task}: {len(widths)} widths at {context} tokens")

@@ -187,7 +187,8 @@ def _bars(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
         values = [(found.get(task) or 0.0) / scale for task in tasks]
         at = [task + (which - (len(ways) - 1) / 2) * width for task in range(len(tasks))]
         axes.bar(at, values, width, label=way)
-    axes.set_xticks(range(len(tasks)), [re.sub("[ _]", "\n", task) for task in tasks])
+    axes.set_xticks(range(len(tasks)), [re.sub("[ _]", "\n", task, count=1) for task in tasks])
+    axes.set_axisbelow(True)
     if column in ("ratio", "limit_share"):
         axes.axhline(1, color="grey", linewidth=1)
     axes.grid(axis="y", alpha=0.3)

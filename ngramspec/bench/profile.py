@@ -93,8 +93,8 @@ class _Sink:
 def watched(model: Any, streamer: Any) -> Iterator[Stopwatch]:
     """Time the loop's sections in every generation inside the block; one thread at a time.
 
-    On a GPU each forward is waited for, so that its time is its own and not that of whoever asks for
-    the result; steps are a little slower for it.
+    On a GPU each forward is waited for, so that its time is its own and not that of whoever asks
+    for the result; steps are a little slower for it.
     """
     watch = Stopwatch(PYTHON)
     seams = [*SEAMS, (model, "forward", FORWARD), (streamer, "put", "streaming")]
@@ -171,7 +171,7 @@ def profile_plain(
             runs.append((whole, sum(end - begin for begin, end in spans[1:]) / steps, steps))
     whole, forward, steps = sorted(runs[1:])[len(runs[1:]) // 2]
     return {
-        "way": "plain" if lookup is None else f"prompt lookup {lookup}",
+        "way": "plain" if lookup is None else f"lookup {lookup}",
         "task": prompt.task,
         "prompt": prompt.id,
         "steps": steps,

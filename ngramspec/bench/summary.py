@@ -1,4 +1,4 @@
-"""Figures from timed calls: speed, its ratio to plain ``generate``, and how near the limit it comes."""
+"""Figures from timed calls: speed, its ratio to plain ``generate``, how near the limit it comes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Figures:
 
     @property
     def limit_share(self) -> float | None:
-        """decode_ratio / (tokens_per_call / mean_cost): 1.0 if a step costs but its forward's excess.
+        """decode_ratio / limit, which is tokens_per_call / mean_cost.
 
-        The limit is what plain steps would give if each emitted so many tokens and cost so much.
+        The limit is the speed of plain steps that emit so many tokens and cost so much each.
         """
         if self.decode_ratio is None or not self.tokens_per_call or self.mean_cost is None:
             return None
@@ -52,8 +52,8 @@ def summarize(measured: Measured) -> list[dict[str, Any]]:
     Returns:
         Rows with geometric means over prompts of ``tokens_per_second``, ``ratio``,
         ``decode_ratio``, ``tokens_per_call``, ``mean_cost`` and ``limit_share``; ``ratio_median``
-        and ``ratio_worst``; ``peak_bytes``, the most; ``prompts``, how many of them gave the ``same``
-        text as plain, and the ``first_differences`` of the others by prompt.
+        and ``ratio_worst``; ``peak_bytes``, the most; ``prompts``, how many of them gave the
+        ``same`` text as plain, and the ``first_differences`` of the others by prompt.
     """
     rows = []
     for task, length in dict.fromkeys((each.task, each.length) for each in measured.calls):
@@ -65,7 +65,7 @@ def summarize(measured: Measured) -> list[dict[str, Any]]:
                     [each for each in calls if each.prompt == prompt and each.way == way],
                     [each for each in calls if each.prompt == prompt and each.way == PLAIN],
                     median(measured.prefills[task, length, prompt]),
-                    seconds,
+                    {} if way in measured.static else seconds,
                 )
                 for prompt in dict.fromkeys(each.prompt for each in calls)
             }
@@ -137,6 +137,5 @@ def _row(figures: dict[str, Figures]) -> dict[str, Any]:
 def _mean(values: Iterable[float | None]) -> float | None:
     """Geometric mean; None if one is missing."""
     known = list(values)
-    return (
-        None if any(not each for each in known) else geometric_mean(each for each in known if each)
-    )
+    numbers = [each for each in known if each]
+    return geometric_mean(numbers) if numbers and len(numbers) == len(known) else None

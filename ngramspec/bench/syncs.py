@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +31,6 @@ READS = (
     "numpy",
     "tolist",
 )
-OWN = Path(__file__).name
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def syncs_per_step(
         )
         seen = list(places)
     speculator.on_step = None
-    counts = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    counts = [after - before for before, after in pairwise(marks)]
     if not counts:
         raise ValueError("the generation ended with its prefill; give it more new tokens")
     return {

@@ -1,4 +1,4 @@
-"""The ways to generate that are measured side by side, each a call from a prompt to its new tokens."""
+"""The ways to generate that are measured side by side, each from a prompt to its new tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Outcome:
         tokens: the new ones.
         seconds: wall time of the whole call, prefill included.
         peak: most bytes in use, or None.
-        widths: forwards after the prefill by their number of positions; empty where it cannot be told.
+        widths: forwards after the prefill by their number of positions; empty if not counted.
         emitted: tokens of those forwards.
         stats: what the Speculator counted, or None.
     """
@@ -100,7 +100,7 @@ class Caller:
 
     Args:
         model: a causal language model of transformers.
-        keep: whether each way keeps its Speculator from call to call; else nothing is learnt before.
+        keep: whether each way keeps its Speculator from call to call; else each knows nothing.
     """
 
     def __init__(self, model: Any, *, keep: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""``bench e2e`` and ``bench profile``: a model's whole generations, side by side and step by step."""
+"""``bench e2e`` and ``bench profile``: whole generations side by side, and step by step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_arguments(commands: Any) -> None:
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="JSON lines with group, id and prompt (a text, or token ids); default: the demo's texts",
+        help="JSON lines with group, id and prompt, a text or token ids (default: the demo's)",
     )
     e2e.add_argument(
         "--tasks",

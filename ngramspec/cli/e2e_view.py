@@ -34,7 +34,7 @@ def console() -> Console:
     from rich.console import Console
 
     screen = Console()
-    return screen if screen.is_terminal else Console(width=120)
+    return screen if screen.is_terminal else Console(width=150)
 
 
 def e2e_tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
