@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -11,6 +12,8 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.speculator import Speculator
 
 REFUSED = ("assistant_model", "assistant_tokenizer")
+# Ways to decode that transformers fetches from its hub, with trust_remote_code=True.
+REMOTE = ("constraints", "dola_layers", "force_words_ids", "num_beam_groups", "penalty_alpha")
 
 
 class BoundSpeculator:
@@ -104,15 +107,7 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
     speculator = _speculator(speculator)
     plain = model.generate
     had_own = "generate" in vars(model)
-
-    def speculative(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("custom_generate") is not None:
-            return plain(*args, **kwargs)
-        tokenizer, streamer = kwargs.pop("tokenizer", None), kwargs.pop("streamer", None)
-        with _ended(streamer):
-            return _generate(plain, model, args, speculator, tokenizer, streamer, kwargs)
-
-    model.generate = speculative
+    model.generate = speculative(model, plain, speculator)
     try:
         yield speculator
     finally:
@@ -120,6 +115,24 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
             model.generate = plain
         else:
             del model.generate
+
+
+def speculative(
+    model: Any, plain: Callable[..., Any], speculator: Speculator
+) -> Callable[..., Any]:
+    """What stands in for a model's ``generate``, here ``plain``, and speculates.
+
+    A call that brings its own ``custom_generate`` goes to ``plain`` as it is.
+    """
+
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("custom_generate") is not None:
+            return plain(*args, **kwargs)
+        tokenizer, streamer = kwargs.pop("tokenizer", None), kwargs.pop("streamer", None)
+        with _ended(streamer):
+            return _generate(plain, model, args, speculator, tokenizer, streamer, kwargs)
+
+    return stand_in
 
 
 def _speculator(given: Speculator | None) -> Speculator:
@@ -139,11 +152,14 @@ def _generate(
     kwargs: dict[str, Any],
 ) -> Any:
     """Call the model's own ``generate`` with the speculator bound to what it would drop."""
+    kwargs |= _named(args[1:], kwargs)
+    args, streamer = args[:1], kwargs.pop("streamer", streamer)
     refused = [name for name in REFUSED if kwargs.get(name)]
     if _setting("token_healing", model, kwargs):
         refused.append("token_healing")
     if _setting("cache_implementation", model, kwargs) == "paged":
         refused.append("cache_implementation='paged'")
+    refused += [name for name in REMOTE if _setting(name, model, kwargs) not in (None, 0, 1)]
     if refused:
         message = f"{', '.join(refused)} cannot be combined with a Speculator; remove it"
         if speculator.unsupported == "error":
@@ -168,6 +184,22 @@ def _ended(streamer: Any) -> Iterator[None]:
             with suppress(Exception):
                 streamer.end()
         raise
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The positional arguments of ``generate`` behind the first one, by name."""
+    if not args:
+        return {}
+    from transformers import GenerationMixin
+
+    names = [*inspect.signature(GenerationMixin.generate).parameters][2:-1]
+    if len(args) > len(names):
+        raise TypeError(f"generate takes at most {len(names) + 1} positional arguments")
+    named = dict(zip(names, args, strict=False))
+    for name in named:
+        if name in kwargs:
+            raise TypeError(f"generate got multiple values for argument {name!r}")
+    return named
 
 
 def _setting(name: str, model: Any, kwargs: dict[str, Any]) -> Any:

@@ -281,6 +281,12 @@ class Speculator:
             with self._lock:
                 self.stats.add(stats)
         output = target.output(sequences, record.scores, record.logits)
+        logger.info(
+            "%d tokens in %d target calls after the prefill: %.2f per call",
+            stats.emitted,
+            stats.target_calls,
+            stats.tokens_per_call,
+        )
         if streamer is not None:
             streamer.end()
         return output
@@ -334,6 +340,9 @@ def check_request(config: Any) -> None:
         "num_beams": (config.num_beams or 1) > 1,
         "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
         "penalty_alpha": config.penalty_alpha is not None,
+        "dola_layers": config.dola_layers is not None,
+        "use_mtp": bool(getattr(config, "use_mtp", False)),
+        "assistant_early_exit": config.assistant_early_exit is not None,
     }
     for name, refused in refusals.items():
         if refused:

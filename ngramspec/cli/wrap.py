@@ -1,0 +1,113 @@
+"""Write a model folder whose generate speculates, for from_pretrained and transformers serve."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ngramspec.cli import UsageError
+from ngramspec.cli.demo import parse_gamma
+
+if TYPE_CHECKING:
+    from ngramspec.integrations.wrap import Group, Wrapped
+
+SUMMARY = "make a model folder speculative, for from_pretrained and transformers serve"
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "model_dir",
+        type=Path,
+        metavar="MODEL_DIR",
+        help="folder with config.json and weights; it is only read",
+    )
+    parser.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="a new or empty folder")
+    parser.add_argument(
+        "--drafter", default="auto", metavar="SPEC", help='such as "copy+ngram" (default: auto)'
+    )
+    parser.add_argument(
+        "--policy", default="value", help="value or priority, see build_drafter (default: value)"
+    )
+    parser.add_argument(
+        "--gamma",
+        type=parse_gamma,
+        default="auto",
+        metavar="N",
+        help="tokens drafted in a step: an integer, heuristic or auto (default: auto)",
+    )
+    parser.add_argument(
+        "--gamma-max", type=int, default=64, metavar="N", help="most tokens drafted (default: 64)"
+    )
+    parser.add_argument(
+        "--copy",
+        action="store_true",
+        help="copy the weights. By default they are hard links (symbolic ones between disks),"
+        " which take no space; then what overwrites OUT_DIR's weights overwrites MODEL_DIR's",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="write into an OUT_DIR that is not empty; files of the same names are replaced",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the folder, and say how it is used.
+
+    Raises:
+        UsageError: what cannot be used, by name.
+    """
+    from ngramspec.integrations.wrap import wrap
+
+    settings = {
+        "drafter": arguments.drafter,
+        "gamma": arguments.gamma,
+        "gamma_max": arguments.gamma_max,
+        "policy": arguments.policy,
+        "unsupported": "plain",  # a served model takes every request that it took before
+    }
+    out = arguments.out_dir.expanduser()
+    model = arguments.model_dir.expanduser()
+    try:
+        wrapped = wrap(model, out, settings, copy=arguments.copy, force=arguments.force)
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename or out}: {error.strerror}") from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error).partition("\n")[0]) from error
+    print(summary(wrapped))
+    return 0
+
+
+def summary(wrapped: Wrapped) -> str:
+    """What was written, and the commands that use it."""
+    settings = ", ".join(f"{name} {value}" for name, value in wrapped.settings.items())
+    lines = [f"{wrapped.folder}: {wrapped.model}, speculative"]
+    lines += [f"  weights   {group_line(group)}, {how}" for how, group in wrapped.weights.items()]
+    lines.append(f"  others    {group_line(wrapped.others)}, copies")
+    lines.append(f"  settings  {settings}")
+    lines.append(f"            in {wrapped.folder / 'custom_generate' / 'ngramspec.json'}")
+    loader = "AutoModelForSeq2SeqLM" if wrapped.encodes else "AutoModelForCausalLM"
+    folder = str(wrapped.folder)
+    lines += ["", f"  {loader}.from_pretrained({folder!r}, trust_remote_code=True)"]
+    if not wrapped.encodes:
+        lines.append(f"  transformers serve {shlex.quote(folder)} --trust-remote-code")
+    return "\n".join(lines)
+
+
+def group_line(group: Group) -> str:
+    """How many files and bytes.
+
+    Example:
+        >>> from ngramspec.integrations.wrap import Group
+        >>> group_line(Group(files=2, bytes=2_500_000))
+        '2 files, 2.5 MB'
+    """
+    power = min(int(math.log10(max(group.bytes, 1))) // 3, len(UNITS) - 1)
+    size = group.bytes / 1000**power
+    digits = 1 if power and size < 100 else 0
+    return f"{group.files} file{'s' * (group.files != 1)}, {size:.{digits}f} {UNITS[power]}"

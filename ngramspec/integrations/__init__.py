@@ -1,0 +1,1 @@
+"""Where ngramspec meets other programs: model folders that speculate by themselves."""

@@ -1,0 +1,131 @@
+"""What a wrapped model folder runs: its ``generate``, with one Speculator per loaded model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ngramspec.hf import speculative
+from ngramspec.speculator import Speculator
+
+FOLDER = "custom_generate"  # transformers' name for a folder that brings its own generate
+SETTINGS = "ngramspec.json"
+LOG_VARIABLE = "NGRAMSPEC_LOG"
+
+logger = logging.getLogger("ngramspec")
+_speculators: WeakKeyDictionary[Any, Speculator] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class _Running(threading.local):
+    """The models that this thread is generating with, by id."""
+
+    def __init__(self) -> None:
+        self.models: set[int] = set()
+
+
+_running = _Running()
+
+
+def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """The ``generate`` of ``model``'s class, speculative where it can be.
+
+    A call from within a call, as an assistant that is the model itself makes it, goes straight
+    to the class, and so does one with a ``custom_generate`` of its own: ``ngramspec.generate``
+    and ``enabled`` end there.
+
+    Args:
+        model: a transformers model loaded from a wrapped folder.
+        args, kwargs: arguments of its ``generate``.
+    """
+    plain = partial(type(model).generate, model)
+    speculator = speculator_of(model)
+    if _overrides_generate(type(model)):
+        speculator.log_once(f"{type(model).__name__} has a generate of its own: not speculative")
+        return plain(*args, **kwargs)
+    if id(model) in _running.models:
+        return plain(*args, **kwargs)
+    _running.models.add(id(model))
+    try:
+        return speculative(model, plain, speculator)(*args, **kwargs)
+    finally:
+        _running.models.remove(id(model))
+
+
+def speculator_of(model: Any) -> Speculator:
+    """The Speculator of a model loaded from a wrapped folder, for its ``stats``.
+
+    The first call makes it from the folder's settings; it lives as long as the model.
+
+    Raises:
+        ValueError: the settings cannot be used; the message names the file and what is wrong.
+    """
+    with _lock:
+        if model not in _speculators:
+            _log_as_asked()
+            _speculators[model] = _make(_settings_file(model))
+        return _speculators[model]
+
+
+def _make(path: Path | None) -> Speculator:
+    if path is None:
+        return Speculator(unsupported="plain")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise TypeError(f"must hold an object, got {type(settings).__name__}")
+        return Speculator.from_dict({"unsupported": "plain"} | settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _settings_file(model: Any) -> Path | None:
+    """The settings beside the model's generate.py; None, which is logged, if they are gone.
+
+    transformers runs a copy of generate.py in its module cache, so they are not beside __file__.
+    """
+    folder, name = Path(model.name_or_path), f"{FOLDER}/{SETTINGS}"
+    commit = getattr(model.config, "_commit_hash", None)
+    if not folder.is_dir() and commit is not None:  # the model came from a hub
+        from transformers.utils import cached_file
+
+        found = cached_file(
+            model.name_or_path,
+            name,
+            revision=commit,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        path = None if found is None else Path(found)
+    else:
+        path = folder / name if (folder / name).is_file() else None
+    if path is None:
+        logger.warning("%s is not in %s: speculating with defaults", name, folder.absolute())
+    return path
+
+
+def _overrides_generate(kind: Any) -> bool:
+    from transformers import GenerationMixin
+
+    return kind.generate is not GenerationMixin.generate
+
+
+def _log_as_asked() -> None:
+    """Let the package's log through at the level that the environment names, if it does."""
+    level = os.environ.get(LOG_VARIABLE, "").upper()
+    if not level:
+        return
+    levels = logging.getLevelNamesMapping()
+    if level not in levels:
+        raise ValueError(f"{LOG_VARIABLE} must be one of {', '.join(levels)}, got {level}")
+    logger.setLevel(levels[level])
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
