@@ -203,7 +203,8 @@ class EndToEnd:
                 self.measured.calls.append(_record(prompt, way, repeat, outcome, plain))
 
     def call(self, way: Way, prompt: Prompt, new: int) -> Outcome:
-        """One call, with the prompt's text forced if it has one."""
+        """One call, with the prompt's text forced if it has one, and no further than its end."""
+        new = new if prompt.text is None else min(new, len(prompt.text))
         with self.forcing(prompt) as arguments:
             return self.caller.call(way, prompt.ids, new, **arguments)
 

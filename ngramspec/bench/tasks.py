@@ -66,7 +66,7 @@ def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
 
 
 def of_length(prompts: Iterable[Prompt], lengths: tuple[int, int] | None = None) -> list[Prompt]:
-    """The prompts whose length lies in ``lengths``, ends included; None: usual ones of their task."""
+    """The prompts whose length lies in ``lengths``, ends included; None: those of their task."""
     kept = []
     for prompt in prompts:
         shortest, longest = lengths or LENGTHS_OF.get(prompt.task, LENGTHS)

@@ -172,7 +172,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     _at_least(arguments, repeats=1, max_new_tokens=2)
     screen = console()
     loaded = _load(arguments)
-    copying = [each for each in _built_in(loaded) if each.task == "code_edit"]
+    copying = [each for each in built_in(loaded) if each.task == "code_edit"]
     new, vocab = arguments.max_new_tokens, loaded.model.config.vocab_size
     random = unpredictable(copying, new, vocab, _ends(loaded.model))
     with screen.status("profiling"):
@@ -210,7 +210,7 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
 
     wanted = [NOTHING if each == "nothing" else each for each in arguments.tasks or ()]
     if arguments.prompts is None:
-        pool = _built_in(loaded)
+        pool = built_in(loaded)
     else:
         try:
             pool = read_tasks(arguments.prompts, _encoder(loaded))
@@ -238,7 +238,7 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
     return prompts
 
 
-def _built_in(loaded: LoadedModel) -> list[Prompt]:
+def built_in(loaded: LoadedModel) -> list[Prompt]:
     """The demo's texts as prompts."""
     from ngramspec.bench.tasks import Prompt
 

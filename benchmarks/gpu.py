@@ -1,0 +1,330 @@
+"""What ngramspec gives on a GPU: one file, any CUDA machine, no network.
+
+    python benchmarks/gpu.py --traces traces.jsonl --out gpu     # 8 billion parameters
+    python benchmarks/gpu.py --device cpu --tiny --out gpu       # the same, small: does it all run?
+
+A model of Llama-3.1-8B's shape with random weights says what recorded traces say (without them, a
+few texts made of Python's own library), by its own logits: its computing is real, and what drafts
+find is that of real text. Measured are (a) whole calls of plain generate, prompt lookup and
+ngramspec, in turn; (b) the cost of a forward of 1 to 128 positions by context; (c) where a step's
+time goes; (d) SmolLM2 with its own words, if its weights are installed; (e) how often a step waits
+for the GPU. Each part is written to the JSON file as it ends; one that fails leaves its error
+there, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ngramspec import Speculator
+from ngramspec.bench.e2e import EndToEnd, Forcing, Plan, by_processor, to_dict
+from ngramspec.bench.forced import forced_model
+from ngramspec.bench.forwards import forward_seconds
+from ngramspec.bench.machine import machine
+from ngramspec.bench.profile import profile
+from ngramspec.bench.summary import summarize
+from ngramspec.bench.syncs import syncs_per_step
+from ngramspec.bench.tasks import GROUPS, NOTHING, Prompt, of_length, read_tasks, unpredictable
+from ngramspec.bench.texts import natural
+from ngramspec.bench.traces import read_traces
+from ngramspec.bench.ways import PLAIN, usual_ways
+
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+CONTEXTS, TINY_CONTEXTS = (512, 4096, 32768), (16, 64, 256)
+MOST_POSITIONS = 128
+LONGEST = 2048  # tokens of a trace's prompt that are kept, from its end
+COPYING = "code_edit"
+
+
+def main() -> int:
+    """Measure part by part; the exit code is 1 if one failed."""
+    arguments = parse()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {
+        "command": shlex.join(sys.argv),
+        "settings": {name: str(value) for name, value in vars(arguments).items()},
+        "where": machine(),
+    }
+    prompts = texts(arguments)
+    model = build(arguments, prompts)
+    with forced_model(model, room(arguments, prompts)) as set_text:
+        forcing = by_model(set_text)
+        parts: dict[str, Callable[[], Any]] = {
+            "contenders": lambda: contenders(arguments, model, prompts, forcing),
+            "costs": lambda: costs(arguments, model),
+            "syncs": lambda: syncs(arguments, model, prompts, forcing),
+        }
+        failed = [name for name, part in parts.items() if not run(name, part, report, arguments)]
+    parts = {
+        "profile": lambda: profile(model, examples(prompts), arguments.new, arguments.repeats),
+        "smollm2": lambda: smollm2(arguments),
+    }
+    failed += [name for name, part in parts.items() if not run(name, part, report, arguments)]
+    for name in failed:
+        print(f"failed: {name}: {report[name]['error'].splitlines()[-1]}", file=sys.stderr)
+    print(arguments.out / "gpu.json")
+    return int(bool(failed))
+
+
+def parse() -> argparse.Namespace:
+    """The command's options."""
+    parser = argparse.ArgumentParser(description="measure ngramspec on a GPU")
+    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and plots")
+    parser.add_argument("--traces", type=Path, help="recorded outputs, as bench record writes them")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few repeats")
+    parser.add_argument("--per-group", type=int, help="traces of each group (default: 6, tiny 1)")
+    parser.add_argument("--new", type=int, help="tokens of each trace (default: 128, tiny 48)")
+    parser.add_argument("--repeats", type=int, help="timed calls of each (default: 3, tiny 1)")
+    parser.add_argument("--width", nargs="*", type=int, default=[8, 16], help="fixed widths")
+    parser.add_argument("--tree", nargs="*", type=int, default=[32], help="nodes of draft trees")
+    parser.add_argument("--no-compile", action="store_true", help="leave compiled forwards out")
+    parser.add_argument("--parts", nargs="+", help="only these (default: all)")
+    arguments = parser.parse_args()
+    for name, usual, tiny in (("per_group", 6, 1), ("new", 128, 48), ("repeats", 3, 1)):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, tiny if arguments.tiny else usual)
+    return arguments
+
+
+def run(
+    name: str, part: Callable[[], Any], report: dict[str, Any], arguments: argparse.Namespace
+) -> bool:
+    """Run a part and write what is known by then; whether it went well."""
+    if arguments.parts and name not in arguments.parts:
+        return True
+    begin = perf_counter()
+    try:
+        report[name] = part()
+    except Exception:
+        report[name] = {"error": traceback.format_exc()}
+    print(f"{name}: {perf_counter() - begin:.0f} s", flush=True)
+    (arguments.out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return not (isinstance(report[name], dict) and "error" in report[name])
+
+
+def texts(arguments: argparse.Namespace) -> list[Prompt]:
+    """What the model is to say: some traces of each group, and random text."""
+    found = built_in() if arguments.traces is None else recorded(arguments.traces)
+    chosen: dict[str, list[Prompt]] = {}
+    for prompt in found:
+        mine = chosen.setdefault(prompt.task, [])
+        if len(mine) < arguments.per_group and len(prompt.text or ()) >= arguments.new:
+            mine.append(replace(prompt, text=(prompt.text or ())[: arguments.new]))
+    prompts = [prompt for mine in chosen.values() for prompt in mine]
+    vocab = 1 + max(max(*prompt.ids, *(prompt.text or ())) for prompt in prompts)
+    random = unpredictable(prompts, arguments.new, vocab)
+    return [*prompts, *random[: arguments.per_group]]
+
+
+def recorded(path: Path) -> list[Prompt]:
+    """The traces of a file, by task."""
+    return [
+        Prompt(
+            GROUPS.get(trace.group, trace.group),
+            f"{trace.group} {trace.id}",
+            tuple(trace.prompt[-LONGEST:].tolist()),
+            tuple(trace.output.tolist()),
+        )
+        for trace in read_traces(path)
+    ]
+
+
+def built_in() -> Iterator[Prompt]:
+    """Sources of Python's library, word by word: going on with them, and copying with changes."""
+    tokens = natural(40_000).tolist()
+    random = Random(0)
+    for at in range(0, 36_000, 4000):
+        prompt, following = tuple(tokens[at : at + 600]), tuple(tokens[at + 600 : at + 1200])
+        changed = tuple(random.choice(prompt) if random.random() < 0.04 else t for t in prompt)
+        yield Prompt(COPYING, str(at), prompt, changed)
+        yield Prompt("code_completion", str(at), prompt, following)
+
+
+def build(arguments: argparse.Namespace, prompts: list[Prompt]) -> Any:
+    """The model, with random weights made on its device."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    vocab = 1 + max(max(*prompt.ids, *(prompt.text or ())) for prompt in prompts)
+    shape: dict[str, Any] = TINY | {"vocab_size": vocab} if arguments.tiny else LLAMA_8B
+    config = LlamaConfig(**shape, bos_token_id=None, eos_token_id=None, pad_token_id=0)
+    torch.manual_seed(0)
+    with torch.device(arguments.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return model.eval()
+
+
+def room(arguments: argparse.Namespace, prompts: list[Prompt]) -> int:
+    """Positions of the longest prompt, its text, and drafts and padding behind it."""
+    longest = max(len(prompt.ids) for prompt in prompts) + arguments.new
+    contexts = TINY_CONTEXTS if arguments.tiny else CONTEXTS
+    most: int = max(longest + Speculator().gamma_max, *contexts) + 2 * MOST_POSITIONS
+    return most
+
+
+def by_model(set_text: Callable[[list[int]], None]) -> Forcing:
+    """Have the model's own logits say a prompt's text."""
+
+    @contextmanager
+    def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
+        set_text([*prompt.ids, *(prompt.text or ())])
+        yield {}
+
+    return forcing
+
+
+def contenders(
+    arguments: argparse.Namespace, model: Any, prompts: list[Prompt], forcing: Forcing
+) -> Any:
+    """(a) Every way to generate, whole calls in turn."""
+    from ngramspec.bench.plots import plot_e2e
+
+    ways = usual_ways(
+        widths=arguments.width, trees=arguments.tree, compiled=not arguments.no_compile
+    )
+    plan = Plan(repeats=arguments.repeats, new=arguments.new, prompts=arguments.per_group)
+    bench = EndToEnd(model, ways, plan, forcing=forcing, progress=print)
+    measured = bench.run(prompts)
+    rows = summarize(measured)
+    show(rows)
+    for way, reason in measured.skipped.items():
+        print(f"skipped: {way}: {reason}")
+    plot_e2e(rows, arguments.out)
+    ways_used = [asdict(way) for way in ways]
+    return {"ways": ways_used, "summary": rows, "against": against(rows), **to_dict(measured)}
+
+
+def against(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The fastest ngramspec of each task against the fastest plain way, and prompt lookup."""
+
+    def fastest(task: str, name: str) -> dict[str, Any] | None:
+        mine = [row for row in rows if row["task"] == task and row["way"].startswith(name)]
+        return max(mine, key=lambda row: row["tokens_per_second"], default=None)
+
+    found = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        ours, plain, lookup = (fastest(task, n) for n in ("ngramspec", PLAIN, "prompt lookup"))
+        if ours and plain and lookup:
+            speed = ours["tokens_per_second"]
+            found.append(
+                {
+                    "task": task,
+                    "ngramspec": ours["way"],
+                    "plain": plain["way"],
+                    "lookup": lookup["way"],
+                    "to_plain": speed / plain["tokens_per_second"],
+                    "to_lookup": speed / lookup["tokens_per_second"],
+                }
+            )
+    return found
+
+
+def costs(arguments: argparse.Namespace, model: Any) -> Any:
+    """(b) Seconds of a forward of 1 to 128 positions, by context."""
+    from ngramspec.bench.plots import plot_costs
+
+    contexts = TINY_CONTEXTS if arguments.tiny else CONTEXTS
+    positions = range(1, MOST_POSITIONS + 1)
+    repeats = 2 if arguments.tiny else 7
+    found = {each: forward_seconds(model, each, positions, repeats) for each in contexts}
+    plot_costs(found, arguments.out / "cost.png")
+    return found
+
+
+def syncs(
+    arguments: argparse.Namespace, model: Any, prompts: list[Prompt], forcing: Forcing
+) -> Any:
+    """(e) How often a step waits for the device."""
+    found = []
+    for prompt in examples(prompts):
+        with forcing(prompt):
+            counted = syncs_per_step(model, prompt.ids, arguments.new)
+        found.append({"task": prompt.task, **counted})
+        print(f"syncs a step, {prompt.task}: median {counted['median']}, most {counted['most']}")
+    return found
+
+
+def examples(prompts: list[Prompt]) -> list[Prompt]:
+    """A text that copies, and one with nothing to predict."""
+    copying = [prompt for prompt in prompts if prompt.task == COPYING] or prompts
+    return [copying[0], next(prompt for prompt in prompts if prompt.task == NOTHING)]
+
+
+def smollm2(arguments: argparse.Namespace) -> Any:
+    """(d) SmolLM2 with its own words, if its weights are installed."""
+    from ngramspec.cli import UsageError
+    from ngramspec.cli.bench_e2e import built_in as demo_texts
+    from ngramspec.cli.models import load, locate
+
+    try:
+        locate(None)
+    except UsageError as error:
+        print(f"skipped: smollm2: {error}")
+        return {"skipped": str(error)}
+    loaded = load(None, "bfloat16", on_stage=lambda stage: None)
+    loaded.model.to(arguments.device)
+    prompts = demo_texts(loaded)
+    if arguments.traces is not None:
+        prompts = of_length(read_tasks(arguments.traces, loaded.tokenizer.encode))
+    if arguments.tiny:
+        prompts = prompts[:1]
+    prompts = [replace(prompt, text=None) for prompt in prompts]
+    vocab = loaded.model.config.vocab_size
+    prompts += unpredictable(prompts, arguments.new, vocab, [loaded.tokenizer.eos_token_id])
+    ways = usual_ways(
+        widths=arguments.width,
+        trees=arguments.tree,
+        compiled=not (arguments.no_compile or arguments.tiny),
+    )
+    plan = Plan(arguments.repeats, arguments.new, min(48, arguments.new), arguments.per_group)
+    measured = EndToEnd(loaded.model, ways, plan, forcing=by_processor, progress=print).run(prompts)
+    rows = summarize(measured)
+    show(rows)
+    return {"summary": rows, "against": against(rows), **to_dict(measured)}
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print a line for each task and way."""
+    head = f"{'tokens/s':>10}{'to plain':>10}{'tok/call':>10}{'of limit':>10}{'same':>8}"
+    print(f"{'':<20}{'':<32}{head}")
+    for row in rows:
+        share = "-" if row["limit_share"] is None else f"{row['limit_share']:.1%}"
+        per_call = "-" if row["tokens_per_call"] is None else f"{row['tokens_per_call']:.2f}"
+        same = f"{row['same']}/{row['prompts']}"
+        print(
+            f"{row['task']:<20}{row['way']:<32}{row['tokens_per_second']:>10.1f}"
+            f"{row['ratio']:>10.3f}{per_call:>10}{share:>10}{same:>8}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
