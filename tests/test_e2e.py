@@ -1,4 +1,4 @@
-"""Measuring end to end: prompts, forcing, ways in turn, figures by hand, profile, syncs, commands."""
+"""Measuring end to end: prompts, forcing, ways in turn, figures by hand, profile, commands."""
 
 from __future__ import annotations
 
