@@ -19,6 +19,9 @@ LEADERS, FADE_AT = 3, 255
 RATE, CONSTANT, STRONGEST = 0.02, 0.3, 7.6
 PRIOR, HALVE_AT = 4.0, 600
 HOPELESS, LOOKAHEAD, MOOD_RATE = 0.01, 12, 0.15
+HOPELESS_NODE, FAINT, LIKELY = 0.001, 0.01, 0.2  # in trees
+MORE = 1.0001  # by which a node must be reached more probably to go before another
+RECENT, HALVE_SHARE_AT = 64, 10000
 FAR, BEFORE, BEHIND = 64, 16, 32
 SKIP = 32  # seed of the context that skips a token
 Situation = tuple[Any, ...]
@@ -45,12 +48,13 @@ class Slot:
     leaders: list[list[int]] = field(default_factory=list)  # [token, count]
     total: int = 0
     last: int = -1
+    most: int = LEADERS  # continuations kept
 
     def note(self, token: int, at: int) -> None:
         """Count a continuation; a new one takes the place of the rarest, the oldest of equals."""
         mine = next((each for each in self.leaders if each[0] == token), None)
         if mine is None:
-            if len(self.leaders) == LEADERS:
+            if len(self.leaders) == self.most:
                 rarest = min(count for _, count in self.leaders)
                 self.leaders.remove([each for each in self.leaders if each[1] == rarest][-1])
             mine = [token, 0]
@@ -121,6 +125,8 @@ class Calibration:
             if others == 0:
                 return 1 - SURPRISE[m] / count
             return float(max((count - 0.8) / (count + COUNT_OF[others]), 0.18))
+        if kind == "recent":
+            return 0.02
         if kind == "session":
             return 0.1 + 0.08 * min(rest[1], 3)
         if kind == "resume":
@@ -155,6 +161,37 @@ class Candidate:
 
 
 @dataclass
+class Position:
+    """What may come after the committed text and the drafted tokens of a path behind it."""
+
+    path: list[int]
+    reach: float
+    along: Place | None
+    near: Place | None
+    length: int  # of the match, while it is read along
+    found: list[Candidate] = field(default_factory=list)
+    votes: list[int | None] = field(default_factory=list)
+
+    @property
+    def best(self) -> Candidate:
+        """The most probable candidate, the first of equals."""
+        return max(self.found, key=lambda each: each.p)
+
+
+@dataclass
+class Node:
+    """A token that may be drafted: P(it is next), P(the path to it and it), the position behind."""
+
+    token: int
+    p: float
+    reach: float
+    parent: int
+    at: Position
+    source: int
+    behind: Position | None = None
+
+
+@dataclass
 class Place:
     """Somewhere in the text that is being read along.
 
@@ -184,7 +221,10 @@ class ValueEngine:
         self.table = ContextTable()
         self.unigrams = Slot()
         self.text: list[int] = []
-        self.nodes: list[tuple[list[Candidate], Candidate]] = []
+        self.recent = Slot(most=RECENT)
+        self.root: Position | None = None  # of the last proposal
+        self.nodes: list[Node] = []  # by reach
+        self.tree = False
         self.match: Place | None = None
         self.resume: Place | None = None
         self.near: Place | None = None
@@ -194,52 +234,108 @@ class ValueEngine:
         return len(self.text)
 
     def draft(self, gamma: int, cost: Any = None) -> tuple[Any, Any, Any]:
-        """(tokens int32, confidence float32, source int8) of the draft worth verifying."""
+        """(tokens int32, confidence float32, source int8) of the chain worth verifying."""
+        tokens, _, confidence, source = self.propose(gamma, cost, tree=False)
+        return tokens, confidence, source
+
+    def draft_tree(self, gamma: int, cost: Any = None) -> tuple[Any, Any, Any, Any]:
+        """(tokens, parents int32, confidence float32, source int8) of the tree worth verifying."""
+        return self.propose(gamma, cost, tree=True)
+
+    def propose(self, gamma: int, cost: Any, *, tree: bool) -> tuple[Any, Any, Any, Any]:
+        """Draft best-first: the node reached most probably, then what may come behind it."""
+        self.tree = tree
+        self.nodes = []
         self.find_match()
         self.find_near()
-        along, nearby = self.match, self.near
-        length = along.length if along is not None else 0
-        self.nodes = []
-        drafted: list[int] = []
-        source: list[int] = []
-        reach = expected = 1.0
-        best, highest = 0, 0.0 if cost is None else 1 / float(cost[1])
-        for j in range(max(gamma, 1)):
-            so_far = self.text + drafted
-            votes = [
-                None if place is None or place.at + j >= len(known) else known[place.at + j]
-                for place, known in ((along, so_far), (self.resume, self.text), (nearby, self.text))
-            ]
-            found = self.judge(so_far, votes, length, j)
-            if not found:
+        length = 0 if self.match is None else self.match.length
+        self.root = Position([], 1.0, self.match, self.near, length)
+        self.look_at(self.root, -1, gamma)
+        expected, best, highest = 1.0, 0, 0.0 if cost is None else 1 / float(cost[1])
+        for k in range(gamma):
+            if k >= len(self.nodes):
                 break
-            chosen = max(found, key=lambda each: each.p)  # the first of equals
-            self.nodes.append((found, chosen))
-            drafted.append(chosen.token)
-            source.append(self.source(chosen, votes))
-            reach *= chosen.p
-            expected += reach
-            if j < gamma:
-                value = 0.0 if cost is None else expected / float(cost[j + 2])
-                if cost is None or value >= highest:
-                    best, highest = j + 1, value
-            if reach < HOPELESS or j + 1 >= best + LOOKAHEAD:
+            node = self.nodes[k]
+            expected += node.reach
+            value = 0.0 if cost is None else expected / float(cost[k + 2])
+            if cost is None or value >= highest:
+                best, highest = k + 1, value
+            hopeless = HOPELESS_NODE if tree else HOPELESS
+            if node.reach < hopeless or k + 1 >= best + LOOKAHEAD or k + 1 == gamma:
                 break
-            nearby = nearby if chosen.token == votes[2] else None
-            along = along if chosen.token == votes[0] else None
-            length = length + 1 if along is not None else 0
-        confidence = [chosen.p for _, chosen in self.nodes[:best]]
+            full = len(self.nodes) == gamma and node.reach <= self.nodes[-1].reach
+            if not tree or (node.reach > FAINT and not full):
+                node.behind = self.behind(node)
+                self.look_at(node.behind, k, gamma)
+        drafted = self.nodes[:best]
         return (
-            np.array(drafted[:best], np.int32),
-            np.array(confidence, np.float32),
-            np.array(source[:best], np.int8),
+            np.array([node.token for node in drafted], np.int32),
+            np.array([node.parent for node in drafted], np.int32),
+            np.array([node.p for node in drafted], np.float32),
+            np.array([node.source for node in drafted], np.int8),
         )
 
-    def source(self, chosen: Candidate, votes: Sequence[int | None]) -> int:
-        """0 for copy, 1 for a resumed copy, 2 for counts, 3 for the most frequent token."""
-        if chosen.token in votes:
-            return min(votes.index(chosen.token), 1)
-        counted = any(name.startswith("context") for name in chosen.situations)
+    def behind(self, node: Node) -> Position:
+        """The position behind a node: places are read along while the path is theirs."""
+        at = node.at
+        along = at.along if node.token == at.votes[0] else None
+        near = at.near if node.token == at.votes[2] else None
+        length = 0 if along is None else at.length + 1
+        return Position([*at.path, node.token], node.reach, along, near, length)
+
+    def look_at(self, at: Position, parent: int, gamma: int) -> None:
+        """Find what may come at a position and offer it: in a chain the best, in a tree all.
+
+        What the candidates leave of the probability is shared by the tokens used lately.
+        """
+        self.judge(at)
+        if not self.tree:
+            if at.found:
+                self.offer(at, parent, gamma, at.best.token, at.best.p)
+            return
+        known = sum(each.p for each in at.found)
+        for each in at.found:
+            self.offer(at, parent, gamma, each.token, each.p / max(known, 1.0))
+        if not self.falls_back or (1 - known) * at.reach <= LIKELY:
+            return
+        for token, situation in self.others(at):
+            right, tested = self.calibration.cell(situation)
+            p = (1 - known) * right / tested
+            if at.reach * p > HOPELESS_NODE:
+                self.offer(at, parent, gamma, token, p)
+
+    def offer(self, at: Position, parent: int, gamma: int, token: int, p: float) -> None:
+        """Insert a node among the best ``gamma``, behind those reached as probably."""
+        reach = at.reach * p
+        ahead = (
+            next(
+                (
+                    i
+                    for i in reversed(range(len(self.nodes)))
+                    if self.nodes[i].reach * MORE >= reach
+                ),
+                -1,
+            )
+            + 1
+        )
+        self.nodes.insert(ahead, Node(token, p, reach, parent, at, self.source(at, token)))
+        del self.nodes[gamma:]
+
+    def others(self, at: Position) -> list[tuple[int, Situation]]:
+        """The tokens used lately that are no candidates, and their situations."""
+        known = {each.token for each in at.found}
+        return [
+            (token, ("recent", age.bit_length(), _count_bucket(count)))
+            for age, (token, count) in enumerate(self.recent.leaders)
+            if token not in known
+        ]
+
+    def source(self, at: Position, token: int) -> int:
+        """0 for copy, 1 for a resumed copy, 2 for counts, 3 for tokens used often or lately."""
+        if token in at.votes:
+            return min(at.votes.index(token), 1)
+        mine = next((each for each in at.found if each.token == token), None)
+        counted = mine is not None and any(name.startswith("context") for name in mine.situations)
         return 2 if self.counts and counted else 3
 
     def known(self, text: Sequence[int]) -> dict[int, Slot]:
@@ -255,16 +351,20 @@ class ValueEngine:
             found[3] = skip
         return found
 
-    def judge(
-        self, text: Sequence[int], votes: Sequence[int | None], length: int, ahead: int
-    ) -> list[Candidate]:
-        """A position's candidates with their probabilities, in the order of preference."""
+    def judge(self, at: Position) -> None:
+        """Find a position's candidates, with their probabilities, in the order of preference."""
+        ahead = len(at.path)
+        text = self.text + at.path
+        at.votes = [
+            None if place is None or place.at + ahead >= len(known) else known[place.at + ahead]
+            for place, known in ((at.along, text), (self.resume, self.text), (at.near, self.text))
+        ]
+        votes = at.votes
         known = self.known(text)
         orders = sum(m < 3 for m in known)
-        tokens = self.gather(known, votes)
-        bucket = _length_bucket(max(length, orders))
+        tokens = self.gather(known, votes, at.reach)
+        bucket = _length_bucket(max(at.length, orders))
         mood = min(int(5 * self.mood), 4)
-        found = []
         for token in tokens:
             situations: dict[str, Situation] = {}
             for m, slot in known.items():
@@ -286,14 +386,19 @@ class ValueEngine:
                 )
                 situations["near"] = ("near", *where, nearby)
             situations["session"] = ("session", mood, bucket)
-            found.append(self.mix(Candidate(token, situations, (bucket, resumed))))
-        return found
+            at.found.append(self.mix(Candidate(token, situations, (bucket, resumed))))
 
-    def gather(self, known: dict[int, Slot], votes: Sequence[int | None]) -> list[int]:
+    def gather(
+        self, known: dict[int, Slot], votes: Sequence[int | None], reach: float
+    ) -> list[int]:
         """The different tokens that may come next, in the order of preference among equals."""
         leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
         order = [votes[0], leaders.get(2), leaders.get(1), leaders.get(0)]
         order += [votes[1], votes[2], leaders.get(3)]
+        if self.counts and self.tree and reach > FAINT:
+            for slot in (known[m] for m in (2, 1, 0) if m in known):
+                least = FAINT / reach * slot.total
+                order += [token for token, count in slot.leaders if count > least]
         tokens = list(dict.fromkeys(token for token in order if token is not None))
         if not tokens and self.falls_back and self.unigrams.total:
             tokens = [self.unigrams.leader()]
@@ -350,16 +455,38 @@ class ValueEngine:
         new = [int(token) for token in tokens]
         if not new:
             return
-        for (found, chosen), token in zip(self.nodes, new, strict=False):
-            for each in found:
-                self.learn(each, each.token == token)
-            self.mood += MOOD_RATE * ((chosen.token == token) - self.mood)
-            if chosen.token != token:
-                break
-        self.nodes = []
+        self.learn_from(new)
         for token in new:
             self.append(token)
         self.follow(len(new))
+
+    def learn_from(self, new: Sequence[int]) -> None:
+        """Compare what was judged for the last proposal with what was committed."""
+        at, above = self.root, -1
+        for token in new:
+            if at is None:
+                break
+            for each in at.found:
+                self.learn(each, each.token == token)
+            if at.found:
+                self.mood += MOOD_RATE * ((at.best.token == token) - self.mood)
+            if self.tree and self.falls_back and all(each.token != token for each in at.found):
+                for other, situation in self.others(at):
+                    cell = self.calibration.cell(situation)
+                    cell[0] += other == token
+                    cell[1] += 1
+                    if cell[1] > HALVE_SHARE_AT:
+                        cell[0], cell[1] = cell[0] / 2, cell[1] / 2
+            at, above = next(
+                (
+                    (node.behind, k)
+                    for k, node in enumerate(self.nodes)
+                    if node.parent == above and node.token == token
+                ),
+                (None, above),
+            )
+        self.root = None
+        self.nodes = []
 
     def append(self, token: int) -> None:
         """Count one token after each of its contexts."""
@@ -369,6 +496,7 @@ class ValueEngine:
         if at >= 2:
             self.table.add(self.text[-2:-1], token, at, SKIP)
         self.unigrams.note(token, at)
+        self.recent.note(token, at)
         self.text.append(token)
 
     def along(self, place: Place | None, n: int) -> int:

@@ -5,7 +5,10 @@ a logistic one, p = squash(sum of weight * stretch(cell)), with one set of weigh
 and learns online.
 """
 
-from libc.stdint cimport int32_t
+from libc.math cimport expf
+from libc.stdint cimport int8_t, int16_t, int32_t
+
+from ngramspec._native.recent cimport Recent
 
 cdef enum:
     CONTEXTS = 4                            # of 1, 2 and 3 tokens, and the one that skips a token
@@ -22,7 +25,9 @@ cdef enum:
     RESUME_CELLS = MATCH_CELLS + LENGTHS * MOODS * 2
     NEAR_CELLS = RESUME_CELLS + 6 * LENGTHS * 2
     SESSION_CELLS = NEAR_CELLS + 8 * 9 * 6 * 2
-    CELLS = SESSION_CELLS + MOODS * LENGTHS
+    RECENT_CELLS = SESSION_CELLS + MOODS * LENGTHS
+    AGES = 7                                # buckets of the other tokens used since
+    CELLS = RECENT_CELLS + AGES * COUNTS
     SETS = 3 * LENGTHS
 
 cdef struct Cell:       # 12 bytes
@@ -30,15 +35,30 @@ cdef struct Cell:       # 12 bytes
     float tested        # decayed count of all
     float stretch       # log-odds of right / tested
 
-cdef struct Candidate:  # 80 bytes
+cdef struct Candidate:  # 36 bytes
     int32_t token
-    int32_t set         # of weights
     float odds          # log-odds of its being the next token
-    int32_t used        # inputs in cell[]
-    int32_t cell[INPUTS - 1]
-    int32_t input[INPUTS - 1]
+    int16_t set         # of weights
+    int16_t used        # inputs in cell[]
+    int16_t cell[INPUTS - 1]
+    int8_t input[INPUTS - 1]
 
-cdef float squash(float odds) noexcept nogil
+cdef inline float squash(float odds) noexcept nogil:
+    """The probability of log-odds."""
+    return 1 / (1 + expf(-odds))
+
+
+cdef inline int count_bucket(int n) noexcept nogil:
+    """0..3 as they are, then up to 5, 9, and more: 0..6."""
+    return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
+
+
+cdef inline int recent_cell(const Recent* recent, int i) noexcept nogil:
+    """The cell of the ``i``-th recent token: by the tokens used since, and by its count."""
+    cdef int age = 0
+    while i >> age:
+        age += 1
+    return RECENT_CELLS + AGES * count_bucket(recent.count[i]) + age
 
 
 cdef class Calibration:
@@ -48,4 +68,10 @@ cdef class Calibration:
     cdef int begin(self, int cell, float prior) except -1
     cdef int begin_pair(self, int cell, float other, float same) except -1
     cdef void mix(self, Candidate* c) noexcept nogil
+    cdef inline float share(self, const Recent* recent, int i) noexcept nogil:
+        """P(the ``i``-th recent token is next) where no candidate is."""
+        cdef const Cell* cell = &self.cells[recent_cell(recent, i)]
+        return cell.right / cell.tested
+
+    cdef void learn_share(self, const Recent* recent, int i, bint right) noexcept nogil
     cdef void learn(self, const Candidate* c, bint right) noexcept nogil

@@ -6,8 +6,6 @@ follows the text of today. One table per drafter; its methods run under the GIL,
 in several threads may share it. Twenty kilobytes, whatever was seen.
 """
 
-from libc.math cimport expf
-
 import numpy as np
 
 cdef extern from *:
@@ -32,6 +30,7 @@ cdef extern from *:
 
 cdef enum:
     HALVE_AT = 600
+    HALVE_SHARE_AT = 10000
 
 cdef float RATE = 0.02      # of the weights
 cdef float CONSTANT = 0.3   # the bias's input
@@ -66,11 +65,6 @@ cdef inline float stretch(const Cell* c) noexcept nogil:
     return min(max(x, -STRONGEST), STRONGEST)
 
 
-cdef float squash(float odds) noexcept nogil:
-    """The probability of log-odds."""
-    return 1 / (1 + expf(-odds))
-
-
 cdef class Calibration:
     """Counts and weights of one drafter."""
 
@@ -92,6 +86,8 @@ cdef class Calibration:
             self.begin_pair(NEAR_CELLS + 2 * i, 0.06, least / (least + 2.0))
         for i in range(MOODS * LENGTHS):
             self.begin(SESSION_CELLS + i, 0.1 + 0.08 * min(i % LENGTHS, 3))
+        for i in range(AGES * COUNTS):
+            self.begin(RECENT_CELLS + i, 0.02)
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
@@ -122,6 +118,15 @@ cdef class Calibration:
         for i in range(c.used):
             z += self.weights[c.set][c.input[i]] * self.cells[c.cell[i]].stretch
         c.odds = min(max(z, <float>-12), <float>12)
+
+    cdef void learn_share(self, const Recent* recent, int i, bint right) noexcept nogil:
+        """Learn whether a recent token was next where no candidate was."""
+        cdef Cell* cell = &self.cells[recent_cell(recent, i)]
+        cell.right += right
+        cell.tested += 1
+        if cell.tested > HALVE_SHARE_AT:
+            cell.right *= 0.5
+            cell.tested *= 0.5
 
     cdef void learn(self, const Candidate* c, bint right) noexcept nogil:
         """Learn whether a candidate was the next token."""

@@ -14,19 +14,22 @@ the last two and three tokens. Bounded work, whatever the text: a step compares 
 committed token four counts. One thread at a time.
 """
 
-from libc.stdint cimport int8_t, int32_t
+from libc.stdint cimport int8_t, int16_t, int32_t
 from libc.stdlib cimport free
 
 cimport numpy as cnp
 
 from ngramspec._native.calibration cimport (
     CONTEXTS, COUNTS, LENGTHS, MATCH, MATCH_CELLS, MOODS, NEAR, NEAR_CELLS, RESUME, RESUME_CELLS,
-    SESSION, SESSION_CELLS, Calibration, Candidate, squash,
+    SESSION, SESSION_CELLS, Calibration, Candidate,
+    count_bucket, squash,
 )
 from ngramspec._native.common cimport (
     MAX_TOKENS, NONE, costs_of, first_negative, raise_negative, reserve, token_view, tokens_of,
 )
 from ngramspec._native.contexts cimport LEADERS, ContextTable, count_of, leader, note
+from ngramspec._native.frontier cimport Frontier, Node, Ranked, child, insert, ranked
+from ngramspec._native.recent cimport use
 from ngramspec._native.xxh64 cimport xxh64
 
 cnp.import_array()
@@ -42,7 +45,11 @@ cdef enum:
     FROM_NGRAM = 2
     FROM_UNIGRAM = 3
 
-cdef float HOPELESS = 0.01  # probability of a draft's reaching a position, below which it ends
+# Probabilities of reaching a position:
+cdef float HOPELESS = 0.01      # below, a chain ends
+cdef float HOPELESS_NODE = 0.001    # below, a tree does
+cdef float FAINT = 0.01         # up to here, a tree is not continued there
+cdef float LIKELY = 0.2         # above, and no candidate is next: guesses are worth their time
 cdef float MOOD_RATE = 0.15
 
 
@@ -51,11 +58,6 @@ cdef inline int length_bucket(int n) noexcept nogil:
     if n <= 6:
         return n
     return 7 if n <= 8 else 8 if n <= 12 else 9 if n <= 20 else 10 if n <= 40 else 11
-
-
-cdef inline int count_bucket(int n) noexcept nogil:
-    """0..3 as they are, then up to 5, 9, and more: 0..6."""
-    return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
 
 
 cdef inline Keys keys_of(const int32_t* end, Py_ssize_t n) noexcept nogil:
@@ -95,14 +97,16 @@ cdef class ValueEngine:
 
     def __dealloc__(self):
         free(self.text)
-        free(self.nodes)
+        free(self.frontier.nodes)
+        free(self.frontier.order)
+        free(self.positions)
 
     def __len__(self):
         """Tokens committed."""
         return self.n
 
     def draft(self, int gamma, cost=None):
-        """Draft at most ``gamma`` tokens.
+        """Draft a chain of at most ``gamma`` tokens.
 
         Args:
             gamma: >= 0.
@@ -113,27 +117,22 @@ cdef class ValueEngine:
             (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
             for a resumed copy, 2 for n-gram counts, 3 for the most frequent token.
         """
-        cdef const float* costs
-        cdef cnp.npy_intp n
-        cdef Py_ssize_t i
-        if gamma < 0:
-            raise ValueError(f"gamma must be >= 0, got {gamma}")
-        costs = NULL if cost is None else costs_of(cost, gamma + 2)
-        self.idle()
-        if reserve(<void**>&self.nodes, &self.node_cap, max(gamma, 1), sizeof(Node)) < 0:
-            raise MemoryError(f"a draft of {gamma} tokens")
-        n = self.fill(gamma, costs)
-        drafted = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
-        confidence = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_FLOAT32)
-        source = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT8)
-        cdef int32_t* tokens = <int32_t*>cnp.PyArray_DATA(drafted)
-        cdef float* p = <float*>cnp.PyArray_DATA(confidence)
-        cdef int8_t* sources = <int8_t*>cnp.PyArray_DATA(source)
-        for i in range(n):
-            tokens[i] = self.nodes[i].token
-            p[i] = self.nodes[i].p
-            sources[i] = <int8_t>self.nodes[i].source
-        return drafted, confidence, source
+        cdef cnp.npy_intp n = self.propose(gamma, cost, False)
+        tokens, _, confidence, source = self.drafted(n)
+        return tokens, confidence, source
+
+    def draft_tree(self, int gamma, cost=None):
+        """Draft a tree of at most ``gamma`` tokens, the most probable to be reached first.
+
+        Args:
+            gamma, cost: as of ``draft``.
+
+        Returns:
+            (tokens int32, parents int32, confidence float32, source int8), each (n,): parents[i]
+            is -1 for the last committed token, else below i.
+        """
+        cdef cnp.npy_intp n = self.propose(gamma, cost, True)
+        return self.drafted(n)
 
     def extend(self, tokens):
         """Append committed tokens, int32 (n,), and learn how the last draft's candidates did.
@@ -170,7 +169,9 @@ cdef class ValueEngine:
         return (
             sizeof(ValueEngine)
             + self.text_cap * sizeof(int32_t)
-            + self.node_cap * (sizeof(Node))
+            + self.frontier.node_cap * sizeof(Node)
+            + self.frontier.order_cap * sizeof(Ranked)
+            + self.position_cap * sizeof(Position)
             + self.table.sizeof()
         )
 
@@ -204,6 +205,7 @@ cdef class ValueEngine:
                     if self.table.count(self.tail.of[m], tokens[i], <int32_t>self.n) < 0:
                         return -1
             note(&self.unigrams, tokens[i], <int32_t>self.n)
+            use(&self.recent, tokens[i])
             self.tail = next
             self.n += 1
         return 0
@@ -222,87 +224,136 @@ cdef class ValueEngine:
         for m in range(CONTEXTS):
             self.table.warm(keys.of[m])
 
-    cdef int fill(self, int gamma, const float* cost) noexcept nogil:
-        """Draft into the nodes; the number of tokens worth verifying."""
-        cdef const Slot* known[CONTEXTS]
-        cdef int32_t votes[PLACES]
-        cdef int32_t context[4]     # the last three tokens and a guess at the next
-        cdef Keys keys = self.tail
-        cdef Keys guessed
-        cdef Py_ssize_t at
-        cdef int j, m, best = 0, length, have = <int>min(self.n, 3)
-        cdef float reach = 1, expected = 1, value, highest = 0 if cost == NULL else 1 / cost[1]
-        cdef bint along, nearby
-        cdef Node* node
-        for m in range(have):
-            context[3 - have + m] = self.text[self.n - have + m]
-        self.look_up(&keys, known)
-        self.find_match(known)
-        self.find_near()
-        along = self.match.at != NONE
-        nearby = self.near.at != NONE
-        length = self.match.length
-        self.node_n = 0
-        for j in range(max(gamma, 1)):
-            if j:
-                self.look_up(&keys, known)
-            node = &self.nodes[j]
-            votes[0] = votes[1] = votes[2] = NONE
-            if along:
-                at = self.match.at + j
-                votes[0] = self.text[at] if at < self.n else self.nodes[at - self.n].token
-                context[3] = votes[0]
-                guessed = keys_of(context + 4, have + 1)
-                self.warm(&guessed)  # looked up one position later
-            if self.resume.at != NONE and self.resume.at + j < self.n:
-                votes[1] = self.text[self.resume.at + j]
-            if nearby and self.near.at + j < self.n:
-                votes[2] = self.text[self.near.at + j]
-            if self.judge(node, known, votes, length, j) == 0:
+    cdef cnp.npy_intp propose(self, int gamma, cost, bint tree) except -1:
+        """Draft into the frontier; how many of its nodes are worth verifying."""
+        cdef const float* costs
+        cdef Frontier* f = &self.frontier
+        if gamma < 0:
+            raise ValueError(f"gamma must be >= 0, got {gamma}")
+        costs = NULL if cost is None else costs_of(cost, gamma + 2)
+        self.idle()
+        if (
+            reserve(<void**>&f.nodes, &f.node_cap, max(gamma, 1), sizeof(Node)) < 0
+            or reserve(<void**>&f.order, &f.order_cap, max(gamma, 1), sizeof(Ranked)) < 0
+            or reserve(
+                <void**>&self.positions, &self.position_cap, max(gamma, 1), sizeof(Position)
+            ) < 0
+        ):
+            raise MemoryError(f"a draft of {gamma} tokens")
+        f.limit = gamma
+        f.n = 0
+        self.tree = tree
+        return self.fill(costs)
+
+    cdef object drafted(self, cnp.npy_intp n):
+        """The first ``n`` nodes: tokens, parents, confidence, source."""
+        cdef cnp.npy_intp i
+        cdef const Node* node
+        tokens = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
+        parents = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
+        confidence = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_FLOAT32)
+        source = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT8)
+        for i in range(n):
+            node = ranked(&self.frontier, <int>i)
+            (<int32_t*>cnp.PyArray_DATA(tokens))[i] = node.token
+            (<int32_t*>cnp.PyArray_DATA(parents))[i] = node.parent
+            (<float*>cnp.PyArray_DATA(confidence))[i] = node.p
+            (<int8_t*>cnp.PyArray_DATA(source))[i] = <int8_t>node.source
+        return tokens, parents, confidence, source
+
+    cdef int fill(self, const float* cost) noexcept nogil:
+        """Draft best-first; the number of nodes, in order, worth verifying."""
+        cdef const Frontier* f = &self.frontier
+        cdef int k, best = 0
+        cdef float reach, expected = 1, value, highest = 0 if cost == NULL else 1 / cost[1]
+        cdef float hopeless = HOPELESS_NODE if self.tree else HOPELESS
+        self.begin()
+        for k in range(f.limit):
+            if k >= f.n:
                 break
-            self.node_n = j + 1
-            reach *= node.p
+            reach = f.order[k].reach
             expected += reach
-            if j < gamma:
-                value = 0 if cost == NULL else expected / cost[j + 2]
-                if cost == NULL or value >= highest:
-                    highest = value
-                    best = j + 1
-            if reach < HOPELESS or j + 1 >= best + LOOKAHEAD:
+            value = 0 if cost == NULL else expected / cost[k + 2]
+            if cost == NULL or value >= highest:
+                highest = value
+                best = k + 1
+            if reach < hopeless or k + 1 >= best + LOOKAHEAD or k + 1 == f.limit:
                 break
-            nearby = nearby and node.token == votes[2]
-            context[0], context[1], context[2] = context[1], context[2], node.token
-            have = min(have + 1, 3)
-            if along and node.token == votes[0]:
-                length += 1
-                keys = guessed
-            else:
-                along = False
-                length = 0
-                keys = keys_of(context + 3, have)
+            if not self.tree or (
+                reach > FAINT and (f.n < f.limit or reach > f.order[f.n - 1].reach)
+            ):
+                self.expand(k)
         return best
 
-    cdef int judge(
-        self, Node* node, const Slot** known, const int32_t* votes, int length, int ahead
-    ) noexcept nogil:
-        """Find a position's candidates and choose the most probable; their number."""
+    cdef void begin(self) noexcept nogil:
+        """Judge what may come behind the committed tokens."""
+        cdef const Slot* known[CONTEXTS]
+        cdef Position* root = &self.positions[0]
+        cdef int m, have = <int>min(self.n, 3)
+        for m in range(have):
+            root.context[3 - have + m] = self.text[self.n - have + m]
+        root.have = have
+        self.look_up(&self.tail, known)
+        self.find_match(known)
+        self.find_near()
+        root.depth = 0
+        root.reach = 1
+        root.along = self.match.at != NONE
+        root.nearby = self.near.at != NONE
+        root.length = self.match.length
+        self.position_n = 1
+        self.judge(root, known)
+        self.branch(root, NONE)
+
+    cdef void expand(self, int k) noexcept nogil:
+        """Judge what may come behind the ``k``-th node."""
+        cdef Node* node = ranked(&self.frontier, k)
+        cdef const Position* above = &self.positions[node.at]
+        cdef Position* p = &self.positions[self.position_n]
+        cdef const Slot* known[CONTEXTS]
+        cdef Keys keys
+        node.position = self.position_n
+        self.position_n += 1
+        p.context[0], p.context[1], p.context[2] = above.context[1], above.context[2], node.token
+        p.have = min(above.have + 1, 3)
+        p.depth = above.depth + 1
+        p.reach = self.frontier.order[k].reach
+        p.along = above.along and node.token == above.votes[0]
+        p.nearby = above.nearby and node.token == above.votes[2]
+        p.length = above.length + 1 if p.along else 0
+        keys = above.guessed if p.along else keys_of(p.context + 3, p.have)
+        self.look_up(&keys, known)
+        self.judge(p, known)
+        self.branch(p, k)
+
+    cdef void judge(self, Position* at, const Slot** known) noexcept nogil:
+        """Find what may come at a position, and how probably."""
         cdef int32_t tokens[MOST_CANDIDATES]
-        cdef int32_t fallback = NONE
-        cdef int count = self.gather(tokens, known, votes, &fallback)
+        cdef int32_t* votes = at.votes
+        cdef int resumed = min(self.resume.since + at.depth, 5)
         cdef int orders = 0, i, m, bucket, mood, set
-        cdef int resumed = min(self.resume.since + ahead, 5)
         cdef Candidate* each
         cdef int32_t token, times
         cdef bint newest
+        votes[0] = votes[1] = votes[2] = NONE
+        if at.along:  # where it reaches the text's end, it goes on with itself
+            votes[0] = self.text[self.match.at + at.depth % (self.n - self.match.at)]
+            at.context[3] = votes[0]
+            at.guessed = keys_of(at.context + 4, at.have + 1)
+            self.warm(&at.guessed)  # looked up if this is drafted
+        if self.resume.at != NONE and self.resume.at + at.depth < self.n:
+            votes[1] = self.text[self.resume.at + at.depth]
+        if at.nearby and self.near.at + at.depth < self.n:
+            votes[2] = self.text[self.near.at + at.depth]
+        at.count = self.gather(at, known, tokens)
+        at.best = 0
         while orders < CONTEXTS - 1 and known[orders] != NULL:
             orders += 1
-        bucket = length_bucket(max(length, orders))
+        bucket = length_bucket(max(at.length, orders))
         mood = min(<int>(MOODS * self.mood), MOODS - 1)
-        node.count = count
-        node.chosen = 0
-        for i in range(count):
+        for i in range(at.count):
             token = tokens[i]
-            each = &node.candidates[i]
+            each = &at.candidates[i]
             each.token = token
             each.used = 0
             set = 3 * bucket
@@ -323,29 +374,63 @@ cdef class ValueEngine:
                 ))
             if votes[2] != NONE:
                 put(each, NEAR, NEAR_CELLS + (token == votes[2]) + 2 * (
-                    (9 * min(self.resume.since, 7) + min(self.near.length + ahead, 8)) * 6
+                    (9 * min(self.resume.since, 7) + min(self.near.length + at.depth, 8)) * 6
                     + min(length_bucket(self.near.since) // 2, 5)
                 ))
             put(each, SESSION, SESSION_CELLS + LENGTHS * mood + bucket)
-            each.set = set
+            each.set = <int16_t>set
             self.calibration.mix(each)
-            if each.odds > node.candidates[node.chosen].odds:
-                node.chosen = i
-        if count:
-            token = node.token = tokens[node.chosen]
-            node.p = squash(node.candidates[node.chosen].odds)
-            node.source = (
-                FROM_COPY if token == votes[0]
-                else FROM_RESUME if token == votes[1] or token == votes[2]
-                else FROM_UNIGRAM if token == fallback else FROM_NGRAM
-            )
-        return count
+            if each.odds > at.candidates[at.best].odds:
+                at.best = i
 
-    cdef int gather(
-        self, int32_t* tokens, const Slot** known, const int32_t* votes, int32_t* fallback
+    cdef void branch(self, const Position* at, int parent) noexcept nogil:
+        """Offer what may come at a position: of a chain the best candidate, of a tree each.
+
+        What the candidates leave of the probability is shared by the tokens used lately.
+        """
+        cdef float p[MOST_CANDIDATES]
+        cdef float rest = 1, scale
+        cdef int i
+        if not self.tree:
+            if at.count:
+                p[0] = squash(at.candidates[at.best].odds)
+                self.offer(at, parent, at.candidates[at.best].token, p[0], at.guesses)
+            return
+        for i in range(at.count):
+            p[i] = squash(at.candidates[i].odds)
+            rest -= p[i]
+        scale = 1 if rest >= 0 else 1 / (1 - rest)
+        for i in range(at.count):
+            self.offer(at, parent, at.candidates[i].token, p[i] * scale, at.guesses)
+        if not self.falls_back or rest * at.reach <= LIKELY:
+            return
+        for i in range(self.recent.used):
+            p[0] = rest * self.calibration.share(&self.recent, i)
+            if at.reach * p[0] > HOPELESS_NODE and not is_candidate(at, self.recent.token[i]):
+                self.offer(at, parent, self.recent.token[i], p[0], True)
+
+    cdef void offer(
+        self, const Position* at, int parent, int32_t token, float p, bint guess
     ) noexcept nogil:
+        cdef Node* node = insert(&self.frontier, at.reach * p)
+        if node == NULL:
+            return
+        node.token = token
+        node.p = p
+        node.parent = parent
+        node.at = <int32_t>(at - self.positions)
+        node.position = NONE
+        node.source = (
+            FROM_COPY if token == at.votes[0]
+            else FROM_RESUME if token == at.votes[1] or token == at.votes[2]
+            else FROM_UNIGRAM if guess else FROM_NGRAM
+        )
+
+    cdef int gather(self, Position* at, const Slot** known, int32_t* tokens) noexcept nogil:
         """The different tokens that may come next, in the order of preference among equals."""
-        cdef int count = 0, m
+        cdef int32_t* votes = at.votes
+        cdef int count = 0, m, i
+        cdef float least
         if votes[0] != NONE:
             tokens[0] = votes[0]
             count = 1
@@ -359,8 +444,16 @@ cdef class ValueEngine:
         m = CONTEXTS - 1
         if self.counts and known[m] != NULL:
             count = with_token(tokens, count, known[m].token[leader(known[m])])
+        if self.counts and self.tree and at.reach > FAINT:
+            least = FAINT / at.reach
+            for m in range(CONTEXTS - 2, -1, -1):
+                if known[m] != NULL:
+                    for i in range(LEADERS):
+                        if known[m].count[i] > least * known[m].total:
+                            count = with_token(tokens, count, known[m].token[i])
+        at.guesses = count == 0
         if count == 0 and self.falls_back and self.unigrams.total:
-            fallback[0] = tokens[0] = self.unigrams.token[leader(&self.unigrams)]
+            tokens[0] = self.unigrams.token[leader(&self.unigrams)]
             count = 1
         return count
 
@@ -420,18 +513,34 @@ cdef class ValueEngine:
 
     cdef void learn(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
         """Compare the last proposal with what was committed, as far as they agree."""
-        cdef int j, i
-        cdef Node* node
-        cdef bint agrees
-        for j in range(<int>min(n, <Py_ssize_t>self.node_n)):
-            node = &self.nodes[j]
-            for i in range(node.count):
-                self.calibration.learn(&node.candidates[i], node.candidates[i].token == tokens[j])
-            agrees = node.token == tokens[j]
-            self.mood += MOOD_RATE * (<float>agrees - self.mood)
-            if not agrees:
+        cdef const Frontier* f = &self.frontier
+        cdef int i, at = 0, k = NONE
+        cdef Py_ssize_t j
+        cdef Position* p
+        cdef bint right, any
+        if self.position_n == 0:
+            return
+        for j in range(n):
+            p = &self.positions[at]
+            any = False
+            for i in range(p.count):
+                right = p.candidates[i].token == tokens[j]
+                self.calibration.learn(&p.candidates[i], right)
+                any = any or right
+            if p.count:
+                right = p.candidates[p.best].token == tokens[j]
+                self.mood += MOOD_RATE * (<float>right - self.mood)
+            if not any and self.tree and self.falls_back:
+                for i in range(self.recent.used):
+                    if not is_candidate(p, self.recent.token[i]):
+                        self.calibration.learn_share(
+                            &self.recent, i, self.recent.token[i] == tokens[j]
+                        )
+            k = child(f, k, tokens[j])
+            if k == NONE or ranked(f, k).position == NONE:
                 break
-        self.node_n = 0
+            at = ranked(f, k).position
+        self.position_n = 0
 
     cdef void follow(self, Py_ssize_t n) noexcept nogil:
         """Move the places on over the ``n`` tokens just committed."""
@@ -479,7 +588,15 @@ cdef inline int with_token(int32_t* tokens, int n, int32_t token) noexcept nogil
     return n + 1
 
 
+cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
+    cdef int i
+    for i in range(at.count):
+        if at.candidates[i].token == token:
+            return True
+    return False
+
+
 cdef inline void put(Candidate* c, int input, int cell) noexcept nogil:
-    c.input[c.used] = input
-    c.cell[c.used] = cell
+    c.input[c.used] = <int8_t>input
+    c.cell[c.used] = <int16_t>cell
     c.used += 1

@@ -26,6 +26,9 @@ class ValueSession(DraftSession):
         engine.extend(tokens)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        if tree:
+            tokens, parents, confidence, source = self.engine.draft_tree(gamma, cost)
+            return Draft(tokens, parents, confidence, None, source)
         tokens, confidence, source = self.engine.draft(gamma, cost)
         return Draft(tokens, None, confidence, None, source)
 

@@ -1,0 +1,65 @@
+"""The best nodes of a draft so far, in order of reach: best-first search under a node budget.
+
+A node's children are reached no more probably than it is, so those up to the one being expanded
+are settled: their places in the order do not change any more.
+"""
+
+from libc.stdint cimport int32_t
+
+cdef extern from *:
+    """
+    #define NGS_MORE 1.0001f
+    """
+    const float MORE "NGS_MORE"     # rounding is to decide nothing
+
+cdef struct Node:       # a token that may be drafted
+    int32_t token
+    float p             # P(it is next)
+    int32_t parent      # its place in the order, or NONE
+    int32_t at          # the position it may come at
+    int32_t position    # the one behind it, or NONE while it is not expanded
+    int32_t source
+
+cdef struct Ranked:
+    float reach         # P(the path to a node, and it)
+    int32_t node
+
+cdef struct Frontier:
+    Node* nodes
+    Ranked* order       # by reach, of those hardly apart the one offered first
+    Py_ssize_t node_cap, order_cap
+    int limit           # nodes at most
+    int n
+
+
+cdef inline Node* insert(Frontier* f, float reach) noexcept nogil:
+    """Make place for a node, to be filled; NULL if it is not among the best ``limit``."""
+    cdef int i = f.n
+    cdef int32_t node = i
+    if i < f.limit:
+        f.n += 1
+    elif i and f.order[i - 1].reach * MORE < reach:
+        i -= 1
+        node = f.order[i].node
+    else:
+        return NULL
+    while i and f.order[i - 1].reach * MORE < reach:
+        f.order[i] = f.order[i - 1]
+        i -= 1
+    f.order[i].reach = reach
+    f.order[i].node = node
+    return &f.nodes[node]
+
+
+cdef inline Node* ranked(const Frontier* f, int i) noexcept nogil:
+    """The ``i``-th node in order."""
+    return &f.nodes[f.order[i].node]
+
+
+cdef inline int child(const Frontier* f, int parent, int32_t token) noexcept nogil:
+    """Place in the order of the node of ``token`` behind another, or -1."""
+    cdef int i
+    for i in range(parent + 1, f.n):
+        if ranked(f, i).parent == parent and ranked(f, i).token == token:
+            return i
+    return -1
