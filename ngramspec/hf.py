@@ -105,6 +105,7 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
         ``with ngramspec.enabled(pipe.model): pipe("Once upon a time")``
     """
     speculator = _speculator(speculator)
+    model = getattr(model, "_orig_mod", model)  # where a compiled model keeps its attributes
     plain = model.generate
     had_own = "generate" in vars(model)
     model.generate = speculative(model, plain, speculator)

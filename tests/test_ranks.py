@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -137,8 +139,17 @@ def run(case, folder, out):
     command += ["--nproc-per-node=2", str(HERE / "ranks_worker.py"), case, str(folder), str(out)]
     paths = os.pathsep.join([str(HERE), str(HERE.parent)])
     env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-4000:]
+    log = out / "log.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, env=env, stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout=400)
+        finally:  # ranks that wait for each other outlive the one that started them
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, log.read_text()[-4000:]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
