@@ -9,9 +9,10 @@ each model, so that a new Speculator begins with what is known.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,11 +20,15 @@ import numpy as np
 from ngramspec.controller import assumed_cost
 from ngramspec.draft import Float32
 
+logger = logging.getLogger("ngramspec")
+
 KEPT = 9  # latest times of each width: their median counts
 EVERY = 8  # added times between two readings of them
 FADE = 256.0  # added times after which a width's own evidence counts half
 BELIEF = 1.0  # a width's times count k / (k + BELIEF) against what was assumed
 PAYS = 0.98  # a wider forward runs in place of a narrower one if it costs at most this share of it
+WRONG = 1.5  # times what was saved: then the file is not of this machine as it is now
+SURE = 4  # times of a width that can tell
 SHORTEST = 512  # contexts up to here share a curve; behind, each doubling has its own
 
 
@@ -32,10 +37,13 @@ class CostCurve:
 
     Args:
         assumed: float32 (limit + 1,), the cost of n positions until it is measured; index 0 unused.
+        otherwise: to assume instead, once a width turns out to cost ``WRONG`` times what was
+            assumed, or a share as small; None: nothing else is known.
     """
 
-    def __init__(self, assumed: Float32) -> None:
+    def __init__(self, assumed: Float32, otherwise: Float32 | None = None) -> None:
         self.assumed = assumed
+        self._otherwise = otherwise
         self._times: dict[int, deque[float]] = {}
         self._when: dict[int, int] = {}  # how many times had been added when a width's last was
         self._added = 0
@@ -82,6 +90,11 @@ class CostCurve:
         expected = self.assumed[widths].astype(np.float64)
         one = medians[0] if widths[0] == 1 else float(np.median(medians / expected))
         kept = np.array([len(self._times[width]) for width in widths], np.float64)
+        far = np.abs(np.log(medians / (one * expected)))[kept >= SURE]
+        if self._otherwise is not None and widths[0] == 1 and far.max(initial=0.0) > np.log(WRONG):
+            logger.warning("saved costs are not what forwards take here; measuring anew")
+            self.assumed, self._otherwise = self._otherwise, None
+            return self._measured()
         age = np.array([self._added - self._when[width] for width in widths], np.float64)
         evidence = kept * 0.5 ** (age / FADE)
         off = np.log(medians / (one * expected)) * evidence / (evidence + BELIEF)
@@ -94,6 +107,13 @@ class CostCurve:
         return cost
 
 
+class Saved(Protocol):
+    """Costs measured ahead."""
+
+    def curve(self, length: int, limit: int) -> Float32:
+        """float32 (limit + 1,) for contexts of about ``length`` positions."""
+
+
 class Pace:
     """How wide one generation's forwards run: its costs as they are now.
 
@@ -104,7 +124,7 @@ class Pace:
         rows: of the batch.
         limit: most positions of a forward.
         tokens: how many tokens may be generated: a short generation is not worth probing in.
-        saved: a curve to begin with, float32 (limit + 1,), in place of the assumed one; or None.
+        saved: costs to begin with in place of the assumed ones, or None.
     """
 
     PROBES = 2  # plain steps at the beginning, if none was ever timed
@@ -119,7 +139,7 @@ class Pace:
         rows: int,
         limit: int,
         tokens: int,
-        saved: Float32 | None = None,
+        saved: Saved | None = None,
     ) -> None:
         self._key = (kind, dtype, rows)
         self._model = model
@@ -174,11 +194,11 @@ _lock = threading.Lock()
 
 
 def curve_of(
-    model: Any, key: tuple[str, str, int], octave: int, limit: int, saved: Float32 | None = None
+    model: Any, key: tuple[str, str, int], octave: int, limit: int, saved: Saved | None = None
 ) -> CostCurve:
     """The curve of a model's forwards, of which there is one for the whole process.
 
-    One that is new begins as the one of the nearest context length is now, or as saved, or as
+    One that is new begins as saved, or as the one of the nearest context length is now, or as
     assumed.
     """
     with _lock:
@@ -187,14 +207,14 @@ def curve_of(
         if full not in known:
             others = [each for each in known if each[:-1] == full[:-1]]
             nearest = min(others, key=lambda each: abs(each[-1] - octave), default=None)
-            if nearest is not None:
-                begin = known[nearest].cost()
-            elif saved is not None:
-                begin = saved
+            kind, dtype, rows = key
+            if saved is not None:
+                assumed = assumed_cost(kind, limit - 1, rows, dtype)
+                known[full] = CostCurve(saved.curve(1 << octave, limit), assumed)
+            elif nearest is not None:
+                known[full] = CostCurve(known[nearest].cost())
             else:
-                kind, dtype, rows = key
-                begin = assumed_cost(kind, limit - 1, rows, dtype)
-            known[full] = CostCurve(begin)
+                known[full] = CostCurve(assumed_cost(kind, limit - 1, rows, dtype))
         return known[full]
 
 

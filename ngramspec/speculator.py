@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from ngramspec.request import (
     must_lockstep,
     read_request,
 )
+from ngramspec.saved import SavedCosts
 from ngramspec.stopping import StopRules
 from ngramspec.target import Target, plain_method
 from ngramspec.trees import why_no_tree
@@ -65,6 +67,9 @@ class Speculator:
             probability exceeds p / l, and the text's distribution changes.
         epsilon, delta: of verification "typical": the threshold is min(epsilon, delta exp(-H)),
             H the entropy of the target's distribution in nats; each in (0, 1].
+        costs: a file that ``ngramspec calibrate`` saved, for gamma="auto" to begin with; None:
+            assumed ones. Either is corrected by what steps take. A file of another model, machine
+            or version is not used, which is logged once.
         policy: how a drafter built from a string decides between its tiers, see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
@@ -89,6 +94,7 @@ class Speculator:
         lenience: float = 1.0,
         epsilon: float = 0.09,
         delta: float = 0.3,
+        costs: str | Path | None = None,
         policy: str = "value",
         unsupported: str = "error",
         on_step: Callable[[StepEvent], None] | None = None,
@@ -102,6 +108,8 @@ class Speculator:
             known = ", ".join(map(repr, VERIFICATIONS))
             raise ValueError(f"verification must be one of {known}, got {verification!r}")
         self.verification = verification
+        self.costs = None if costs is None else str(costs)
+        self._saved = None if costs is None else SavedCosts.read(Path(costs))
         self.lenience = check_real("lenience", lenience, 0.0, 1.0)
         self.epsilon = check_real("epsilon", epsilon, 0.0, 1.0)
         self.delta = check_real("delta", delta, 0.0, 1.0)
@@ -153,6 +161,7 @@ class Speculator:
             "lenience": self.lenience,
             "epsilon": self.epsilon,
             "delta": self.delta,
+            "costs": self.costs,
             "policy": self.policy,
             "unsupported": self.unsupported,
         }
@@ -305,7 +314,11 @@ class Speculator:
         kind = "cpu" if target.prompt.device.type == "cpu" else "gpu"
         tokens = GAMMA_LIMIT if max_length is None else max_length - length
         dtype = str(target.model.dtype).removeprefix("torch.")
-        return Pace(target.model, kind, dtype, rows, gamma_max + 1, tokens)
+        saved = self._saved if rows == 1 else None
+        if saved is not None and (differences := saved.differences(target.model)):
+            self.log_once(f"not using {self.costs}: {'; '.join(differences)}")
+            saved = None
+        return Pace(target.model, kind, dtype, rows, gamma_max + 1, tokens, saved)
 
     def _start(self, tokens: Int32, vocab: int, setting: _Setting, stats: DecodeStats) -> Drafting:
         return Drafting(

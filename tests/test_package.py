@@ -16,7 +16,7 @@ ROOT = Path(ngramspec.__file__).parent
 LAYERS = [
     {"errors", "_native", "analysis"},
     {"draft", "cache", "stopping", "reference", "holes", "adapters"},
-    {"reference_value", "checks", "trees"},
+    {"reference_value", "checks", "trees", "saved"},
     {"controller", "drafters", "verify", "target", "ranks"},
     {"choosing", "costs"},
     {"drafting", "group"},

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 # Each is a module of this package with SUMMARY, add_arguments(parser) and run(arguments) -> int.
 # Parsing imports all of them: what is heavy is imported inside run.
-COMMANDS = ("demo", "bench", "wrap")
+COMMANDS = ("demo", "bench", "calibrate", "wrap")
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 

@@ -1,0 +1,245 @@
+"""Measured costs: what a curve learns, which widths run, and files of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+from doubles import oracle
+
+from ngramspec import Speculator, costs
+from ngramspec.cli import main
+from ngramspec.controller import CostGamma, assumed_cost
+from ngramspec.costs import CostCurve, Pace, curve_of
+from ngramspec.saved import SavedCosts, described
+
+FLAT = np.ones(66, np.float32)
+IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured():
+    costs.forget()
+    yield
+    costs.forget()
+
+
+def fed(curve: CostCurve, seconds: dict[int, float], times: int = 9) -> CostCurve:
+    for _ in range(times):
+        for width, each in seconds.items():
+            curve.add(width, each)
+    return curve
+
+
+def test_a_curve_is_as_assumed_until_it_is_measured():
+    assumed = assumed_cost("cpu", 64)
+    assert CostCurve(assumed).cost() is assumed
+
+
+def test_measured_widths_count_and_those_between_follow():
+    cost = fed(CostCurve(FLAT), {1: 0.02, 5: 0.03, 9: 0.06}).cost()
+    assert cost[1] == 1
+    assert 1.4 < cost[5] < 1.5  # nine times count 0.9 against what was assumed
+    assert 2.6 < cost[9] < 3.0
+    assert cost[1] < cost[3] < cost[5] < cost[7] < cost[9]
+    assert cost[9] == cost[40] == cost[65]
+
+
+def test_an_outlier_does_not_move_it_and_a_lasting_change_does():
+    curve = fed(CostCurve(FLAT), {1: 0.02, 5: 0.02})
+    curve.add(5, 2.0)
+    fed(curve, {1: 0.02}, 8)
+    assert curve.cost()[5] < 1.05
+    fed(curve, {5: 0.04}, 9)
+    fed(curve, {1: 0.02}, 8)
+    assert curve.cost()[5] > 1.7
+
+
+def test_what_is_long_past_counts_less():
+    curve = fed(CostCurve(FLAT), {1: 0.02, 5: 0.06})
+    before = curve.cost()[5]
+    fed(curve, {1: 0.02}, 2000)
+    assert 1.0 < curve.cost()[5] < 1.4 < before
+
+
+def test_without_a_plain_step_the_others_say_what_one_would_take():
+    cost = fed(CostCurve(assumed_cost("cpu", 64)), {5: 0.02, 9: 0.02}).cost()
+    assert cost[1] == 1
+    assert cost[5] == pytest.approx(1.0, abs=0.1)
+
+
+def pace(model=None, tokens=200, **more) -> Pace:
+    return Pace(model or tiny_llama(), "cpu", "float32", 1, 65, tokens, **more)
+
+
+def test_a_draft_is_padded_to_a_width_that_is_measured_to_be_cheaper():
+    mine = pace()
+    fed(mine.curve, {1: 0.02, 2: 0.05, 3: 0.05, 5: 0.03})
+    assert [mine.width(n, 65) for n in (1, 2, 3, 4, 5, 6)] == [1, 5, 5, 5, 5, 6]
+    assert mine.width(2, 4) == 2  # there is no room for 5
+    envelope = mine.cost()
+    assert envelope[2] == envelope[5]
+    assert (np.diff(envelope) >= 0).all()
+    assert envelope.flags.c_contiguous
+
+
+def test_a_long_generation_times_plain_steps_first_and_again_when_they_are_stale():
+    mine = pace()
+    planned = []
+    for _ in range(6):
+        planned.append(mine.plain())
+        mine.took(1 if planned[-1] else 5, 0.02)
+    assert planned == [True, True, True, False, False, False]  # the first one is not timed
+    for _ in range(200):
+        mine.curve.add(5, 0.02)
+    assert mine.plain()
+    assert not pace(tokens=20).plain()
+
+
+def test_contexts_of_another_length_begin_with_what_is_known():
+    mine = pace()
+    fed(mine.curve, {1: 0.02, 5: 0.06})
+    short = mine.curve
+    mine.at(4000)
+    assert mine.curve is not short
+    assert mine.curve.cost()[5] == short.cost()[5] > 2
+    mine.at(100)
+    assert mine.curve is short
+
+
+def test_curves_are_kept_for_a_model_and_go_with_it():
+    model = tiny_llama()
+    first = pace(model)
+    assert pace(model).curve is first.curve
+    assert pace().curve is not first.curve
+    gone = weakref.ref(first.curve)
+    del model, first
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_generation_measures_and_the_next_one_knows():
+    model = tiny_llama()
+    text = model.generate(IDS, max_new_tokens=100)
+    speculator = Speculator(oracle(text[0].tolist()))
+    ours = model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
+    assert torch.equal(text, ours)
+    curve = curve_of(model, ("cpu", "float32", 1), 9, 65)
+    assert curve.count(1) >= 2
+    assert sum(map(curve.count, range(2, 66))) > 0
+    plain = speculator.stats.plain_steps
+    model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
+    assert speculator.stats.plain_steps - plain < plain
+
+
+def test_text_does_not_depend_on_padding():
+    model = tiny_llama()
+    text = model.generate(IDS, max_new_tokens=100)
+    curve = curve_of(model, ("cpu", "float32", 1), 9, 65)
+    fed(curve, {1: 0.02} | {n: 0.05 for n in range(2, 60) if n != 24} | {24: 0.021})
+    widths = []
+    forward = model.forward
+    model.forward = lambda *args, **kwargs: (
+        widths.append(kwargs["input_ids"].shape[1]) or forward(*args, **kwargs)
+    )
+    ours = model.generate(IDS, max_new_tokens=100, custom_generate=Speculator("copy+ngram"))
+    assert torch.equal(text, ours)
+    assert 24 in widths[1:]
+
+
+def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does():
+    controller = CostGamma(64, lambda: assumed_cost("cpu", 64))
+    asked = []
+    for _ in range(160):
+        gamma, _ = controller.plan(False)
+        asked.append(gamma > 0)
+        if gamma:
+            controller.observe(gamma, 0)
+    assert sum(asked[-80:]) == 80 // CostGamma.TRIED_EVERY
+    steps = 0
+    while sum(asked[-3:]) < 3 and steps < 20:
+        gamma, _ = controller.plan(False)
+        asked.append(gamma > 0)
+        if gamma:
+            controller.observe(gamma, gamma)
+        steps += 1
+    assert steps <= CostGamma.TRIED_EVERY + 3
+
+
+def test_saved_costs_are_begun_with_and_dropped_when_wrong(tmp_path, caplog):
+    model = tiny_llama()
+    seconds = {400: {1: 0.01, 9: 0.02, 17: 0.04}, 4000: {1: 0.02, 17: 0.03}}
+    path = tmp_path / "costs.json"
+    SavedCosts(described(model), seconds).write(path)
+    saved = SavedCosts.read(path)
+    assert saved.seconds == seconds
+    assert saved.curve(512, 65)[[1, 5, 9, 17]].tolist() == pytest.approx([1, 1.5, 2, 4])
+    assert saved.curve(3000, 65)[17] == pytest.approx(1.5)
+    mine = pace(model, saved=saved)
+    assert mine.curve.cost()[17] == pytest.approx(4)
+    fed(mine.curve, {1: 0.01, 9: 0.02})  # as saved
+    assert mine.curve.cost()[17] == pytest.approx(4)
+    assert not caplog.records
+    fed(mine.curve, {1: 0.01, 9: 0.011})
+    assert mine.curve.cost()[17] < 4
+    assert "measuring anew" in caplog.text
+
+
+def test_costs_of_something_else_are_not_used(tmp_path, caplog):
+    path = tmp_path / "costs.json"
+    SavedCosts(described(tiny_llama(vocab=50)), {400: {1: 0.01, 9: 0.5}}).write(path)
+    model = tiny_llama()
+    speculator = Speculator(costs=path)
+    assert Speculator.from_dict(speculator.to_dict()).costs == str(path)
+    for _ in range(2):
+        model.generate(IDS, max_new_tokens=60, custom_generate=speculator)
+    assert caplog.text.count("not using") == 1
+    assert "parameters is" in caplog.text
+
+
+BAD = [
+    ("{", "no file of ngramspec calibrate"),
+    ("[]", "no file of ngramspec calibrate"),
+    ('{"format": "other"}', "format must be"),
+    ('{"format": "ngramspec costs 1", "depends": {}, "seconds": {}}', "holds no times"),
+    (
+        '{"format": "ngramspec costs 1", "depends": {}, "seconds": {"4": {"2": 1}}}',
+        "time for width 1",
+    ),
+    (
+        '{"format": "ngramspec costs 1", "depends": {}, "seconds": {"4": {"1": -1}}}',
+        "all times > 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_files_that_are_no_costs_are_named(tmp_path, text, message):
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Speculator(costs=path)
+
+
+def test_calibrate_measures_prints_and_saves(tmp_path, monkeypatch, capsys):
+    from ngramspec.cli import calibrate, models
+
+    model = tiny_llama(positions=2048)
+    monkeypatch.setattr(
+        calibrate, "load", lambda *args, **kwargs: models.LoadedModel(model, None, "tiny")
+    )
+    out = tmp_path / "costs.json"
+    options = ["--contexts", "20", "--repeats", "1", "--json", str(out)]
+    assert main(["calibrate", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "context 20" in printed
+    assert str(out) in printed.replace("\n", "")
+    assert set(json.loads(out.read_text())["seconds"]) == {"20"}
+    Speculator(costs=out)
+    assert main(["calibrate", "--contexts", "0"]) == 2
+    assert "--contexts must be >= 1, got 0" in capsys.readouterr().err
