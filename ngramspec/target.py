@@ -24,10 +24,16 @@ DECODER_STATES = {
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
 # Models whose forward over several tokens is not that of one after another.
 ONE_AT_A_TIME = {
+    "BltForCausalLM": "it cuts each forward's bytes into patches anew",
     "CpmAntForCausalLM": "its relative positions are of one new token",
     "MoshiForCausalLM": "its attention sees further behind its window in a wider forward",
     "ProphetNetForCausalLM": "it takes one new token",
     "ProphetNetForConditionalGeneration": "it takes one new token",
+}
+# Models that find a token by its slot in the cache, not by its position: rows may have no holes.
+BY_SLOT = {
+    "GPTNeoForCausalLM",  # its windows
+    "GitForCausalLM",  # its mask, which leaves out the image before the text
 }
 WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
 LEAST_WASTE = 32  # and how many may be at least
@@ -86,6 +92,8 @@ class Target:
 
         A model that takes no positions counts them itself, by the cache's length as a rule.
         """
+        if type(self.model).__name__ in BY_SLOT:
+            return False
         placed = self.kwargs.get("position_ids") is not None
         return self.cache.holes and placed and not self.encodes
 

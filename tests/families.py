@@ -77,6 +77,11 @@ CAUSAL = {
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", SIZES),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", SIZES),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "gpt-neo (windows)": (
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        SIZES | {"attention_types": [[["global", "local", "local"], 1]], "window_size": 8},
+    ),
     "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", SIZES),
     "opt": (
         "OPTForCausalLM",

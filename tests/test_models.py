@@ -187,3 +187,32 @@ def test_settings_may_stand_in_the_generation_config():
         config = GenerationConfig(**GREEDY, pad_token_id=0, ngramspec=bad)
         with pytest.raises(error, match=message):
             ngramspec.generate(model, PROMPT, generation_config=config)
+
+
+def test_rows_keep_together_where_an_image_stands_before_the_text():
+    """GIT's cache begins with the image, which its mask leaves out."""
+    from transformers import GitConfig, GitForCausalLM
+
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 48, "initializer_range": 0.5}
+    vision = sizes | {"image_size": 16, "patch_size": 4}
+    ends = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    config = GitConfig(vocab_size=VOCAB, vision_config=vision, tie_word_embeddings=False, **sizes)
+    model = GitForCausalLM(config).eval()
+    for name, value in ends.items():
+        setattr(model.generation_config, name, value)
+    inputs = {
+        "pixel_values": torch.randn(2, 3, 16, 16),
+        "input_ids": torch.tensor([[0, 0, 0, 3, 4, 3, 4, 9], [5, 6, 7, 8, 5, 6, 7, 8]]),
+        "attention_mask": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8]),
+    }
+    plain = model.generate(**inputs, **GREEDY)
+    assert len(set(plain[0].tolist())) > 6
+    rows = [half_right(row[(row == 0).sum() :].tolist(), VOCAB) for row in plain]
+    for drafter in ("auto", "ngram", rows[1]):
+        speculator = Speculator(drafter, 6)
+        assert torch.equal(
+            plain, ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
+        )
+        assert speculator.stats.drafted > 0
