@@ -1,0 +1,139 @@
+"""Drafts drawn from counts, with the distributions they were drawn from.
+
+The target accepts such a token by Algorithm 1 of Leviathan et al. 2023, which asks how likely the
+draft found it. Whether that is worth more than the most frequent token, which is accepted with its
+own probability, depends on how flat the target's distribution is.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ngramspec._native.ngram import NGramTable
+from ngramspec.draft import (
+    EMPTY_DRAFT,
+    NO_TOKENS,
+    Draft,
+    DraftSession,
+    Float32,
+    Int32,
+    Proposal,
+)
+from ngramspec.errors import check_real
+
+REQUEST = "request"  # in place of a temperature: the request's own
+MOST = 64  # continuations of a context that may be drawn, the most frequent ones
+
+
+class DrawingSession(DraftSession):
+    """A session that draws its tokens; what from, is its subclass's affair.
+
+    The draws follow from the state of torch's global generator at the start, and leave it alone:
+    with the same seed a generation drafts the same.
+
+    Args:
+        temperature: T; a token is drawn with probability in proportion to count ** (1 / T).
+            "request": the request's own.
+    """
+
+    def __init__(self, temperature: float | str) -> None:
+        state = blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=16).digest()
+        self._rng = np.random.default_rng(int.from_bytes(state, "little"))
+        self._by_request = temperature == REQUEST
+        self._temperature = 1.0 if isinstance(temperature, str) else temperature
+
+    def heat(self, temperature: float) -> None:
+        if self._by_request:
+            self._temperature = temperature
+
+    @abstractmethod
+    def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
+        """What may follow the committed tokens and ``drafted``: ids and counts > 0; or none."""
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        before, drawn = drafted.tolist(), []
+        parts: list[tuple[Int32, Float32]] = []
+        for _ in range(gamma):
+            ids, counts = self.counts(before)
+            if not len(ids):
+                break
+            weights = (counts / counts.max()) ** (1.0 / self._temperature)
+            probs = (weights / weights.sum()).astype(np.float32)
+            live = probs > 0  # a low temperature leaves the rarest nothing
+            ids, probs = ids[live], probs[live]
+            which = int(self._rng.choice(len(ids), p=probs / probs.sum(dtype=np.float64)))
+            parts.append((ids, probs))
+            drawn.append(int(ids[which]))
+            before.append(drawn[-1])
+        if not drawn:
+            return EMPTY_DRAFT
+        starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)
+        ids = np.concatenate([ids for ids, _ in parts])
+        probs = np.concatenate([probs for _, probs in parts])
+        return Draft(np.array(drawn, np.int32), proposal=Proposal(starts, ids, probs))
+
+
+class DrawingNGramSession(DrawingSession):
+    """Draws from the counts behind the longest known context, backing off like the table."""
+
+    def __init__(self, table: NGramTable, tokens: Int32, temperature: float | str) -> None:
+        super().__init__(temperature)
+        self.table = table
+        self._reach = table.order - 1
+        self._tail: list[int] = []
+        self.extend(tokens)
+
+    def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
+        history = [*self._tail, *drafted[-self._reach :]]
+        for length in range(min(self._reach, len(history)), 0, -1):
+            context = np.array(history[-length:], np.int32)
+            found = self.table.top_k(context, MOST)
+            if found:
+                ids, counts = zip(*found, strict=True)
+                return np.array(ids, np.int32), np.array(counts, np.int64)
+        return NO_TOKENS, np.empty(0, np.int64)
+
+    def extend(self, tokens: Int32) -> None:
+        self.table.extend(tokens)
+        self._tail = [*self._tail, *tokens[-self._reach :].tolist()][-self._reach :]
+
+    def sizeof(self) -> int:
+        return int(self.table.sizeof())
+
+
+class DrawingUnigramSession(DrawingSession):
+    """Draws one token from the counts of all."""
+
+    def __init__(self, tokens: Int32, temperature: float | str) -> None:
+        super().__init__(temperature)
+        self._counts: dict[int, int] = {}
+        self.extend(tokens)
+
+    def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
+        ids = np.fromiter(self._counts.keys(), np.int32, len(self._counts))
+        return ids, np.fromiter(self._counts.values(), np.int64, len(self._counts))
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        return super().propose_after(drafted, min(gamma, 1))
+
+    def extend(self, tokens: Int32) -> None:
+        for token in tokens.tolist():
+            self._counts[token] = self._counts.get(token, 0) + 1
+
+
+def check_temperature(temperature: float | str) -> float | str:
+    """Return a valid ``temperature`` argument: a number > 0, or "request"."""
+    if isinstance(temperature, str):
+        if temperature != REQUEST:
+            raise ValueError(f"temperature must be a number or 'request', got {temperature!r}")
+        return temperature
+    return check_real("temperature", temperature, 0.0, float("inf"))
