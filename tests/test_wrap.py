@@ -429,6 +429,11 @@ def test_out_dir_has_to_be_empty_unless_forced(plain, folder, tmp_path):
     assert not (out / "config.json").is_symlink()
     assert json.loads((out / "custom_generate/ngramspec.json").read_text())["gamma"] == 3
     assert torch.equal(answer(plain, {}), answer(load(out), {}))
+    shutil.rmtree(out / "custom_generate")
+    (out / "custom_generate").symlink_to(folder)
+    with pytest.raises(ValueError, match=r"OUT_DIR: .*custom_generate is a link to a folder"):
+        wrap(folder, out, SETTINGS, force=True)
+    (out / "custom_generate").unlink()
     (out / "model-00001-of-00002.safetensors").write_text("another's")
     with pytest.raises(ValueError, match=r"OUT_DIR: .*00002\.safetensors is none of MODEL_DIR's"):
         wrap(folder, out, SETTINGS, force=True)
@@ -468,6 +473,10 @@ REFUSED = {
     "recurrent": (
         {WEIGHTS: "", "config.json": '{"architectures": ["MambaForCausalLM"]}'},
         "MODEL_DIR: MambaForCausalLM keeps a recurrent state",
+    ),
+    "no generator": (
+        {WEIGHTS: "", "config.json": '{"architectures": ["BertForMaskedLM"]}'},
+        "BertForMaskedLM generates no text",
     ),
     "overriding": (
         {WEIGHTS: "", "config.json": '{"architectures": ["MusicgenForConditionalGeneration"]}'},
@@ -553,7 +562,7 @@ def test_the_command_says_what_it_wrote_and_how_to_use_it(folder, tmp_path, caps
         (["{in}", "{out}", "--policy", "luck"], "policy must be one of value, priority, got"),
         (["./nowhere", "{out}"], "MODEL_DIR: there is no folder nowhere"),
         (["{in}", "{in}"], "OUT_DIR: "),
-        (["{in}", "/proc/out"], "cannot write /proc/out: No such file or directory"),
+        (["{in}", "/proc/out"], "cannot read or write /proc/out: No such file or directory"),
     ],
 )
 def test_bad_arguments_are_one_line(folder, tmp_path, arguments, message, capsys):

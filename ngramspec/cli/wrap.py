@@ -76,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         wrapped = wrap(model, out, settings, copy=arguments.copy, force=arguments.force)
     except OSError as error:
-        raise UsageError(f"cannot write {error.filename or out}: {error.strerror}") from error
+        reason = error.strerror or error
+        raise UsageError(f"cannot read or write {error.filename or out}: {reason}") from error
     except (TypeError, ValueError) as error:
         raise UsageError(str(error).partition("\n")[0]) from error
     print(summary(wrapped))

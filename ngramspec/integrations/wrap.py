@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
@@ -127,10 +128,11 @@ class _Undo:
         if kind is None:
             return
         for path in reversed(self._made):
-            if path.is_dir() and not path.is_symlink():
-                path.rmdir()
-            else:
-                path.unlink(missing_ok=True)
+            with suppress(OSError):  # what went wrong first is what matters
+                if path.is_dir() and not path.is_symlink():
+                    path.rmdir()
+                else:
+                    path.unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -184,8 +186,10 @@ def _check_kind(name: str) -> None:
     import transformers
 
     kind = getattr(transformers, name, None)
-    if kind is None or not hasattr(kind, "generate"):  # the folder's own, or of no known kind
+    if kind is None:  # the folder's own
         return
+    if not hasattr(kind, "generate"):
+        raise UnsupportedError(f"MODEL_DIR: {name} generates no text")
     if kind.generate is not transformers.GenerationMixin.generate:
         raise UnsupportedError(f"MODEL_DIR: {name} has a generate of its own")
     try:
@@ -206,6 +210,10 @@ def _check_out_dir(
         return
     if not force:
         raise ValueError(f"OUT_DIR: {out_dir} is not empty; give --force to write into it")
+    for place, folders, _ in os.walk(out_dir):
+        for path in (Path(place, name) for name in folders):
+            if path.is_symlink():  # writing through it would change another folder
+                raise ValueError(f"OUT_DIR: {path} is a link to a folder; remove it")
     for path in sorted(out_dir.iterdir()):
         if path.name.endswith((*LINKED, INDEX)) and path.name not in sources:
             raise ValueError(
