@@ -24,9 +24,10 @@ from ngramspec.bench.machine import PeakMemory, machine
 from ngramspec.bench.profile import FORWARD, PYTHON, SECTIONS, profile_plain, profile_steps
 from ngramspec.bench.summary import summarize
 from ngramspec.bench.syncs import host_syncs, syncs_per_step
-from ngramspec.bench.tasks import NOTHING, Prompt, fit, of_length, read_tasks, unpredictable
+from ngramspec.bench.tasks import NOTHING, TASKS, Prompt, fit, of_length, read_tasks, unpredictable
 from ngramspec.bench.ways import PLAIN, Caller, Way, usual_ways
 from ngramspec.cli import main
+from ngramspec.cli.bench_e2e import built_in
 from ngramspec.drafting import Drafting
 from ngramspec.target import Target
 
@@ -198,8 +199,8 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
     short = prompt(id="short", text=TEXT[:9])
     measured = bench.run([short, prompt(), prompt(id="1"), prompt(NOTHING, "r")])
     names = [name for name, _ in order]
-    behind = names[names.index("ngramspec, colour 1") + 1 :] if "colour" in names else names[3:]
-    assert behind == [
+    assert names[:4] == [PLAIN, "prompt lookup 4", "ngramspec", "ngramspec, colour 1"]
+    assert names[4:] == [
         *[PLAIN, PLAIN],  # the short one, and the check of the first
         *[PLAIN, PLAIN, "prompt lookup 4", "ngramspec"],
         *[PLAIN, "prompt lookup 4", "ngramspec", PLAIN],
@@ -236,12 +237,13 @@ def test_lookups_forwards_are_counted(model):
 
 
 def test_a_new_speculator_each_call_unless_kept(model):
+    way = usual_ways()[-1]
     for keep, count in ((False, 2), (True, 1)):
         caller = Caller(model, keep=keep)
-        seen = {id(caller._speculator(way)): way for way in [usual_ways()[-1]] * 2}
-        made = [caller._speculator(usual_ways()[-1]) for _ in range(2)]
+        made = [caller._speculator(way) for _ in range(2)]
         assert len({id(each) for each in made}) == count
-        assert seen
+        runs = [caller.call(way, IDS, 5).stats["runs"] for _ in range(2)]
+        assert runs == [1, 1]
 
 
 def test_compiling_that_did_not_happen_is_no_figure(model):
@@ -423,6 +425,7 @@ def test_bench_e2e_has_texts_of_its_own(loaded, capsys):
     command = ["bench", "e2e", "--tasks", "code_edit", "--repeats", "1", "--max-new-tokens", "9"]
     assert main([*command, "--least", "200", "--lookup"]) == 0
     assert "code_edit: 1 prompts left out" in capsys.readouterr().out
+    assert [each.task for each in built_in(loaded)] == [*TASKS[:-1]]
 
 
 def test_bench_profile_prints_and_writes(loaded, tmp_path, capsys):

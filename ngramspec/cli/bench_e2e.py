@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli import UsageError
-from ngramspec.cli.demo import DTYPES, read_texts
+from ngramspec.cli.demo import DTYPES, Text, read_texts
+from ngramspec.cli.demo import built_in as read_text
 
 if TYPE_CHECKING:
     from ngramspec.bench.tasks import Prompt
     from ngramspec.cli.models import LoadedModel
 
-# The demo's texts, by what they are examples of.
+# The demo's texts and one more, by what they are examples of.
 BUILT_IN = {
     "summarize": "summarization",
     "answer": "context_qa",
     "code": "code_completion",
     "rewrite": "code_edit",
+    "chat": "chat",
 }
 
 
@@ -239,10 +241,10 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
 
 
 def built_in(loaded: LoadedModel) -> list[Prompt]:
-    """The demo's texts as prompts."""
+    """The package's texts as prompts, one for each task."""
     from ngramspec.bench.tasks import Prompt
 
-    texts = [text for text in read_texts(None) if text.name in BUILT_IN]
+    texts = [*read_texts(None), Text("chat", "Answer a letter", read_text("chat.txt"))]
     return [
         Prompt(BUILT_IN[text.name], text.name, tuple(_encoder(loaded, chat=text.chat)(text.prompt)))
         for text in texts
