@@ -30,6 +30,7 @@ class StepEvent:
         verdict: what the target made of it.
         draft_seconds, forward_seconds, other_seconds: the step's wall time, of all rows.
         row: which sequence of the batch.
+        width: positions of the step's forward in every row, padding included; of the prefill, 1.
     """
 
     index: int
@@ -40,6 +41,7 @@ class StepEvent:
     forward_seconds: float
     other_seconds: float
     row: int = 0
+    width: int = 1
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -191,7 +193,7 @@ class _State:
         run.stats.draft_seconds += seconds[0]
         run.stats.forward_seconds += seconds[1]
         run.stats.other_seconds += seconds[2]
-        self.report(drafts, verdicts, seconds)
+        self.report(drafts, verdicts, seconds, width)
 
     def idle(self) -> None:
         """A forward of which nothing stays: other ranks need this one's share of the weights."""
@@ -302,7 +304,11 @@ class _State:
         stats.host_syncs += positions if choosing.stop.custom else 0
 
     def report(
-        self, drafts: list[Draft], verdicts: list[Verdict], seconds: tuple[float, float, float]
+        self,
+        drafts: list[Draft],
+        verdicts: list[Verdict],
+        seconds: tuple[float, float, float],
+        width: int = 1,
     ) -> None:
         """Hand an event for each row that had not ended to ``on_step``."""
         if self.run.on_step is None:
@@ -312,4 +318,5 @@ class _State:
                 source = [0] * len(draft) if draft.source is None else draft.source.tolist()
                 names = tuple(self.draftings[row].tiers[each] for each in source)
                 drafted = tuple(draft.tokens.tolist())
-                self.run.on_step(StepEvent(self.steps, drafted, names, verdict, *seconds, row))
+                event = StepEvent(self.steps, drafted, names, verdict, *seconds, row, width)
+                self.run.on_step(event)

@@ -25,7 +25,7 @@ from ngramspec.bench.profile import FORWARD, PYTHON, SECTIONS, profile_plain, pr
 from ngramspec.bench.summary import summarize
 from ngramspec.bench.syncs import host_syncs, syncs_per_step
 from ngramspec.bench.tasks import NOTHING, TASKS, Prompt, fit, of_length, read_tasks, unpredictable
-from ngramspec.bench.ways import PLAIN, Caller, Way, usual_ways
+from ngramspec.bench.ways import PLAIN, Caller, Way, forwards_of, usual_ways
 from ngramspec.cli import main
 from ngramspec.cli.bench_e2e import built_in
 from ngramspec.drafting import Drafting
@@ -234,6 +234,18 @@ def test_lookups_forwards_are_counted(model):
     assert outcome.tokens == list(IDS[2:23])
     assert sum(outcome.widths.values()) * 2 == outcome.emitted
     assert outcome.emitted in (19, 20)
+
+
+def test_a_steps_width_is_that_of_its_forward(model):
+    events = []
+    speculator = Speculator(on_step=events.append)
+    prompt = torch.tensor([IDS])
+    with forced_model(model, 256) as set_text:
+        set_text([*IDS, *TEXT])
+        with forwards_of(model, watch=True) as seen:
+            generate(model, prompt, speculator=speculator, max_new_tokens=40, do_sample=False)
+    assert [event.width for event in events[1:]] == [width for width, _ in seen[1:]]
+    assert max(event.width for event in events) > 2
 
 
 def test_a_new_speculator_each_call_unless_kept(model):

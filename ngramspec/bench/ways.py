@@ -143,7 +143,7 @@ class Caller:
             widths, emitted = _counted(way, seen, len(ids), len(tokens))
             return Outcome(tokens, seconds, peak, widths, emitted)
         steps = [event for event in events if event.index]
-        widths = dict(Counter(_width(event) for event in steps))
+        widths = dict(Counter(event.width for event in steps))
         emitted = sum(len(event.verdict.emitted) for event in steps)
         return Outcome(tokens, seconds, peak, widths, emitted, asdict(speculator.stats))
 
@@ -206,8 +206,3 @@ def _counted(
         return {}, 0
     first = seen[1][1] - prompt + 1
     return dict(Counter(width for width, _ in seen[1:])), new - first
-
-
-def _width(event: StepEvent) -> int:
-    """Positions of a step's forward; padding counts, where the event tells of it."""
-    return int(getattr(event, "width", 1 + len(event.drafted)))
