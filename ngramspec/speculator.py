@@ -191,8 +191,8 @@ class Speculator:
     ) -> Any:
         """Decode, as ``model.generate(custom_generate=self)`` calls it with all prepared.
 
-        transformers passes no streamer and no tokenizer to a custom_generate callable, and checks
-        stop_strings before, nor synced_gpus; ``ngramspec.generate`` and ``enabled`` bring them all.
+        transformers passes no streamer, tokenizer or synced_gpus to a custom_generate callable, and
+        checks stop_strings before; ``ngramspec.generate`` and ``enabled`` bring all four.
 
         Args:
             reference_ids: text that the output will likely resemble, such as the file being
