@@ -12,8 +12,15 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.speculator import Speculator
 
 REFUSED = ("assistant_model", "assistant_tokenizer")
-# Ways to decode that transformers fetches from its hub, with trust_remote_code=True.
-REMOTE = ("constraints", "dola_layers", "force_words_ids", "num_beam_groups", "penalty_alpha")
+# Ways to decode that transformers fetches from its hub, with trust_remote_code=True; and what of
+# each, beside None, leaves it switched off.
+REMOTE = {
+    "constraints": None,
+    "dola_layers": None,
+    "force_words_ids": None,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0,
+}
 
 
 class BoundSpeculator:
@@ -160,7 +167,10 @@ def _generate(
         refused.append("token_healing")
     if _setting("cache_implementation", model, kwargs) == "paged":
         refused.append("cache_implementation='paged'")
-    refused += [name for name in REMOTE if _setting(name, model, kwargs) not in (None, 0, 1)]
+    for name, off in REMOTE.items():
+        value = _setting(name, model, kwargs)
+        if value is not None and value != off:
+            refused.append(f"{name}={value}")
     if refused:
         message = f"{', '.join(refused)} cannot be combined with a Speculator; remove it"
         if speculator.unsupported == "error":

@@ -155,6 +155,20 @@ def test_ways_to_decode_that_are_elsewhere_are_transformers_business(plain, mode
     assert messages[0] == messages[1]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"dola_layers": "high"}, {"penalty_alpha": 1.0, "top_k": 4}, {"assistant_early_exit": 1}],
+)
+def test_other_ways_to_decode_are_refused_by_name(plain, settings):
+    (name, value), *_ = settings.items()
+    for call in (
+        lambda: ngramspec.generate(plain, PROMPT, **GREEDY, **settings),
+        lambda: plain.generate(PROMPT, custom_generate=Speculator(), **GREEDY, **settings),
+    ):
+        with pytest.raises(UnsupportedError, match=f"{name}={value} cannot be combined"):
+            call()
+
+
 class Streamer:
     def __init__(self):
         self.got = []
