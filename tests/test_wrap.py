@@ -646,6 +646,7 @@ def server(real_folder, tmp_path_factory):
     finally:
         process.terminate()
         process.wait(30)
+        shutil.rmtree(out)  # its weights are links: they hold the space too
 
 
 def wait_for(address, process, log):
