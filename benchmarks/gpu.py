@@ -211,7 +211,8 @@ def contenders(
     ways = usual_ways(
         widths=arguments.width, trees=arguments.tree, compiled=not arguments.no_compile
     )
-    plan = Plan(repeats=arguments.repeats, new=arguments.new, prompts=arguments.per_group)
+    least = min(48, arguments.new)
+    plan = Plan(arguments.repeats, arguments.new, least, arguments.per_group)
     bench = EndToEnd(model, ways, plan, forcing=forcing, progress=print)
     measured = bench.run(prompts)
     rows = summarize(measured)

@@ -34,7 +34,7 @@ from ngramspec.target import Target
 GPU = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 VOCAB = 97
 rng = random.Random(5)
-IDS = tuple(rng.randrange(VOCAB) for _ in range(40))
+IDS = tuple(rng.randrange(1, VOCAB) for _ in range(40))  # 0 would be padding
 TEXT = (*IDS[3:30], 7, 8, *IDS[10:25])
 
 
@@ -168,7 +168,7 @@ def test_figures_of_several_prompts():
     for name, seconds in (("a", 5.0), ("b", 2.5), ("c", 20.0)):
         measured.calls.append(call(PLAIN, 10.0, prompt=name))
         measured.calls.append(call("ours", seconds, prompt=name, peak=None))
-    measured.calls.append(call("ours", 20.0, prompt="c", first_difference=4))
+    measured.calls.append(call("ours", 20.0, prompt="c", peak=None, first_difference=4))
     row = summarize(measured)[1]
     assert row["ratio"] == pytest.approx((2 * 4 * 0.5) ** (1 / 3))
     assert (row["ratio_median"], row["ratio_worst"]) == (2.0, 0.5)
@@ -232,8 +232,9 @@ def test_lookups_forwards_are_counted(model):
         lookup = Way("lookup", {"prompt_lookup_num_tokens": 1})
         outcome = Caller(model).call(lookup, (*IDS, *IDS[:2]), 21)
     assert outcome.tokens == list(IDS[2:23])
-    assert sum(outcome.widths.values()) * 2 == outcome.emitted
-    assert outcome.emitted in (19, 20)
+    assert sum(width * count for width, count in outcome.widths.items()) == outcome.emitted
+    assert outcome.widths[2] == 9
+    assert outcome.emitted in (19, 20)  # the first forward may draft already
 
 
 def test_a_steps_width_is_that_of_its_forward(model):
@@ -299,7 +300,7 @@ def test_memory_is_the_peak_since_it_was_reset():
     before = memory.read()
     if before is None:
         pytest.skip("the system cannot set the high-water mark back")
-    torch.ones(64 << 20, dtype=torch.uint8).sum()
+    torch.ones(64 << 20, dtype=torch.uint8)
     assert 60e6 < memory.read() - before < 120e6
     memory.reset()
     assert memory.read() < before + 30e6
@@ -330,7 +331,7 @@ def test_a_profile_says_where_the_time_went(model, monkeypatch):
     assert "forward" not in vars(model)
     monkeypatch.setattr("ngramspec.bench.profile.Speculator", lambda: Speculator(slow(0.02)))
     row = profile_steps(model, prompt(), 10, repeats=1)
-    assert row["seconds"]["drafting"] > 0.02
+    assert row["seconds"]["drafting"] > 0.01  # a step now and then drafts nothing
     assert row["share"]["drafting"] > 0.7
 
 
@@ -419,7 +420,7 @@ def test_bench_e2e_prints_writes_and_draws(loaded, tmp_path, capsys):
     assert {each["way"] for each in written["calls"]} == {
         *(PLAIN, "prompt lookup 5", "ngramspec", "ngramspec, gamma 3")
     }
-    assert all(row["same"] == 1 for row in written["summary"])
+    assert all(row["same"] == row["prompts"] for row in written["summary"])
     assert written["command"].startswith("ngramspec ")
     assert written["settings"]["repeats"] == 1
     assert {path.name for path in plots.iterdir()} == {
