@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from ngramspec import Speculator
-from ngramspec.bench.e2e import EndToEnd, Forcing, Plan, by_processor, to_dict
+from ngramspec.bench.e2e import EndToEnd, Forcing, Measured, Plan, by_processor, to_dict
 from ngramspec.bench.forced import forced_model
 from ngramspec.bench.forwards import forward_seconds
 from ngramspec.bench.machine import machine
@@ -74,12 +74,17 @@ def main() -> int:
         "settings": {name: str(value) for name, value in vars(arguments).items()},
         "where": machine(),
     }
+
+    def save(found: Any) -> None:  # what is known of the first part, in case it is stopped
+        report["contenders"] = found
+        write(report, arguments)
+
     prompts = texts(arguments)
     model = build(arguments, prompts)
     with forced_model(model, room(arguments, prompts)) as set_text:
         forcing = by_model(set_text)
         parts: dict[str, Callable[[], Any]] = {
-            "contenders": lambda: contenders(arguments, model, prompts, forcing),
+            "contenders": lambda: contenders(arguments, model, prompts, forcing, save),
             "costs": lambda: costs(arguments, model),
             "syncs": lambda: syncs(arguments, model, prompts, forcing),
         }
@@ -102,7 +107,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, help="recorded outputs, as bench record writes them")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few repeats")
-    parser.add_argument("--per-group", type=int, help="traces of each group (default: 6, tiny 1)")
+    parser.add_argument("--per-task", type=int, help="traces of each task (default: 2, tiny 1)")
+    parser.add_argument("--tasks", nargs="+", help="only these tasks of the traces (default: all)")
     parser.add_argument("--new", type=int, help="tokens of each trace (default: 128, tiny 48)")
     parser.add_argument("--repeats", type=int, help="timed calls of each (default: 3, tiny 1)")
     parser.add_argument("--width", nargs="*", type=int, default=[8, 16], help="fixed widths")
@@ -110,7 +116,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true", help="leave compiled forwards out")
     parser.add_argument("--parts", nargs="+", help="only these (default: all)")
     arguments = parser.parse_args()
-    for name, usual, tiny in (("per_group", 6, 1), ("new", 128, 48), ("repeats", 3, 1)):
+    for name, usual, tiny in (("per_task", 2, 1), ("new", 128, 48), ("repeats", 3, 1)):
         if getattr(arguments, name) is None:
             setattr(arguments, name, tiny if arguments.tiny else usual)
     return arguments
@@ -128,8 +134,14 @@ def run(
     except Exception:
         report[name] = {"error": traceback.format_exc()}
     print(f"{name}: {perf_counter() - begin:.0f} s", flush=True)
-    (arguments.out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write(report, arguments)
     return not (isinstance(report[name], dict) and "error" in report[name])
+
+
+def write(report: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Write all that is known."""
+    text = json.dumps(report, indent=1) + "\n"
+    (arguments.out / "gpu.json").write_text(text, encoding="utf-8")
 
 
 def texts(arguments: argparse.Namespace) -> list[Prompt]:
@@ -137,13 +149,17 @@ def texts(arguments: argparse.Namespace) -> list[Prompt]:
     found = built_in() if arguments.traces is None else recorded(arguments.traces)
     chosen: dict[str, list[Prompt]] = {}
     for prompt in found:
+        if arguments.tasks and prompt.task not in arguments.tasks:
+            continue
         mine = chosen.setdefault(prompt.task, [])
-        if len(mine) < arguments.per_group and len(prompt.text or ()) >= arguments.new:
+        if len(mine) < arguments.per_task and len(prompt.text or ()) >= arguments.new:
             mine.append(replace(prompt, text=(prompt.text or ())[: arguments.new]))
     prompts = [prompt for mine in chosen.values() for prompt in mine]
+    if not prompts:
+        raise SystemExit(f"no trace of these tasks has {arguments.new} tokens of output")
     vocab = 1 + max(max(*prompt.ids, *(prompt.text or ())) for prompt in prompts)
     random = unpredictable(prompts, arguments.new, vocab)
-    return [*prompts, *random[: arguments.per_group]]
+    return [*prompts, *random[: arguments.per_task]]
 
 
 def recorded(path: Path) -> list[Prompt]:
@@ -203,7 +219,11 @@ def by_model(set_text: Callable[[list[int]], None]) -> Forcing:
 
 
 def contenders(
-    arguments: argparse.Namespace, model: Any, prompts: list[Prompt], forcing: Forcing
+    arguments: argparse.Namespace,
+    model: Any,
+    prompts: list[Prompt],
+    forcing: Forcing,
+    save: Callable[[Any], None],
 ) -> Any:
     """(a) Every way to generate, whole calls in turn."""
     from ngramspec.bench.plots import plot_e2e
@@ -212,16 +232,21 @@ def contenders(
         widths=arguments.width, trees=arguments.tree, compiled=not arguments.no_compile
     )
     least = min(48, arguments.new)
-    plan = Plan(arguments.repeats, arguments.new, least, arguments.per_group)
+    plan = Plan(arguments.repeats, arguments.new, least, arguments.per_task)
     bench = EndToEnd(model, ways, plan, forcing=forcing, progress=print)
-    measured = bench.run(prompts)
-    rows = summarize(measured)
-    show(rows)
+    found: dict[str, Any] = {"ways": [asdict(way) for way in ways]}
+
+    def keep(measured: Measured) -> None:
+        rows = summarize(measured)
+        found.update({"summary": rows, "against": against(rows), **to_dict(measured)})
+        save(found)
+
+    measured = bench.run(prompts, after=keep)
+    show(found["summary"])
     for way, reason in measured.skipped.items():
         print(f"skipped: {way}: {reason}")
-    plot_e2e(rows, arguments.out)
-    ways_used = [asdict(way) for way in ways]
-    return {"ways": ways_used, "summary": rows, "against": against(rows), **to_dict(measured)}
+    plot_e2e(found["summary"], arguments.out)
+    return found
 
 
 def against(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -306,7 +331,7 @@ def smollm2(arguments: argparse.Namespace) -> Any:
         trees=arguments.tree,
         compiled=not (arguments.no_compile or arguments.tiny),
     )
-    plan = Plan(arguments.repeats, arguments.new, min(48, arguments.new), arguments.per_group)
+    plan = Plan(arguments.repeats, arguments.new, min(48, arguments.new), arguments.per_task)
     measured = EndToEnd(loaded.model, ways, plan, forcing=by_processor, progress=print).run(prompts)
     rows = summarize(measured)
     show(rows)

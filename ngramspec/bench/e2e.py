@@ -118,8 +118,14 @@ class EndToEnd:
         self.caller = Caller(model, keep=plan.keep)
         self.measured = Measured(static=[way.name for way in ways if way.static])
 
-    def run(self, prompts: Iterable[Prompt]) -> Measured:
+    def run(
+        self, prompts: Iterable[Prompt], *, after: Callable[[Measured], None] = lambda found: None
+    ) -> Measured:
         """Measure all prompts, grouped by task and length in their order.
+
+        Args:
+            prompts: at least one.
+            after: called when a task's prompts of one length are done.
 
         Raises:
             ValueError: there is no prompt.
@@ -133,6 +139,7 @@ class EndToEnd:
         self.probe(max((each for many in sets.values() for each in many), key=_size))
         for key, candidates in sets.items():
             self.measure(key, candidates)
+            after(self.measured)
         return self.measured
 
     def probe(self, prompt: Prompt) -> None:
