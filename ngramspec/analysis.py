@@ -31,5 +31,19 @@ def worthwhile(confidences: Sequence[NDArray[np.float32]], cost: NDArray[np.floa
         gains = np.cumsum(np.cumprod(each))
         expected[1 : len(each) + 1] += gains
         expected[len(each) + 1 :] += gains[-1] if len(each) else 0.0
-    value = expected / cost[1 : longest + 2]
-    return int(longest - value[::-1].argmax())
+    return _best(expected, cost)
+
+
+def worthwhile_nodes(reach: NDArray[np.float64], cost: NDArray[np.float32]) -> int:
+    """How many nodes of a draft have the highest expected tokens per cost, the most of equals.
+
+    Args:
+        reach: float64 (n,), falling: P(accepted) of each node with all those above it.
+        cost: float32 (n + 2,) or longer, cost[k] of a forward of k positions.
+    """
+    return _best(1 + np.cumsum(np.concatenate(([0.0], reach))), cost)
+
+
+def _best(expected: NDArray[np.float64], cost: NDArray[np.float32]) -> int:
+    value = expected / cost[1 : len(expected) + 1]
+    return int(len(value) - 1 - value[::-1].argmax())

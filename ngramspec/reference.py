@@ -240,6 +240,27 @@ class CopyIndex(_Twin):
             whole.append(whole[end + i])
         return np.array(whole[start:], np.int32), matched
 
+    def copies(self, gamma: int, most: int, min_match: int = 1) -> list[npt.NDArray[np.int32]]:
+        """Copies of ``gamma`` tokens from behind at most ``most`` occurrences that are known.
+
+        Longest match first, then its suffixes that occurred elsewhere; of equals the most recent.
+        """
+        if gamma < 0:
+            raise ValueError(f"gamma must be >= 0, got {gamma}")
+        state: _State | None = self._follow([])[0]
+        ends: list[int] = []
+        while state is not None and state.link is not None and state.length >= min_match:
+            known = (state.recent, state.prior, state.first)
+            ends += [end for end in known if end < len(self._text)]
+            state = state.link
+        found = []
+        for end in list(dict.fromkeys(ends))[:most]:
+            whole = list(self._text)
+            for i in range(gamma):
+                whole.append(whole[end + i])
+            found.append(np.array(whole[len(self._text) :], np.int32))
+        return found
+
     def longest_match(self) -> tuple[int, int]:
         """(length, end): the longest suffix that occurred before and an end of it; or (0, 0)."""
         state, matched = self._follow([])

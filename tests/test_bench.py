@@ -276,6 +276,33 @@ def test_bench_replay_prints_writes_and_draws(traces, tmp_path, capsys):
     }
 
 
+def test_bench_replay_of_trees(traces, tmp_path):
+    found = {}
+    for name, arguments in (("chains", []), ("trees", ["--tree", "24"])):
+        out = tmp_path / f"{name}.json"
+        command = ["bench", "replay", "--traces", str(traces), "--curve", "gpu"]
+        assert main([*command, "--json", str(out), *arguments]) == 0
+        found[name] = json.loads(out.read_text())
+    assert found["trees"]["settings"]["gamma_max"] == 24
+    mean = {name: each["results"][0]["mean"] for name, each in found.items()}
+    assert mean["trees"]["tokens_per_call"] > mean["chains"]["tokens_per_call"]
+    assert mean["trees"]["drafted_per_step"] <= 24
+    shares = found["trees"]["results"][0]["confidence"]
+    assert sum(share["tested"] for share in shares.values()) > 100
+
+
+def test_acceptance_in_trees_counts_every_child_of_the_path():
+    """Siblings behind the accepted one are known to be wrong, as those before it are."""
+    acceptance = Acceptance()
+    acceptance.count(TREE, [0, 2], 0, ("any",))
+    assert {
+        depth: (each.tested, each.accepted) for depth, each in acceptance.positions.items()
+    } == {
+        0: (2, 1),
+        1: (2, 1),
+    }
+
+
 def test_a_peer_that_is_not_installed_is_named_as_skipped(traces, monkeypatch, capsys):
     monkeypatch.setattr("ngramspec.bench.peers.find_spec", lambda name: None)
     assert main(["bench", "replay", "--traces", str(traces), "--peers", "--curve", "cpu"]) == 0
@@ -318,6 +345,7 @@ def test_bench_record_writes_what_replay_reads(smollm2, tmp_path, monkeypatch, c
         (["--gamma", "0"], "--gamma must be >= 1, got 0|--gamma must be in 1"),
         (["--gamma", "fast"], "--gamma must be an integer"),
         (["--gamma-max", "0"], "--gamma-max must be"),
+        (["--tree", "0"], "--tree must be"),
     ],
 )
 def test_bad_arguments_are_one_line(traces, capsys, arguments, message):

@@ -69,6 +69,15 @@ class CopyMachine(TwinMachine):
         if draft[1]:
             assert draft[0].tolist() in [copied(self.text, prefix, end, gamma) for end in ends]
 
+    @rule(gamma=st.integers(0, 20), most=st.integers(1, 8), min_match=st.integers(1, 4))
+    def copies(self, gamma, most, min_match):
+        found = [each.tolist() for each in self.native.copies(gamma, most, min_match)]
+        assert found == [each.tolist() for each in self.twin.copies(gamma, most, min_match)]
+        length, _ = longest_repeated_suffix(self.text, [])
+        assert bool(found) == (length >= min_match)
+        ends = range(len(self.text))
+        assert all(each in [copied(self.text, [], end, gamma) for end in ends] for each in found)
+
     @rule()
     def longest_match(self):
         assert self.native.longest_match() == self.twin.longest_match()

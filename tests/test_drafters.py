@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec import Drafter, build_drafter, register_drafter
-from ngramspec.analysis import worthwhile
+from ngramspec.analysis import worthwhile, worthwhile_nodes
+from ngramspec.checks import check_draft
+from ngramspec.draft import Draft
 from ngramspec.drafters import (
     CalibratedDrafter,
     CopyDrafter,
@@ -148,6 +150,81 @@ def test_a_custom_drafter_below_others_begins_but_does_not_continue():
     assert draft.source.tolist() == [1, 1, 1]
 
 
+def paths(draft):
+    found = {-1: ()}
+    for node, (token, parent) in enumerate(
+        zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
+    ):
+        found[node] = (*found[parent], token)
+    return set(found.values())
+
+
+TWO_WAYS = ids(1, 2, 3, 30, 31, 9, 1, 2, 4, 40, 41, 8, 1, 2)  # 1 2 goes on with 3 and with 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy"),
+    [
+        *((spec, "priority") for spec in ("copy", "ngram", "copy+ngram", "auto")),
+        *((spec, "value") for spec in ("ngram", "copy+ngram", "auto", "copy+ngram(order=3)")),
+    ],
+)
+def test_trees_follow_every_known_continuation(spec, policy):
+    session = build_drafter(spec, policy=policy).start(TWO_WAYS)
+    tree = check_draft(session.propose(24, tree=True), 24, 50, tree=True)
+    assert {(3, 30, 31), (4, 40, 41)} <= paths(tree)
+    assert session.propose(3).parents is None
+    for gamma in range(4):
+        assert len(session.propose(gamma, tree=True)) <= gamma
+
+
+@pytest.mark.parametrize("spec", ["copy", "ngram", "unigram", "copy+ngram+unigram"])
+@pytest.mark.parametrize("policy", ["priority", "value"])
+def test_trees_of_texts_too_short_to_know_anything(spec, policy):
+    session = build_drafter(spec, policy=policy).start(ids())
+    assert len(session.propose(4, tree=True)) == 0
+    session.extend(ids(7))
+    tree = check_draft(session.propose(4, tree=True), 4, 50, tree=True)
+    session.observe(tree, [])
+    session.extend(ids(7))
+    assert len(session.propose(4, tree=True)) <= 4
+
+
+def test_ngram_trees_begin_with_the_most_frequent_continuation():
+    session = NGramDrafter().start(ids(1, 2, 1, 2, 1, 3, 1, 3, 1, 3, 1, 4, 9, 1))
+    tree = session.propose(6, tree=True)
+    roots = tree.tokens[tree.parents == -1].tolist()
+    assert roots[:2] == [3, 2]
+    assert session.propose(1).tokens.tolist() == [3]
+
+
+def test_tiers_that_know_no_trees_add_their_chains():
+    tiers = [ScriptedDrafter(lambda at, gamma, t=t: draft_of(t[:gamma])) for t in ([1, 2], [1, 3])]
+    session = TieredDrafter(tiers).start(ids(9))
+    tree = session.propose(8, tree=True)
+    assert paths(tree) == {(), (1,), (1, 2), (1, 3)}
+    path = [node for node, token in enumerate(tree.tokens.tolist()) if token in (1, 3)]
+    session.observe(tree, path, 3)
+    assert [drafter.observed[0][1] for drafter in tiers] == [[0], [0, 1]]
+
+
+def test_calibration_learns_each_place_among_siblings():
+    """The second of three siblings is right: it comes first in the end."""
+    tree = Draft(ids(1, 2, 3, 4), ids(-1, -1, -1, 1))
+    drafter = CalibratedDrafter(ScriptedDrafter(lambda at, gamma: tree.head(gamma)))
+    session = drafter.start(ids(0))
+    for _ in range(100):
+        session.propose(4, tree=True)
+        session.extend(ids(2, 4))
+    got = session.propose(4, tree=True)
+    assert got.tokens.tolist() == [2, 4, 1, 3] or got.tokens.tolist() == [2, 4, 3, 1]
+    assert got.parents.tolist() == [-1, 0, -1, -1]
+    assert got.confidence[:2].min() > 0.95
+    assert got.confidence[2:].max() < 0.05
+    flat = np.array([0, 1, 1.01, 1.02, 1.3, 1.31], np.float32)
+    assert session.propose(4, flat, tree=True).tokens.tolist() == [2, 4]
+
+
 def test_drafts_stay_valid_after_the_next_call():
     session = build_drafter("auto").start(ids(1, 2, 3, 4, 1, 2))
     first = session.propose(4)
@@ -232,6 +309,9 @@ def test_the_worthwhile_length_is_the_best_of_all(confidence, cost):
     best = worthwhile([np.array(confidence, np.float32)], np.array(cost, np.float32))
     values = [value(n) for n in range(len(confidence) + 1)]
     assert values[best] == pytest.approx(max(values), rel=1e-5)
+    reach = np.cumprod(np.array(confidence, np.float64))
+    nodes = worthwhile_nodes(reach, np.array(cost, np.float32))
+    assert values[nodes] == pytest.approx(max(values), rel=1e-5)
 
 
 @pytest.mark.parametrize(("alpha", "c", "gamma"), [(0.8, 0.1, 6), (0.5, 0.05, 3), (0.9, 0.02, 19)])

@@ -123,6 +123,40 @@ cdef class CopyIndex:
                 out[i] = out[at - self.n - n]
         return tokens, matched
 
+    def copies(self, int gamma, int most, int min_match=1):
+        """Copies of ``gamma`` tokens from behind at most ``most`` occurrences that are known.
+
+        Those of the longest match come first, then those of its longest suffix that occurred
+        elsewhere, and so on; of equals the most recent. Like ``draft``, a copy that reaches the end
+        of the text goes on with itself.
+
+        Returns:
+            A list of int32 (gamma,), empty when no suffix of min_match tokens occurred before.
+        """
+        cdef int32_t s, end, matched = 0
+        cdef Py_ssize_t i
+        cdef int32_t[::1] out
+        if gamma < 0:
+            raise ValueError(f"gamma must be >= 0, got {gamma}")
+        self.idle()  # nothing below lets another thread in
+        s = self.follow(self.prefixes[self.n].link, NULL, 0, &matched)
+        ends: list[int] = []
+        while s != 0 and self.length(s) >= min_match:
+            for end in (self.state(s).recent, self.state(s).prior, self.first(s)):
+                if end < self.n and end not in ends:
+                    ends.append(end)
+            s = NONE if len(ends) >= most else self.state(s).link
+            if s == NONE:
+                break
+        found = []
+        for end in ends[:most]:
+            tokens = np.empty(gamma, np.int32)
+            out = tokens
+            for i in range(gamma):
+                out[i] = self.text[end + i] if end + i < self.n else out[end + i - self.n]
+            found.append(tokens)
+        return found
+
     def longest_match(self):
         """(length, end): the longest suffix that occurred before and an end of it; or (0, 0)."""
         cdef int32_t s

@@ -15,8 +15,8 @@ import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec.bench.traces import Trace
-from ngramspec.controller import CostGamma, GammaController, make_controller
-from ngramspec.draft import DecodeStats, Draft, Drafter, Float32, Verdict
+from ngramspec.controller import CostGamma, FixedGamma, GammaController, make_controller
+from ngramspec.draft import DecodeStats, Draft, Drafter, Float32, Verdict, judged_nodes
 
 MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # the least length of each
 BINS = 20  # of confidence
@@ -86,7 +86,7 @@ class Acceptance:
         """Add one step's draft, of which the nodes of ``path`` were accepted."""
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
         bucket = max(each for each in MATCH_BUCKETS if each <= match)
-        for node, depth in judged_nodes(draft, path):
+        for node, depth in known_nodes(draft, path):
             right = node in path
             expected = 0.0 if draft.confidence is None else float(draft.confidence[node])
             self.tiers.setdefault(names[source[node]], Share()).add(right, expected)
@@ -106,7 +106,7 @@ class Plan:
             drafter that estimates, else heuristic.
         gamma_max: most tokens asked for.
         cost: float32 (gamma_max + 2,), cost[n] of a forward of n positions.
-        tree: whether trees are asked for.
+        tree: whether trees are asked for, of gamma_max nodes where gamma is "auto".
     """
 
     cost: Float32
@@ -142,9 +142,11 @@ class Player:
         said = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
         controller: GammaController = CostGamma(plan.gamma_max, lambda: plan.cost)
+        estimates = self.drafter.estimates
         if plan.gamma != "auto":
             controller = make_controller(plan.gamma, plan.gamma_max, lambda: plan.cost)
-        estimates = self.drafter.estimates
+        elif plan.tree and not estimates:  # of a tree much is rejected, whatever is right
+            controller = FixedGamma(plan.gamma_max)
         seen = None if self.acceptance is None else CopyIndex()
         if seen is not None:
             seen.extend(committed)
@@ -197,21 +199,15 @@ def accepted_path(
     return path
 
 
-def judged_nodes(draft: Draft, path: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """(node, depth) of the nodes that the target judged (see Verdict).
+def known_nodes(draft: Draft, path: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """(node, depth) of the nodes of which the recording says whether they are right.
 
-    In a chain those up to the first rejection; in a tree the children of every accepted node, up
-    to the accepted one.
+    Those are the children of the last committed token and of every accepted node, whatever their
+    order: confidence says nothing of the siblings before.
     """
-    if draft.parents is None:
-        yield from ((n, n) for n in range(min(len(path) + 1, len(draft))))
-        return
-    parents = draft.parents.tolist()
+    children = draft.children()
     for depth, parent in enumerate((-1, *path)):
-        accepted = path[depth] if depth < len(path) else len(parents)
-        for node in range(parent + 1, min(accepted + 1, len(parents))):
-            if parents[node] == parent:
-                yield node, depth
+        yield from ((node, depth) for node in children[parent + 1])
 
 
 def geometric_mean(tallies: Iterable[Tally], name: str) -> float:

@@ -74,6 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     replay.add_argument("--gamma-max", type=int, default=64, metavar="N", help="default: 64")
     replay.add_argument(
+        "--tree",
+        type=int,
+        metavar="N",
+        help="token trees of at most N nodes in place of chains (a peer's are its own choice)",
+    )
+    replay.add_argument(
         "--fresh", action="store_true", help="a new drafter for every trace: nothing carries over"
     )
     replay.add_argument("--shuffle", type=int, metavar="SEED", help="play in another order")
@@ -161,6 +167,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
     specs = arguments.drafter or ["auto"]
     try:
         gamma_max = check_int("--gamma-max", arguments.gamma_max, 1, 4096)
+        if arguments.tree is not None:
+            gamma_max = check_int("--tree", arguments.tree, 1, 4096)
         if isinstance(arguments.gamma, str) and arguments.gamma not in ("auto", "heuristic"):
             raise ValueError(f"--gamma must be an integer, auto or heuristic: {arguments.gamma!r}")
         if isinstance(arguments.gamma, int):
@@ -180,7 +188,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
     for curve, cost in curves.items():
         for name, (maker, gamma) in contenders.items():
             limit = gamma_max if gamma in ("auto", "heuristic") else int(gamma)
-            plan = Plan(cost, gamma, min(limit, gamma_max))
+            tree = arguments.tree is not None
+            plan = Plan(cost, gamma, min(limit, gamma_max), tree)
             order = arguments.shuffle
             found = compare(maker, plan, traces, fresh=arguments.fresh, shuffle=order)
             results.append({"drafter": name, "curve": Path(curve).stem, **found})
@@ -190,6 +199,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     settings = {
         "traces": len(traces),
         "gamma_max": gamma_max,
+        "tree": arguments.tree is not None,
         "fresh": arguments.fresh,
         "shuffle": arguments.shuffle,
     }

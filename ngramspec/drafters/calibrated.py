@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ngramspec.analysis import worthwhile
+from ngramspec.analysis import worthwhile_nodes
 from ngramspec.draft import Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.drafters.prefix_tree import order, reach
 
 DEPTHS = 16  # positions told apart; those behind count as the last
+RANKS = 4  # and places among siblings
 HALVE_AT = 600  # tested tokens at which a count is halved, so that old ones fade
 PRIOR_ACCEPTED, PRIOR_TESTED = 2.0, 4.0
 
@@ -28,13 +30,16 @@ class CalibratedSession(DraftSession):
         self.last: Draft | None = None
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        draft = self.session.propose(gamma)
+        draft = self.session.propose(gamma, tree=tree)
         self.last = draft if len(draft) else None
         if self.last is None:
             return draft
         confidence = self.drafter.confidence(draft)
-        n = len(draft) if cost is None else worthwhile([confidence], cost)
-        return Draft(draft.tokens, None, confidence, draft.proposal, draft.source).head(n)
+        whole = Draft(draft.tokens, draft.parents, confidence, draft.proposal, draft.source)
+        reached = reach(whole)
+        if draft.parents is not None and draft.proposal is None:
+            whole, reached = order(whole, reached), -np.sort(-reached)
+        return whole if cost is None else whole.head(worthwhile_nodes(reached, cost))
 
     def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
         self.session.observe(draft, accepted, tested)
@@ -53,12 +58,14 @@ class CalibratedSession(DraftSession):
 
 
 class CalibratedDrafter(Drafter):
-    """Another drafter's chains, each token with the acceptance of its tier at its position.
+    """Another drafter's drafts, each token with the acceptance of its tier at its position.
+
+    In trees the position is the depth and the place among siblings.
 
     The counts are shared by the drafter's sequences: (accepted + 2) / (tested + 4), fading.
 
     Args:
-        inner: a drafter of chains.
+        inner: any drafter.
     """
 
     estimates = True
@@ -68,34 +75,48 @@ class CalibratedDrafter(Drafter):
         self.tiers = inner.tiers
         self.spec = inner.spec
         self._lock = threading.Lock()
-        self._accepted = np.full((len(self.tiers), DEPTHS), PRIOR_ACCEPTED, np.float32)
-        self._tested = np.full((len(self.tiers), DEPTHS), PRIOR_TESTED, np.float32)
+        shape = (len(self.tiers), DEPTHS, RANKS)
+        self._accepted = np.empty(shape, np.float32)
+        self._accepted[:] = PRIOR_ACCEPTED / (1 + np.arange(RANKS))
+        self._tested = np.full(shape, PRIOR_TESTED, np.float32)
 
     def start(self, tokens: Int32) -> DraftSession:
         return CalibratedSession(self, self.inner.start(tokens))
 
     def confidence(self, draft: Draft) -> Float32:
-        """P(accepted | parent accepted) of each token of a chain, float32 (n,)."""
+        """P(accepted | parent accepted) of each node of a draft, float32 (n,)."""
         cells = self._cells(draft)
         with self._lock:
             confidence: Float32 = self._accepted[cells] / self._tested[cells]
         return confidence
 
     def learn(self, draft: Draft, committed: Int32) -> None:
-        """Count a chain's tokens up to the first that was not committed."""
-        n = min(len(draft), len(committed))
-        agree = draft.tokens[:n] == committed[:n]
-        tested = n if agree.all() else int(agree.argmin()) + 1
-        tier, depth = (each[:tested] for each in self._cells(draft))
+        """Count the nodes behind the committed ones: which token came there is known."""
+        tested: list[int] = []
+        agree: list[bool] = []
+        children, tokens, parent = draft.children(), draft.tokens.tolist(), -1
+        for token in committed.tolist():
+            below = children[parent + 1]
+            tested += below
+            agree += [tokens[node] == token for node in below]
+            parent = next((node for node in below if tokens[node] == token), -1)
+            if parent == -1:
+                break
+        cells = tuple(each[tested] for each in self._cells(draft))
         with self._lock:
-            np.add.at(self._accepted, (tier, depth), agree[:tested])
-            np.add.at(self._tested, (tier, depth), 1)
+            np.add.at(self._accepted, cells, agree)
+            np.add.at(self._tested, cells, 1)
             faded = self._tested > HALVE_AT
             self._accepted[faded] /= 2
             self._tested[faded] /= 2
 
-    def _cells(self, draft: Draft) -> tuple[Int32, Int32]:
-        depth = np.minimum(np.arange(len(draft), dtype=np.int32), DEPTHS - 1)
-        if draft.source is None:
-            return np.zeros(len(draft), np.int32), depth
-        return draft.source.astype(np.int32), depth
+    def _cells(self, draft: Draft) -> tuple[Int32, Int32, Int32]:
+        """Tier, depth and place among siblings of each node."""
+        n = len(draft)
+        tier = np.zeros(n, np.int32) if draft.source is None else draft.source.astype(np.int32)
+        depth, rank = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
+        if draft.parents is not None:
+            for parent, below in enumerate(draft.children(), -1):
+                depth[below] = depth[parent] + 1 if parent >= 0 else 0
+                rank[below] = np.arange(len(below))
+        return tier, np.minimum(depth, DEPTHS - 1), np.minimum(rank, RANKS - 1)

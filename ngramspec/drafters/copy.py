@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.drafters.prefix_tree import pack
 from ngramspec.errors import check_int
+
+COPIES = 4  # occurrences that a tree copies from, and the best one
 
 
 class CopySession(DraftSession):
@@ -16,7 +19,11 @@ class CopySession(DraftSession):
         index.extend(tokens)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        return self.propose_after(NO_TOKENS, gamma)
+        best = self.propose_after(NO_TOKENS, gamma)
+        if not tree:
+            return best
+        copies = self.index.copies(gamma, COPIES, self.min_match)
+        return pack([best, *(Draft(tokens) for tokens in copies)], gamma)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         return Draft(self.index.draft(gamma, drafted, self.min_match)[0])

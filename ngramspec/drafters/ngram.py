@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
+import numpy as np
+
 from ngramspec._native.ngram import NGramTable
 from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
 from ngramspec.errors import check_int
+
+BRANCHES = 4  # continuations of one context that a tree takes
 
 
 class NGramSession(DraftSession):
@@ -12,16 +18,47 @@ class NGramSession(DraftSession):
 
     def __init__(self, table: NGramTable, tokens: Int32) -> None:
         self.table = table
-        table.extend(tokens)
+        self.tail = NO_TOKENS  # as many of the last tokens as the longest context has
+        self.extend(tokens)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        return self.propose_after(NO_TOKENS, gamma)
+        if not tree:
+            return self.propose_after(NO_TOKENS, gamma)
+        drafted: list[tuple[int, int]] = []  # token, parent
+        frontier = self._behind(self.tail, -1, 1.0)
+        while frontier and len(drafted) < gamma:
+            reach, parent, _, token, context = heappop(frontier)
+            drafted.append((token, parent))
+            longer = np.append(context, np.int32(token))[1 - self.table.order :]
+            for each in self._behind(longer, len(drafted) - 1, -reach):
+                heappush(frontier, each)
+        tokens, parents = np.array(drafted, np.int32).reshape(-1, 2).T.copy()
+        return Draft(tokens, parents)
+
+    def _behind(
+        self, context: Int32, parent: int, reach: float
+    ) -> list[tuple[float, int, int, int, Int32]]:
+        """The most frequent continuations: (-reach, parent, rank, token, context), a heap.
+
+        Each context leaves one count to the next shorter one (PPM's method A), so that shorter
+        ones are heard, and a continuation seen once is not taken for certain.
+        """
+        shares: dict[int, float] = {}
+        for m in range(len(context), 0, -1):
+            total = self.table.total(context[-m:])
+            if total:
+                for token, count in self.table.top_k(context[-m:], BRANCHES):
+                    shares.setdefault(token, reach * count / (total + 1))
+                reach /= total + 1
+        best = sorted(shares.items(), key=lambda each: -each[1])[:BRANCHES]
+        return [(-p, parent, i, token, context) for i, (token, p) in enumerate(best)]
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         return Draft(self.table.draft(gamma, drafted)[0])
 
     def extend(self, tokens: Int32) -> None:
         self.table.extend(tokens)
+        self.tail = np.concatenate((self.tail, tokens))[1 - self.table.order :]
 
     def sizeof(self) -> int:
         return int(self.table.sizeof())

@@ -16,6 +16,7 @@ from ngramspec.draft import (
     Int8,
     Int32,
 )
+from ngramspec.drafters.prefix_tree import pack
 
 
 class TieredSession(DraftSession):
@@ -27,7 +28,17 @@ class TieredSession(DraftSession):
         self.parts: list[tuple[int, Draft]] = []  # (session, its part) of the last draft
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        return self.propose_after(NO_TOKENS, gamma)
+        """In a tree, the chain that the tiers make in order, merged with what each knows itself."""
+        chain = self.propose_after(NO_TOKENS, gamma)
+        if not tree:
+            return chain
+        asked = enumerate(session.propose(gamma, tree=True) for session in self.sessions)
+        self.parts = [(which, part) for which, part in asked if len(part)]
+        own = [
+            Draft(part.tokens, part.parents, None, None, self._source(which, part))
+            for which, part in self.parts
+        ]
+        return pack([chain, *own], gamma)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         self.parts = []
@@ -50,6 +61,9 @@ class TieredSession(DraftSession):
         return inner + np.int8(self.offsets[which])
 
     def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
+        if draft.parents is not None:
+            self._observe_tree([draft.tokens[node] for node in accepted])
+            return
         judged = min(len(draft), len(accepted) + 1) if tested is None else tested
         begin = 0
         for which, part in self.parts:
@@ -58,6 +72,18 @@ class TieredSession(DraftSession):
                 taken = min(max(len(accepted) - begin, 0), len(part))
                 self.sessions[which].observe(part, range(taken), mine)
             begin += len(part)
+        self.parts = []
+
+    def _observe_tree(self, accepted: list[int]) -> None:
+        """Tell each tier which of its own nodes lie on the accepted path."""
+        for which, part in self.parts:
+            children, path = part.children(), [-1]
+            for token in accepted:
+                below = [node for node in children[path[-1] + 1] if part.tokens[node] == token]
+                if not below:
+                    break
+                path += below
+            self.sessions[which].observe(part, path[1:], None)
         self.parts = []
 
     def extend(self, tokens: Int32) -> None:

@@ -1,0 +1,103 @@
+"""Several drafts as one, merged by their prefixes (SpecInfer, Miao et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.draft import EMPTY_DRAFT, Draft
+
+UNKNOWN = 0.9  # taken for the confidence of nodes that have none
+LOWER = 0.3  # and of the first ones of each further draft, times this
+
+
+def reach(draft: Draft, unknown: float = UNKNOWN) -> NDArray[np.float64]:
+    """P(accepted) of each node with all those above it, float64 (n,).
+
+    Args:
+        draft: a chain or a tree.
+        unknown: what stands for confidence where the draft has none.
+    """
+    n = len(draft)
+    own = np.full(n, unknown) if draft.confidence is None else draft.confidence.astype(np.float64)
+    if draft.parents is None:
+        return np.cumprod(own)
+    for node, parent in enumerate(draft.parents.tolist()):
+        if parent >= 0:
+            own[node] *= own[parent]
+    return own
+
+
+def pack(drafts: Sequence[Draft], limit: int) -> Draft:
+    """Merge deterministic drafts of the same sequence into one prefix tree.
+
+    Nodes come by the probability that they are reached, of equals those of the earlier draft: the
+    best ``limit`` of all. Drafts without confidence are taken to be less likely one after another,
+    and deeper nodes less than higher ones. A node that several propose has the highest of their
+    confidences and the source of the first.
+
+    Args:
+        drafts: chains and trees; in order of priority.
+        limit: most nodes.
+
+    Returns:
+        A tree; the empty draft if there is nothing. Confidence is None if no draft has any.
+
+    Example:
+        >>> chains = [Draft(np.array(ids, np.int32)) for ids in ([5, 6, 7], [5, 8])]
+        >>> tree = pack(chains, 4)
+        >>> tree.tokens.tolist(), tree.parents.tolist()
+        ([5, 6, 8, 7], [-1, 0, 0, 1])
+    """
+    places: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+    confidence: list[float] = []
+    source: list[int] = []
+    for rank, draft in enumerate(drafts):
+        n = len(draft)
+        parents = range(-1, n - 1) if draft.parents is None else draft.parents.tolist()
+        if draft.confidence is None:
+            first = UNKNOWN * LOWER**rank
+            sure = [first if above < 0 else UNKNOWN for above in parents]
+        else:
+            sure = draft.confidence.tolist()
+        sources = [0] * n if draft.source is None else draft.source.tolist()
+        mine: list[int] = []
+        for token, above, p, tier in zip(
+            draft.tokens.tolist(), parents, sure, sources, strict=True
+        ):
+            key = (mine[above] if above >= 0 else -1, token)
+            node = places.setdefault(key, len(places))
+            if node == len(confidence):
+                confidence.append(p)
+                source.append(tier)
+            confidence[node] = max(confidence[node], p)
+            mine.append(node)
+    if not places or limit < 1:
+        return EMPTY_DRAFT
+    whole = Draft(
+        np.array([token for _, token in places], np.int32),
+        np.array([parent for parent, _ in places], np.int32),
+        np.array(confidence, np.float32),
+        None,
+        np.array(source, np.int8),
+    )
+    best = order(whole, reach(whole)).head(limit)
+    known = any(draft.confidence is not None for draft in drafts)
+    return Draft(best.tokens, best.parents, best.confidence if known else None, None, best.source)
+
+
+def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:
+    """A deterministic tree's nodes by falling ``reach``, float64 (n,), those of equals as before.
+
+    No node may be reached more probably than its parent.
+    """
+    ranks = np.argsort(-reach, kind="stable")
+    new = np.empty(len(ranks) + 1, np.int32)
+    new[ranks] = np.arange(len(ranks), dtype=np.int32)
+    new[-1] = -1  # the parent of those behind the last committed token
+    assert tree.parents is not None
+    confidence = None if tree.confidence is None else tree.confidence[ranks]
+    source = None if tree.source is None else tree.source[ranks]
+    return Draft(tree.tokens[ranks], new[tree.parents[ranks]], confidence, None, source)
