@@ -3,14 +3,17 @@
 full attention   positions are cut off
 sliding window   the layer records what slides out until it is cropped, after every forward
 static           the length is counted back in place; what lies behind it is masked
+
+A dynamic layer can be made to hand out keys and values of one length, as a static one does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
 
@@ -31,6 +34,7 @@ class Rollback:
         self.layers = layers
         self._sliding = [layer for layer in layers if layer.is_sliding]
         self._static = [layer for layer in layers if type(layer).__name__ == STATIC]
+        self._stretched = 0
 
     @property
     def holes(self) -> bool:
@@ -47,6 +51,27 @@ class Rollback:
         """Positions it can hold; None: any number."""
         sizes = [int(layer.get_max_length()) for layer in self._static]
         return min(sizes, default=None)
+
+    @property
+    def key_length(self) -> int | None:
+        """To how many positions a forward attends, masked ones included; None: as many as are."""
+        return self._stretched or self.capacity
+
+    def resize(self, capacity: int) -> None:
+        """Give the static layers, which hold nothing yet, room for ``capacity`` positions."""
+        for layer in self._static:
+            layer.max_cache_len = capacity
+            if layer.is_initialized:  # ahead of a prefill in chunks
+                layer.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
+
+    def stretch(self, length: int) -> None:
+        """Have growing layers hand out ``length`` keys and values, zeros behind their own.
+
+        The masks of the forwards have to be as long. Until ``release``.
+        """
+        for layer in self.layers:
+            layer.update = _stretching(layer.update, length)
+        self._stretched = length
 
     def length(self) -> int:
         """Positions in the cache, of the layer that has most."""
@@ -75,9 +100,12 @@ class Rollback:
                 layer.crop(-surplus)
 
     def release(self) -> None:
-        """Let windows slide again as in plain decoding."""
+        """Let windows slide, and growing layers grow, again as in plain decoding."""
         for layer in self._sliding:
             layer.record_past = False
+        for layer in self.layers if self._stretched else ():
+            del layer.update
+        self._stretched = 0
 
     def pick(self, start: int, path: Sequence[int]) -> None:
         """Move the positions start + path[0], start + path[1], ... to start, start + 1, ...
@@ -97,6 +125,14 @@ class Rollback:
                 index = slots[:, None, :, None].to(states.device)
                 index = index.expand(-1, states.shape[1], -1, states.shape[3])
                 setattr(layer, name, states.gather(2, index))
+
+
+def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
+    def stretched(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        states = update(*args, **kwargs)  # (batch, heads, positions, size) each
+        return tuple(pad(each, (0, 0, 0, length - each.shape[2])) for each in states)
+
+    return stretched
 
 
 def rollback_for(cache: Any) -> Rollback:

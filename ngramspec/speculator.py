@@ -34,6 +34,7 @@ from ngramspec.stopping import StopRules
 from ngramspec.target import Target, plain_method
 from ngramspec.trees import why_no_tree
 from ngramspec.verify.rule import Rule
+from ngramspec.width import FIT, check_width
 
 logger = logging.getLogger("ngramspec")
 
@@ -70,6 +71,12 @@ class Speculator:
         costs: a file that ``ngramspec calibrate`` saved, for gamma="auto" to begin with; None:
             assumed ones. Either is corrected by what steps take. A file of another model, machine
             or version is not used, which is logged once.
+        width: "fit": a forward is as wide as its draft. N, a multiple of 8: every forward after
+            the prefill is padded to N positions, so that in bfloat16 too not one token of greedy
+            text depends on the drafter (of sampled text: if drafts are not stochastic, or with
+            verification "match"). Drafts have at most N - 1 tokens. For batches of one on a
+            static cache, or on a dynamic one with eager attention on a CPU; what it does not hold
+            for is refused.
         policy: how a drafter built from a string decides between its tiers, see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
@@ -95,6 +102,7 @@ class Speculator:
         epsilon: float = 0.09,
         delta: float = 0.3,
         costs: str | Path | None = None,
+        width: int | str = "fit",
         policy: str = "value",
         unsupported: str = "error",
         on_step: Callable[[StepEvent], None] | None = None,
@@ -116,6 +124,12 @@ class Speculator:
         if lenience < 1.0 and verification != "exact":
             raise ValueError(
                 f"lenience must be 1.0 with verification={verification!r}, got {lenience}"
+            )
+        self.width = check_width(width, gamma)
+        if width != FIT and (tree is not None or verification == "typical" or lenience < 1.0):
+            raise ValueError(
+                f"width={width} keeps the text independent of the drafter, which tree, lenience and"
+                " verification='typical' do not; remove them, or use width='fit'"
             )
         if unsupported not in ("error", "plain"):
             raise ValueError(f"unsupported must be 'error' or 'plain', got {unsupported!r}")
@@ -162,6 +176,7 @@ class Speculator:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "costs": self.costs,
+            "width": self.width,
             "policy": self.policy,
             "unsupported": self.unsupported,
         }
@@ -213,7 +228,8 @@ class Speculator:
             check_request(generation_config)
             check_adapter(model)
             ranks = ranks_of(model, input_ids.device, synced_gpus)
-            target = Target(model, input_ids, generation_config, model_kwargs)
+            width = None if isinstance(self.width, str) else self.width
+            target = Target(model, input_ids, generation_config, model_kwargs, width=width)
             if ranks.synced and target.cache.capacity is not None:
                 raise UnsupportedError(
                     "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
@@ -268,10 +284,13 @@ class Speculator:
             stats.chains[obstacle] = 1
         gamma_max = self.gamma_max if self.tree is None else self.tree
         pace = self._pace(target, gamma_max, stop.max_length)
+        gamma = self.gamma
+        if isinstance(self.width, int) and not isinstance(gamma, int):
+            gamma = min(gamma_max, self.width - 1)  # a longer draft costs no more
         setting = _Setting(
             tree=self.tree is not None and obstacle is None,
             temperature=float(config.temperature or 1.0) if config.do_sample else None,
-            controller=lambda: make_controller(self.gamma, gamma_max, pace.cost),
+            controller=lambda: make_controller(gamma, gamma_max, pace.cost),
             follower=None if ranks.drafts else Follower(),
         )
         run = Generation(
@@ -279,7 +298,7 @@ class Speculator:
             drafting=lambda row, vocab: self._start(history(row), vocab, setting, stats),
             choosing=choosing,
             by_row=by_row(choosing, input_ids.shape[0]) if target.ragged else None,
-            pace=pace if self.gamma == "auto" else None,
+            pace=pace if gamma == "auto" else None,
             stats=stats,
             on_step=self.on_step,
             ranks=ranks,

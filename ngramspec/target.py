@@ -13,7 +13,8 @@ from ngramspec.cache import rollback_for
 from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.holes import grow, grow_ragged, keep_slots
-from ngramspec.trees import ancestry, attention_of, tree_mask
+from ngramspec.trees import ancestry, attention_of, takes_masks, tree_mask
+from ngramspec.width import Widths, require_fixed, rope_turn
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 STATES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
@@ -50,13 +51,20 @@ class Target:
         input_ids: int64 (batch, prompt); of the decoder in an encoder-decoder model.
         config: the prepared GenerationConfig.
         model_kwargs: what ``generate`` prepared for the model's forward.
+        width: of every forward after the prefill, in positions; None: as wide as the draft is.
 
     Raises:
-        UnsupportedError: the model or its cache cannot be speculated with.
+        UnsupportedError: the model or its cache cannot be speculated with, or not at that width.
     """
 
     def __init__(
-        self, model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        config: Any,
+        model_kwargs: dict[str, Any],
+        *,
+        width: int | None = None,
     ) -> None:
         check_model(model, model_kwargs)
         self.model = model
@@ -85,6 +93,13 @@ class Target:
             )
         text_config = model.config.get_text_config(decoder=True)
         self.position_limit: int | None = getattr(text_config, "max_position_embeddings", None)
+        self._masks = not self.encodes and takes_masks(model)
+        self._rope_turn = rope_turn(text_config)
+        self._stretch: int | None = None  # to how many keys a forward attends
+        self.widths = Widths() if width is None else Widths((width,))
+        if width is not None:
+            require_fixed(self, width)
+            self._make_room(width)
 
     @property
     def can_be_ragged(self) -> bool:
@@ -107,6 +122,8 @@ class Target:
         )
         self.cache = rollback_for(self.kwargs["past_key_values"])
         self.cache.record()
+        if self._stretch is not None:
+            self.cache.stretch(self._stretch)
         self._prefilled = self._slots = self.cache.length()
         if self.ragged:
             self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
@@ -123,16 +140,24 @@ class Target:
     def room(self, new: int) -> int | None:
         """How many tokens a draft may have after ``new`` generated ones; None: any number."""
         rooms = []
-        if self.position_limit is not None and self._prefilled is not None:
-            rooms.append(self.position_limit - (self._prefilled + new))
-        if self.cache.capacity is not None:
-            rooms.append(self.cache.capacity - (self._slots + 1))
+        if self._prefilled is not None:
+            next_position = self._prefilled + new
+            if self.position_limit is not None:
+                rooms.append(self.position_limit - next_position)
+            if self._rope_turn is not None and next_position <= self._rope_turn:
+                rooms.append(self._rope_turn - next_position)  # no forward reaches over it
+        capacity = self.cache.capacity
+        most = self.widths.most(None if capacity is None else capacity - self._slots)
+        if most is not None:
+            rooms.append(most - 1)
         return max(min(rooms), 0) if rooms else None
 
     def forward(
         self, block: torch.Tensor, lengths: Sequence[int], parents: Int32 | None = None
     ) -> torch.Tensor:
         """Run every row's last committed token and the draft behind it in one forward.
+
+        What pads it to its width stands behind everything that is looked at.
 
         Args:
             block: int64 (batch, n + 1), on the prompt's device.
@@ -143,11 +168,16 @@ class Target:
         Returns:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
-        self._width = block.shape[1]
+        positions = block.shape[1]
+        self._width = self.widths.of(positions)
         self._outputs = None
-        grown = self._grown(self._width - 1, lengths)
+        grown = self._grown(positions - 1, lengths)
         if parents is not None:
-            grown |= self._as_tree(parents)
+            grown["position_ids"] = self._tree_positions(parents)
+        if self._width > positions:
+            block, grown = self._padded(block, grown, self._width - positions)
+        if parents is not None or (self._masks and self.cache.key_length is not None):
+            grown["attention_mask"] = self._mask(parents)
         inputs = self.model.prepare_inputs_for_generation(
             block, next_sequence_length=self._width, **grown
         )
@@ -155,7 +185,7 @@ class Target:
             inputs["logits_to_keep"] = self._width
         self._outputs = self.model(**inputs, return_dict=True)
         logits: torch.Tensor = self._outputs.logits[:, -self._width :]
-        return logits
+        return logits[:, :positions]
 
     def settle(self, kept: Sequence[int], path: Sequence[int] = ()) -> None:
         """Roll the last forward back to what stays; the masks and positions follow.
@@ -204,15 +234,74 @@ class Target:
                 kwargs[name] = grow(name, kwargs[name], count)
         return kwargs
 
-    def _as_tree(self, parents: Int32) -> dict[str, Any]:
-        """Mask and positions of the last committed token and the tree behind it."""
-        sees, depths = ancestry(parents)
+    def _padded(
+        self, block: torch.Tensor, kwargs: dict[str, Any], count: int
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Repeat the block's last token ``count`` times, at its own position.
+
+        So no position is beyond those that the model knows, whatever they are.
+        """
+        for name in self._per_token:
+            value = kwargs.get(name)
+            if value is not None:
+                kwargs[name] = torch.cat(
+                    (value, value[..., -1:].expand(*value.shape[:-1], count)), -1
+                )
+        return torch.cat((block, block[:, -1:].expand(-1, count)), dim=1), kwargs
+
+    def _make_room(self, width: int) -> None:
+        """Have a cache in which a forward of ``width`` positions always fits, or looks as if.
+
+        The size of one that is ours to make depends on the request alone, and so does the length
+        that is attended to.
+        """
+        config, embeds = self.config, self.kwargs.get("inputs_embeds")
+        prompt = self.prompt.shape[1] if embeds is None else embeds.shape[1]
+        mask = self.kwargs.get("attention_mask")
+        told = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
+        if told != prompt:  # a kept cache, and only what is new behind it
+            prompt += self._before
+        new = config.max_length - self.prompt.shape[1]
+        needed = prompt + new - 2 + width  # the last forward's first token is the last but one
+        if self.cache.capacity is None:
+            self._stretch = needed
+        elif not getattr(self.cache.cache, "_is_user_defined", False):
+            self.cache.resize(max(needed, config.max_cache_len or 0))
+        elif self.cache.capacity < needed:
+            raise UnsupportedError(
+                f"width={width} needs a static cache of {needed} positions, the one given has"
+                f" {self.cache.capacity}: make it with max_cache_len={needed}, or pass"
+                " cache_implementation='static'"
+            )
+
+    def _tree_positions(self, parents: Int32) -> torch.Tensor:
+        """Where the last committed token and the nodes of the tree behind it stand."""
         last = self.kwargs["position_ids"][..., -1:]
-        eager = attention_of(self.model) == "eager"
+        positions: torch.Tensor = last + torch.from_numpy(ancestry(parents)[1]).to(
+            last.device, non_blocking=True
+        )
+        return positions
+
+    def _mask(self, parents: Int32 | None) -> torch.Tensor:
+        """The mask of the forward's positions, those that pad it included.
+
+        Made here for constant key lengths too, as transformers reads the cache's length back from
+        the device to make it.
+        """
         like = self.model.get_output_embeddings().weight
-        mask = tree_mask(sees, self.kwargs.get("attention_mask"), self._slots, like, eager)
-        positions = last + torch.from_numpy(depths).to(last.device, non_blocking=True)
-        return {"attention_mask": mask, "position_ids": positions}
+        sees = torch.ones((self._width, self._width), dtype=torch.bool, device=like.device).tril_()
+        if parents is not None:
+            known = len(parents) + 1
+            own = torch.from_numpy(ancestry(parents)[0])
+            sees[:known, :known] = own.to(like.device, non_blocking=True)
+        return tree_mask(
+            sees,
+            self.kwargs.get("attention_mask"),
+            self._slots,
+            like,
+            attention_of(self.model) == "eager",
+            self.cache.key_length,
+        )
 
     def _keep_states(self, count: int) -> None:
         """Keep attentions and hidden states of the first ``count`` positions, one by one."""
@@ -230,7 +319,7 @@ class Target:
         own = layer[:, :, position : position + 1]
         if name == "cross_attentions" or self.cache.capacity is not None:
             return own
-        return own[..., : layer.shape[-1] - self._width + position + 1]
+        return own[..., : self._slots + position + 1]
 
     def _close_holes(self) -> None:
         """Move every row's positions together once too many lie between them unused."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import pad
 
 from ngramspec.draft import Int32
 
@@ -43,25 +44,36 @@ def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
 
 
 def tree_mask(
-    sees: NDArray[np.bool_], past: torch.Tensor | None, length: int, like: torch.Tensor, eager: bool
+    sees: NDArray[np.bool_] | torch.Tensor,
+    past: torch.Tensor | None,
+    length: int,
+    like: torch.Tensor,
+    eager: bool,
+    keys: int | None = None,
 ) -> torch.Tensor:
-    """The attention mask of a tree behind ``length`` positions in the cache.
+    """The attention mask of a forward of w positions behind ``length`` ones in the cache.
 
     Args:
-        sees: bool (n + 1, n + 1), of ``ancestry``.
-        past: (1, length or more), 0 at positions of the cache that nobody attends to, or None.
+        sees: bool (w, w), which of the forward's positions attends to which.
+        past: (batch, length or more), 0 at positions of the cache that nobody attends to, or None.
         length: positions in the cache.
         like: a tensor on the device and in the dtype of the model.
         eager: whether the attention adds its mask to the scores, instead of taking a bool.
+        keys: how many positions it is given, those behind the forward's masked; None: no others.
 
     Returns:
-        (1, 1, n + 1, length + n + 1): bool, or 0 and the dtype's lowest value.
+        (batch, 1, w, keys): bool, or 0 and the dtype's lowest value. Batch is 1 without ``past``.
     """
-    own = torch.from_numpy(sees).to(like.device, non_blocking=True)
+    own = torch.as_tensor(sees).to(like.device, non_blocking=True)
+    width = own.shape[0]
     there = torch.ones((1, length), dtype=torch.bool, device=like.device)
     if past is not None:
         there = past[:, :length].to(torch.bool)
-    mask = torch.cat((there.expand(len(sees), -1), own), dim=1)[None, None]
+    rows = there.shape[0]
+    mask = torch.cat((there[:, None].expand(-1, width, -1), own.expand(rows, -1, -1)), dim=2)
+    if keys is not None:
+        mask = pad(mask, (0, keys - length - width))
+    mask = mask[:, None]
     if not eager:
         return mask
     lowest = torch.finfo(like.dtype).min
@@ -70,20 +82,27 @@ def tree_mask(
 
 def attention_of(model: Any) -> str:
     """Name of the attention implementation that a model's decoder runs with."""
-    return str(model.config.get_text_config(decoder=True)._attn_implementation)
+    return str(getattr(model.config.get_text_config(decoder=True), "_attn_implementation", ""))
+
+
+def takes_masks(model: Any) -> bool:
+    """Whether a model's attention takes a mask of four dimensions, and as it is."""
+    module = sys.modules.get(type(model).__module__)
+    own = getattr(type(model), "create_masks_for_generate", None)
+    return (
+        attention_of(model) in ATTENTIONS and own is None and hasattr(module, "create_causal_mask")
+    )
 
 
 def why_no_tree(target: Any, rows: int) -> str | None:
     """Why a target cannot verify trees, in a few words; None if it can."""
-    attention = getattr(
-        target.model.config.get_text_config(decoder=True), "_attn_implementation", ""
-    )
+    attention = attention_of(target.model)
     if rows > 1:
         return f"a batch of {rows} rows"
     if target.encodes:
         return "an encoder-decoder model"
-    if not target.cache.holes:
-        return "a cache with sliding or static layers"
+    if target.cache.slides:
+        return "a cache with sliding layers"
     if attention not in ATTENTIONS:
         return f"attention implementation {attention}"
     if target.states:

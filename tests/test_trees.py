@@ -177,7 +177,6 @@ OBSTACLES = [
     ("mistral sliding", {}, 1, "sliding"),
     ("t5", {}, 1, "encoder-decoder"),
     ("bloom (alibi)", {}, 1, "itself"),
-    ("llama", {"cache_implementation": "static"}, 1, "static"),
 ]
 
 

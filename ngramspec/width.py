@@ -1,0 +1,124 @@
+"""How wide a target's forwards are: as the draft is, padded to one width, or to one of a few.
+
+A kernel may round a position differently in a wider forward. Where every forward has one width and
+nothing else of its shape depends on the drafts either, what the drafter says moves no rounding.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Any
+
+from ngramspec.errors import UnsupportedError, check_int
+from ngramspec.trees import ATTENTIONS, attention_of, takes_masks
+
+FIT = "fit"
+STEP = 8  # rows that the kernels of CPUs take at once, or a divisor of that
+WIDEST = 4096
+
+
+class Widths:
+    """The widths that a generation's forwards may have.
+
+    Args:
+        sizes: ascending; empty: any width.
+    """
+
+    def __init__(self, sizes: tuple[int, ...] = ()) -> None:
+        self.sizes = sizes
+
+    def of(self, positions: int) -> int:
+        """The width to run ``positions`` in, of which ``most`` allows so many."""
+        return self.sizes[bisect_left(self.sizes, positions)] if self.sizes else positions
+
+    def most(self, slots: int | None) -> int | None:
+        """Most positions of a forward that writes into ``slots`` free ones; None: any number."""
+        if not self.sizes:
+            return slots
+        if slots is None:
+            return self.sizes[-1]
+        return self.sizes[max(bisect_right(self.sizes, slots) - 1, 0)]
+
+
+def check_width(width: int | str, gamma: int | str) -> int | str:
+    """Return a valid ``width`` argument: "fit", or a multiple of 8 above gamma, up to 4096.
+
+    Raises:
+        TypeError, ValueError: it is not; the message says why.
+    """
+    if isinstance(width, str):
+        if width != FIT:
+            raise ValueError(f"width must be an integer or {FIT!r}, got {width!r}")
+        return width
+    check_int("width", width, STEP, WIDEST)
+    if width % STEP:
+        raise ValueError(f"width must be a multiple of {STEP}, got {width}")
+    if isinstance(gamma, int) and gamma >= width:
+        raise ValueError(
+            f"gamma must be below width = {width}, which holds the last committed token too,"
+            f" got {gamma}"
+        )
+    return width
+
+
+def rope_types(config: Any) -> set[str]:
+    """The kinds of rotary positions of a text config, such as "default" and "longrope"."""
+    return {str(each.get("rope_type")) for each in _ropes(config)}
+
+
+def rope_turn(config: Any) -> int | None:
+    """From which length on a forward's rotary frequencies are others, for all its positions."""
+    turns = [
+        int(each["original_max_position_embeddings"])
+        for each in _ropes(config)
+        if each.get("rope_type") == "longrope" and "original_max_position_embeddings" in each
+    ]
+    return min(turns, default=None)
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The rotary parameters of a config, or of each kind of its layers."""
+    given = getattr(config, "rope_parameters", None) or {}
+    each = [given, *given.values()]
+    return [one for one in each if isinstance(one, dict) and "rope_type" in one]
+
+
+def why_not_fixed(target: Any, rows: int) -> str | None:
+    """Why a fixed width would not keep the drafts out of the arithmetic, and the remedy; or None.
+
+    Args:
+        target: not yet prefilled.
+        rows: of the batch.
+    """
+    config = target.model.config.get_text_config(decoder=True)
+    attention = attention_of(target.model)
+    static = target.cache.capacity is not None
+    if target.encodes:
+        return "an encoder-decoder model; use width='fit'"
+    if rows > 1:
+        return f"a batch of {rows} rows; generate them one by one"
+    if target.cache.slides:
+        return "sliding-window attention; use width='fit'"
+    if attention not in ATTENTIONS:
+        return f"attention implementation {attention}; load the model with sdpa or eager"
+    if not static and attention == "sdpa":
+        return (
+            "a dynamic cache with sdpa, whose arithmetic changes with the length; use"
+            " cache_implementation='static' or attn_implementation='eager'"
+        )
+    if target.kwargs.get("position_ids") is None:
+        return "a model that counts its positions itself; use width='fit'"
+    if not takes_masks(target.model):
+        return "a model that makes its masks itself; use width='fit'"
+    if rope_turn(config) is not None or "dynamic" in rope_types(config):
+        return "rotary positions that change with the length; use width='fit'"
+    if any(name.rpartition(".")[2] == "experts" for name, _ in target.model.named_modules()):
+        return "experts, which take each as many tokens as are routed to it; use width='fit'"
+    return None
+
+
+def require_fixed(target: Any, width: int) -> None:
+    """Raise an UnsupportedError if ``why_not_fixed`` knows a reason."""
+    reason = why_not_fixed(target, target.prompt.shape[0])
+    if reason is not None:
+        raise UnsupportedError(f"width={width} is not supported with {reason}")
