@@ -286,10 +286,8 @@ def test_fifty_real_prompts(dtype, attention, kwargs):
     assert len(texts) == len(set(texts)) == 50
     for text in texts:
         ids = real.encode(text)["input_ids"]
-        none, _ = run(real.model, ids, "none", 16, max_new_tokens=20, **kwargs)
+        none, _ = run(real.model, ids, "none", 8, max_new_tokens=12, **kwargs)
         told = none.sequences[0].tolist()
-        for drafter in (
-            "copy", "ngram", "unigram", random_drafter(vocab), liar(told, vocab), oracle(told)
-        ):  # fmt: skip
-            ours, _ = run(real.model, ids, drafter, 16, max_new_tokens=20, **kwargs)
+        for drafter in ("copy", "ngram", "unigram", random_drafter(vocab), liar(told, vocab)):
+            ours, _ = run(real.model, ids, drafter, 8, max_new_tokens=12, **kwargs)
             assert same(ours, none), text
