@@ -31,7 +31,7 @@ ONE_AT_A_TIME = {
     "ProphetNetForCausalLM": "it takes one new token",
     "ProphetNetForConditionalGeneration": "it takes one new token",
 }
-# Models that find a token by its slot in the cache, not by its position: rows may have no holes.
+# Models that find a token by its slot in the cache: rows may have no holes, drafts no branches.
 BY_SLOT = {
     "GPTNeoForCausalLM",  # its windows
     "GitForCausalLM",  # its mask, which leaves out the image before the text
@@ -107,10 +107,13 @@ class Target:
 
         A model that takes no positions counts them itself, by the cache's length as a rule.
         """
-        if type(self.model).__name__ in BY_SLOT:
-            return False
         placed = self.kwargs.get("position_ids") is not None
-        return self.cache.holes and placed and not self.encodes
+        return self.cache.holes and placed and not self.encodes and not self.by_slot
+
+    @property
+    def by_slot(self) -> bool:
+        """Whether the model finds a token by its slot in the cache, not by its position."""
+        return type(self.model).__name__ in BY_SLOT
 
     def prefill(self) -> torch.Tensor:
         """Run the prompt, in chunks if the config says so; its last logits, (batch, 1, vocab)."""

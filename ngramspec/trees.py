@@ -107,6 +107,8 @@ def why_no_tree(target: Any, rows: int) -> str | None:
         return f"attention implementation {attention}"
     if target.states:
         return "attentions or hidden states asked for"
+    if target.by_slot:
+        return "a model that finds tokens by their slots in the cache"
     if target.kwargs.get("position_ids") is None:
         return "a model that counts its positions itself"
     module = sys.modules.get(type(target.model).__module__)
