@@ -86,6 +86,30 @@ class Draft:
         return children
 
 
+def joined(parts: Sequence[Draft]) -> Proposal | None:
+    """The proposals of chains one behind another; a deterministic one's is one-hot at each token.
+
+    Returns:
+        None if all are deterministic.
+    """
+    if all(part.proposal is None for part in parts):
+        return None
+    proposals = [
+        Proposal(
+            np.arange(len(part) + 1, dtype=np.int32), part.tokens, np.ones(len(part), np.float32)
+        )
+        if part.proposal is None
+        else part.proposal
+        for part in parts
+    ]
+    sizes = np.concatenate([np.diff(each.starts) for each in proposals])
+    return Proposal(
+        np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
+        np.concatenate([each.tokens for each in proposals]),
+        np.concatenate([each.probs for each in proposals]),
+    )
+
+
 EMPTY_DRAFT = Draft(NO_TOKENS)
 
 

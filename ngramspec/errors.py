@@ -37,3 +37,10 @@ def check_real(name: str, value: object, low: float, high: float) -> float:
     if not low < value <= high:
         raise ValueError(f"{name} must be > {low} and <= {high}, got {value}")
     return float(value)
+
+
+def check_bool(name: str, value: object) -> bool:
+    """Return ``value`` if it is True or False; else raise a TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value

@@ -50,6 +50,9 @@ class CalibratedSession(DraftSession):
             self.last = None
         self.session.extend(tokens)
 
+    def heat(self, temperature: float) -> None:
+        self.session.heat(temperature)
+
     def sizeof(self) -> int | None:
         return self.session.sizeof()
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from ngramspec._native.ngram import NGramTable
 from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
-from ngramspec.errors import check_int
+from ngramspec.drafters.stochastic import DrawingNGramSession, check_temperature
+from ngramspec.errors import check_bool, check_int
 
 BRANCHES = 4  # continuations of one context that a tree takes
 
@@ -72,11 +73,21 @@ class NGramDrafter(Drafter):
         window: count only the last so many committed tokens, >= order; None: all of them.
         mode: "backoff", which this class is. build_drafter takes "value" as well: the counts as a
             source of the ValueDrafter, which is its default where order and window allow.
+        sample: draw each token from the counts behind the longest known context, and say so in
+            ``Draft.proposal``, instead of taking the most frequent one. Drafts are chains.
+        temperature: of the draws, > 0; "request": the request's own.
     """
 
     tiers = ("ngram",)
 
-    def __init__(self, order: int = 4, window: int | None = None, mode: str = "backoff") -> None:
+    def __init__(
+        self,
+        order: int = 4,
+        window: int | None = None,
+        mode: str = "backoff",
+        sample: bool = False,
+        temperature: float | str = 1.0,
+    ) -> None:
         if mode != "backoff":
             what = "must be 'backoff' with this order, window or policy"
             raise ValueError(f"mode {what}, got {mode!r}")
@@ -86,7 +97,13 @@ class NGramDrafter(Drafter):
         self.order = order
         self.window = window
         limits = f"order={order}," + (f"window={window}," if window else "")
-        self.spec = f"ngram({limits}mode=backoff)"
+        self.sample = check_bool("sample", sample)
+        self.temperature = check_temperature(temperature)
+        drawn = f",sample=True,temperature={temperature}" if sample else ""
+        self.spec = f"ngram({limits}mode=backoff{drawn})"
 
     def start(self, tokens: Int32) -> DraftSession:
-        return NGramSession(NGramTable(self.order, self.window), tokens)
+        table = NGramTable(self.order, self.window)
+        if self.sample:
+            return DrawingNGramSession(table, tokens, self.temperature)
+        return NGramSession(table, tokens)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,6 +30,16 @@ from ngramspec.errors import check_real
 
 REQUEST = "request"  # in place of a temperature: the request's own
 MOST = 64  # continuations of a context that may be drawn, the most frequent ones
+
+
+class Gate(Protocol):
+    """Whether drafting pays, from what became of earlier drafts."""
+
+    def open(self) -> bool:
+        """Whether to draft now."""
+
+    def learn(self, accepted: int, tested: int) -> None:
+        """Count tested draft tokens and how many of them were accepted."""
 
 
 class DrawingSession(DraftSession):
@@ -111,10 +122,11 @@ class DrawingNGramSession(DrawingSession):
 
 
 class DrawingUnigramSession(DrawingSession):
-    """Draws one token from the counts of all."""
+    """Draws one token from the counts of all, while the gate lets it."""
 
-    def __init__(self, tokens: Int32, temperature: float | str) -> None:
+    def __init__(self, gate: Gate, tokens: Int32, temperature: float | str) -> None:
         super().__init__(temperature)
+        self.gate = gate
         self._counts: dict[int, int] = {}
         self.extend(tokens)
 
@@ -123,7 +135,12 @@ class DrawingUnigramSession(DrawingSession):
         return ids, np.fromiter(self._counts.values(), np.int64, len(self._counts))
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        return super().propose_after(drafted, min(gamma, 1))
+        if gamma < 1 or not self.gate.open():
+            return EMPTY_DRAFT
+        return super().propose_after(drafted, 1)
+
+    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
+        self.gate.learn(len(accepted), len(draft) if tested is None else tested)
 
     def extend(self, tokens: Int32) -> None:
         for token in tokens.tolist():

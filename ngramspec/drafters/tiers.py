@@ -15,6 +15,7 @@ from ngramspec.draft import (
     Float32,
     Int8,
     Int32,
+    joined,
 )
 from ngramspec.drafters.prefix_tree import pack
 
@@ -54,7 +55,8 @@ class TieredSession(DraftSession):
         if not self.parts:
             return EMPTY_DRAFT
         source = np.concatenate([self._source(*each) for each in self.parts])
-        return Draft(so_far[len(drafted) :], source=source)
+        proposal = joined([part for _, part in self.parts])
+        return Draft(so_far[len(drafted) :], proposal=proposal, source=source)
 
     def _source(self, which: int, part: Draft) -> Int8:
         inner = np.zeros(len(part), np.int8) if part.source is None else part.source
@@ -89,6 +91,10 @@ class TieredSession(DraftSession):
     def extend(self, tokens: Int32) -> None:
         for session in self.sessions:
             session.extend(tokens)
+
+    def heat(self, temperature: float) -> None:
+        for session in self.sessions:
+            session.heat(temperature)
 
     def sizeof(self) -> int | None:
         sizes = [session.sizeof() for session in self.sessions]

@@ -9,6 +9,8 @@ import numpy as np
 
 from ngramspec._native.unigram import UnigramCounts
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.drafters.stochastic import DrawingUnigramSession, check_temperature
+from ngramspec.errors import check_bool
 
 PRIOR_ACCEPTED, PRIOR_TESTED = 1, 10  # Leviathan et al., Table 3: unigram alpha 0.03 to 0.13
 PROBE_EVERY = 32  # a closed gate still lets one draft in so many through
@@ -51,15 +53,25 @@ class UnigramDrafter(Drafter):
 
     Args:
         min_acceptance: least share of its tested tokens that the target accepts, 0.0..1.0.
+        sample: draw the token from the counts of all, and say so in ``Draft.proposal``.
+        temperature: of the draws, > 0; "request": the request's own.
     """
 
     tiers = ("unigram",)
 
-    def __init__(self, min_acceptance: float = 0.1) -> None:
+    def __init__(
+        self,
+        min_acceptance: float = 0.1,
+        sample: bool = False,
+        temperature: float | str = 1.0,
+    ) -> None:
         if not 0.0 <= min_acceptance <= 1.0:
             raise ValueError(f"min_acceptance must be in 0.0..1.0, got {min_acceptance}")
         self.min_acceptance = min_acceptance
-        self.spec = f"unigram(min_acceptance={min_acceptance})"
+        self.sample = check_bool("sample", sample)
+        self.temperature = check_temperature(temperature)
+        drawn = f",sample=True,temperature={temperature}" if sample else ""
+        self.spec = f"unigram(min_acceptance={min_acceptance}{drawn})"
         self._lock = threading.Lock()
         self._accepted, self._tested, self._closed = PRIOR_ACCEPTED, PRIOR_TESTED, 0
 
@@ -80,4 +92,6 @@ class UnigramDrafter(Drafter):
                 self._accepted, self._tested = self._accepted // 2, self._tested // 2
 
     def start(self, tokens: Int32) -> DraftSession:
+        if self.sample:
+            return DrawingUnigramSession(self, tokens, self.temperature)
         return UnigramSession(self, tokens)

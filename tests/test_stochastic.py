@@ -1,0 +1,131 @@
+"""Drafts drawn from counts: the proposals they hand over, and the text's distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+from scipy.stats import chisquare
+
+from ngramspec import Speculator, build_drafter
+from ngramspec.checks import check_draft
+
+TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)
+
+
+def session_of(spec, tokens=TEXT, seed=0):
+    torch.manual_seed(seed)
+    return build_drafter(spec, policy="priority").start(tokens)
+
+
+def test_the_proposal_is_the_distribution_of_the_counts():
+    session = session_of("ngram(order=3,sample=True)")
+    drawn = np.zeros(6)
+    for _ in range(2000):
+        draft = check_draft(session.propose(3), 3, 6)
+        ids, probs = draft.proposal.of(0)  # behind 1 2: twice 3, once 4
+        assert dict(zip(ids.tolist(), probs.tolist(), strict=True)) == pytest.approx(
+            {3: 2 / 3, 4: 1 / 3}
+        )
+        drawn[draft.tokens[0]] += 1
+    assert chisquare(drawn[[3, 4]], [2000 * 2 / 3, 2000 / 3]).pvalue > 1e-7
+    assert drawn.sum() == drawn[[3, 4]].sum()
+
+
+def test_temperature_sharpens_it_and_the_request_s_is_taken_if_asked():
+    for spec, heat in [
+        ("ngram(order=3,sample=True,temperature=0.5)", None),
+        ("ngram(order=3,sample=True,temperature=request)", 0.5),
+        ("copy+ngram(order=3,sample=True,temperature=request)", 0.5),
+    ]:
+        session = session_of(spec)
+        if heat is not None:
+            session.heat(heat)
+        session = getattr(session, "sessions", [session])[-1]
+        _, probs = session.propose(1).proposal.of(0)
+        assert sorted(probs.tolist()) == pytest.approx([1 / 5, 4 / 5])
+
+
+def test_unigram_draws_from_all_counts():
+    session = session_of("unigram(sample=True,min_acceptance=0.0)")
+    ids, probs = session.propose(5).proposal.of(0)
+    assert dict(zip(ids.tolist(), probs.tolist(), strict=True)) == pytest.approx(
+        {token: np.mean(token == TEXT) for token in set(TEXT.tolist())}
+    )
+
+
+def test_the_unigram_gate_closes():
+    session = session_of("unigram(sample=True)")
+    drafted = 0
+    for _ in range(300):
+        draft = session.propose(1)
+        if len(draft):
+            drafted += 1
+            session.observe(draft, (), 1)
+    assert drafted < 30
+
+
+def test_the_same_seed_drafts_the_same_and_leaves_the_generator_alone():
+    drafts = []
+    for seed in (0, 0, 1):
+        session = session_of("ngram(order=3,sample=True)", seed=seed)
+        state = torch.get_rng_state()
+        drafts.append([session.propose(8).tokens.tolist() for _ in range(5)])
+        assert torch.equal(state, torch.get_rng_state())
+    assert drafts[0] == drafts[1] != drafts[2]
+
+
+def test_tiers_join_their_proposals():
+    session = session_of("copy(min_match=9)+ngram(order=3,sample=True)+unigram(sample=True)")
+    draft = check_draft(session.propose(6), 6, 6)
+    assert draft.proposal is not None
+    mixed = session_of("ngram(order=3,window=3)+unigram(sample=True,min_acceptance=0.0)")
+    draft = check_draft(mixed.propose(6), 6, 6)
+    if len(draft) > 1:
+        assert draft.proposal.of(0)[1].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("value", [0, -1.0, "hot", None])
+def test_bad_temperatures_are_named(value):
+    with pytest.raises(ValueError, match="temperature must be"):
+        build_drafter(f"ngram(sample=True,temperature={value})")
+
+
+@pytest.mark.parametrize("spec", ["ngram(order=2,sample=True)", "unigram(sample=True)"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_text_drafted_at_random_has_the_target_s_distribution(spec, ahead, monkeypatch):
+    monkeypatch.setattr("ngramspec.speculator.choose_ahead", lambda device: ahead)
+    model = tiny_llama(vocab=4, initializer_range=0.15, bos_token_id=None, pad_token_id=None)
+    ids = torch.tensor([[1, 2, 3, 1, 2, 0, 3, 1]])
+    with torch.no_grad():
+        first = model(ids).logits[0, -1].softmax(-1)
+        pairs = torch.stack([torch.cat((ids[0], torch.tensor([x]))) for x in range(4)])
+        second = model(pairs).logits[:, -1].softmax(-1)
+        triples = torch.stack(
+            [torch.cat((pairs[x], torch.tensor([y]))) for x in range(4) for y in range(4)]
+        )
+        third = model(triples).logits[:, -1].softmax(-1)
+    expected = ((first[:, None] * second).flatten()[:, None] * third).flatten().double().numpy()
+    speculator = Speculator(spec, 3)
+    counts = np.zeros(64)
+    torch.manual_seed(0)
+    for _ in range(1500):
+        out = model.generate(ids, do_sample=True, max_new_tokens=3, custom_generate=speculator)
+        a, b, c = out[0, 8:].tolist()
+        counts[16 * a + 4 * b + c] += 1
+    assert speculator.stats.drafter_faults == 0
+    assert speculator.stats.accepted > 200
+    assert chisquare(counts, 1500 * expected / expected.sum()).pvalue > 1e-7
+
+
+@pytest.mark.parametrize("spec", ["ngram(sample=True)", "unigram(sample=True)"])
+def test_match_gives_the_text_of_the_seed_whatever_was_drawn(spec):
+    model = tiny_llama(initializer_range=0.15)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+    torch.manual_seed(5)
+    plain = model.generate(ids, do_sample=True, max_new_tokens=40)
+    torch.manual_seed(5)
+    speculator = Speculator(spec, verification="match")
+    ours = model.generate(ids, do_sample=True, max_new_tokens=40, custom_generate=speculator)
+    assert torch.equal(plain, ours)
