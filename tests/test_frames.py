@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from functools import partial
 
@@ -53,10 +54,11 @@ TEXTS = [
 
 @pytest.mark.parametrize("how", ["enabled", "custom_generate"])
 @pytest.mark.parametrize("what", ["text", "texts", "batched", "chat"])
-def test_text_generation_pipeline(smollm2, how, what, monkeypatch):
-    if smollm2.tokenizer.pad_token is None:  # transformers 5.16 finds none in the file
-        monkeypatch.setattr(smollm2.tokenizer, "pad_token", smollm2.tokenizer.eos_token)
-    pipe = pipeline("text-generation", model=smollm2.model, tokenizer=smollm2.tokenizer)
+def test_text_generation_pipeline(smollm2, how, what):
+    tokenizer = copy.deepcopy(smollm2.tokenizer)
+    if tokenizer.pad_token is None:  # transformers 5.16 finds none in the file
+        tokenizer.pad_token = tokenizer.eos_token
+    pipe = pipeline("text-generation", model=smollm2.model, tokenizer=tokenizer)
     kwargs = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
     inputs = TEXTS[0] if what == "text" else TEXTS
     if what == "chat":
