@@ -27,6 +27,7 @@ PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
 ONE_AT_A_TIME = {
     "BltForCausalLM": "it cuts each forward's bytes into patches anew",
     "CpmAntForCausalLM": "its relative positions are of one new token",
+    "FSMTForConditionalGeneration": "new tokens see those behind them",
     "MoshiForCausalLM": "its attention sees further behind its window in a wider forward",
     "ProphetNetForCausalLM": "it takes one new token",
     "ProphetNetForConditionalGeneration": "it takes one new token",
