@@ -46,6 +46,7 @@ class CostCurve:
         self._otherwise = otherwise
         self._times: dict[int, deque[float]] = {}
         self._when: dict[int, int] = {}  # how many times had been added when a width's last was
+        self._begun: set[int] = set()
         self._added = 0
         self._read = -1
         self._cost = assumed
@@ -57,6 +58,13 @@ class CostCurve:
             self._times.setdefault(width, deque(maxlen=KEPT)).append(seconds)
             self._added += 1
             self._when[width] = self._added
+
+    def begin(self, width: int) -> bool:
+        """Whether a width runs for the first time."""
+        with self._lock:
+            first = width not in self._begun
+            self._begun.add(width)
+            return first
 
     def count(self, width: int) -> int:
         """How many times of a width are kept."""
@@ -125,6 +133,8 @@ class Pace:
         limit: most positions of a forward.
         tokens: how many tokens may be generated: a short generation is not worth probing in.
         saved: costs to begin with in place of the assumed ones, or None.
+        sizes: the only widths that forwards run at, ascending, compiled when they first do; empty:
+            any.
     """
 
     PROBES = 2  # plain steps at the beginning, if none was ever timed
@@ -140,8 +150,14 @@ class Pace:
         limit: int,
         tokens: int,
         saved: Saved | None = None,
+        sizes: tuple[int, ...] = (),
     ) -> None:
-        self._key = (kind, dtype, rows)
+        self._key = (kind, dtype, rows, bool(sizes))
+        self._run = np.arange(limit + 1)  # the width that so many positions run at
+        if sizes:
+            places = np.searchsorted(sizes, self._run).clip(max=len(sizes) - 1)
+            self._run = np.minimum(np.array(sizes)[places], limit)
+        self._compiles = bool(sizes)
         self._model = model
         self._limit = limit
         self._saved = saved
@@ -170,14 +186,15 @@ class Pace:
         cost = self.curve.cost()
         if cost is not self._seen:
             self._seen = cost
-            self._envelope = np.ascontiguousarray(np.minimum.accumulate(cost[::-1])[::-1])
+            run = cost[self._run]
+            self._envelope = np.ascontiguousarray(np.minimum.accumulate(run[::-1])[::-1])
         return self._envelope
 
     def width(self, positions: int, room: int) -> int:
         """How many positions to run where so many are needed, and at most ``room`` fit."""
         cost = self.curve.cost()
         last = min(room, self._limit)
-        if positions >= last or positions == 1:
+        if positions >= last or positions == 1 or self._compiles:
             return positions
         widths = [each for each in range(positions + 1, last + 1) if self.curve.count(each) > 1]
         best = min(widths, key=lambda each: cost[each], default=positions)
@@ -185,6 +202,9 @@ class Pace:
 
     def took(self, width: int, seconds: float) -> None:
         """A step's forward of ``width`` positions took ``seconds``."""
+        width = int(self._run[min(width, self._limit)])
+        if self._compiles and self.curve.begin(width):
+            return
         if self._steps > 1:  # the first one after a prefill finds caches cold
             self.curve.add(width, seconds)
 
@@ -194,7 +214,7 @@ _lock = threading.Lock()
 
 
 def curve_of(
-    model: Any, key: tuple[str, str, int], octave: int, limit: int, saved: Saved | None = None
+    model: Any, key: tuple[str, str, int, bool], octave: int, limit: int, saved: Saved | None = None
 ) -> CostCurve:
     """The curve of a model's forwards, of which there is one for the whole process.
 
@@ -207,7 +227,7 @@ def curve_of(
         if full not in known:
             others = [each for each in known if each[:-1] == full[:-1]]
             nearest = min(others, key=lambda each: abs(each[-1] - octave), default=None)
-            kind, dtype, rows = key
+            kind, dtype, rows, _ = key
             if saved is not None:
                 assumed = assumed_cost(kind, limit - 1, rows, dtype)
                 known[full] = CostCurve(saved.curve(1 << octave, limit), assumed)

@@ -77,6 +77,10 @@ class Speculator:
             verification "match"). Drafts have at most N - 1 tokens. For batches of one on a
             static cache, or on a dynamic one with eager attention on a CPU; what it does not hold
             for is refused.
+        compiled: whether the forwards after the prefill run as compiled graphs, which takes a
+            static cache. None: where plain ``generate`` would compile (GPUs, static caches),
+            under the call's ``compile_config``; True: on a CPU too; False: never. Under "fit",
+            drafts are then padded to a few widths, of which each is compiled when it first comes.
         policy: how a drafter built from a string decides between its tiers, see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
@@ -103,6 +107,7 @@ class Speculator:
         delta: float = 0.3,
         costs: str | Path | None = None,
         width: int | str = "fit",
+        compiled: bool | None = None,
         policy: str = "value",
         unsupported: str = "error",
         on_step: Callable[[StepEvent], None] | None = None,
@@ -131,6 +136,9 @@ class Speculator:
                 f"width={width} keeps the text independent of the drafter, which tree, lenience and"
                 " verification='typical' do not; remove them, or use width='fit'"
             )
+        if compiled is not None and not isinstance(compiled, bool):
+            raise TypeError(f"compiled must be True, False or None, got {compiled!r}")
+        self.compiled = compiled
         if unsupported not in ("error", "plain"):
             raise ValueError(f"unsupported must be 'error' or 'plain', got {unsupported!r}")
         if on_step is not None and not callable(on_step):
@@ -151,6 +159,11 @@ class Speculator:
     @drafter.setter
     def drafter(self, drafter: str | Drafter) -> None:
         self._drafter = build_drafter(drafter, policy=self.policy)
+
+    @property
+    def _most(self) -> int:
+        """The most tokens in a draft."""
+        return self.gamma_max if self.tree is None else self.tree
 
     def reset(self) -> None:
         """Set the statistics to zero."""
@@ -177,6 +190,7 @@ class Speculator:
             "delta": self.delta,
             "costs": self.costs,
             "width": self.width,
+            "compiled": self.compiled,
             "policy": self.policy,
             "unsupported": self.unsupported,
         }
@@ -228,8 +242,15 @@ class Speculator:
             check_request(generation_config)
             check_adapter(model)
             ranks = ranks_of(model, input_ids.device, synced_gpus)
-            width = None if isinstance(self.width, str) else self.width
-            target = Target(model, input_ids, generation_config, model_kwargs, width=width)
+            target = Target(
+                model,
+                input_ids,
+                generation_config,
+                model_kwargs,
+                width=None if isinstance(self.width, str) else self.width,
+                compiled=self.compiled,
+                gamma_max=self.gamma if isinstance(self.gamma, int) else self._most,
+            )
             if ranks.synced and target.cache.capacity is not None:
                 raise UnsupportedError(
                     "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
@@ -282,7 +303,7 @@ class Speculator:
         obstacle = None if self.tree is None else why_no_tree(target, input_ids.shape[0])
         if obstacle is not None:
             stats.chains[obstacle] = 1
-        gamma_max = self.gamma_max if self.tree is None else self.tree
+        gamma_max = self._most
         pace = self._pace(target, gamma_max, stop.max_length)
         gamma = self.gamma
         if isinstance(self.width, int) and not isinstance(gamma, int):
@@ -337,7 +358,8 @@ class Speculator:
         if saved is not None and (differences := saved.differences(target.model)):
             self.log_once(f"not using {self.costs}: {'; '.join(differences)}")
             saved = None
-        return Pace(target.model, kind, dtype, rows, gamma_max + 1, tokens, saved)
+        sizes = target.widths.sizes
+        return Pace(target.model, kind, dtype, rows, gamma_max + 1, tokens, saved, sizes)
 
     def _start(self, tokens: Int32, vocab: int, setting: _Setting, stats: DecodeStats) -> Drafting:
         return Drafting(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ngramspec.cache import rollback_for
+from ngramspec.compiled import ROOM, Graphs, bucket_sizes, wants_graphs
 from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.holes import grow, grow_ragged, keep_slots
@@ -53,9 +54,11 @@ class Target:
         config: the prepared GenerationConfig.
         model_kwargs: what ``generate`` prepared for the model's forward.
         width: of every forward after the prefill, in positions; None: as wide as the draft is.
+        compiled: whether these forwards are compiled; None: if plain ``generate`` would.
+        gamma_max: the most tokens that a draft will have; looked at for compiled ones only.
 
     Raises:
-        UnsupportedError: the model or its cache cannot be speculated with, or not at that width.
+        UnsupportedError: the model or its cache cannot be speculated with, or not in that way.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class Target:
         model_kwargs: dict[str, Any],
         *,
         width: int | None = None,
+        compiled: bool | None = False,
+        gamma_max: int = 0,
     ) -> None:
         check_model(model, model_kwargs)
         self.model = model
@@ -100,7 +105,13 @@ class Target:
         self.widths = Widths() if width is None else Widths((width,))
         if width is not None:
             require_fixed(self, width)
-            self._make_room(width)
+        self._call: Callable[..., Any] = model
+        if wants_graphs(self, compiled):
+            if width is None:
+                self.widths = Widths(bucket_sizes(gamma_max + 1))
+            self._call = Graphs(model, config, len(self.widths.sizes))
+        if self.widths.sizes:
+            self._make_room(fixed=width is not None)
 
     @property
     def can_be_ragged(self) -> bool:
@@ -187,7 +198,7 @@ class Target:
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = self._width
-        self._outputs = self.model(**inputs, return_dict=True)
+        self._outputs = self._call(**inputs, return_dict=True)
         logits: torch.Tensor = self._outputs.logits[:, -self._width :]
         return logits[:, :positions]
 
@@ -253,28 +264,42 @@ class Target:
                 )
         return torch.cat((block, block[:, -1:].expand(-1, count)), dim=1), kwargs
 
-    def _make_room(self, width: int) -> None:
-        """Have a cache in which a forward of ``width`` positions always fits, or looks as if.
+    def _make_room(self, *, fixed: bool) -> None:
+        """Have a cache in which the widest forward always fits, or looks as if.
 
-        The size of one that is ours to make depends on the request alone, and so does the length
-        that is attended to.
+        The size of one that is ours to make depends on the request alone where the width is fixed,
+        and so does the length that is attended to. Otherwise it does not shrink from one call to
+        the next, as in ``generate``: what was compiled for it serves again.
+
+        Args:
+            fixed: whether all forwards are as wide.
         """
-        config, embeds = self.config, self.kwargs.get("inputs_embeds")
+        config, embeds, widest = (
+            self.config,
+            self.kwargs.get("inputs_embeds"),
+            self.widths.sizes[-1],
+        )
         prompt = self.prompt.shape[1] if embeds is None else embeds.shape[1]
         mask = self.kwargs.get("attention_mask")
         told = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
         if told != prompt:  # a kept cache, and only what is new behind it
             prompt += self._before
         new = config.max_length - self.prompt.shape[1]
-        needed = prompt + new - 2 + width  # the last forward's first token is the last but one
-        if self.cache.capacity is None:
+        needed = prompt + new - 2 + widest  # the last forward's first token is the last but one
+        capacity = self.cache.capacity
+        if capacity is None:
             self._stretch = needed
         elif not getattr(self.cache.cache, "_is_user_defined", False):
-            self.cache.resize(max(needed, config.max_cache_len or 0))
-        elif self.cache.capacity < needed:
+            needed = max(needed, config.max_cache_len or 0)
+            if not fixed:
+                needed = max(needed, capacity + widest - 1)
+            if self._call is not self.model:
+                needed = -(-needed // ROOM) * ROOM
+            self.cache.resize(needed)
+        elif fixed and capacity < needed:
             raise UnsupportedError(
-                f"width={width} needs a static cache of {needed} positions, the one given has"
-                f" {self.cache.capacity}: make it with max_cache_len={needed}, or pass"
+                f"width={widest} needs a static cache of {needed} positions, the one given has"
+                f" {capacity}: make it with max_cache_len={needed}, or pass"
                 " cache_implementation='static'"
             )
 

@@ -129,7 +129,7 @@ def test_a_generation_measures_and_the_next_one_knows():
     speculator = Speculator(oracle(text[0].tolist()))
     ours = model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
     assert torch.equal(text, ours)
-    curve = curve_of(model, ("cpu", "float32", 1), 9, 65)
+    curve = curve_of(model, ("cpu", "float32", 1, False), 9, 65)
     assert curve.count(1) >= 2
     assert sum(map(curve.count, range(2, 66))) > 0
     plain = speculator.stats.plain_steps
@@ -140,7 +140,7 @@ def test_a_generation_measures_and_the_next_one_knows():
 def test_text_does_not_depend_on_padding():
     model = tiny_llama()
     text = model.generate(IDS, max_new_tokens=100)
-    curve = curve_of(model, ("cpu", "float32", 1), 9, 65)
+    curve = curve_of(model, ("cpu", "float32", 1, False), 9, 65)
     fed(curve, {1: 0.02} | {n: 0.05 for n in range(2, 60) if n != 24} | {24: 0.021})
     widths = []
     forward = model.forward
@@ -243,3 +243,15 @@ def test_calibrate_measures_prints_and_saves(tmp_path, monkeypatch, capsys):
     Speculator(costs=out)
     assert main(["calibrate", "--contexts", "0"]) == 2
     assert "--contexts must be >= 1, got 0" in capsys.readouterr().err
+
+
+def test_compiled_forwards_run_at_a_few_widths_and_their_first_times_do_not_count():
+    mine = pace(sizes=(1, 4, 16, 65))
+    mine.plain(), mine.plain()
+    for width, seconds in [(1, 9.0), (1, 0.02), (3, 9.0), (2, 0.05), (4, 0.05), (5, 9.0)]:
+        mine.took(width, seconds)
+    assert mine.curve.seconds == {1: 0.02, 4: 0.05}
+    cost = mine.cost()
+    assert cost[2] == cost[3] == cost[4] > 1
+    assert cost[5] == cost[16]
+    assert mine.width(3, 65) == 3  # the target pads it

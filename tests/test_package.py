@@ -17,7 +17,7 @@ LAYERS = [
     {"errors", "_native", "analysis"},
     {"draft", "cache", "stopping", "reference", "holes", "adapters"},
     {"reference_value", "checks", "trees", "saved"},
-    {"width"},
+    {"width", "compiled"},
     {"controller", "drafters", "verify", "target", "ranks"},
     {"choosing", "costs"},
     {"drafting", "group"},

@@ -1,0 +1,95 @@
+"""Compiled verification: one graph for each of a few widths, and no other shape.
+
+Drafts of any length are padded up to the next of these widths, rollback changes a tensor in place,
+and the mask is an input; so what was compiled once serves all steps of all calls whose static
+caches have the same size. A call's cache is made a little larger than it needs, for that reason.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.trees import ATTENTIONS, attention_of
+
+ROOM = 256  # a cache's size is rounded up to a multiple of it: fewer sizes, fewer graphs
+SIZES = 8  # of caches that are compiled for; dynamo's own limit, for a single width
+
+
+def bucket_sizes(widest: int) -> tuple[int, ...]:
+    """Powers of two, then ``widest`` itself, unless a power is almost as wide.
+
+    Example:
+        >>> bucket_sizes(65), bucket_sizes(11), bucket_sizes(1)
+        ((1, 2, 4, 8, 16, 32, 65), (1, 2, 4, 8, 11), (1,))
+    """
+    powers = [1 << i for i in range(widest.bit_length()) if 4 << i <= 3 * widest]
+    return (*powers, widest)
+
+
+def wants_graphs(target: Any, compiled: bool | None) -> bool:
+    """Whether a target's forwards are to be compiled.
+
+    Args:
+        target: not yet prefilled.
+        compiled: True, False, or None: where plain ``generate`` would.
+
+    Raises:
+        UnsupportedError: they cannot be, and compiled=True.
+    """
+    if compiled is False or target.config.disable_compile:
+        return False
+    reason = why_no_graphs(target)
+    if compiled and reason is not None:
+        raise UnsupportedError(f"compiled=True is not supported with {reason}")
+    if compiled or reason is not None:
+        return reason is None
+    criteria = getattr(target.model, "_valid_auto_compile_criteria", None)
+    return criteria is not None and bool(criteria(target.kwargs, target.config))
+
+
+def why_no_graphs(target: Any) -> str | None:
+    """Why a target's forwards cannot be compiled, and the remedy; None if they can."""
+    attention = attention_of(target.model)
+    if target.cache.capacity is None:
+        return "a dynamic cache; use cache_implementation='static'"
+    if target.encodes:
+        return "an encoder-decoder model; remove it"
+    if target.states:
+        return "attentions or hidden states asked for; do not ask for them"
+    if attention not in ATTENTIONS:
+        return f"attention implementation {attention}; load the model with sdpa or eager"
+    return None
+
+
+class Graphs:
+    """A model's compiled forward.
+
+    Args:
+        model: a transformers model.
+        config: the GenerationConfig, whose ``compile_config`` says how; shapes are static unless
+            it says otherwise.
+        widths: how many different ones there will be.
+    """
+
+    def __init__(self, model: Any, config: Any, widths: int) -> None:
+        settings = copy.copy(config.compile_config or model._default_compile_config())
+        if settings.dynamic is None:
+            settings.dynamic = False
+        self._call: Callable[..., Any] = model.get_compiled_call(settings)
+        self._limit = SIZES * widths
+
+    def __call__(self, **inputs: Any) -> Any:
+        with self._allowing():
+            return self._call(**inputs)
+
+    def _allowing(self) -> AbstractContextManager[Any]:
+        """The context in which dynamo compiles for all the widths: by default for eight shapes."""
+        import torch._dynamo.config as dynamo
+
+        known = max(self._limit, dynamo.recompile_limit)
+        patch: AbstractContextManager[Any] = dynamo.patch(recompile_limit=known)
+        return patch
