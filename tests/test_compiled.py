@@ -66,7 +66,7 @@ def test_no_recompilation_after_warm_up(attention):
     plain = model.generate(IDS, **GREEDY)
     text = plain[0].tolist()
     for _ in range(2):  # drafts of all lengths: a graph for each width
-        assert torch.equal(run(model, drafter=all_lengths(text), gamma_max=10)[0], plain)
+        assert torch.equal(run(model, drafter=all_lengths(text), gamma=10, gamma_max=10)[0], plain)
         warm = graphs()
     assert warm == len(bucket_sizes(11)) == 5
     other = torch.randint(3, 97, (1, 10), generator=torch.Generator().manual_seed(0))
@@ -74,7 +74,7 @@ def test_no_recompilation_after_warm_up(attention):
         plain = model.generate(ids, **GREEDY)
         text = plain[0].tolist()
         for drafter in ("none", "auto", liar(text, 97), half_right(text, 97), random_drafter(97)):
-            ours, stats = run(model, ids, drafter, gamma_max=10)
+            ours, stats = run(model, ids, drafter, gamma=10, gamma_max=10)
             assert torch.equal(ours, plain)
     for length in (3, 40, 90):  # other prompts, in a cache of the same size
         ids = torch.randint(3, 97, (1, length))
