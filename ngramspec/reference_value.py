@@ -17,11 +17,11 @@ from ngramspec.reference import Tokens
 
 LEADERS, FADE_AT = 3, 255
 RATE, CONSTANT, STRONGEST = 0.02, 0.3, 7.6
-PRIOR, HALVE_AT = 4.0, 600
+PRIOR, PRIOR_SHARE, HALVE_AT = 4.0, 100.0, 600
 HOPELESS, LOOKAHEAD, MOOD_RATE = 0.01, 12, 0.15
-HOPELESS_NODE, FAINT, LIKELY = 0.001, 0.01, 0.2  # in trees
+HOPELESS_NODE, FAINT, LIKELY = 0.001, 0.02, 0.2  # in trees
 MORE = 1.0001  # by which a node must be reached more probably to go before another
-RECENT, HALVE_SHARE_AT = 64, 10000
+RECENT, OLDEST, HALVE_SHARE_AT = 64, 6, 10000
 FAR, BEFORE, BEHIND = 64, 16, 32
 SKIP = 32  # seed of the context that skips a token
 Situation = tuple[Any, ...]
@@ -109,7 +109,8 @@ class Calibration:
     def cell(self, situation: Situation) -> list[float]:
         """[right, tested] of a situation; a new one begins with its prior."""
         if situation not in self.cells:
-            self.cells[situation] = [PRIOR * self.prior(situation), PRIOR]
+            tested = PRIOR_SHARE if situation[0] == "recent" else PRIOR
+            self.cells[situation] = [tested * self.prior(situation), tested]
         return self.cells[situation]
 
     def prior(self, situation: Situation) -> Any:
@@ -126,7 +127,9 @@ class Calibration:
                 return 1 - SURPRISE[m] / count
             return float(max((count - 0.8) / (count + COUNT_OF[others]), 0.18))
         if kind == "recent":
-            return 0.02
+            age, seen = rest
+            share = 0.006 * max(seen, 0.5)
+            return share / 2 if age in (0, OLDEST) else share
         if kind == "session":
             return 0.1 + 0.08 * min(rest[1], 3)
         if kind == "resume":

@@ -8,8 +8,6 @@ and learns online.
 from libc.math cimport expf
 from libc.stdint cimport int8_t, int16_t, int32_t
 
-from ngramspec._native.recent cimport Recent
-
 cdef enum:
     CONTEXTS = 4                            # of 1, 2 and 3 tokens, and the one that skips a token
     MATCH = CONTEXTS                        # inputs: the contexts, then the places read along
@@ -53,25 +51,22 @@ cdef inline int count_bucket(int n) noexcept nogil:
     return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
 
 
-cdef inline int recent_cell(const Recent* recent, int i) noexcept nogil:
-    """The cell of the ``i``-th recent token: by the tokens used since, and by its count."""
-    cdef int age = 0
-    while i >> age:
-        age += 1
-    return RECENT_CELLS + AGES * count_bucket(recent.count[i]) + age
+cdef inline int recent_cell(int count, int age) noexcept nogil:
+    """Of a recent token, by how often it was used and the bits of how many others were since."""
+    return RECENT_CELLS + AGES * count_bucket(count) + age
 
 
 cdef class Calibration:
     cdef Cell cells[CELLS]
     cdef float weights[SETS][INPUTS]
 
-    cdef int begin(self, int cell, float prior) except -1
+    cdef int begin(self, int cell, float prior, float tested=*) except -1
     cdef int begin_pair(self, int cell, float other, float same) except -1
     cdef void mix(self, Candidate* c) noexcept nogil
-    cdef inline float share(self, const Recent* recent, int i) noexcept nogil:
-        """P(the ``i``-th recent token is next) where no candidate is."""
-        cdef const Cell* cell = &self.cells[recent_cell(recent, i)]
+    cdef inline float share(self, int count, int age) noexcept nogil:
+        """P(a recent token is next) where no candidate is."""
+        cdef const Cell* cell = &self.cells[recent_cell(count, age)]
         return cell.right / cell.tested
 
-    cdef void learn_share(self, const Recent* recent, int i, bint right) noexcept nogil
+    cdef void learn_share(self, int count, int age, bint right) noexcept nogil
     cdef void learn(self, const Candidate* c, bint right) noexcept nogil

@@ -36,6 +36,7 @@ cdef float RATE = 0.02      # of the weights
 cdef float CONSTANT = 0.3   # the bias's input
 cdef float STRONGEST = 7.6  # log-odds a cell can reach: a probability of 0.9995
 cdef float PRIOR = 4.0      # tested candidates that a cell begins with
+cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' begins with
 
 # How it begins: round figures for what other texts taught (library sources in two releases, and
 # answers of a small model). It matters for the first few hundred tokens.
@@ -58,6 +59,12 @@ cdef float newest_prior(int m, int seen, int others):
 cdef float older_prior(int seen, int others):
     """P(right) of a token that something else speaks for, and that followed before."""
     return 0.02 if seen == 0 else 0.6 - 0.04 * others
+
+
+cdef float recent_prior(int age, int seen):
+    """P(next) of a token used lately where no candidate is, by buckets of age and count."""
+    cdef float share = 0.006 * max(seen, 0.5)
+    return share / 2 if age == 0 or age == AGES - 1 else share
 
 
 cdef inline float stretch(const Cell* c) noexcept nogil:
@@ -87,7 +94,7 @@ cdef class Calibration:
         for i in range(MOODS * LENGTHS):
             self.begin(SESSION_CELLS + i, 0.1 + 0.08 * min(i % LENGTHS, 3))
         for i in range(AGES * COUNTS):
-            self.begin(RECENT_CELLS + i, 0.02)
+            self.begin(RECENT_CELLS + i, recent_prior(i % AGES, i // AGES), PRIOR_SHARE)
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
@@ -99,9 +106,9 @@ cdef class Calibration:
         self.begin(cell + 1, same)
         return 0
 
-    cdef int begin(self, int cell, float prior) except -1:
-        self.cells[cell].right = PRIOR * prior
-        self.cells[cell].tested = PRIOR
+    cdef int begin(self, int cell, float prior, float tested=PRIOR) except -1:
+        self.cells[cell].right = tested * prior
+        self.cells[cell].tested = tested
         self.cells[cell].stretch = stretch(&self.cells[cell])
         return 0
 
@@ -119,9 +126,9 @@ cdef class Calibration:
             z += self.weights[c.set][c.input[i]] * self.cells[c.cell[i]].stretch
         c.odds = min(max(z, <float>-12), <float>12)
 
-    cdef void learn_share(self, const Recent* recent, int i, bint right) noexcept nogil:
+    cdef void learn_share(self, int count, int age, bint right) noexcept nogil:
         """Learn whether a recent token was next where no candidate was."""
-        cdef Cell* cell = &self.cells[recent_cell(recent, i)]
+        cdef Cell* cell = &self.cells[recent_cell(count, age)]
         cell.right += right
         cell.tested += 1
         if cell.tested > HALVE_SHARE_AT:

@@ -4,14 +4,15 @@ At every position the candidates are the token behind the longest known match, t
 continuations of the last one to three tokens and of the one before the last, the token where the
 last copy would go on past a substituted one, and the one behind the best match around there; the
 sequence's most frequent token where nothing else is known. Each gets P(it is next) from the
-calibration; the best one is drafted and the next position builds on it. The draft ends where the
-expected tokens per cost are highest: Theorem 3.8 of Leviathan et al. 2023 with a measured cost and
-a probability per position.
+calibration. In a chain the best one is drafted and the next position builds on it; in a tree they
+all are, and the tokens used lately, best-first by the probability of the path (frontier.pxd). The
+draft ends where the expected tokens per cost are highest: Theorem 3.8 of Leviathan et al. 2023 with
+a measured cost and a probability per node.
 
 The longest known match is the longest among the one read along so far and the last occurrences of
 the last two and three tokens. Bounded work, whatever the text: a step compares at most
-``FAR + 8 * AROUND`` tokens, a drafted position costs four look-ups and seven candidates, a
-committed token four counts. One thread at a time.
+``FAR + 8 * AROUND`` tokens, a position costs four look-ups and ``MOST_CANDIDATES`` at most (in a
+chain seven), a committed token four counts. One thread at a time.
 """
 
 from libc.stdint cimport int8_t, int16_t, int32_t
@@ -48,7 +49,7 @@ cdef enum:
 # Probabilities of reaching a position:
 cdef float HOPELESS = 0.01      # below, a chain ends
 cdef float HOPELESS_NODE = 0.001    # below, a tree does
-cdef float FAINT = 0.01         # up to here, a tree is not continued there
+cdef float FAINT = 0.02         # up to here, a tree is not continued there
 cdef float LIKELY = 0.2         # above, and no candidate is next: guesses are worth their time
 cdef float MOOD_RATE = 0.15
 
@@ -390,7 +391,7 @@ cdef class ValueEngine:
         """
         cdef float p[MOST_CANDIDATES]
         cdef float rest = 1, scale
-        cdef int i
+        cdef int i, age = 0
         if not self.tree:
             if at.count:
                 p[0] = squash(at.candidates[at.best].odds)
@@ -405,7 +406,9 @@ cdef class ValueEngine:
         if not self.falls_back or rest * at.reach <= LIKELY:
             return
         for i in range(self.recent.used):
-            p[0] = rest * self.calibration.share(&self.recent, i)
+            while i >> age:
+                age += 1
+            p[0] = rest * self.calibration.share(self.recent.count[i], age)
             if at.reach * p[0] > HOPELESS_NODE and not is_candidate(at, self.recent.token[i]):
                 self.offer(at, parent, self.recent.token[i], p[0], True)
 
@@ -514,7 +517,7 @@ cdef class ValueEngine:
     cdef void learn(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
         """Compare the last proposal with what was committed, as far as they agree."""
         cdef const Frontier* f = &self.frontier
-        cdef int i, at = 0, k = NONE
+        cdef int i, age, at = 0, k = NONE
         cdef Py_ssize_t j
         cdef Position* p
         cdef bint right, any
@@ -531,11 +534,13 @@ cdef class ValueEngine:
                 right = p.candidates[p.best].token == tokens[j]
                 self.mood += MOOD_RATE * (<float>right - self.mood)
             if not any and self.tree and self.falls_back:
+                age = 0
                 for i in range(self.recent.used):
+                    while i >> age:
+                        age += 1
                     if not is_candidate(p, self.recent.token[i]):
-                        self.calibration.learn_share(
-                            &self.recent, i, self.recent.token[i] == tokens[j]
-                        )
+                        right = self.recent.token[i] == tokens[j]
+                        self.calibration.learn_share(self.recent.count[i], age, right)
             k = child(f, k, tokens[j])
             if k == NONE or ranked(f, k).position == NONE:
                 break
