@@ -56,7 +56,7 @@ class Speculator:
         gamma_max: most tokens proposed in a step, 1..4096.
         tree: None: drafts are chains. N, 1..4096: they are token trees of at most N nodes, where
             the target can verify them and the drafter knows several continuations; N takes
-            gamma_max's place. Where it cannot (batches, caches with sliding or static layers,
+            gamma_max's place. Where it cannot (batches, sliding-window attention,
             other attention than sdpa and eager, encoder-decoders), they stay chains, and
             ``stats.chains`` says why.
         verification: "exact" keeps the target's text, or distribution; "match" does so without

@@ -14,8 +14,8 @@ from ngramspec.compiled import ROOM, Graphs, bucket_sizes, wants_graphs
 from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.holes import grow, grow_ragged, keep_slots
-from ngramspec.trees import ancestry, attention_of, takes_masks, tree_mask
-from ngramspec.width import Widths, require_fixed, rope_turn
+from ngramspec.trees import ancestry, attended, attention_of, takes_masks, tree_mask
+from ngramspec.width import Widths, needed_positions, require_fixed, rope_turn
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 STATES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
@@ -274,23 +274,12 @@ class Target:
         Args:
             fixed: whether all forwards are as wide.
         """
-        config, embeds, widest = (
-            self.config,
-            self.kwargs.get("inputs_embeds"),
-            self.widths.sizes[-1],
-        )
-        prompt = self.prompt.shape[1] if embeds is None else embeds.shape[1]
-        mask = self.kwargs.get("attention_mask")
-        told = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
-        if told != prompt:  # a kept cache, and only what is new behind it
-            prompt += self._before
-        new = config.max_length - self.prompt.shape[1]
-        needed = prompt + new - 2 + widest  # the last forward's first token is the last but one
-        capacity = self.cache.capacity
+        widest, capacity = self.widths.sizes[-1], self.cache.capacity
+        needed = needed_positions(self, widest)
         if capacity is None:
             self._stretch = needed
         elif not getattr(self.cache.cache, "_is_user_defined", False):
-            needed = max(needed, config.max_cache_len or 0)
+            needed = max(needed, self.config.max_cache_len or 0)
             if not fixed:
                 needed = max(needed, capacity + widest - 1)
             if self._call is not self.model:
@@ -318,13 +307,8 @@ class Target:
         the device to make it.
         """
         like = self.model.get_output_embeddings().weight
-        sees = torch.ones((self._width, self._width), dtype=torch.bool, device=like.device).tril_()
-        if parents is not None:
-            known = len(parents) + 1
-            own = torch.from_numpy(ancestry(parents)[0])
-            sees[:known, :known] = own.to(like.device, non_blocking=True)
         return tree_mask(
-            sees,
+            attended(parents, self._width, like.device),
             self.kwargs.get("attention_mask"),
             self._slots,
             like,

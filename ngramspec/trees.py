@@ -43,6 +43,21 @@ def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     return sees, depths
 
 
+def attended(parents: Int32 | None, width: int, device: torch.device) -> torch.Tensor:
+    """Which of a forward's positions attends to which, bool (width, width), on a device.
+
+    Args:
+        parents: of the tree, or None: a chain.
+        width: of the forward. What pads a tree attends to all before it, so that it is finite.
+        device: of the model.
+    """
+    sees = torch.ones((width, width), dtype=torch.bool, device=device).tril_()
+    if parents is not None:
+        known = len(parents) + 1
+        sees[:known, :known] = torch.from_numpy(ancestry(parents)[0])
+    return sees
+
+
 def tree_mask(
     sees: NDArray[np.bool_] | torch.Tensor,
     past: torch.Tensor | None,

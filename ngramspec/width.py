@@ -122,3 +122,20 @@ def require_fixed(target: Any, width: int) -> None:
     reason = why_not_fixed(target, target.prompt.shape[0])
     if reason is not None:
         raise UnsupportedError(f"width={width} is not supported with {reason}")
+
+
+def needed_positions(target: Any, widest: int) -> int:
+    """Positions of a cache in which forwards of ``widest`` always fit.
+
+    Args:
+        target: not yet prefilled.
+        widest: what its forwards have at most.
+    """
+    config, embeds = target.config, target.kwargs.get("inputs_embeds")
+    prompt = int((target.prompt if embeds is None else embeds).shape[1])
+    mask = target.kwargs.get("attention_mask")
+    told = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
+    if told != prompt:  # a kept cache, and only what is new behind it
+        prompt += target.cache.length()
+    new = int(config.max_length) - int(target.prompt.shape[1])
+    return prompt + new - 2 + widest  # the last forward begins with the last token but one

@@ -110,6 +110,33 @@ def test_trees_run_where_they_can():
         assert speculator.stats.drafted > speculator.stats.tested > speculator.stats.accepted
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gemma"])
+def test_trees_on_static_caches(name, attention):
+    """Accepted nodes are moved together inside the cache's tensors, up to its last position."""
+    model = build(name)
+    model.set_attn_implementation(attention)
+    kwargs = {"cache_implementation": "static", "return_dict_in_generate": True}
+    left = torch.cat((torch.zeros_like(IDS[:, :3]), IDS), dim=1)
+    for ids in (IDS, left):
+        mask = (ids != 0).long()
+        plain = model.generate(ids, attention_mask=mask, max_new_tokens=60, **kwargs)
+        n = int(plain.past_key_values.get_seq_length())
+        text = plain.sequences[0, ids.shape[1] - 10 :].tolist()  # padding is not drafted from
+        for seed in range(2):
+            speculator = Speculator(bushy(text, VOCAB, seed), tree=17)
+            ours = run(model, ids, speculator, attention_mask=mask, **kwargs)
+            assert torch.equal(plain.sequences, ours.sequences)
+            assert not speculator.stats.chains
+            assert speculator.stats.accepted > 20
+            assert int(ours.past_key_values.get_seq_length()) == n
+            layers = zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True)
+            for mine, its in layers:
+                torch.testing.assert_close(
+                    mine.keys[:, :, :n], its.keys[:, :, :n], rtol=1e-3, atol=1e-4
+                )
+
+
 def test_after_a_tree_the_cache_is_as_if_the_rejected_tokens_had_never_been_there():
     model = tiny_llama()
     plain = model.generate(IDS, max_new_tokens=60, return_dict_in_generate=True)
