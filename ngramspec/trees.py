@@ -51,11 +51,11 @@ def attended(parents: Int32 | None, width: int, device: torch.device) -> torch.T
         width: of the forward. What pads a tree attends to all before it, so that it is finite.
         device: of the model.
     """
-    sees = torch.ones((width, width), dtype=torch.bool, device=device).tril_()
+    sees = np.tri(width, dtype=np.bool_)
     if parents is not None:
         known = len(parents) + 1
-        sees[:known, :known] = torch.from_numpy(ancestry(parents)[0])
-    return sees
+        sees[:known, :known] = ancestry(parents)[0]
+    return torch.from_numpy(sees).to(device, non_blocking=True)
 
 
 def tree_mask(

@@ -124,7 +124,7 @@ def test_trees_on_static_caches(name, attention):
         n = int(plain.past_key_values.get_seq_length())
         text = plain.sequences[0, ids.shape[1] - 10 :].tolist()  # padding is not drafted from
         for seed in range(2):
-            speculator = Speculator(bushy(text, VOCAB, seed), tree=17)
+            speculator = Speculator(bushy(text, VOCAB, seed), 17, tree=17)
             ours = run(model, ids, speculator, attention_mask=mask, **kwargs)
             assert torch.equal(plain.sequences, ours.sequences)
             assert not speculator.stats.chains
