@@ -13,12 +13,13 @@ from ngramspec.errors import check_int
 # What a forward of n positions costs, in forwards of one: linear between these, and on.
 POSITIONS = (1, 2, 3, 5, 8, 11, 16, 24, 32, 48, 64, 128)
 COSTS = {
-    # measured: SmolLM2-135M, bfloat16, two CPU cores
+    # the two that drafters are compared by; measured: SmolLM2-135M, bfloat16, two CPU cores
     "cpu": (1, 1, 1, 1.0, 1.04, 1.10, 1.22, 1.40, 1.60, 2.0, 2.7, 5.0),
-    # measured: the same in float32
-    "cpu float32": (1, 1.5, 1.55, 1.35, 1.55, 1.9, 2.3, 3.0, 3.6, 5.0, 6.5, 13.0),
     # assumed: a model of 7-8 billion parameters on one data-centre GPU
     "gpu": (1, 1, 1, 1.0, 1.0, 1.0, 1.01, 1.02, 1.03, 1.05, 1.07, 1.15),
+    # what generations begin with: the same model and cores, measured beside plain steps
+    "cpu bfloat16": (1, 1.13, 1.15, 1.14, 1.17, 1.22, 1.28, 1.36, 1.46, 1.8, 2.05, 3.8),
+    "cpu float32": (1, 1.14, 1.2, 1.6, 1.85, 2.15, 2.05, 2.25, 2.55, 3.05, 3.7, 6.5),
 }
 BATCH_SURCHARGE = 0.2  # of a second position in each row: seen on the same CPU, batches 2 to 16
 
@@ -131,7 +132,7 @@ def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat1
         float32 (gamma_max + 2,), rising on behind the last known position as up to it.
     """
     points = (*POSITIONS, 2 * POSITIONS[-1])
-    known = COSTS["cpu float32" if (kind, dtype) == ("cpu", "float32") else kind]
+    known = COSTS.get(f"{kind} {dtype}", COSTS[kind])
     costs = (*known, known[-1] + 2 * (known[-1] - known[-2]))
     per_position = (costs[-1] - costs[-2]) / (points[-1] - points[-2])
     positions = rows * np.arange(gamma_max + 2)

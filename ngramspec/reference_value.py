@@ -17,6 +17,8 @@ from ngramspec.reference import Tokens
 
 LEADERS, FADE_AT = 3, 255
 RATE, CONSTANT, STRONGEST = 0.02, 0.3, 7.6
+GUESS = 0.05  # P(right) of the most frequent token where nothing else is known
+ALONE = (0, None)  # the set of weights there
 PRIOR, PRIOR_SHARE, HALVE_AT = 4.0, 100.0, 600
 HOPELESS, LOOKAHEAD, MOOD_RATE = 0.01, 12, 0.15
 HOPELESS_NODE, FAINT, LIKELY = 0.001, 0.02, 0.2  # in trees
@@ -131,7 +133,7 @@ class Calibration:
             share = 0.006 * max(seen, 0.5)
             return share / 2 if age in (0, OLDEST) else share
         if kind == "session":
-            return 0.1 + 0.08 * min(rest[1], 3)
+            return 0.1 + 0.08 * min(rest[1], 3) if rest[1] else GUESS
         if kind == "resume":
             return 0.25
         if kind == "near":
@@ -143,6 +145,8 @@ class Calibration:
     def weight(self, set: Situation, name: str) -> float:
         """The weight of an input in a set; a new one begins as WEIGHTS says, 0.3 elsewhere."""
         begin = WEIGHTS.get(name, 0.3) + (0.05 * set[0] if name == "match" else 0.0)
+        if set == ALONE and name in ("session", "bias"):
+            begin = 1.0 if name == "session" else 0.0
         return self.weights.get((set, name), begin)
 
     def stretch(self, situation: Situation) -> float:

@@ -43,6 +43,7 @@ cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' beg
 cdef float[9] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4]
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # of a bucket
 cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
+cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing else is known
 cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # of a context that had one continuation so far
 
 
@@ -92,13 +93,15 @@ cdef class Calibration:
             least = max(i // 6 % 9, 1)
             self.begin_pair(NEAR_CELLS + 2 * i, 0.06, least / (least + 2.0))
         for i in range(MOODS * LENGTHS):
-            self.begin(SESSION_CELLS + i, 0.1 + 0.08 * min(i % LENGTHS, 3))
+            self.begin(SESSION_CELLS + i, 0.1 + 0.08 * min(i % LENGTHS, 3) if i % LENGTHS else GUESS)
         for i in range(AGES * COUNTS):
             self.begin(RECENT_CELLS + i, recent_prior(i % AGES, i // AGES), PRIOR_SHARE)
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
             self.weights[s][MATCH] += 0.05 * (s // 3)
+        self.weights[0][SESSION] = 1  # where nothing else is known, nothing else speaks
+        self.weights[0][BIAS] = 0
 
     cdef int begin_pair(self, int cell, float other, float same) except -1:
         """Priors of a candidate that is not the token at a place, and of one that is."""
