@@ -21,9 +21,9 @@ GUESS = 0.05  # P(right) of the most frequent token where nothing else is known
 ALONE = (0, None)  # the set of weights there
 PRIOR, PRIOR_SHARE, HALVE_AT = 4.0, 100.0, 600
 HOPELESS, LOOKAHEAD, MOOD_RATE = 0.01, 12, 0.15
-HOPELESS_NODE, FAINT, LIKELY = 0.001, 0.02, 0.2  # in trees
+HOPELESS_NODE, FAINT, LIKELY = 0.001, 0.0199, 0.2  # in trees
 MORE = 1.0001  # by which a node must be reached more probably to go before another
-RECENT, OLDEST, HALVE_SHARE_AT = 64, 6, 10000
+RECENT, OLDEST, HALVE_SHARE_AT, FADED = 64, 6, 10000, 2048
 FAR, BEFORE, BEHIND = 64, 16, 32
 SKIP = 32  # seed of the context that skips a token
 Situation = tuple[Any, ...]
@@ -229,6 +229,7 @@ class ValueEngine:
         self.unigrams = Slot()
         self.text: list[int] = []
         self.recent = Slot(most=RECENT)
+        self.recent_n = 0  # tokens of the text that it has seen
         self.root: Position | None = None  # of the last proposal
         self.nodes: list[Node] = []  # by reach
         self.tree = False
@@ -253,6 +254,10 @@ class ValueEngine:
         """Draft best-first: the node reached most probably, then what may come behind it."""
         self.tree = tree
         self.nodes = []
+        if tree:
+            for at in range(max(self.recent_n, len(self.text) - FADED), len(self.text)):
+                self.recent.note(self.text[at], at)
+            self.recent_n = len(self.text)
         self.find_match()
         self.find_near()
         length = 0 if self.match is None else self.match.length
@@ -503,7 +508,6 @@ class ValueEngine:
         if at >= 2:
             self.table.add(self.text[-2:-1], token, at, SKIP)
         self.unigrams.note(token, at)
-        self.recent.note(token, at)
         self.text.append(token)
 
     def along(self, place: Place | None, n: int) -> int:

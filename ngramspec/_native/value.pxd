@@ -43,7 +43,8 @@ cdef class ValueEngine:
     cdef int32_t* text
     cdef Py_ssize_t text_cap, n
     cdef Slot unigrams
-    cdef Recent recent
+    cdef Recent recent          # of the text up to recent_n, counted when a tree asks for it
+    cdef Py_ssize_t recent_n
     cdef Keys tail              # of the text's end
     cdef Frontier frontier      # of the last proposal
     cdef bint tree              # whether that was asked for as a tree

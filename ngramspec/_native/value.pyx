@@ -40,6 +40,7 @@ cdef enum:
     FAR = 64            # tokens compared to find a match's length, at each of three places
     BEFORE = 16         # around a resumed copy: positions looked at before
     BEHIND = 32         # and behind it
+    FADED = 2048        # tokens behind which the counts of recent ones have faded
     SKIP_SEED = 32      # of the context that skips a token; the others' is their order
     FROM_COPY = 0
     FROM_RESUME = 1
@@ -49,7 +50,8 @@ cdef enum:
 # Probabilities of reaching a position:
 cdef float HOPELESS = 0.01      # below, a chain ends
 cdef float HOPELESS_NODE = 0.001    # below, a tree does
-cdef float FAINT = 0.02         # up to here, a tree is not continued there
+cdef float FAINT = 0.0199       # up to here, a tree is not continued there; 0.02 would be a tie of
+                                # counts, which rounding decides
 cdef float LIKELY = 0.2         # above, and no candidate is next: guesses are worth their time
 cdef float MOOD_RATE = 0.15
 
@@ -118,9 +120,7 @@ cdef class ValueEngine:
             (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
             for a resumed copy, 2 for n-gram counts, 3 for the most frequent token.
         """
-        cdef cnp.npy_intp n = self.propose(gamma, cost, False)
-        tokens, _, confidence, source = self.drafted(n)
-        return tokens, confidence, source
+        return self.drafted(self.propose(gamma, cost, False))
 
     def draft_tree(self, int gamma, cost=None):
         """Draft a tree of at most ``gamma`` tokens, the most probable to be reached first.
@@ -132,8 +132,12 @@ cdef class ValueEngine:
             (tokens int32, parents int32, confidence float32, source int8), each (n,): parents[i]
             is -1 for the last committed token, else below i.
         """
-        cdef cnp.npy_intp n = self.propose(gamma, cost, True)
-        return self.drafted(n)
+        cdef cnp.npy_intp i, n = self.propose(gamma, cost, True)
+        tokens, confidence, source = self.drafted(n)
+        parents = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
+        for i in range(n):
+            (<int32_t*>cnp.PyArray_DATA(parents))[i] = ranked(&self.frontier, <int>i).parent
+        return tokens, parents, confidence, source
 
     def extend(self, tokens):
         """Append committed tokens, int32 (n,), and learn how the last draft's candidates did.
@@ -206,7 +210,6 @@ cdef class ValueEngine:
                     if self.table.count(self.tail.of[m], tokens[i], <int32_t>self.n) < 0:
                         return -1
             note(&self.unigrams, tokens[i], <int32_t>self.n)
-            use(&self.recent, tokens[i])
             self.tail = next
             self.n += 1
         return 0
@@ -244,23 +247,26 @@ cdef class ValueEngine:
         f.limit = gamma
         f.n = 0
         self.tree = tree
+        if tree:
+            self.recent_n = max(self.recent_n, self.n - FADED)
+            while self.recent_n < self.n:
+                use(&self.recent, self.text[self.recent_n])
+                self.recent_n += 1
         return self.fill(costs)
 
     cdef object drafted(self, cnp.npy_intp n):
-        """The first ``n`` nodes: tokens, parents, confidence, source."""
+        """The first ``n`` nodes: tokens, confidence, source."""
         cdef cnp.npy_intp i
         cdef const Node* node
         tokens = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
-        parents = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
         confidence = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_FLOAT32)
         source = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT8)
         for i in range(n):
             node = ranked(&self.frontier, <int>i)
             (<int32_t*>cnp.PyArray_DATA(tokens))[i] = node.token
-            (<int32_t*>cnp.PyArray_DATA(parents))[i] = node.parent
             (<float*>cnp.PyArray_DATA(confidence))[i] = node.p
             (<int8_t*>cnp.PyArray_DATA(source))[i] = <int8_t>node.source
-        return tokens, parents, confidence, source
+        return tokens, confidence, source
 
     cdef int fill(self, const float* cost) noexcept nogil:
         """Draft best-first; the number of nodes, in order, worth verifying."""
