@@ -128,7 +128,7 @@ def test_trees_on_static_caches(name, attention):
             ours = run(model, ids, speculator, attention_mask=mask, **kwargs)
             assert torch.equal(plain.sequences, ours.sequences)
             assert not speculator.stats.chains
-            assert speculator.stats.accepted > 20
+            assert speculator.stats.accepted > 15
             assert int(ours.past_key_values.get_seq_length()) == n
             layers = zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True)
             for mine, its in layers:
