@@ -37,6 +37,8 @@ ONE_AT_A_TIME = {
 BY_SLOT = {
     "GPTNeoForCausalLM",  # its windows
     "GitForCausalLM",  # its mask, which leaves out the image before the text
+    "HyperCLOVAXVisionV2ForConditionalGeneration",  # it drops the positions that it is given
+    "Kosmos2_5ForConditionalGeneration",  # so does this
 }
 WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
 LEAST_WASTE = 32  # and how many may be at least
