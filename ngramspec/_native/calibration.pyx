@@ -93,7 +93,8 @@ cdef class Calibration:
             least = max(i // 6 % 9, 1)
             self.begin_pair(NEAR_CELLS + 2 * i, 0.06, least / (least + 2.0))
         for i in range(MOODS * LENGTHS):
-            self.begin(SESSION_CELLS + i, 0.1 + 0.08 * min(i % LENGTHS, 3) if i % LENGTHS else GUESS)
+            least = min(i % LENGTHS, 3)
+            self.begin(SESSION_CELLS + i, 0.1 + 0.08 * least if least else GUESS)
         for i in range(AGES * COUNTS):
             self.begin(RECENT_CELLS + i, recent_prior(i % AGES, i // AGES), PRIOR_SHARE)
         for s in range(SETS):

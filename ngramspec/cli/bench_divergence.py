@@ -87,8 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
     found: list[Comparison] = []
     for each in compare(loaded.model, speculator, prompts, arguments.tokens, arguments.batch):
         found.append(each)
-        print(".", end="", flush=True, file=sys.stderr)
-        if each.divergence is not None:
+        if each.divergence is None:
+            print(".", end="", flush=True, file=sys.stderr)
+        else:
             print(departure_line(each, dtype, loaded.tokenizer), flush=True)
     print(file=sys.stderr)
     departures = [each.divergence for each in found if each.divergence is not None]

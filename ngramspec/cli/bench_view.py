@@ -35,7 +35,7 @@ def reading_line(reading: Reading) -> str:
 
 def parity_summary(cells: Sequence[Cell]) -> str:
     """How many cells came out how, by what was varied."""
-    outcomes = ("identical", "refused", "wrong", "not built")
+    outcomes = ("identical", "refused", "wrong", "not run")
     kinds: dict[str, Counter[str]] = {}
     for cell in cells:
         kinds.setdefault(cell.what.rpartition(", ")[0] or cell.what, Counter())[cell.outcome] += 1
