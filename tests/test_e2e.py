@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import ScriptedDrafter, draft_of
+from families import build
 
 from ngramspec import Speculator, decode, generate
 from ngramspec.bench.e2e import Call, EndToEnd, Measured, Plan, first_difference, to_dict
@@ -115,6 +116,20 @@ def test_a_forced_model_says_the_text_however_it_is_decoded(model, way, ours):
     assert type(model) is kind
     assert "_forced_targets" not in dict(model.named_buffers())
     assert call(**inputs)[0, len(IDS) :].tolist() != list(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("speculator", "cache"),
+    [({"tree": 16}, {}), ({"tree": 16}, "static"), ({"width": 8}, "static")],
+)
+def test_a_forced_model_is_decoded_as_its_class_is(model, speculator, cache):
+    way = Way("ours", {"cache_implementation": cache} if cache else {}, speculator)
+    with forced_model(model, 256) as set_text:
+        set_text([*IDS, *TEXT])
+        outcome = Caller(model).call(way, IDS, len(TEXT))
+    assert outcome.tokens == list(TEXT)
+    assert outcome.stats["chains"] == {}
+    assert max(outcome.widths) > 4
 
 
 def test_a_forced_model_goes_by_position_not_by_order(model):
@@ -265,6 +280,29 @@ def test_compiling_that_did_not_happen_is_no_figure(model):
     bench.caller._compiling = lambda way: {}
     measured = bench.run([prompt()])
     assert "was not compiled" in measured.skipped["eager"]
+
+
+def test_trees_that_were_none_are_no_figure():
+    ids = tuple(1 + each % 60 for each in IDS)
+    sliding = build("mistral sliding")
+    ways = usual_ways(lookups=[], trees=[4])
+    bench = EndToEnd(sliding, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
+    measured = bench.run([Prompt("t", "0", ids)])
+    assert "its drafts were no trees: " in measured.skipped["ngramspec, tree 4"]
+    assert {each.way for each in measured.calls} == {PLAIN, "ngramspec"}
+
+
+def test_a_call_that_compiled_is_done_again(model, monkeypatch):
+    graphs = iter([0, 0, 5, 6, 7, 7, 8, 8, *[8] * 99])
+    monkeypatch.setattr("ngramspec.bench.e2e._graphs", lambda: next(graphs))
+    bench = EndToEnd(model, [Way(PLAIN)], Plan(new=9))
+    assert bench.timed(bench.ways[0], prompt()).tokens == list(TEXT[:9])
+    assert bench.measured.compiling == {}
+    bench.timed(bench.ways[0], prompt())
+    assert bench.measured.compiling == {PLAIN: 1}
+    monkeypatch.setattr("ngramspec.bench.e2e._graphs", iter(range(99)).__next__)
+    with pytest.raises(RuntimeError, match="plain compiles anew in each of 16 calls"):
+        bench.timed(bench.ways[0], prompt())
 
 
 def test_a_text_that_was_not_forced_stops_the_measurement(model):

@@ -74,7 +74,8 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int]]
         targets[: len(following)] = following
         targets[len(following) :] = following[-1]
 
-    model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    members = {"forward": forward, "__module__": kind.__module__}  # the module tells its abilities
+    model.__class__ = type(kind.__name__, (kind,), members)
     model.register_buffer(TARGETS, targets, persistent=False)
     try:
         yield set_text

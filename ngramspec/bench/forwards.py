@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ngramspec.bench.machine import synchronize
+from ngramspec.cache import rollback_for
 
 CHUNK = 2048  # positions of a prefill's forward
 
@@ -43,6 +44,8 @@ def forward_seconds(
     for begin in range(0, context, CHUNK):
         block = tokens[:, begin : min(begin + CHUNK, context)]
         model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    rollback = rollback_for(cache)
+    rollback.record()
     seconds: dict[int, list[float]] = {width: [] for width in sorted(set(widths))}
     for turn in range(repeats + 1):
         for width, times in seconds.items():
@@ -53,5 +56,5 @@ def forward_seconds(
             synchronize(device)
             if turn:
                 times.append(perf_counter() - began)
-            cache.crop(-width)
+            rollback.back(width)
     return {width: median(times) for width, times in seconds.items()}

@@ -89,9 +89,9 @@ def usual_ways(
         named = ", ".join(f"{name} {value}" for name, value in each.items())
         ways.append(Way(f"ngramspec, {named}", {}, dict(each)))
     if compiled:
-        ways.append(Way("ngramspec, compiled", static, {}, compiled=True))
-        for n in widths:
-            ways.append(Way(f"ngramspec, width {n}, compiled", static, {"width": n}, compiled=True))
+        for name, arguments in (("", {}), *((f", width {n}", {"width": n}) for n in widths)):
+            speculator = arguments | {"compiled": True}
+            ways.append(Way(f"ngramspec{name}, compiled", static, speculator, compiled=True))
     return ways
 
 
@@ -164,7 +164,8 @@ class Caller:
         from transformers import CompileConfig
 
         on_cpu = self.model.device.type == "cpu"
-        config = CompileConfig(mode="default") if on_cpu else CompileConfig()
+        mode = "default" if on_cpu else "reduce-overhead"
+        config = CompileConfig(dynamic=False, mode=mode)  # one for all ways: another compiles anew
         config._compile_all_devices = on_cpu
         return {"compile_config": config}
 
@@ -191,6 +192,28 @@ def forwards_of(model: Any, *, watch: bool) -> Iterator[list[tuple[int, int]]]:
         yield seen
     finally:
         handle.remove()
+
+
+@contextmanager
+def compiled_forwards(model: Any) -> Iterator[list[int]]:
+    """How often a compiled forward runs inside the block: the only entry of what is yielded."""
+    count = [0]
+    plain = model.get_compiled_call
+
+    def get(config: Any) -> Any:
+        compiled = plain(config)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            count[0] += 1
+            return compiled(*args, **kwargs)
+
+        return run
+
+    model.get_compiled_call = get
+    try:
+        yield count
+    finally:
+        del model.get_compiled_call
 
 
 def _counted(

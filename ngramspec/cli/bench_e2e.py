@@ -147,6 +147,8 @@ def run_e2e(arguments: argparse.Namespace) -> int:
         screen.print(table)
     for way, reason in measured.skipped.items():
         screen.print(f"skipped: {way}: {reason}", markup=False, highlight=False)
+    for way, count in measured.compiling.items():
+        screen.print(f"{way}: {count} calls done again, something was compiled in them")
     for task, count in measured.left_out.items():
         screen.print(f"{task}: {count} prompts left out, their plain output is too short")
     model = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
