@@ -459,7 +459,7 @@ def test_bench_e2e_prints_writes_and_draws(loaded, tmp_path, capsys):
         *(PLAIN, "prompt lookup 5", "ngramspec", "ngramspec, gamma 3")
     }
     assert all(row["same"] == row["prompts"] for row in written["summary"])
-    assert written["command"].startswith("ngramspec ")
+    assert written["command"].startswith("ngramspec")
     assert written["settings"]["repeats"] == 1
     assert {path.name for path in plots.iterdir()} == {
         "e2e-ratio-by-length.png",

@@ -105,3 +105,26 @@ def test_the_sampled_distribution_is_the_target_s():
         out = model.generate(ids, do_sample=True, max_new_tokens=2, custom_generate=speculator)
         counts[4 * out[0, 5] + out[0, 6]] += 1
     assert chisquare(counts.numpy(), 1500 * expected / expected.sum()).pvalue > 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_fifty_real_prompts_sample_the_same_text(smollm2, temperature):
+    """Chains and trees in turn, the default drafter, one Speculator for all."""
+    from prompts import PASSAGES, PROMPTS
+
+    texts = [*PROMPTS, *(f"Go on with this text:\n\n{passage}" for passage in PASSAGES)][:50]
+    speculators = [Speculator(), Speculator(tree=12)]
+    settings = {"do_sample": True, "temperature": temperature, "max_new_tokens": 32}
+    other = []
+    for seed, text in enumerate(texts):
+        results = []
+        for custom in (None, speculators[seed % 2]):
+            torch.manual_seed(seed)
+            inputs = smollm2.encode(text)
+            results.append(smollm2.model.generate(**inputs, custom_generate=custom, **settings))
+        if not torch.equal(*results):
+            other.append(seed)
+    assert len(texts) == 50
+    assert not other
+    assert all(speculator.stats.accepted > 50 for speculator in speculators)
