@@ -280,7 +280,7 @@ class Target:
         needed = needed_positions(self, widest)
         if capacity is None:
             self._stretch = needed
-        elif not getattr(self.cache.cache, "_is_user_defined", False):
+        elif self.config.cache_implementation is not None:  # generate made it
             needed = max(needed, self.config.max_cache_len or 0)
             if not fixed:
                 needed = max(needed, capacity + widest - 1)
@@ -308,7 +308,7 @@ class Target:
         Made here for constant key lengths too, as transformers reads the cache's length back from
         the device to make it.
         """
-        like = self.model.get_output_embeddings().weight
+        like = torch.empty(0, dtype=self.model.dtype, device=self.prompt.device)
         return tree_mask(
             attended(parents, self._width, like.device),
             self.kwargs.get("attention_mask"),

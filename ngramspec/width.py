@@ -112,9 +112,16 @@ def why_not_fixed(target: Any, rows: int) -> str | None:
         return "a model that makes its masks itself; use width='fit'"
     if rope_turn(config) is not None or "dynamic" in rope_types(config):
         return "rotary positions that change with the length; use width='fit'"
-    if any(name.rpartition(".")[2] == "experts" for name, _ in target.model.named_modules()):
+    if any(_routes(name, module) for name, module in target.model.named_modules()):
         return "experts, which take each as many tokens as are routed to it; use width='fit'"
+    if getattr(target.model, "hf_quantizer", None) is not None:
+        return "a quantized model, whose scales may be of all positions; use width='fit'"
     return None
+
+
+def _routes(name: str, module: Any) -> bool:
+    kind = type(module).__name__
+    return name.rpartition(".")[2] == "experts" or "Expert" in kind or "Moe" in kind
 
 
 def require_fixed(target: Any, width: int) -> None:

@@ -198,10 +198,13 @@ def test_combinations_for_which_it_does_not_hold_are_refused_by_name(
         model.generate(IDS, max_new_tokens=5, custom_generate=speculator, **kwargs)
 
 
-def test_batches_and_turning_rotations_are_refused():
+def test_batches_quantized_models_and_turning_rotations_are_refused():
     model = model_of(torch.float32, "sdpa")
     with pytest.raises(UnsupportedError, match="a batch of 2 rows; generate them one by one"):
         run(model, IDS.expand(2, -1), "auto", 8, **STATIC)
+    model.hf_quantizer = object()
+    with pytest.raises(UnsupportedError, match="a quantized model, whose scales"):
+        run(model, IDS, "auto", 8, **STATIC)
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = model_of(torch.float32, "sdpa", rope_parameters=rope)
     with pytest.raises(UnsupportedError, match="rotary positions that change"):
