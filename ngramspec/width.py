@@ -114,7 +114,8 @@ def why_not_fixed(target: Any, rows: int) -> str | None:
         return "rotary positions that change with the length; use width='fit'"
     if any(_routes(name, module) for name, module in target.model.named_modules()):
         return "experts, which take each as many tokens as are routed to it; use width='fit'"
-    if getattr(target.model, "hf_quantizer", None) is not None:
+    quantizer = getattr(target.model, "hf_quantizer", None)
+    if quantizer is not None and type(quantizer).__name__ != "GgufHfQuantizer":  # weights only
         return "a quantized model, whose scales may be of all positions; use width='fit'"
     return None
 

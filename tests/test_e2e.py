@@ -7,6 +7,7 @@ import json
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -206,7 +207,8 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
 
     def noted(self, way, ids, new, **arguments):
         order.append((way.name, new))
-        return plain_call(self, way, ids, new, **arguments)
+        outcome = plain_call(self, way, ids, new, **arguments)
+        return replace(outcome, seconds=1.0 + sum(outcome.widths.values()))  # a second a forward
 
     monkeypatch.setattr(Caller, "call", noted)
     ways = usual_ways(lookups=[4], speculators=[{"colour": 1}])
@@ -232,7 +234,8 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
     assert all(row["same"] == row["prompts"] for row in rows.values())
     ours, lookup = rows["copy", "ngramspec"], rows["copy", "prompt lookup 4"]
     assert ours["tokens_per_call"] > 2 < lookup["tokens_per_call"]
-    assert ours["limit_share"] > 0
+    assert ours["decode_ratio"] == pytest.approx(ours["tokens_per_call"])
+    assert ours["limit_share"] == pytest.approx(ours["mean_cost"])
     for each in measured.calls:
         assert each.new_tokens == 20
         assert each.first_difference is None
