@@ -24,13 +24,15 @@ class StepEvent:
     """What one step did for one row, for ``on_step``.
 
     Attributes:
-        index: 0 for the prefill, which drafts nothing and emits the first token.
+        index: 0 for the prefill, which emits the first token, and those drafted behind the prompt
+            that stand.
         drafted: the draft's token ids, of a tree in the order of its nodes.
         source: for each of them the name of the tier it came from.
         verdict: what the target made of it.
         draft_seconds, forward_seconds, other_seconds: the step's wall time, of all rows.
         row: which sequence of the batch.
-        width: positions of the step's forward in every row, padding included; of the prefill, 1.
+        width: positions of the step's forward in every row, padding included; of the prefill,
+            those behind the prompt and its last one.
     """
 
     index: int
@@ -66,7 +68,8 @@ class Generation:
         choosing: how tokens are chosen.
         by_row: each row's own choosing, if rows advance each by its own number of tokens; None:
             all advance together.
-        pace: measures what forwards cost and says how wide they run; None: as wide as drafts are.
+        pace: measures what forwards cost and says how wide they run; None: as wide as drafts are,
+            and the prefill checks no draft.
         stats: counts and times of this run, added to while it runs.
         on_step: called with every StepEvent, or None.
         ranks: the processes that decode together with this one.
@@ -94,16 +97,7 @@ def decode(run: Generation) -> torch.Tensor:
     """
     state = _State(run)
     try:
-        begin = perf_counter()
-        logits = run.target.prefill()
-        nothing = [EMPTY_DRAFT] * len(state.rows)
-        verdicts = state.verify(nothing, logits, state.choices(nothing, logits))
-        seconds = perf_counter() - begin
-        run.stats.runs += 1
-        run.stats.prefill_seconds += seconds
-        state.report(nothing, verdicts, (0.0, seconds, 0.0))
-        if not state.stopped:
-            state.start(logits.shape[-1], verdicts)
+        state.prefill()
         with run.target.decoding():
             while run.ranks.going(not state.stopped):
                 if state.stopped:
@@ -159,11 +153,46 @@ class _State:
         """The positions themselves, where all rows advance together."""
         return self.groups[0].path
 
-    def start(self, vocab: int, verdicts: list[Verdict]) -> None:
-        """Begin every row's drafting, behind the token of the prefill."""
-        for row in self.rows:
+    def prefill(self) -> None:
+        """Run the prompt, and where the target can check one, a draft behind it."""
+        run, stats = self.run, self.run.stats
+        started = perf_counter()
+        drafts = self.ahead()
+        proposed = perf_counter()
+        longest = len(drafts[0])
+        logits = run.target.prefill(self.block(drafts, 1 + longest)[:, 1:] if longest else None)
+        verdicts = self.verify(drafts, logits, self.choices(drafts, logits))
+        run.target.settle(self.kept(), self.path())
+        prefilled = perf_counter()
+        if not self.stopped:
+            self.start(logits.shape[-1])
+        for row, drafting in enumerate(self.draftings):
+            drafting.learn(drafts[row], verdicts[row])
+        ended = perf_counter()
+        stats.runs += 1
+        stats.prefill_drafted += longest
+        stats.prefill_accepted += len(verdicts[0].accepted) if longest else 0
+        seconds = (proposed - started, prefilled - proposed, ended - prefilled)
+        stats.draft_seconds += seconds[0]
+        stats.prefill_seconds += seconds[1]
+        stats.other_seconds += seconds[2]
+        self.report(drafts, verdicts, seconds, 1 + longest)
+
+    def ahead(self) -> list[Draft]:
+        """Each row's draft behind the prompt; all empty where the prefill is to check none."""
+        target, group, pace = self.run.target, self.groups[0], self.run.pace
+        drafts = [EMPTY_DRAFT] * len(self.rows)
+        vocab, limit = target.vocab, min(target.room_ahead(), self.draft_limit(group))
+        if limit < 1 or vocab is None or pace is None or self.run.ranks is not ALONE:
+            return drafts
+        pace.at(group.length)
+        self.start(vocab)
+        return [self.draftings[0].propose(limit, tree=False)]
+
+    def start(self, vocab: int) -> None:
+        """Begin every row's drafting, unless that is done."""
+        for row in self.rows[len(self.draftings) :]:
             self.draftings.append(self.run.drafting(row, vocab))
-            self.draftings[row].learn(EMPTY_DRAFT, verdicts[row])
 
     def step(self) -> None:
         """One step: propose, forward, verify, roll back, observe and extend."""

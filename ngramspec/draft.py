@@ -178,6 +178,8 @@ class DecodeStats:
 
     Attributes:
         runs: generations; each has one prefill, which emits its first token.
+        prefill_drafted, prefill_accepted: draft tokens that prefills checked behind the prompt, and
+            those that stand, which prefills emitted too. Counted nowhere else.
         target_calls: target forwards after the prefill.
         emitted: tokens committed by those forwards.
         drafted, tested, accepted: draft tokens; see Verdict for ``tested``.
@@ -192,6 +194,8 @@ class DecodeStats:
     """
 
     runs: int = 0
+    prefill_drafted: int = 0
+    prefill_accepted: int = 0
     target_calls: int = 0
     emitted: int = 0
     drafted: int = 0

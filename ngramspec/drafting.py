@@ -68,9 +68,9 @@ class Drafting:
         """Tier names that the sources of the last draft index."""
         return () if self._drafter is None else self._drafter.tiers
 
-    def propose(self, limit: int) -> Draft:
-        """A draft of at most ``limit`` tokens, or the empty one."""
-        drafter = self._current()
+    def propose(self, limit: int, *, tree: bool = True) -> Draft:
+        """A draft of at most ``limit`` tokens, or the empty one; a chain if trees are not to be."""
+        drafter, tree = self._current(), tree and self._tree
         if drafter is not self._drafter:
             self.close()
             self._drafter = drafter
@@ -85,13 +85,13 @@ class Drafting:
             gamma = min(limit, gamma)
             if gamma < 1:
                 return EMPTY_DRAFT
-            draft = self._session.propose(gamma, cost, tree=self._tree)
+            draft = self._session.propose(gamma, cost, tree=tree)
         except Exception as error:
             self._fault(error)
             self.close()
             return EMPTY_DRAFT
         try:
-            return check_draft(draft, gamma, self._vocab, tree=self._tree)
+            return check_draft(draft, gamma, self._vocab, tree=tree)
         except (TypeError, ValueError) as error:
             self._fault(error)
             return EMPTY_DRAFT

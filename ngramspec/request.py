@@ -117,17 +117,18 @@ def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int]
         encoded: int64 (batch, n), what the encoder of an encoder-decoder model read; else unused.
 
     Returns:
-        A function of the row's index, to int32 (n,). Padding on the left is left out.
+        A function of the row's index, to int32 (n,). Padding on the left is left out, by the masks
+        as they are now, ahead of the prefill.
     """
+
+    masks = ("attention_mask", "decoder_attention_mask")
+    encoder_mask, decoder_mask = (target.kwargs.get(name) for name in masks)
+    mask = decoder_mask if target.encodes else encoder_mask
 
     def history(row: int) -> Int32:
         parts = [request.reference]
-        mask = target.kwargs.get("attention_mask")
-        if target.encodes:
-            if isinstance(encoded, torch.Tensor) and not encoded.is_floating_point():
-                parts.append(_own(encoded[row], None if mask is None else mask[row]))
-            mask = target.kwargs.get("decoder_attention_mask")
-        mask = None if mask is None else mask[:, :-1]  # the last is of the prefill's token
+        if target.encodes and isinstance(encoded, torch.Tensor) and not encoded.is_floating_point():
+            parts.append(_own(encoded[row], None if encoder_mask is None else encoder_mask[row]))
         parts.append(_own(target.prompt[row], None if mask is None else mask[row]))
         return np.concatenate(parts)
 

@@ -5,34 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ngramspec.adapters import check_adapter
-from ngramspec.choosing import Choosing, Record
-from ngramspec.controller import GammaController, check_gamma, make_controller
-from ngramspec.costs import Pace
-from ngramspec.decode import Generation, StepEvent, decode
-from ngramspec.draft import DecodeStats, Drafter, Int32
+from ngramspec.controller import check_gamma
+from ngramspec.decode import StepEvent, decode
+from ngramspec.draft import DecodeStats, Drafter
 from ngramspec.drafters import build_drafter
-from ngramspec.drafting import Drafting
 from ngramspec.errors import UnsupportedError, check_int, check_real
-from ngramspec.ranks import ALONE, Follower, ranks_of
-from ngramspec.request import (
-    HISTORY_FREE,
-    all_in,
-    by_row,
-    history_of,
-    must_lockstep,
-    read_request,
-)
+from ngramspec.prepare import Asked, Settings, make_run, make_target
+from ngramspec.ranks import ALONE, ranks_of
 from ngramspec.saved import SavedCosts
-from ngramspec.stopping import StopRules
-from ngramspec.target import Target, plain_method
-from ngramspec.trees import why_no_tree
+from ngramspec.target import plain_method
 from ngramspec.verify.rule import Rule
 from ngramspec.width import FIT, check_width
 
@@ -160,11 +147,6 @@ class Speculator:
     def drafter(self, drafter: str | Drafter) -> None:
         self._drafter = build_drafter(drafter, policy=self.policy)
 
-    @property
-    def _most(self) -> int:
-        """The most tokens in a draft."""
-        return self.gamma_max if self.tree is None else self.tree
-
     def reset(self) -> None:
         """Set the statistics to zero."""
         with self._lock:
@@ -238,23 +220,12 @@ class Speculator:
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
         ranks = ALONE
+        settings = self.settings()
         try:
             check_request(generation_config)
             check_adapter(model)
             ranks = ranks_of(model, input_ids.device, synced_gpus)
-            target = Target(
-                model,
-                input_ids,
-                generation_config,
-                model_kwargs,
-                width=None if isinstance(self.width, str) else self.width,
-                compiled=self.compiled,
-                gamma_max=self.gamma if isinstance(self.gamma, int) else self._most,
-            )
-            if ranks.synced and target.cache.capacity is not None:
-                raise UnsupportedError(
-                    "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
-                )
+            target = make_target(settings, ranks, model, input_ids, generation_config, model_kwargs)
         except UnsupportedError as error:
             method = plain_method(generation_config)
             if self.unsupported == "error" or method is None:
@@ -271,70 +242,28 @@ class Speculator:
                 **model_kwargs,
             )
         check_prompt(model, input_ids, model_kwargs)
-        config = generation_config
-        request = read_request(config, reference_ids)
-        keep = config.return_dict_in_generate
-        record = Record(
-            [] if keep and config.output_scores else None,
-            [] if keep and config.output_logits else None,
-        )
-        stop = StopRules(stopping_criteria or ())
-        pad = getattr(config, "_pad_token_tensor", None)
-        choosing = Choosing(
+        asked = Asked(
+            config=generation_config,
             processors=logits_processor,
-            stop=stop,
-            rule=Rule(
-                bool(config.do_sample),
-                self.verification,
-                self.lenience,
-                self.epsilon,
-                self.delta,
-                generator,
-            ),
-            pad=int(pad) if pad is not None and stop.pads else None,
+            criteria=stopping_criteria,
             streamer=streamer,
-            record=record,
-            ahead=choose_ahead(input_ids.device) and all_in(logits_processor, HISTORY_FREE),
+            reference_ids=reference_ids,
+            encoded=inputs_tensor,
+            generator=generator,
         )
-        alone = input_ids.shape[0] == 1
-        target.ragged = not alone and target.can_be_ragged and not must_lockstep(choosing, target)
-        history = history_of(target, request, inputs_tensor)
-        stats = DecodeStats()
-        obstacle = None if self.tree is None else why_no_tree(target, input_ids.shape[0])
-        if obstacle is not None:
-            stats.chains[obstacle] = 1
-        gamma_max = self._most
-        pace = self._pace(target, gamma_max, stop.max_length)
-        gamma = self.gamma
-        if isinstance(self.width, int) and not isinstance(gamma, int):
-            gamma = min(gamma_max, self.width - 1)  # a longer draft costs no more
-        setting = _Setting(
-            tree=self.tree is not None and obstacle is None,
-            temperature=float(config.temperature or 1.0) if config.do_sample else None,
-            controller=lambda: make_controller(gamma, gamma_max, pace.cost),
-            follower=None if ranks.drafts else Follower(),
-        )
-        run = Generation(
-            target=target,
-            drafting=lambda row, vocab: self._start(history(row), vocab, setting, stats),
-            choosing=choosing,
-            by_row=by_row(choosing, input_ids.shape[0]) if target.ragged else None,
-            pace=pace if gamma == "auto" else None,
-            stats=stats,
-            on_step=self.on_step,
-            ranks=ranks,
-        )
+        run = make_run(settings, ranks, target, asked)
         try:
             sequences = decode(run)
         finally:
             with self._lock:
-                self.stats.add(stats)
+                self.stats.add(run.stats)
+        record = run.choosing.record
         output = target.output(sequences, record.scores, record.logits)
         logger.info(
             "%d tokens in %d target calls after the prefill: %.2f per call",
-            stats.emitted,
-            stats.target_calls,
-            stats.tokens_per_call,
+            run.stats.emitted,
+            run.stats.target_calls,
+            run.stats.tokens_per_call,
         )
         if streamer is not None:
             streamer.end()
@@ -348,44 +277,22 @@ class Speculator:
         if not known:
             logger.warning("%s", message)
 
-    def _pace(self, target: Target, gamma_max: int, max_length: int | None) -> Pace:
-        """What a generation's forwards cost; measured under gamma="auto"."""
-        rows, length = target.prompt.shape
-        kind = "cpu" if target.prompt.device.type == "cpu" else "gpu"
-        tokens = GAMMA_LIMIT if max_length is None else max_length - length
-        dtype = str(target.model.dtype).removeprefix("torch.")
-        saved = self._saved if rows == 1 else None
-        if saved is not None and (differences := saved.differences(target.model)):
-            self.log_once(f"not using {self.costs}: {'; '.join(differences)}")
-            saved = None
-        sizes = target.widths.sizes
-        return Pace(target.model, kind, dtype, rows, gamma_max + 1, tokens, saved, sizes)
-
-    def _start(self, tokens: Int32, vocab: int, setting: _Setting, stats: DecodeStats) -> Drafting:
-        return Drafting(
-            lambda: setting.follower or self._drafter,
-            setting.controller(),
-            tokens,
-            vocab,
-            stats,
-            tree=setting.tree,
-            temperature=setting.temperature,
+    def settings(self) -> Settings:
+        """The arguments as they are now, for a call that begins."""
+        return Settings(
+            drafter=lambda: self._drafter,
+            gamma=self.gamma,
+            most=self.gamma_max if self.tree is None else self.tree,
+            tree=self.tree is not None,
+            rule=lambda sample, generator: Rule(
+                sample, self.verification, self.lenience, self.epsilon, self.delta, generator
+            ),
+            saved=self._saved,
+            width=None if isinstance(self.width, str) else self.width,
+            compiled=self.compiled,
+            on_step=self.on_step,
+            log=self.log_once,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """What the drafting of a call's rows goes by."""
-
-    tree: bool
-    temperature: float | None
-    controller: Callable[[], GammaController]
-    follower: Drafter | None  # where the drafts come from another rank
-
-
-def choose_ahead(device: torch.device) -> bool:
-    """Whether a transfer from the device costs more than choosing for positions in vain."""
-    return device.type != "cpu"
 
 
 def check_request(config: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -42,6 +43,8 @@ BY_SLOT = {
 }
 WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
 LEAST_WASTE = 32  # and how many may be at least
+MASK_LENGTH = "_mask_length"  # of a config whose mask, all ones, generate left out
+LONGEST_AHEAD = 1 << 20  # tokens of a draft that the prefill checks, where nothing else says
 
 
 class Target:
@@ -89,6 +92,7 @@ class Target:
         self._used: list[int] = []  # and how many of them are a row's own, in a ragged batch
         self._width = 0  # of the forward that is not settled yet
         self._outputs: Any = None  # of that forward, if it came to its end
+        self._ahead = False  # whether it was the prefill, with a draft behind the prompt
         self.states: dict[str, list[Any]] = {  # per token, where they were asked for
             name: []
             for asked, names in (DECODER_STATES if self.encodes else STATES).items()
@@ -129,11 +133,55 @@ class Target:
         """Whether the model finds a token by its slot in the cache, not by its position."""
         return type(self.model).__name__ in BY_SLOT
 
-    def prefill(self) -> torch.Tensor:
-        """Run the prompt, in chunks if the config says so; its last logits, (batch, 1, vocab)."""
+    @property
+    def vocab(self) -> int | None:
+        """How many tokens it knows; None: it does not say."""
+        head = self.model.get_output_embeddings()
+        return None if head is None else int(head.weight.shape[0])
+
+    def room_ahead(self) -> int:
+        """How many tokens a draft may have that the prefill checks, 0 if it can check none.
+
+        It can where it is one forward of plain text into a cache that grows, for a single row.
+        """
+        known = ("past_key_values", "use_cache", "logits_to_keep", *self._per_token)
+        beside = [
+            name
+            for name, value in self.kwargs.items()
+            if name not in known and value is not None and value is not False
+        ]
+        whole = self.config.prefill_chunk_size is None and not self.states and not beside
+        simple = self.cache.key_length is None and not self.cache.slides and not self.widths.sizes
+        if self.prompt.shape[0] > 1 or self.encodes or not (whole and simple):
+            return 0
+        if self._stretch is not None or self._rope_turn is not None or self.vocab is None:
+            return 0
+        mask = self.kwargs.get("attention_mask")
+        end = self._before + self.prompt.shape[1]  # or less, where what the cache holds is repeated
+        end = getattr(self.config, MASK_LENGTH, end) if mask is None else mask.shape[-1]
+        return LONGEST_AHEAD if self.position_limit is None else self.position_limit - end
+
+    def prefill(self, ahead: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the prompt, in chunks if the config says so, and a draft behind it.
+
+        Args:
+            ahead: int64 (1, n), n within ``room_ahead``; None: no draft.
+
+        Returns:
+            logits behind the prompt's last token and the n drafted ones, (batch, n + 1, vocab).
+        """
         if self.ragged and self.kwargs.get("attention_mask") is None:
             self.kwargs["attention_mask"] = torch.ones_like(self.prompt)
-        outputs = self.model._prefill(self.prompt, self.config, self.kwargs)
+        count = 0 if ahead is None else ahead.shape[1]
+        prompt, kwargs, config = self.prompt, self.kwargs, self.config
+        if ahead is not None:
+            prompt, kwargs = torch.cat((prompt, ahead), dim=1), self._grown(count, ())
+            if kwargs.get("logits_to_keep") is not None:
+                kwargs["logits_to_keep"] = 1 + count
+            if hasattr(config, MASK_LENGTH):  # tells a whole sequence from one behind the cache
+                config = copy.copy(config)
+                setattr(config, MASK_LENGTH, getattr(config, MASK_LENGTH) + count)
+        outputs = self.model._prefill(prompt, config, kwargs)
         self.kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.kwargs, is_encoder_decoder=self.encodes
         )
@@ -141,12 +189,13 @@ class Target:
         self.cache.record()
         if self._stretch is not None:
             self.cache.stretch(self._stretch)
-        self._prefilled = self._slots = self.cache.length()
+        self._prefilled = self._slots = self.cache.length() - count
+        self._ahead, self._width, self._outputs = count > 0, count, outputs
         if self.ragged:
             self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
         for name, kept in self.states.items():
             kept.append(getattr(outputs, name))
-        logits: torch.Tensor = outputs.logits[:, -1:]
+        logits: torch.Tensor = outputs.logits[:, -1 - count :]
         return logits
 
     def decoding(self) -> AbstractContextManager[Any]:
@@ -212,11 +261,15 @@ class Target:
         Args:
             kept: per row, how many of the forward's positions plain decoding would have done.
             path: which ones, in a tree's order; without it the first ones.
+                Of the prefill the first position counted is that of the prompt's last token.
         """
         if self._prefilled is None:
             self.cache.to(self._before)
         if self._width == 0:
             return
+        if self._ahead:  # the prompt's last token, which comes first, is in the cache to stay
+            kept, path = [max(each - 1, 0) for each in kept], ()
+        self._ahead = False
         stays = max(kept)
         if self._outputs is None:
             self.cache.to(self._slots + stays)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ngramspec import Draft, Drafter, DraftSession
+from ngramspec.draft import EMPTY_DRAFT
 
 
 class ScriptedSession(DraftSession):
@@ -17,7 +18,9 @@ class ScriptedSession(DraftSession):
         self.tokens = tokens.tolist()
 
     def propose(self, gamma, cost=None, *, tree=False):
-        return self.owner.guess(len(self.tokens), gamma)
+        draft = self.owner.guess(len(self.tokens), gamma)
+        branches = isinstance(draft, Draft) and draft.parents is not None
+        return EMPTY_DRAFT if branches and not tree else draft
 
     def observe(self, draft, accepted, tested=None):
         self.owner.observed.append((draft, list(accepted), tested))

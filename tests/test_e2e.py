@@ -405,9 +405,7 @@ def test_a_step_waits_for_the_device_once(model, copying):
         text = TEXT if copying else [rng.randrange(VOCAB) for _ in TEXT]
         set_text([*IDS, *text])
         found = syncs_per_step(model, IDS, len(TEXT))
-    behind = found["counts"][1:]  # the first begins the drafter's session from the prompt
-    assert set(behind) == {1}
-    assert found["median"] == 1
+    assert set(found["counts"]) == {1}
 
 
 def test_a_processor_that_reads_the_history_costs_syncs(model):

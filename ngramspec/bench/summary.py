@@ -18,7 +18,7 @@ class Figures:
     Attributes:
         rate: new tokens / s of a whole call.
         ratio: rate / plain's.
-        decode_ratio: the same without prefill: new tokens but the first / s of a call less the
+        decode_ratio: the same without prefill: tokens emitted behind it / s of a call less the
             seconds of a plain call of one token; None if that leaves nothing.
         tokens_per_call: emitted tokens / forwards after the prefill; None where not counted.
         mean_cost: mean of cost(n) = seconds of an n-position forward / of a one-position forward,
@@ -76,10 +76,10 @@ def summarize(measured: Measured) -> list[dict[str, Any]]:
 def _figures(
     calls: Sequence[Call], plain: Sequence[Call], prefill: float, costs: dict[int, float]
 ) -> Figures:
-    rate, plain_rate = (_rate(each, 0.0, 0) for each in (calls, plain))
-    decode, plain_decode = (_rate(each, prefill, 1) for each in (calls, plain))
-    assert rate is not None
-    assert plain_rate is not None
+    rate, plain_rate = (
+        median(call.new_tokens / call.seconds for call in each) for each in (calls, plain)
+    )
+    decode, plain_decode = (_decode_rate(each, prefill) for each in (calls, plain))
     widths: dict[int, int] = {}
     for call in calls:
         for width, count in call.widths.items():
@@ -100,11 +100,11 @@ def _figures(
     )
 
 
-def _rate(calls: Sequence[Call], prefill: float, less: int) -> float | None:
-    """Median over repeats of (new tokens - less) / (seconds - prefill)."""
-    if any(call.seconds <= prefill or call.new_tokens <= less for call in calls):
+def _decode_rate(calls: Sequence[Call], prefill: float) -> float | None:
+    """Median over repeats of tokens emitted behind the prefill / (seconds - prefill)."""
+    if any(call.seconds <= prefill or call.emitted < 1 for call in calls):
         return None
-    return median((call.new_tokens - less) / (call.seconds - prefill) for call in calls)
+    return median(call.emitted / (call.seconds - prefill) for call in calls)
 
 
 def _row(figures: dict[str, Figures]) -> dict[str, Any]:

@@ -65,6 +65,17 @@ def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
     return prompts
 
 
+def messages(text: str) -> list[dict[str, str]]:
+    """The turns of a chat whose user's are between [INST] and [/INST]; none without such marks."""
+    found = []
+    for turn in text.replace("</s>", "").split("[INST]")[1:]:
+        said, _, answer = turn.partition("[/INST]")
+        found.append({"role": "user", "content": said.strip()})
+        if answer.strip():
+            found.append({"role": "assistant", "content": answer.strip()})
+    return found
+
+
 def of_length(prompts: Iterable[Prompt], lengths: tuple[int, int] | None = None) -> list[Prompt]:
     """The prompts whose length lies in ``lengths``, ends included; None: those of their task."""
     kept = []

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli import UsageError, bench_divergence, bench_e2e
+from ngramspec.cli import UsageError, bench_acceptance, bench_divergence, bench_e2e
 from ngramspec.cli.demo import DTYPES, parse_gamma
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parity.set_defaults(benchmark=run_parity)
     bench_divergence.declare(commands)
+    bench_acceptance.declare(commands)
     bench_e2e.add_arguments(commands)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,11 @@ def add_arguments(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="JSON lines with group, id and prompt, a text or token ids (default: the demo's)",
+    )
+    e2e.add_argument(
+        "--chat",
+        action="store_true",
+        help="put prompts that are marked with [INST] into the model's own chat template",
     )
     e2e.add_argument(
         "--tasks",
@@ -213,6 +218,8 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
     from ngramspec.bench.tasks import NOTHING, fit, of_length, read_tasks, unpredictable
 
     wanted = [NOTHING if each == "nothing" else each for each in arguments.tasks or ()]
+    if arguments.chat and (arguments.prompts is None or not loaded.tokenizer.chat_template):
+        raise UsageError("--chat needs --prompts, and a model that has a chat template")
     if arguments.prompts is None:
         pool = built_in(loaded)
     else:
@@ -220,6 +227,7 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
             pool = read_tasks(arguments.prompts, _encoder(loaded))
         except (OSError, ValueError) as error:
             raise UsageError(f"--prompts: {error}") from error
+        pool = [_as_chat(each, loaded) for each in pool] if arguments.chat else pool
     known = [*dict.fromkeys(each.task for each in pool), NOTHING]
     if unknown := [each for each in wanted if each not in known]:
         tasks = ", ".join(["nothing", *known[:-1]])
@@ -260,6 +268,19 @@ def _encoder(loaded: LoadedModel, *, chat: bool = True) -> Callable[[str], list[
 
     measurement = Measurement(loaded, Speculator(), 1)
     return lambda text: measurement.encode(text, chat=chat)
+
+
+def _as_chat(prompt: Prompt, loaded: LoadedModel) -> Prompt:
+    """The prompt in the model's chat template, if another model's marks say that it is a chat."""
+    from ngramspec.bench.tasks import messages
+
+    turns = messages(loaded.tokenizer.decode(prompt.ids))
+    if not turns:
+        return prompt
+    encoded = loaded.tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, return_dict=True
+    )
+    return replace(prompt, ids=tuple(encoded["input_ids"]))
 
 
 def _ends(model: Any) -> list[int]:
