@@ -18,9 +18,9 @@ class ScriptedSession(DraftSession):
         self.tokens = tokens.tolist()
 
     def propose(self, gamma, cost=None, *, tree=False):
-        draft = self.owner.guess(len(self.tokens), gamma)
-        branches = isinstance(draft, Draft) and draft.parents is not None
-        return EMPTY_DRAFT if branches and not tree else draft
+        if self.owner.branches and not tree:
+            return EMPTY_DRAFT
+        return self.owner.guess(len(self.tokens), gamma)
 
     def observe(self, draft, accepted, tested=None):
         self.owner.observed.append((draft, list(accepted), tested))
@@ -34,12 +34,18 @@ class ScriptedSession(DraftSession):
 
 
 class ScriptedDrafter(Drafter):
-    """A drafter from a function; remembers its sessions and what they were told."""
+    """A drafter from a function; remembers its sessions and what they were told.
+
+    Args:
+        guess: called with the position of the first token to draft, and gamma.
+        branches: whether it knows trees only, and has nothing where a chain is asked for.
+    """
 
     tiers = ("scripted",)
 
-    def __init__(self, guess: Callable[[int, int], Draft]) -> None:
+    def __init__(self, guess: Callable[[int, int], Draft], *, branches: bool = False) -> None:
         self.guess = guess
+        self.branches = branches
         self.sessions: list[ScriptedSession] = []
         self.observed: list = []
         self.closed = 0
@@ -108,4 +114,4 @@ def bushy(text: list[int], vocab: int, seed: int = 0, right: float = 0.7) -> Scr
                 parents.append(parent)
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
 
-    return ScriptedDrafter(guess)
+    return ScriptedDrafter(guess, branches=True)

@@ -22,6 +22,7 @@ LAYERS = [
     {"choosing", "costs"},
     {"drafting", "group"},
     {"decode", "request"},
+    {"prepare"},
     {"speculator"},
     {"hf"},
     {"__init__"},

@@ -249,7 +249,7 @@ def test_siblings_are_tried_without_replacement_in_the_loop():
         proposal = Proposal(starts, np.tile(ids4, n), np.tile(q, n))
         return Draft(tokens, parents, proposal=proposal)
 
-    speculator = Speculator(ScriptedDrafter(guess), tree=3)
+    speculator = Speculator(ScriptedDrafter(guess, branches=True), tree=3)
     counts = np.zeros(64)
     torch.manual_seed(0)
     for _ in range(1200):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SUMMARY = "measure drafters and whole generations, and peers beside them"
 INSTALL_PLOTS = "pip install 'ngramspec[plots]'"
 INSTALL_PEERS = "pip install --no-deps arctic-inference==0.3.0"
+PEERS_GAMMA = 64  # most tokens that a peer drafts, whatever --gamma-max says of ours
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 TWIN_MOST, LOOKUP_MOST = 10_000, 100_000  # tokens beyond which these take minutes
 CONTINUATION = 8192  # tokens behind the context, for the steps
@@ -178,7 +179,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
         for maker in makers.values():
             maker()
         traces = read_traces(arguments.traces)
-        curves = {name: cost_curve(name, gamma_max) for name in arguments.curve or ("cpu", "gpu")}
+        longest = max(gamma_max, PEERS_GAMMA) if arguments.peers else gamma_max
+        curves = {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
     except (OSError, TypeError, ValueError) as error:
         raise UsageError(str(error).partition("\n")[0]) from error
     contenders: dict[str, tuple[Any, int | str]] = {
@@ -188,9 +190,10 @@ def run_replay(arguments: argparse.Namespace) -> int:
     results = []
     for curve, cost in curves.items():
         for name, (maker, gamma) in contenders.items():
-            limit = gamma_max if gamma in ("auto", "heuristic") else int(gamma)
+            most = gamma_max if name in makers else longest
+            limit = most if gamma in ("auto", "heuristic") else int(gamma)
             tree = arguments.tree is not None
-            plan = Plan(cost, gamma, min(limit, gamma_max), tree)
+            plan = Plan(cost, gamma, min(limit, most), tree)
             order = arguments.shuffle
             found = compare(maker, plan, traces, fresh=arguments.fresh, shuffle=order)
             results.append({"drafter": name, "curve": Path(curve).stem, **found})
