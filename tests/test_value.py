@@ -200,7 +200,7 @@ def test_trees_are_as_large_as_pays():
         *_, trees = play_trees(ValueEngine(Calibration()), text, 300, 32, cost)
         sizes.append(np.mean([len(tree) for tree in trees]))
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] < 0.3 < 20 < sizes[0]
+    assert sizes[-1] < 0.3 < 10 < sizes[0]
 
 
 def test_confidence_in_trees_is_calibrated():

@@ -49,10 +49,10 @@ cdef enum:
 
 # Probabilities of reaching a position:
 cdef float HOPELESS = 0.01      # below, a chain ends
-cdef float HOPELESS_NODE = 0.001    # below, a tree does
-# Up to here a tree is not continued; 0.02 would be a tie of counts, which rounding decides.
-cdef float FAINT = 0.0199
-cdef float LIKELY = 0.2         # above, and no candidate is next: guesses are worth their time
+cdef float HOPELESS_NODE = 0.004    # below, a tree does
+# Up to here a tree is not continued; 0.1 would be a tie of counts, which rounding decides.
+cdef float FAINT = 0.0997
+cdef float LIKELY = 0.5         # above, and no candidate is next: guesses are worth their time
 cdef float MOOD_RATE = 0.15
 
 
