@@ -119,6 +119,32 @@ class CostGamma:
         self._surplus = max(self._surplus, -(1 - self.MEMORY))  # one good draft is enough again
 
 
+class Ahead:
+    """How many tokens to draft behind a prompt, from what became of earlier such drafts.
+
+    Where answers begin as prompts lead to expect is a matter of the task, so it is learned over a
+    Speculator's calls: doubled when a whole draft stands, halved when nothing of it does. Counts
+    only; threads may share it.
+
+    Args:
+        most: tokens at most.
+    """
+
+    FIRST = 32
+    LEAST = 2  # hardly costs anything, and notices when answers begin to be known
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.limit = min(self.FIRST, most)
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Learn from a prefill that checked ``drafted`` tokens."""
+        if drafted and accepted == 0:
+            self.limit = max(self.limit // 2, min(self.LEAST, self._most))
+        elif drafted and accepted == drafted >= self.limit:
+            self.limit = min(2 * self.limit, self._most)
+
+
 def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat16") -> Float32:
     """A cost curve from ``COSTS``, for a batch whose rows all have so many positions.
 

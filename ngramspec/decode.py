@@ -11,6 +11,7 @@ import torch
 
 from ngramspec.analysis import worthwhile
 from ngramspec.choosing import Choices, Choosing
+from ngramspec.controller import Ahead
 from ngramspec.costs import Pace
 from ngramspec.draft import EMPTY_DRAFT, DecodeStats, Draft, Verdict
 from ngramspec.drafting import Drafting
@@ -70,6 +71,7 @@ class Generation:
             all advance together.
         pace: measures what forwards cost and says how wide they run; None: as wide as drafts are,
             and the prefill checks no draft.
+        ahead: how many tokens the prefill checks.
         stats: counts and times of this run, added to while it runs.
         on_step: called with every StepEvent, or None.
         ranks: the processes that decode together with this one.
@@ -80,6 +82,7 @@ class Generation:
     choosing: Choosing
     by_row: Sequence[Choosing] | None = None
     pace: Pace | None = None
+    ahead: Ahead = field(default_factory=lambda: Ahead(0))
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None
     ranks: Ranks = ALONE
@@ -170,8 +173,10 @@ class _State:
             drafting.learn(drafts[row], verdicts[row])
         ended = perf_counter()
         stats.runs += 1
+        accepted = len(verdicts[0].accepted) if longest else 0
+        run.ahead.learn(longest, accepted)
         stats.prefill_drafted += longest
-        stats.prefill_accepted += len(verdicts[0].accepted) if longest else 0
+        stats.prefill_accepted += accepted
         seconds = (proposed - started, prefilled - proposed, ended - prefilled)
         stats.draft_seconds += seconds[0]
         stats.prefill_seconds += seconds[1]
@@ -182,7 +187,8 @@ class _State:
         """Each row's draft behind the prompt; all empty where the prefill is to check none."""
         target, group, pace = self.run.target, self.groups[0], self.run.pace
         drafts = [EMPTY_DRAFT] * len(self.rows)
-        vocab, limit = target.vocab, min(target.room_ahead(), self.draft_limit(group))
+        limit = min(target.room_ahead(), self.draft_limit(group), self.run.ahead.limit)
+        vocab = target.vocab
         if limit < 1 or vocab is None or pace is None or self.run.ranks is not ALONE:
             return drafts
         pace.at(group.length)

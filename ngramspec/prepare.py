@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ngramspec.choosing import Choosing, Record
-from ngramspec.controller import make_controller
+from ngramspec.controller import Ahead, make_controller
 from ngramspec.costs import Pace
 from ngramspec.decode import Generation, StepEvent
 from ngramspec.draft import DecodeStats, Drafter
@@ -47,6 +47,7 @@ class Settings:
         width: of every forward after the prefill, or None: as wide as the draft.
         compiled: whether forwards are compiled; None: where plain ``generate`` would.
         on_step: called with every StepEvent, or None.
+        ahead: how many tokens of a draft the prefill checks, under gamma="auto".
         log: logs a warning once.
     """
 
@@ -59,6 +60,7 @@ class Settings:
     width: int | None
     compiled: bool | None
     on_step: Callable[[StepEvent], None] | None
+    ahead: Ahead
     log: Callable[[str], None]
 
 
@@ -153,6 +155,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
         choosing=choosing,
         by_row=by_row(choosing, rows) if target.ragged else None,
         pace=pace if gamma == "auto" else None,
+        ahead=settings.ahead,
         stats=stats,
         on_step=settings.on_step,
         ranks=ranks,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ngramspec.adapters import check_adapter
-from ngramspec.controller import check_gamma
+from ngramspec.controller import Ahead, check_gamma
 from ngramspec.decode import StepEvent, decode
 from ngramspec.draft import DecodeStats, Drafter
 from ngramspec.drafters import build_drafter
@@ -38,8 +38,8 @@ class Speculator:
         drafter: what guesses the next tokens: a string for build_drafter, or a Drafter.
         gamma: tokens proposed in a step: an integer, "heuristic" (grows while whole drafts are
             accepted, shrinks otherwise), or "auto": as many as the expected tokens per cost are
-            worth, by what a forward costs on such a machine as a rule; the heuristic for drafters
-            without estimates.
+            worth, by what forwards cost here, measured while they run; the heuristic for drafters
+            without estimates. Under "auto" the prefill checks a draft behind the prompt as well.
         gamma_max: most tokens proposed in a step, 1..4096.
         tree: None: drafts are chains. N, 1..4096: they are token trees of at most N nodes, where
             the target can verify them and the drafter knows several continuations; N takes
@@ -133,6 +133,7 @@ class Speculator:
         self.unsupported = unsupported
         self.on_step = on_step
         self.stats = DecodeStats()
+        self._ahead = Ahead(gamma_max if tree is None else tree)
         self._lock = threading.Lock()
         self._logged: set[str] = set()
 
@@ -291,6 +292,7 @@ class Speculator:
             width=None if isinstance(self.width, str) else self.width,
             compiled=self.compiled,
             on_step=self.on_step,
+            ahead=self._ahead,
             log=self.log_once,
         )
 

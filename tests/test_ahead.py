@@ -10,6 +10,7 @@ from families import build
 from transformers import DynamicCache
 
 from ngramspec import Speculator, generate
+from ngramspec.controller import Ahead
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 VOCAB = 97
@@ -230,3 +231,26 @@ def test_nor_do_windows_and_encoders_have_one(family):
     plain = model.generate(ids, max_new_tokens=10)
     assert torch.equal(plain, model.generate(ids, max_new_tokens=10, custom_generate=speculator))
     assert speculator.stats.prefill_drafted == 0
+
+
+def test_how_far_is_learned_from_what_became_of_it():
+    ahead = Ahead(40)
+    seen = []
+    for drafted, accepted in [(32, 0), (9, 0), (8, 0), (4, 0), (2, 0), (2, 2), (4, 1), (0, 0)]:
+        ahead.learn(drafted, accepted)
+        seen.append(ahead.limit)
+    assert seen == [16, 8, 4, 2, 2, 4, 4, 4]
+    for drafted in (3, 4, 8, 16, 32, 40):
+        ahead.learn(drafted, drafted)
+    assert ahead.limit == 40
+    assert Ahead(1).limit == 1
+
+
+def test_a_speculator_learns_it_over_its_calls(model):
+    text = model.generate(IDS, max_new_tokens=30)[0].tolist()
+    speculator = Speculator(ScriptedDrafter(lambda at, n: draft_of([(text[10] + 1) % VOCAB] * n)))
+    drafted = []
+    for _ in range(5):
+        model.generate(IDS, max_new_tokens=30, custom_generate=speculator)
+        drafted.append(speculator.stats.prefill_drafted - sum(drafted))
+    assert drafted == [8, 8, 8, 4, 2]  # a drafter without estimates is asked for 8 at first
