@@ -26,10 +26,19 @@ from ngramspec.bench.machine import PeakMemory, machine
 from ngramspec.bench.profile import FORWARD, PYTHON, SECTIONS, profile_plain, profile_steps
 from ngramspec.bench.summary import summarize
 from ngramspec.bench.syncs import host_syncs, syncs_per_step
-from ngramspec.bench.tasks import NOTHING, TASKS, Prompt, fit, of_length, read_tasks, unpredictable
+from ngramspec.bench.tasks import (
+    NOTHING,
+    TASKS,
+    Prompt,
+    fit,
+    messages,
+    of_length,
+    read_tasks,
+    unpredictable,
+)
 from ngramspec.bench.ways import PLAIN, Caller, Way, forwards_of, usual_ways
 from ngramspec.cli import main
-from ngramspec.cli.bench_e2e import built_in
+from ngramspec.cli.bench_e2e import _as_chat, built_in
 from ngramspec.drafting import Drafting
 from ngramspec.target import Target
 
@@ -67,6 +76,15 @@ def test_prompts_of_texts_and_of_ids(tmp_path):
     path.write_text("\n")
     with pytest.raises(ValueError, match="no prompt"):
         read_tasks(path, list)
+
+
+def test_turns_are_told_by_their_marks():
+    assert messages("def f():") == []
+    assert messages("[INST] One. [/INST] Two.</s>[INST] Three [/INST]") == [
+        {"role": "user", "content": "One."},
+        {"role": "assistant", "content": "Two."},
+        {"role": "user", "content": "Three"},
+    ]
 
 
 def test_lengths_are_those_of_the_task_or_those_given():
@@ -480,6 +498,22 @@ def test_bench_e2e_has_texts_of_its_own(loaded, capsys):
     assert [each.task for each in built_in(loaded)] == [*TASKS[:-1]]
 
 
+def test_chats_get_the_model_s_own_template(loaded, monkeypatch):
+    class Chatty(Characters):
+        chat_template = "messages"
+
+        def decode(self, tokens):
+            return "[INST] Say a [/INST]" if tokens[0] == 1 else "def f():"
+
+        def apply_chat_template(self, messages, **arguments):
+            assert messages == [{"role": "user", "content": "Say a"}]
+            return {"input_ids": [7, 8, 9]}
+
+    loaded.tokenizer = Chatty()
+    assert _as_chat(Prompt("chat", "0", (1, 2)), loaded) == Prompt("chat", "0", (7, 8, 9))
+    assert _as_chat(Prompt("code", "0", (2, 2)), loaded) == Prompt("code", "0", (2, 2))
+
+
 def test_bench_profile_prints_and_writes(loaded, tmp_path, capsys):
     out = tmp_path / "o.json"
     command = ["bench", "profile", "--repeats", "1", "--max-new-tokens", "9", "--json", str(out)]
@@ -498,6 +532,7 @@ def test_bench_profile_prints_and_writes(loaded, tmp_path, capsys):
         (["--max-new-tokens", "1"], "--max-new-tokens must be >= 2, got 1"),
         (["--tasks", "poetry"], "--tasks: 'poetry' is none of nothing, summarization"),
         (["--prompts", "nowhere.jsonl"], "--prompts: "),
+        (["--chat"], "--chat needs --prompts, and a model that has a chat template"),
         (["--speculator", "{"], "not JSON: {"),
         (["--speculator", "[]"], "not a JSON object: []"),
         (["--device", "cuda:77"], "--device cuda:77: "),
