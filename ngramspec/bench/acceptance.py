@@ -9,7 +9,7 @@ the formulas are averaged over the very positions that Algorithm 1 tested.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -96,7 +96,8 @@ class WatchedSpeculator(Speculator):
 
         def rule(sample: bool, generator: torch.Generator | None) -> Rule:
             made = plain.rule(sample, generator)
-            return WatchedRule(*(getattr(made, each.name) for each in fields(Rule)), self.sums)
+            kind, bounds = made.verification, (made.lenience, made.epsilon, made.delta)
+            return WatchedRule(sample, kind, *bounds, generator, self.sums)
 
         return replace(plain, rule=rule)
 
