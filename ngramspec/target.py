@@ -135,16 +135,19 @@ class Target:
 
     @property
     def vocab(self) -> int | None:
-        """How many tokens it knows; None: it does not say."""
-        head = self.model.get_output_embeddings()
-        return None if head is None else int(head.weight.shape[0])
+        """How many tokens it knows; None: its head does not say."""
+        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point():
+            return int(weight.shape[0])
+        return None
 
     def room_ahead(self) -> int:
         """How many tokens a draft may have that the prefill checks, 0 if it can check none.
 
         It can where it is one forward of plain text into a cache that grows, for a single row.
+        Types of tokens may say that a prompt is read in both directions: then it cannot.
         """
-        known = ("past_key_values", "use_cache", "logits_to_keep", *self._per_token)
+        known = ("past_key_values", "use_cache", "logits_to_keep", "attention_mask", "position_ids")
         beside = [
             name
             for name, value in self.kwargs.items()
