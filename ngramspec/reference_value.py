@@ -21,7 +21,7 @@ GUESS = 0.05  # P(right) of the most frequent token where nothing else is known
 ALONE = (0, None)  # the set of weights there
 PRIOR, PRIOR_SHARE, HALVE_AT = 4.0, 100.0, 600
 HOPELESS, LOOKAHEAD, MOOD_RATE = 0.01, 12, 0.15
-HOPELESS_NODE, FAINT, LIKELY = 0.004, 0.0997, 0.5  # in trees
+HOPELESS_NODE, FAINT, LIKELY = 0.004, 0.0597, 0.5  # in trees
 MORE = 1.0001  # by which a node must be reached more probably to go before another
 RECENT, OLDEST, HALVE_SHARE_AT, FADED = 64, 6, 10000, 2048
 FAR, BEFORE, BEHIND = 64, 16, 32
@@ -276,7 +276,8 @@ class ValueEngine:
             if node.reach < hopeless or k + 1 >= best + LOOKAHEAD or k + 1 == gamma:
                 break
             full = len(self.nodes) == gamma and node.reach <= self.nodes[-1].reach
-            if not tree or (node.reach > FAINT and not full):
+            copied = node.at.along is not None and node.token == node.at.votes[0]
+            if not tree or (node.reach > (HOPELESS if copied else FAINT) and not full):
                 node.behind = self.behind(node)
                 self.look_at(node.behind, k, gamma)
         drafted = self.nodes[:best]

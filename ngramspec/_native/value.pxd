@@ -65,6 +65,7 @@ cdef class ValueEngine:
     cdef object drafted(self, cnp.npy_intp n)
     cdef int fill(self, const float* cost) noexcept nogil
     cdef void begin(self) noexcept nogil
+    cdef bint copies_on(self, int k) noexcept nogil
     cdef void expand(self, int k) noexcept nogil
     cdef void judge(self, Position* at, const Slot** known) noexcept nogil
     cdef int gather(self, Position* at, const Slot** known, int32_t* tokens) noexcept nogil

@@ -50,8 +50,9 @@ cdef enum:
 # Probabilities of reaching a position:
 cdef float HOPELESS = 0.01      # below, a chain ends
 cdef float HOPELESS_NODE = 0.004    # below, a tree does
-# Up to here a tree is not continued; 0.1 would be a tie of counts, which rounding decides.
-cdef float FAINT = 0.0997
+# Up to here a tree is not continued, but where it copies. 0.06 would be a tie of counts, which
+# rounding decides.
+cdef float FAINT = 0.0597
 cdef float LIKELY = 0.5         # above, and no candidate is next: guesses are worth their time
 cdef float MOOD_RATE = 0.15
 
@@ -287,10 +288,17 @@ cdef class ValueEngine:
             if reach < hopeless or k + 1 >= best + LOOKAHEAD or k + 1 == f.limit:
                 break
             if not self.tree or (
-                reach > FAINT and (f.n < f.limit or reach > f.order[f.n - 1].reach)
+                reach > (HOPELESS if self.copies_on(k) else FAINT)
+                and (f.n < f.limit or reach > f.order[f.n - 1].reach)
             ):
                 self.expand(k)
         return best
+
+    cdef bint copies_on(self, int k) noexcept nogil:
+        """Whether the path to the ``k``-th node is the match's: one look-up continues it."""
+        cdef const Node* node = ranked(&self.frontier, k)
+        cdef const Position* at = &self.positions[node.at]
+        return at.along and node.token == at.votes[0]
 
     cdef void begin(self) noexcept nogil:
         """Judge what may come behind the committed tokens."""

@@ -173,7 +173,10 @@ def variety(sequences: torch.Tensor) -> int:
 
 
 def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
-    """One cell: plain ``generate`` against drafts that are half right."""
+    """One cell: plain ``generate`` against drafts that are half right.
+
+    A single row also with drafts behind its prompt, which gamma="auto" has.
+    """
     inputs = prompts(rows)
     kwargs = GREEDY | kwargs
     try:
@@ -181,15 +184,16 @@ def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
     except Exception as error:
         return Cell(name, what, "not run", _line(error))
     new = plain[:, -NEW_TOKENS:].tolist()
-    try:
-        speculator = Speculator(HalfRight(new), GAMMA)
-        ours = generate(model, **inputs, speculator=speculator, **kwargs)
-    except UnsupportedError as error:
-        return Cell(name, what, "refused", _line(error))
-    except Exception as error:
-        return Cell(name, what, "wrong", f"{type(error).__name__}: {_line(error)}")
-    if not torch.equal(plain, ours):
-        return Cell(name, what, "wrong", _difference(plain, ours))
+    for gamma in (GAMMA, "auto") if rows == 1 else (GAMMA,):
+        try:
+            speculator = Speculator(HalfRight(new), gamma)
+            ours = generate(model, **inputs, speculator=speculator, **kwargs)
+        except UnsupportedError as error:
+            return Cell(name, what, "refused", _line(error))
+        except Exception as error:
+            return Cell(name, what, "wrong", f"{type(error).__name__}: {_line(error)}")
+        if not torch.equal(plain, ours):
+            return Cell(name, what, "wrong", _difference(plain, ours))
     if variety(plain) < LEAST_VARIETY:
         few = f"its text has fewer than {LEAST_VARIETY} different tokens"
         return Cell(name, what, "not run", few)
