@@ -227,11 +227,11 @@ def test_files_that_are_no_costs_are_named(tmp_path, text, message):
 
 
 def test_calibrate_measures_prints_and_saves(tmp_path, monkeypatch, capsys):
-    from ngramspec.cli import calibrate, models
+    from ngramspec.cli import models
 
     model = tiny_llama(positions=2048)
     monkeypatch.setattr(
-        calibrate, "load", lambda *args, **kwargs: models.LoadedModel(model, None, "tiny")
+        models, "load", lambda *args, **kwargs: models.LoadedModel(model, None, "tiny")
     )
     out = tmp_path / "costs.json"
     options = ["--contexts", "20", "--repeats", "1", "--json", str(out)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli import UsageError, bench_acceptance, bench_divergence, bench_e2e
+from ngramspec.cli.arguments import check_least, usable
 from ngramspec.cli.demo import DTYPES, parse_gamma
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
 
     need_plots(arguments.plots)
     specs = arguments.drafter or ["auto"]
-    try:
+    with usable():
         gamma_max = check_int("--gamma-max", arguments.gamma_max, 1, 4096)
         if arguments.tree is not None:
             gamma_max = check_int("--tree", arguments.tree, 1, 4096)
@@ -181,8 +182,6 @@ def run_replay(arguments: argparse.Namespace) -> int:
         traces = read_traces(arguments.traces)
         longest = max(gamma_max, PEERS_GAMMA) if arguments.peers else gamma_max
         curves = {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
-    except (OSError, TypeError, ValueError) as error:
-        raise UsageError(str(error).partition("\n")[0]) from error
     contenders: dict[str, tuple[Any, int | str]] = {
         name: (maker, arguments.gamma) for name, maker in makers.items()
     }
@@ -224,12 +223,9 @@ def run_record(arguments: argparse.Namespace) -> int:
     from ngramspec.cli.measure import Measurement
     from ngramspec.cli.models import load
 
-    if arguments.max_new_tokens < 2:
-        raise UsageError(f"--max-new-tokens must be >= 2, got {arguments.max_new_tokens}")
-    try:
+    check_least(arguments, max_new_tokens=2)
+    with usable("--prompts"):
         prompts = read_prompts(arguments.prompts)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--prompts: {error}") from error
     loaded = load(arguments.model, arguments.dtype, on_stage=lambda stage: None)
     measurement = Measurement(loaded, Speculator(), arguments.max_new_tokens)
 
@@ -261,7 +257,7 @@ def run_drafters(arguments: argparse.Namespace) -> int:
 
     need_plots(arguments.plots)
     sizes = sorted(arguments.size or SIZES)
-    try:
+    with usable():
         for size in sizes:
             check_int("--size", size, 1, 2**29)
         gamma = check_int("--gamma", arguments.gamma, 1, 4096)
@@ -272,8 +268,6 @@ def run_drafters(arguments: argparse.Namespace) -> int:
         longest = sizes[-1] + CONTINUATION
         texts = {name: text(longest) for name, text in TEXTS.items() if name != "natural"}
         texts = {"natural": natural(longest, arguments.text), **texts}
-    except (OSError, TypeError, ValueError) as error:
-        raise UsageError(str(error).partition("\n")[0]) from error
     if arguments.twin:
         drafters["twin (Python)"] = (TwinDrafter(), TWIN_MOST)
     contenders: dict[str, tuple[Any, int | str]] = {}

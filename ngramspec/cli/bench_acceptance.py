@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ngramspec.cli import UsageError
+from ngramspec.cli.arguments import check_least, usable
 
 
 def declare(commands: Any) -> None:
@@ -46,17 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.cli.bench import write
     from ngramspec.cli.measure import Measurement
     from ngramspec.cli.models import load
-    from ngramspec.errors import check_int, check_real
+    from ngramspec.errors import check_real
 
     warnings.simplefilter("ignore")  # the library's sources have some
-    try:
-        for name in ("count", "tokens", "gamma"):
-            check_int(f"--{name}", getattr(arguments, name), 1, 4096)
-        for name in ("temperatures", "draft_temperatures"):
-            for value in getattr(arguments, name):
-                check_real(f"--{name.replace('_', '-')}", value, 0.0, float("inf"))
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+    check_least(arguments, count=1, tokens=1, gamma=1)
+    with usable():
+        for value in arguments.temperatures:
+            check_real("--temperatures", value, 0.0, float("inf"))
+        for value in arguments.draft_temperatures:
+            check_real("--draft-temperatures", value, 0.0, float("inf"))
     loaded = load(arguments.model, arguments.dtype, on_stage=lambda stage: None)
     measurement = Measurement(loaded, Speculator(), arguments.tokens)
     prompts = [

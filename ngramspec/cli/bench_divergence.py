@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli import UsageError
-from ngramspec.cli.demo import parse_gamma
+from ngramspec.cli.arguments import check_least, usable
+from ngramspec.cli.demo import make_speculator, parse_gamma
 
 if TYPE_CHECKING:
     from ngramspec.bench.divergence import Comparison
@@ -66,21 +67,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from ngramspec import Speculator
     from ngramspec.bench.divergence import compare, histogram
     from ngramspec.cli.bench import write
     from ngramspec.cli.bench_view import departure_line, divergence_summary
     from ngramspec.cli.measure import Measurement
     from ngramspec.cli.models import load
-    from ngramspec.errors import check_int
 
     warnings.simplefilter("ignore")  # the library's sources have some
-    try:
-        for name in ("count", "tokens", "batch"):
-            check_int(f"--{name}", getattr(arguments, name), 1, 1_000_000)
-        speculator = Speculator(arguments.drafter, arguments.gamma)
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+    check_least(arguments, count=1, tokens=1, batch=1)
+    speculator = make_speculator(arguments.drafter, arguments.gamma)
     loaded = load(arguments.model, arguments.dtype, on_stage=lambda stage: None)
     prompts = read(arguments, Measurement(loaded, speculator, arguments.tokens))
     dtype = getattr(torch, arguments.dtype)
@@ -131,7 +126,7 @@ def read(arguments: argparse.Namespace, measurement: Measurement) -> Sequence[tu
     def encode(text: str) -> Int32:
         return np.array(measurement.encode(text, chat=True), np.int32)
 
-    try:
+    with usable():
         if arguments.traces is not None:
             groups = [*by_group(read_traces(arguments.traces)).values()]
             longest = max(len(group) for group in groups)
@@ -146,8 +141,6 @@ def read(arguments: argparse.Namespace, measurement: Measurement) -> Sequence[tu
                 (f"{each.group} {each.id}", encode(each.text))
                 for each in prompts[: arguments.count]
             ]
-    except (OSError, ValueError) as error:
-        raise UsageError(str(error).partition("\n")[0]) from error
     limit = getattr(measurement.model.config, "max_position_embeddings", None)
     if limit is not None:
         named = [(name, ids) for name, ids in named if len(ids) + arguments.tokens <= limit]

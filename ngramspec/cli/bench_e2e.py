@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli import UsageError
+from ngramspec.cli.arguments import check_least, load_on_device, usable
 from ngramspec.cli.demo import DTYPES, Text, read_texts
 from ngramspec.cli.demo import built_in as read_text
 
@@ -123,9 +124,9 @@ def run_e2e(arguments: argparse.Namespace) -> int:
     from ngramspec.cli.e2e_view import console, e2e_tables
 
     need_plots(arguments.plots)
-    _at_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2)
+    check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2)
     screen = console()
-    loaded = _load(arguments)
+    loaded = load_on_device(arguments)
     prompts = _prompts(arguments, loaded)
     ways = usual_ways(
         lookups=arguments.lookup,
@@ -143,10 +144,8 @@ def run_e2e(arguments: argparse.Namespace) -> int:
     )
     with screen.status("measuring") as status:
         bench = EndToEnd(loaded.model, ways, plan, progress=status.update)
-        try:
+        with usable():
             measured = bench.run(prompts)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
     rows = summarize(measured)
     for table in e2e_tables(rows):
         screen.print(table)
@@ -178,9 +177,9 @@ def run_profile(arguments: argparse.Namespace) -> int:
     from ngramspec.cli.bench import write
     from ngramspec.cli.e2e_view import console, profile_table
 
-    _at_least(arguments, repeats=1, max_new_tokens=2)
+    check_least(arguments, repeats=1, max_new_tokens=2)
     screen = console()
-    loaded = _load(arguments)
+    loaded = load_on_device(arguments)
     copying = [each for each in built_in(loaded) if each.task == "code_edit"]
     new, vocab = arguments.max_new_tokens, loaded.model.config.vocab_size
     random = unpredictable(copying, new, vocab, _ends(loaded.model))
@@ -200,19 +199,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", metavar="DEVICE", help="default: cpu")
 
 
-def _load(arguments: argparse.Namespace) -> LoadedModel:
-    """The model, on its device."""
-    from ngramspec.cli.models import load
-
-    loaded = load(arguments.model, arguments.dtype, on_stage=lambda stage: None)
-    try:
-        loaded.model.to(arguments.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"--device {arguments.device}: {reason}") from error
-    return loaded
-
-
 def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:
     """The prompts of the tasks and lengths asked for."""
     from ngramspec.bench.tasks import NOTHING, fit, of_length, read_tasks, unpredictable
@@ -223,10 +209,8 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
     if arguments.prompts is None:
         pool = built_in(loaded)
     else:
-        try:
+        with usable("--prompts"):
             pool = read_tasks(arguments.prompts, _encoder(loaded))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--prompts: {error}") from error
         pool = [_as_chat(each, loaded) for each in pool] if arguments.chat else pool
     known = [*dict.fromkeys(each.task for each in pool), NOTHING]
     if unknown := [each for each in wanted if each not in known]:
@@ -287,13 +271,6 @@ def _ends(model: Any) -> list[int]:
     """The ids that end a sequence."""
     ends = model.generation_config.eos_token_id
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
-
-
-def _at_least(arguments: argparse.Namespace, **bounds: int) -> None:
-    for name, bound in bounds.items():
-        value = getattr(arguments, name)
-        if value < bound:
-            raise UsageError(f"--{name.replace('_', '-')} must be >= {bound}, got {value}")
 
 
 def _arguments_of(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ngramspec.cli import UsageError
-from ngramspec.cli.models import load
+from ngramspec.cli.arguments import check_least, load_on_device
 
 SUMMARY = "measure what wider forwards cost on this machine"
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65)
@@ -45,13 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.bench.forwards import forward_seconds
     from ngramspec.saved import SavedCosts, described
 
-    check(arguments)
-    loaded = load(arguments.model, arguments.dtype, on_stage=lambda stage: None)
-    try:
-        model = loaded.model.to(arguments.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UsageError(f"--device: cannot use {arguments.device}: {reason}") from error
+    check_least(arguments, contexts=1, repeats=1)
+    loaded = load_on_device(arguments)
+    model = loaded.model
     print(f"timing {loaded.name} in {arguments.dtype}", file=sys.stderr)
     seconds = {
         context: forward_seconds(model, context, WIDTHS, arguments.repeats)
@@ -72,12 +68,3 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--json: cannot write {arguments.json}: {error.strerror}") from error
         console.print(f"saved; use Speculator(costs={str(arguments.json)!r})")
     return 0
-
-
-def check(arguments: argparse.Namespace) -> None:
-    """Raise a UsageError for numbers that make no sense."""
-    for context in arguments.contexts:
-        if context < 1:
-            raise UsageError(f"--contexts must be >= 1, got {context}")
-    if arguments.repeats < 1:
-        raise UsageError(f"--repeats must be >= 1, got {arguments.repeats}")

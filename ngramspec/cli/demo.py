@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ngramspec.cli import UsageError
+from ngramspec.cli.arguments import check_least, usable
 
 if TYPE_CHECKING:
     from ngramspec import Speculator
@@ -93,8 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: an argument cannot be used, or something is not installed.
     """
     speculator = make_speculator(arguments.drafter, arguments.gamma)
-    if arguments.max_new_tokens < 1:
-        raise UsageError(f"--max-new-tokens must be >= 1, got {arguments.max_new_tokens}")
+    check_least(arguments, max_new_tokens=1)
     texts = read_texts(arguments.prompt_file)
     if find_spec("rich") is None:
         raise UsageError("the demo needs rich; run: pip install 'ngramspec[demo]'")
@@ -158,11 +158,8 @@ def make_speculator(drafter: str, gamma: int | str) -> Speculator:
     """The Speculator of ``--drafter`` and ``--gamma``; a UsageError if it refuses them."""
     from ngramspec import Speculator
 
-    try:
+    with usable():
         return Speculator(drafter, gamma)
-    except (TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]  # what follows marks the place in the spec
-        raise UsageError(f"{reason}") from error
 
 
 def read_texts(prompt_file: Path | None) -> list[Text]:
