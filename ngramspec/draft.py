@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,12 @@ class Draft:
             starts = proposal.starts[: n + 1]
             proposal = Proposal(starts, proposal.tokens[: starts[-1]], proposal.probs[: starts[-1]])
         return Draft(self.tokens[:n], parents, confidence, proposal, source)
+
+    def straight(self) -> Draft:
+        """As a chain, if it is a tree in which no node has a sibling; else as it is."""
+        if self.parents is None or not np.array_equal(self.parents, np.arange(-1, len(self) - 1)):
+            return self
+        return replace(self, parents=None)
 
     def children(self) -> list[list[int]]:
         """Nodes by their parent, in order: n + 1 lists, the first of the last committed token's."""

@@ -61,6 +61,7 @@ class Drafting:
         self._count = len(tokens)
         self._drafter: Drafter | None = None
         self._session: DraftSession | None = None
+        self._proposed = EMPTY_DRAFT  # as the session proposed it
         self._logged = False
 
     @property
@@ -69,7 +70,10 @@ class Drafting:
         return () if self._drafter is None else self._drafter.tiers
 
     def propose(self, limit: int, *, tree: bool = True) -> Draft:
-        """A draft of at most ``limit`` tokens, or the empty one; a chain if trees are not to be."""
+        """A draft of at most ``limit`` tokens, or the empty one; a chain if trees are not to be.
+
+        A tree without branches comes as a chain: it needs no mask of its own.
+        """
         drafter, tree = self._current(), tree and self._tree
         if drafter is not self._drafter:
             self.close()
@@ -91,10 +95,11 @@ class Drafting:
             self.close()
             return EMPTY_DRAFT
         try:
-            return check_draft(draft, gamma, self._vocab, tree=tree)
+            self._proposed = check_draft(draft, gamma, self._vocab, tree=tree)
         except (TypeError, ValueError) as error:
             self._fault(error)
             return EMPTY_DRAFT
+        return self._proposed.straight()
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Tell the controller and the session what became of a draft, and what was committed."""
@@ -106,6 +111,8 @@ class Drafting:
             return
         try:
             if len(draft):
+                branched = self._proposed.parents is not None  # then it was not cut
+                draft = self._proposed if branched else draft
                 self._session.observe(draft, verdict.accepted, verdict.tested)
             self._session.extend(tokens)
         except Exception as error:

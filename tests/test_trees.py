@@ -12,6 +12,7 @@ from families import CAUSAL, VOCAB, build
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.checks import check_draft
 from ngramspec.draft import judged_nodes
+from ngramspec.target import Target
 from ngramspec.trees import ancestry, tree_mask
 
 # The tree of Stratos's note, section 2.1: context (a, b), drafts c e, c f, d g, d h, depth first.
@@ -135,6 +136,36 @@ def test_trees_on_static_caches(name, attention):
                 torch.testing.assert_close(
                     mine.keys[:, :, :n], its.keys[:, :, :n], rtol=1e-3, atol=1e-4
                 )
+
+
+def test_a_tree_without_branches_runs_as_a_chain_and_its_drafter_sees_the_tree(monkeypatch):
+    model = tiny_llama()
+    text = model.generate(IDS, max_new_tokens=60)[0].tolist()
+    seen = []
+    forward = Target.forward
+
+    def spied(self, block, lengths, parents=None):
+        seen.append((block.shape[1] - 1, parents))
+        return forward(self, block, lengths, parents)
+
+    def guess(at, gamma):
+        tokens = text[at : at + min(at % 4, gamma)]  # none, too
+        if at % 5 == 0 and 0 < len(tokens) < gamma:
+            tokens.append((tokens[0] + 1) % 97)  # a sibling of the first
+            return tree_of(tokens, [*range(-1, len(tokens) - 2), -1])
+        return tree_of(tokens, range(-1, len(tokens) - 1))
+
+    monkeypatch.setattr(Target, "forward", spied)
+    drafter = ScriptedDrafter(guess, branches=True)
+    speculator = Speculator(drafter, tree=17)
+    assert run(model, IDS, speculator)[0].tolist() == text
+    branched = [parents for _, parents in seen if parents is not None]
+    assert branched
+    assert all(parents[-1] == -1 and len(parents) > 1 for parents in branched)
+    assert len(branched) < len([nodes for nodes, _ in seen if nodes])
+    assert drafter.observed
+    assert all(draft.parents is not None for draft, _, _ in drafter.observed)
+    assert speculator.stats.drafter_faults == 0
 
 
 def test_after_a_tree_the_cache_is_as_if_the_rejected_tokens_had_never_been_there():
