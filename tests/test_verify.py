@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare
 
 from ngramspec.verify import sampled
-from ngramspec.verify.greedy import lenient_tokens
+from ngramspec.verify.greedy import greedy_tokens, lenient_tokens
 from ngramspec.verify.rule import Rule
 from ngramspec.verify.sampled import draw, draw_at_depths, speculative_tokens
 from ngramspec.verify.typical import typical_tokens
@@ -202,6 +202,22 @@ def test_drawing_ahead_is_drawing_one_after_another():
         one_by_one = [draw(probs[:, at]) for at in path]
         assert torch.equal(tokens[:, path], torch.stack(one_by_one, 1))
         assert torch.equal(states[len(path) - 1], torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_greedy_tokens_are_those_of_generate(dtype):
+    """Its argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
+    logits[0, 0] = 1.0
+    logits[0, 1, 7:] = float("-inf")
+    logits[0, 2, [50, 20, 30]] = float("inf")
+    logits[0, 3, [600, 400]] = float("nan")
+    logits[1] = logits[1].round()  # ties everywhere
+    expected = logits.to(torch.float32).argmax(dim=-1)
+    assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
+    assert greedy_tokens(logits) == expected.tolist()
+    assert greedy_tokens(logits.requires_grad_()) == expected.tolist()
 
 
 def test_lenient_greedy_takes_the_best_child_that_is_likely_enough():

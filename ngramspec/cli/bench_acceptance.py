@@ -37,13 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure; print a table; write it."""
     import warnings
 
-    from rich.console import Console
-
     from ngramspec import Speculator
     from ngramspec.bench.acceptance import measure
     from ngramspec.bench.machine import machine
     from ngramspec.bench.prompts import library_prompts
     from ngramspec.cli.bench import write
+    from ngramspec.cli.e2e_view import console
     from ngramspec.cli.measure import Measurement
     from ngramspec.cli.models import load
     from ngramspec.errors import check_real
@@ -55,14 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
             check_real("--temperatures", value, 0.0, float("inf"))
         for value in arguments.draft_temperatures:
             check_real("--draft-temperatures", value, 0.0, float("inf"))
+    screen = console()
     loaded = load(arguments.model, arguments.dtype, on_stage=lambda stage: None)
     measurement = Measurement(loaded, Speculator(), arguments.tokens)
     prompts = [
         measurement.encode(each.text, chat=True) for each in library_prompts(arguments.count)
     ]
     rows = []
-    console = Console()
-    with console.status("sampling"):
+    with screen.status("sampling"):
         for temperature in arguments.temperatures:
             for draft_temperature in arguments.draft_temperatures:
                 found = measure(
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
                     }
                     for way, tally in found.items()
                 ]
-    console.print(_table(rows))
+    screen.print(_table(rows))
     names = ("dtype", "count", "tokens", "gamma")
     settings = {"model": loaded.name, **{name: getattr(arguments, name) for name in names}}
     write(arguments.json, {"settings": settings, "where": machine(), "rows": rows})
