@@ -20,7 +20,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
@@ -30,7 +29,7 @@ from typing import Any
 import torch
 
 from ngramspec import Speculator
-from ngramspec.bench.e2e import EndToEnd, Forcing, Measured, Plan, by_processor, to_dict
+from ngramspec.bench.e2e import EndToEnd, Forcing, Measured, Plan, by_model, by_processor, to_dict
 from ngramspec.bench.forced import forced_model
 from ngramspec.bench.forwards import forward_seconds
 from ngramspec.bench.machine import machine
@@ -205,17 +204,6 @@ def room(arguments: argparse.Namespace, prompts: list[Prompt]) -> int:
     contexts = TINY_CONTEXTS if arguments.tiny else CONTEXTS
     most: int = max(longest + Speculator().gamma_max, *contexts) + 2 * MOST_POSITIONS
     return most
-
-
-def by_model(set_text: Callable[[list[int]], None]) -> Forcing:
-    """Have the model's own logits say a prompt's text."""
-
-    @contextmanager
-    def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
-        set_text([*prompt.ids, *(prompt.text or ())])
-        yield {}
-
-    return forcing
 
 
 def contenders(

@@ -19,7 +19,7 @@ from doubles import ScriptedDrafter, draft_of
 from families import build
 
 from ngramspec import Speculator, decode, generate
-from ngramspec.bench.e2e import Call, EndToEnd, Measured, Plan, first_difference, to_dict
+from ngramspec.bench.e2e import Call, EndToEnd, Measured, Plan, by_model, first_difference, to_dict
 from ngramspec.bench.forced import ForcedProcessor, forced_model
 from ngramspec.bench.forwards import forward_seconds
 from ngramspec.bench.machine import PeakMemory, machine
@@ -334,6 +334,22 @@ def test_a_text_that_was_not_forced_stops_the_measurement(model):
         bench.run([prompt()])
     with pytest.raises(ValueError, match="no prompt"):
         bench.run([])
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_all_ways_may_say_what_plain_says(model, same):
+    ways = [Way("plain"), Way("other words", {"repetition_penalty": 5.0}), Way("ours", {}, {})]
+    plan = Plan(repeats=1, new=20, least=20, cost_repeats=1, same_text=same)
+    with forced_model(model, 256) as set_text:
+        measured = EndToEnd(model, ways, plan, forcing=by_model(set_text)).run(
+            [Prompt("t", "1", IDS)]
+        )
+        own = model.generate(torch.tensor([IDS]), max_new_tokens=20, do_sample=False)
+    assert own.shape[1] == len(IDS) + 20
+    found = {each.way: each.first_difference for each in measured.calls}
+    assert found["plain"] is None
+    assert found["ours"] is None
+    assert (found["other words"] is None) == same
 
 
 def test_forwards_are_timed_behind_their_context(model, monkeypatch):

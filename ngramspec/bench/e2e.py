@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -29,6 +29,17 @@ def by_processor(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
     return nullcontext({"logits_processor": [ForcedProcessor(len(prompt.ids), prompt.text)]})
 
 
+def by_model(set_text: Callable[[Sequence[int] | None], None]) -> Forcing:
+    """Have the model's own logits say a prompt's text, if it has one; see ``forced_model``."""
+
+    @contextmanager
+    def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
+        set_text(None if prompt.text is None else [*prompt.ids, *prompt.text])
+        yield {}
+
+    return forcing
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How to measure.
@@ -40,6 +51,8 @@ class Plan:
         prompts: most prompts of a task and length.
         keep: one Speculator for all calls of a way, instead of a new one for each.
         cost_repeats: timed forwards for each cost(n).
+        same_text: whether what plain ``generate`` says is forced in all ways: otherwise texts part
+            at near ties, and each way has other copies to find.
     """
 
     repeats: int = 3
@@ -48,6 +61,7 @@ class Plan:
     prompts: int = 8
     keep: bool = False
     cost_repeats: int = 7
+    same_text: bool = False
 
 
 @dataclass(slots=True)
@@ -183,7 +197,8 @@ class EndToEnd:
                 self.measured.left_out[task] = self.measured.left_out.get(task, 0) + 1
                 continue
             self.progress(f"{task}, {len(prompt.ids)} tokens: {prompt.id}")
-            self.turns(prompt, plain, first=taken)
+            said = replace(prompt, text=tuple(plain)) if self.plan.same_text else prompt
+            self.turns(said, plain, first=taken)
             taken += 1
         mine = [each for each in self.measured.calls if (each.task, each.length) == key]
         static = self.measured.static

@@ -36,7 +36,7 @@ class ForcedProcessor:
 
 
 @contextmanager
-def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int]], None]]:
+def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] | None], None]]:
     """Have ``model``'s forward put a text's tokens first, by position; its computing stays real.
 
     The logits are computed as ever, and then the token of the text that follows each position gets
@@ -49,10 +49,12 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int]]
         capacity: tokens that prompt, text and drafts behind its end have at most.
 
     Yields:
-        What sets the text: the sequence's token ids from position 0 on. It may be called again.
+        What sets the text: the sequence's token ids from position 0 on, or None, as in the
+        beginning, for what the model says by itself. It may be called again.
     """
     kind = type(model)
     targets = torch.zeros(capacity, dtype=torch.int64, device=model.device)
+    forcing = [False]
 
     @wraps(kind.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,6 +62,8 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int]]
         if positions is None:  # before the forward: it moves the cache's length
             positions = _positions(args[0] if args else kwargs["input_ids"], kwargs)
         outputs = kind.forward(self, *args, **kwargs)
+        if not forcing[0]:
+            return outputs
         logits = outputs.logits  # (batch, n, vocab)
         wanted = getattr(self, TARGETS)[positions[:, -logits.shape[1] :]]
         highest = torch.finfo(logits.dtype).max / 2
@@ -67,7 +71,10 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int]]
         logits.scatter_(-1, index, highest)
         return outputs
 
-    def set_text(tokens: Sequence[int]) -> None:
+    def set_text(tokens: Sequence[int] | None) -> None:
+        forcing[0] = tokens is not None
+        if tokens is None:
+            return
         if not 2 <= len(tokens) <= capacity:
             raise ValueError(f"a text must have 2..{capacity} tokens, got {len(tokens)}")
         following = torch.tensor([*tokens[1:], tokens[-1]], device=targets.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from ngramspec.cli.demo import built_in as read_text
 if TYPE_CHECKING:
     from ngramspec.bench.tasks import Prompt
     from ngramspec.cli.models import LoadedModel
+
+BEHIND = 4352  # positions of the longest draft that may be asked for, and of padding
 
 # The demo's texts and one more, by what they are examples of.
 BUILT_IN = {
@@ -97,6 +100,11 @@ def add_arguments(commands: Any) -> None:
     e2e.add_argument(
         "--keep", action="store_true", help="one Speculator for all calls, which learns from them"
     )
+    e2e.add_argument(
+        "--same-text",
+        action="store_true",
+        help="force what plain generate says in all ways: in bfloat16 their texts part at ties",
+    )
     e2e.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
     e2e.add_argument("--plots", type=Path, metavar="FOLDER", help="draw PNG files")
     e2e.set_defaults(benchmark=run_e2e)
@@ -116,7 +124,8 @@ def add_arguments(commands: Any) -> None:
 
 def run_e2e(arguments: argparse.Namespace) -> int:
     """Measure; print, write and draw what came out."""
-    from ngramspec.bench.e2e import EndToEnd, Plan, to_dict
+    from ngramspec.bench.e2e import EndToEnd, Plan, by_model, by_processor, to_dict
+    from ngramspec.bench.forced import forced_model
     from ngramspec.bench.machine import machine
     from ngramspec.bench.summary import summarize
     from ngramspec.bench.ways import usual_ways
@@ -141,9 +150,15 @@ def run_e2e(arguments: argparse.Namespace) -> int:
         least=arguments.least,
         prompts=arguments.prompts_per_task,
         keep=arguments.keep,
+        same_text=arguments.same_text,
     )
-    with screen.status("measuring") as status:
-        bench = EndToEnd(loaded.model, ways, plan, progress=status.update)
+    room = max((len(each.ids) for each in prompts), default=0) + plan.new + BEHIND
+    with ExitStack() as stack:
+        forcing = by_processor
+        if plan.same_text:
+            forcing = by_model(stack.enter_context(forced_model(loaded.model, room)))
+        status = stack.enter_context(screen.status("measuring"))
+        bench = EndToEnd(loaded.model, ways, plan, forcing=forcing, progress=status.update)
         with usable():
             measured = bench.run(prompts)
     rows = summarize(measured)
