@@ -16,6 +16,7 @@ from ngramspec.cli.demo import DTYPES, Text, read_texts
 from ngramspec.cli.demo import built_in as read_text
 
 if TYPE_CHECKING:
+    from ngramspec.bench.e2e import Forcing
     from ngramspec.bench.tasks import Prompt
     from ngramspec.cli.models import LoadedModel
 
@@ -154,7 +155,7 @@ def run_e2e(arguments: argparse.Namespace) -> int:
     )
     room = max((len(each.ids) for each in prompts), default=0) + plan.new + BEHIND
     with ExitStack() as stack:
-        forcing = by_processor
+        forcing: Forcing = by_processor
         if plan.same_text:
             forcing = by_model(stack.enter_context(forced_model(loaded.model, room)))
         status = stack.enter_context(screen.status("measuring"))
