@@ -96,6 +96,8 @@ class Rollback:
             surplus = max(int(layer.get_seq_length()) - length, 0)
             if type(layer).__name__ == STATIC:
                 layer.cumulative_length.sub_(surplus)
+            elif layer.is_sliding and length == 0:  # it may have let go of what a crop would need
+                layer.reset()
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 layer.crop(-surplus)
 

@@ -7,8 +7,17 @@ import numpy as np
 from ngramspec.draft import Draft, Proposal
 
 
-def check_draft(draft: object, limit: int, vocab: int, *, tree: bool = False) -> Draft:
+def check_draft(
+    draft: object, limit: int, vocab: int, *, tree: bool = False, tiers: int = 128
+) -> Draft:
     """Return ``draft`` if the target can verify it, as a chain unless ``tree``.
+
+    Args:
+        draft: what a drafter returned.
+        limit: most tokens it may have.
+        vocab: size of the target's vocabulary.
+        tree: whether it may be a tree.
+        tiers: how many sources it may name.
 
     Raises:
         TypeError, ValueError: what is wrong with it, with name, bound and value.
@@ -26,8 +35,17 @@ def check_draft(draft: object, limit: int, vocab: int, *, tree: bool = False) ->
         if not tree:
             raise ValueError("a chain was asked for, got a draft with parents")
         _check_tree(draft)
-    if draft.source is not None and len(draft.source) != n:
-        raise ValueError(f"source must have {n} entries, got {len(draft.source)}")
+    if draft.source is not None:
+        _check_array("source", draft.source, np.int8)
+        if len(draft.source) != n:
+            raise ValueError(f"source must have {n} entries, got {len(draft.source)}")
+        if n and not (draft.source.min() >= 0 and draft.source.max() < tiers):
+            bad = draft.source[(draft.source < 0) | (draft.source >= tiers)][0]
+            raise ValueError(f"source must lie in 0..{tiers - 1}, got {bad}")
+    if draft.confidence is not None:
+        _check_array("confidence", draft.confidence, np.float32)
+        if len(draft.confidence) != n:
+            raise ValueError(f"confidence must have {n} entries, got {len(draft.confidence)}")
     if draft.proposal is not None:
         _check_proposal(draft, draft.proposal, vocab)
     return draft

@@ -112,7 +112,7 @@ class Choosing:
     def at_once(self) -> bool:
         """Whether a step's tokens are had in one transfer."""
         plain = self.rule.argmax and not self.processors
-        return plain or (self.ahead and not self.record)
+        return plain or self.ahead
 
     def all(self, drafts: Sequence[Draft], logits: torch.Tensor) -> Choices:
         """Choose at all positions of a forward.

@@ -5,6 +5,11 @@ the model, its dtype, the batch and, coarsely, the context's length; it is neith
 monotone. A curve begins as assumed (or as saved by ``ngramspec calibrate``), and every step that
 runs corrects it at its width and, less, around it. Curves live as long as the process, one set for
 each model, so that a new Speculator begins with what is known.
+
+A machine that is shared runs faster and slower by turns. So a step is compared with those just
+before it, whatever their widths, and not with one of a minute ago. And as a curve can be wrong for
+a while, drafts have to promise more than they cost, by a margin that rises while none of them
+stands.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from statistics import median
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -52,10 +58,10 @@ class CostCurve:
         self._cost = assumed
         self._lock = threading.Lock()
 
-    def add(self, width: int, seconds: float) -> None:
-        """Take note that a forward of ``width`` positions took ``seconds``."""
+    def add(self, width: int, time: float) -> None:
+        """Take note that a forward of ``width`` positions took ``time``, in any unit."""
         with self._lock:
-            self._times.setdefault(width, deque(maxlen=KEPT)).append(seconds)
+            self._times.setdefault(width, deque(maxlen=KEPT)).append(time)
             self._added += 1
             self._when[width] = self._added
 
@@ -74,11 +80,13 @@ class CostCurve:
         """How many times have been added since a width's last one."""
         return self._added - self._when.get(width, 0)
 
-    @property
-    def seconds(self) -> dict[int, float]:
-        """The median time of every width that ran, in seconds."""
+    def seen(self, width: int) -> float:
+        """What a width was seen to cost, without what was assumed; else, ``cost``."""
         with self._lock:
-            return {width: float(np.median(list(t))) for width, t in sorted(self._times.items())}
+            times, plain = self._times.get(width), self._times.get(1)
+            if times and plain:
+                return median(times) / median(plain)
+        return float(self.cost()[width])
 
     def cost(self) -> Float32:
         """float32 (limit + 1,), of n positions in forwards of one; read anew now and then."""
@@ -139,7 +147,13 @@ class Pace:
 
     PROBES = 2  # plain steps at the beginning, if none was ever timed
     LONG = 48  # tokens of a generation that is worth them
-    STALE = 128  # steps without a plain one, after which one is run to be timed
+    STALE = 128  # steps without a plain one, after which one is run to be timed,
+    VAIN = 8  # and drafted ones of which nothing stood
+    RECENT = 8  # steps that the next one is compared with
+    MARGIN = 0.02  # by which a draft's tokens per cost have to be above a plain step's,
+    RISE = 0.01  # more for each drafted step in vain,
+    MOST = 0.2  # at most;
+    FALL = 1 / 16  # of such a step, forgotten at each undrafted one
 
     def __init__(
         self,
@@ -164,7 +178,10 @@ class Pace:
         self._long = tokens >= self.LONG
         self._octave = -1
         self._steps = 0
-        self._seen: Float32 | None = None
+        self._recent: deque[float] = deque(maxlen=self.RECENT)  # seconds by what widths cost
+        self._vain = 0.0  # drafted steps of which nothing stood, since something did; fading
+        self._misses = 0  # those since a plain step
+        self._seen: tuple[Float32, float] | None = None
         self.at(0)
 
     def at(self, length: int) -> None:
@@ -179,15 +196,24 @@ class Pace:
         self._steps += 1
         if not self._long:
             return False
-        return self.curve.count(1) < self.PROBES or self.curve.since(1) > self.STALE
+        return (
+            self._misses >= self.VAIN
+            or self.curve.count(1) < self.PROBES
+            or self.curve.since(1) > self.STALE
+        )
 
     def cost(self) -> Float32:
-        """float32 (limit + 1,): the least that n positions or more cost (lower envelope)."""
-        cost = self.curve.cost()
-        if cost is not self._seen:
-            self._seen = cost
-            run = cost[self._run]
-            self._envelope = np.ascontiguousarray(np.minimum.accumulate(run[::-1])[::-1])
+        """float32 (limit + 1,): the least that n positions or more cost, with the margin.
+
+        No draft is believed to make a forward cheaper.
+        """
+        cost, margin = self.curve.cost(), min(self.MARGIN + self.RISE * self._vain, self.MOST)
+        if self._seen is None or cost is not self._seen[0] or margin != self._seen[1]:
+            self._seen = cost, margin
+            envelope = np.minimum.accumulate(cost[self._run][::-1])[::-1].copy()
+            envelope[1] = 1.0
+            envelope[2:] = np.maximum(envelope[2:], 1.0) * (1.0 + margin)
+            self._envelope: Float32 = envelope
         return self._envelope
 
     def width(self, positions: int, room: int) -> int:
@@ -205,8 +231,22 @@ class Pace:
         width = int(self._run[min(width, self._limit)])
         if self._compiles and self.curve.begin(width):
             return
-        if self._steps > 1:  # the first one after a prefill finds caches cold
-            self.curve.add(width, seconds)
+        if self._steps < 2:  # the first one after a prefill finds caches cold
+            return
+        if self._recent:
+            self.curve.add(width, seconds / median(self._recent))
+        self._recent.append(seconds / self.curve.seen(width))
+
+    def came(self, drafted: int, accepted: int) -> None:
+        """A step's drafts had so many tokens, in all rows, of which so many stood."""
+        if not drafted:
+            self._vain = max(self._vain - self.FALL, 0.0)
+            self._misses = 0
+        elif accepted:
+            self._vain, self._misses = 0.0, 0
+        else:
+            self._vain += 1.0
+            self._misses += 1
 
 
 _curves: WeakKeyDictionary[Any, dict[tuple[Any, ...], CostCurve]] = WeakKeyDictionary()

@@ -109,10 +109,12 @@ def decode(run: Generation) -> torch.Tensor:
                     state.step()
         return state.sequences()
     finally:
-        run.target.settle(state.kept(), state.path())
-        run.target.close()
-        for drafting in state.draftings:
-            drafting.close()
+        try:
+            run.target.settle(state.kept(), state.path())
+        finally:
+            run.target.close()
+            for drafting in state.draftings:
+                drafting.close()
 
 
 class _State:
@@ -224,6 +226,8 @@ class _State:
         if run.pace is not None:  # a device that is not waited for is not timed by its launch
             waited = choices is not None or self.device.type == "cpu"
             run.pace.took(width, (forwarded if waited else ended) - proposed)
+            accepted = sum(len(verdict.accepted) for verdict in verdicts)
+            run.pace.came(sum(len(draft) for draft in drafts), accepted)
         seconds = (proposed - started, forwarded - proposed, ended - forwarded)
         run.stats.draft_seconds += seconds[0]
         run.stats.forward_seconds += seconds[1]
@@ -266,7 +270,8 @@ class _State:
         rows = [row for group in self.groups for row in group.rows if not group.stopped]
         confidences = [drafts[row].confidence for row in rows]
         known = [each for each in confidences if each is not None]
-        if self.run.pace is None or len(known) < len(rows):
+        drawn = any(drafts[row].proposal is not None for row in rows)  # no token drawn may decide
+        if self.run.pace is None or drawn or len(known) < len(rows):
             return max(len(draft) for draft in drafts)
         return worthwhile(known, self.run.pace.cost())
 
@@ -313,19 +318,21 @@ class _State:
             choices: the target's n + 1 tokens of each row, or None.
         """
         verdicts = [NOTHING] * len(self.rows)
-        for group in self.groups:
-            if group.stopped:
-                continue
-            rows = list(group.rows)
-            found = group.verify(
-                [drafts[row] for row in rows],
-                logits if len(rows) == len(self.rows) else logits[rows],
-                None if choices is None else [choices.tokens[row] for row in rows],
-            )
-            for row, verdict, last in zip(rows, found, group.last, strict=True):
-                verdicts[row], self.last[row] = verdict, last
-        if choices is not None and len(self.groups) == 1:
-            choices.rewind(len(self.path()))
+        try:
+            for group in self.groups:
+                if group.stopped:
+                    continue
+                rows = list(group.rows)
+                found = group.verify(
+                    [drafts[row] for row in rows],
+                    logits if len(rows) == len(self.rows) else logits[rows],
+                    None if choices is None else [choices.tokens[row] for row in rows],
+                )
+                for row, verdict, last in zip(rows, found, group.last, strict=True):
+                    verdicts[row], self.last[row] = verdict, last
+        finally:  # an error of a streamer, say, leaves the generator where plain decoding would
+            if choices is not None and len(self.groups) == 1 and self.path():
+                choices.rewind(len(self.path()))
         return verdicts
 
     def count(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:

@@ -316,8 +316,13 @@ class DraftSession(ABC):
     def extend(self, tokens: Int32) -> None:
         """Append committed tokens, int32 (n,); legal without propose or observe before."""
 
-    def heat(self, temperature: float) -> None:
-        """Take note of the request's sampling temperature, before the first propose."""
+    def heat(self, temperature: float, seed: Sequence[int]) -> None:
+        """Take note that the request samples, before the first propose.
+
+        Args:
+            temperature: that it samples at.
+            seed: to draw drafts with; another one for each call, row and beginning of a session.
+        """
         return None
 
     def sizeof(self) -> int | None:

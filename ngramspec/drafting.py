@@ -37,6 +37,7 @@ class Drafting:
         stats: where faults are counted.
         tree: whether drafts may be trees.
         temperature: that tokens are sampled at; None: they are not.
+        seed: of the call and the row, for drafts that are drawn.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Drafting:
         *,
         tree: bool = False,
         temperature: float | None = None,
+        seed: tuple[int, ...] = (),
     ) -> None:
         self._current = current
         self._controller = controller
@@ -56,6 +58,7 @@ class Drafting:
         self._stats = stats
         self._tree = tree
         self._temperature = temperature
+        self._seed = seed
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)
@@ -84,7 +87,7 @@ class Drafting:
             if self._session is None:
                 self._session = drafter.start(self._tokens[: self._count].copy())
                 if self._temperature is not None:
-                    self._session.heat(self._temperature)
+                    self._session.heat(self._temperature, (*self._seed, self._count))
             gamma, cost = self._controller.plan(drafter.estimates)
             gamma = min(limit, gamma)
             if gamma < 1:
@@ -95,7 +98,8 @@ class Drafting:
             self.close()
             return EMPTY_DRAFT
         try:
-            self._proposed = check_draft(draft, gamma, self._vocab, tree=tree)
+            tiers = len(drafter.tiers)
+            self._proposed = check_draft(draft, gamma, self._vocab, tree=tree, tiers=tiers)
         except (TypeError, ValueError) as error:
             self._fault(error)
             return EMPTY_DRAFT

@@ -9,18 +9,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.speculator import Speculator
+from ngramspec.speculator import REMOTE, Speculator
 
 REFUSED = ("assistant_model", "assistant_tokenizer")
-# Ways to decode that transformers fetches from its hub, with trust_remote_code=True; and what of
-# each, beside None, leaves it switched off.
-REMOTE = {
-    "constraints": None,
-    "dola_layers": None,
-    "force_words_ids": None,
-    "num_beam_groups": 1,
-    "penalty_alpha": 0,
-}
 
 
 class BoundSpeculator:
@@ -175,6 +166,9 @@ def _generate(
         message = f"{', '.join(refused)} cannot be combined with a Speculator; remove it"
         if speculator.unsupported == "error":
             raise UnsupportedError(message)
+        if kwargs.pop("generator", None) is not None:
+            raise UnsupportedError(f"generator: {message}")
+        kwargs.pop("reference_ids", None)
         speculator.log_once(f"decoding without speculation: {message}")
         given = {"tokenizer": tokenizer, "streamer": streamer}
         return plain(*args, **kwargs, **{k: v for k, v in given.items() if v is not None})

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from ngramspec.choosing import Choosing, Record
+from ngramspec.choosing import Choosing, Record, default_generator
 from ngramspec.controller import Ahead, make_controller
 from ngramspec.costs import Pace
 from ngramspec.decode import Generation, StepEvent
 from ngramspec.draft import DecodeStats, Drafter
+from ngramspec.drafters.stochastic import seed_of
 from ngramspec.drafting import Drafting
 from ngramspec.errors import UnsupportedError
 from ngramspec.ranks import Follower, Ranks
@@ -136,6 +137,9 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
         gamma = min(settings.most, settings.width - 1)  # a longer draft costs no more
     pace = _pace(settings, target, choosing.stop.max_length)
     temperature = float(config.temperature or 1.0) if config.do_sample else None
+    seed = 0
+    if config.do_sample:
+        seed = seed_of(asked.generator or default_generator(target.prompt.device))
 
     def drafting(row: int, vocab: int) -> Drafting:
         follower = None if ranks.drafts else Follower()
@@ -147,6 +151,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
             stats,
             tree=settings.tree and obstacle is None,
             temperature=temperature,
+            seed=(seed, row),
         )
 
     return Generation(

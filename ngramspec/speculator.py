@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ logger = logging.getLogger("ngramspec")
 
 GAMMA_LIMIT = 4096
 VERIFICATIONS = ("exact", "match", "typical")
+
+# Ways to decode that transformers fetches from its hub, with trust_remote_code=True; and what of
+# each, beside None, leaves it switched off.
+REMOTE = {
+    "constraints": None,
+    "dola_layers": None,
+    "force_words_ids": None,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0,
+}
 
 
 class Speculator:
@@ -231,15 +242,21 @@ class Speculator:
             method = plain_method(generation_config)
             if self.unsupported == "error" or method is None:
                 raise
+            plain = getattr(type(model), method)
+            own = {"streamer": streamer, "generator": generator}
+            given = {name: value for name, value in own.items() if value is not None}
+            for name in given:
+                if name not in signature(plain).parameters:
+                    raise UnsupportedError(f"{name} cannot be used here: {error}") from error
             self.log_once(f"decoding without speculation: {error}")
-            return getattr(type(model), method)(
+            return plain(
                 model,
                 input_ids,
                 logits_processor=logits_processor,
                 stopping_criteria=stopping_criteria,
                 generation_config=generation_config,
-                streamer=streamer,
                 synced_gpus=ranks.synced,
+                **given,
                 **model_kwargs,
             )
         check_prompt(model, input_ids, model_kwargs)
@@ -302,10 +319,11 @@ def check_request(config: Any) -> None:
     refusals = {
         "num_beams": (config.num_beams or 1) > 1,
         "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
-        "penalty_alpha": config.penalty_alpha is not None,
-        "dola_layers": config.dola_layers is not None,
         "use_mtp": bool(getattr(config, "use_mtp", False)),
         "assistant_early_exit": config.assistant_early_exit is not None,
+    }
+    refusals |= {
+        name: getattr(config, name, None) not in (None, off) for name, off in REMOTE.items()
     }
     for name, refused in refusals.items():
         if refused:
@@ -321,7 +339,8 @@ def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, An
         return
     if input_ids.shape[1] == 0:
         raise ValueError(f"input_ids must hold at least one token, got shape {(*input_ids.shape,)}")
-    vocab = model.get_input_embeddings().weight.shape[0]
+    embedder = model.get_decoder() if model.config.is_encoder_decoder else model
+    vocab = embedder.get_input_embeddings().weight.shape[0]
     low, high = int(input_ids.min()), int(input_ids.max())
     if low < 0 or high >= vocab:
         bad = low if low < 0 else high

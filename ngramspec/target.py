@@ -123,10 +123,12 @@ class Target:
     def can_be_ragged(self) -> bool:
         """Whether rows may have holes: each token's place is what masks and positions say.
 
-        A model that takes no positions counts them itself, by the cache's length as a rule.
+        A model that takes no positions counts them itself, by the cache's length as a rule; and
+        so does the next call, if the cache is the caller's own.
         """
         placed = self.kwargs.get("position_ids") is not None
-        return self.cache.holes and placed and not self.encodes and not self.by_slot
+        given = self._before > 0 or getattr(self.cache.cache, "_is_user_defined", False)
+        return self.cache.holes and placed and not (given or self.encodes or self.by_slot)
 
     @property
     def by_slot(self) -> bool:
@@ -159,10 +161,15 @@ class Target:
             return 0
         if self._stretch is not None or self._rope_turn is not None or self.vocab is None:
             return 0
+        return LONGEST_AHEAD if self.position_limit is None else self.position_limit - self._end()
+
+    def _end(self) -> int:
+        """How many positions a row has when it is prefilled, those in the cache before included."""
         mask = self.kwargs.get("attention_mask")
-        end = self._before + self.prompt.shape[1]  # or less, where what the cache holds is repeated
-        end = getattr(self.config, MASK_LENGTH, end) if mask is None else mask.shape[-1]
-        return LONGEST_AHEAD if self.position_limit is None else self.position_limit - end
+        if mask is not None:
+            return int(mask.shape[-1])
+        otherwise = self._before + self.prompt.shape[1]  # less, if it repeats what the cache holds
+        return int(getattr(self.config, MASK_LENGTH, otherwise))
 
     def prefill(self, ahead: torch.Tensor | None = None) -> torch.Tensor:
         """Run the prompt, in chunks if the config says so, and a draft behind it.
@@ -174,7 +181,7 @@ class Target:
             logits behind the prompt's last token and the n drafted ones, (batch, n + 1, vocab).
         """
         if self.ragged and self.kwargs.get("attention_mask") is None:
-            self.kwargs["attention_mask"] = torch.ones_like(self.prompt)
+            self.kwargs["attention_mask"] = self.prompt.new_ones(len(self.prompt), self._end())
         count = 0 if ahead is None else ahead.shape[1]
         prompt, kwargs, config = self.prompt, self.kwargs, self.config
         if ahead is not None:
@@ -184,6 +191,8 @@ class Target:
             if hasattr(config, MASK_LENGTH):  # tells a whole sequence from one behind the cache
                 config = copy.copy(config)
                 setattr(config, MASK_LENGTH, getattr(config, MASK_LENGTH) + count)
+        if self._before:  # what slides out has to come back if the prefill is interrupted
+            self.cache.record()
         outputs = self.model._prefill(prompt, config, kwargs)
         self.kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.kwargs, is_encoder_decoder=self.encodes

@@ -104,9 +104,13 @@ def takes_masks(model: Any) -> bool:
     """Whether a model's attention takes a mask of four dimensions, and as it is."""
     module = sys.modules.get(type(model).__module__)
     own = getattr(type(model), "create_masks_for_generate", None)
-    return (
-        attention_of(model) in ATTENTIONS and own is None and hasattr(module, "create_causal_mask")
-    )
+    standard = own is None and hasattr(module, "create_causal_mask")
+    return attention_of(model) in ATTENTIONS and standard and not has_alibi(model)
+
+
+def has_alibi(model: Any) -> bool:
+    """Whether a model's attention adds biases by distance, which it makes from a mask per token."""
+    return bool(getattr(model.config.get_text_config(decoder=True), "alibi", False))
 
 
 def why_no_tree(target: Any, rows: int) -> str | None:
@@ -126,6 +130,8 @@ def why_no_tree(target: Any, rows: int) -> str | None:
         return "a model that finds tokens by their slots in the cache"
     if target.kwargs.get("position_ids") is None:
         return "a model that counts its positions itself"
+    if has_alibi(target.model):
+        return "a model with ALiBi"
     module = sys.modules.get(type(target.model).__module__)
     if not hasattr(module, "create_causal_mask"):
         return "a model that makes its masks itself"

@@ -10,7 +10,7 @@ import torch
 from doubles import draft_of
 from families import CAUSAL, ENCODER_DECODER, VOCAB, build
 from prompts import PROMPTS
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 import ngramspec
 from ngramspec import Drafter, DraftSession, Speculator
@@ -276,6 +276,31 @@ def test_a_ragged_batch_returns_no_cache_and_a_lock_step_one_does():
     ours, _ = run(model, inputs, "auto", output_scores=True, **kwargs)
     for mine, theirs in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
         torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-3, atol=1e-3)
+
+
+def test_a_batch_over_a_cache_of_the_caller_s_leaves_no_holes_in_it():
+    model = build("llama")
+    ids = torch.randint(3, VOCAB, (2, 10), generator=torch.Generator().manual_seed(0))
+    texts = []
+    for custom in (None, Speculator("copy(min_match=1)", 4)):
+        cache, now = DynamicCache(config=model.config), ids
+        for _ in range(3):
+            now = model.generate(now, past_key_values=cache, custom_generate=custom, **GREEDY)
+            now = torch.cat((now, ids[:, :4]), dim=1)
+        texts.append((now, cache))
+    assert torch.equal(texts[0][0], texts[1][0])
+    assert texts[0][1].get_seq_length() == texts[1][1].get_seq_length()
+
+
+def test_a_batch_of_embeddings():
+    model = build("llama")
+    ids = torch.randint(3, VOCAB, (2, 10), generator=torch.Generator().manual_seed(0))
+    embeds = model.get_input_embeddings()(ids).detach()
+    plain = model.generate(inputs_embeds=embeds, **GREEDY)
+    for gamma in ("auto", 5):
+        speculator = Speculator("copy(min_match=1)", gamma)
+        ours = model.generate(inputs_embeds=embeds, custom_generate=speculator, **GREEDY)
+        assert torch.equal(plain, ours)
 
 
 def test_several_sampled_sequences_of_one_prompt():

@@ -14,6 +14,7 @@ from transformers.generation import StoppingCriteria
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.speculator import check_request
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -308,6 +309,48 @@ def test_unsupported_plain_hands_over_to_generate(tiny, kwargs, caplog):
     logged = [r for r in caplog.records if "without speculation" in r.getMessage()]
     assert len(logged) == 1
     assert speculator.stats.runs == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("constraints", [1]),
+        ("force_words_ids", [[5]]),
+        ("num_beam_groups", 2),
+        ("dola_layers", "low"),
+    ],
+)
+def test_what_the_hub_would_decode_is_refused_on_the_hook_too(tiny, name, value):
+    config = GenerationConfig(max_new_tokens=4, do_sample=False)
+    setattr(config, name, value)
+    with pytest.raises(UnsupportedError, match=name):
+        check_request(config)
+    setattr(config, name, 1 if name == "num_beam_groups" else None)
+    check_request(config)
+
+
+def test_what_is_switched_off_is_no_obstacle(tiny):
+    kwargs = {"max_new_tokens": 4, "do_sample": False}
+    plain = tiny.generate(PROMPT, **kwargs)
+    config = GenerationConfig(penalty_alpha=0.0, **kwargs)
+    ours = tiny.generate(PROMPT, generation_config=config, custom_generate=Speculator())
+    assert torch.equal(plain, ours)
+
+
+def test_what_plain_decoding_cannot_take_is_refused_and_ends_the_stream(tiny):
+    puts = Puts()
+    speculator = Speculator(unsupported="plain")
+    beams = {"max_new_tokens": 4, "do_sample": False, "num_beams": 2, "speculator": speculator}
+    with pytest.raises(UnsupportedError, match=r"streamer .*num_beams=2"):
+        ngramspec.generate(tiny, PROMPT, streamer=puts, **beams)
+    assert puts.ended == 1
+    generator = torch.Generator()
+    for extra in ({}, {"token_healing": True}):
+        with pytest.raises(UnsupportedError, match="generator"):
+            ngramspec.generate(tiny, PROMPT, generator=generator, **beams | extra)
+    other = {"assistant_model": tiny_llama(seed=1), "reference_ids": [1, 2]}
+    ours = ngramspec.generate(tiny, PROMPT, **beams | {"num_beams": 1} | other)
+    assert torch.equal(ours, tiny.generate(PROMPT, max_new_tokens=4, do_sample=False))
 
 
 def test_unsupported_plain_streams_too(tiny):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from doubles import half_right, oracle
+from families import build
 from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
@@ -137,6 +138,36 @@ def test_an_interrupted_prefill_leaves_the_kept_cache_as_it_was(tiny):
     finally:
         handle.remove()
     assert_same_cache(cache, cache_after(tiny, PROMPT))
+
+
+@pytest.mark.parametrize("kept", [0, 6, 20])
+def test_an_interrupted_prefill_over_windows_leaves_what_was_there(kept):
+    """A window lets go of what it needs to go back: the interrupt itself has to come through."""
+    model = build("gemma2 hybrid")  # windows of 12
+    ids = torch.randint(3, 50, (1, 40), generator=torch.Generator().manual_seed(0))
+    cache = DynamicCache(config=model.config)
+    if kept:
+        with torch.no_grad():
+            model(ids[:, :kept], past_key_values=cache)
+    before = [(layer.get_seq_length(), layer.keys) for layer in cache.layers if kept]
+
+    def interrupt(*_):
+        raise Stop
+
+    handle = model.model.layers[-1].register_forward_pre_hook(interrupt)
+    drafter = half_right(ids[0].tolist(), 50)
+    try:
+        with pytest.raises(Stop):
+            model.generate(ids, past_key_values=cache, custom_generate=Speculator(drafter))
+    finally:
+        handle.remove()
+    assert cache.get_seq_length() == kept
+    for layer, (length, keys) in zip(cache.layers, before, strict=False):
+        assert layer.get_seq_length() == length
+        torch.testing.assert_close(layer.keys[:, :, -min(length, 11) :], keys[:, :, -11:])
+    kwargs = {"max_new_tokens": 20, "do_sample": False}
+    plain = model.generate(ids, **kwargs)
+    assert torch.equal(plain, model.generate(ids, past_key_values=cache, **kwargs))
 
 
 def test_a_kept_cache_goes_on_in_the_next_turn(tiny):

@@ -94,11 +94,61 @@ def test_a_long_generation_times_plain_steps_first_and_again_when_they_are_stale
     for _ in range(6):
         planned.append(mine.plain())
         mine.took(1 if planned[-1] else 5, 0.02)
-    assert planned == [True, True, True, False, False, False]  # the first one is not timed
+    # the first one is not timed, and the second is what the third is compared with
+    assert planned == [True, True, True, True, False, False]
     for _ in range(200):
         mine.curve.add(5, 0.02)
     assert mine.plain()
     assert not pace(tokens=20).plain()
+
+
+def steps(mine, plan, machine=lambda at: 1.0):
+    """Run steps of given widths on a machine where five positions cost 1.3 of one."""
+    for at, width in enumerate(plan):
+        mine.plain()
+        mine.took(width, machine(at) * (0.02 if width == 1 else 0.026))
+        mine.came(width - 1, 0)
+
+
+def test_a_machine_that_slows_down_does_not_change_what_widths_cost():
+    """Plain steps while it is slow, drafted ones while it is fast, and the other way round."""
+    for slow in (2.0, 0.5):
+        mine = pace()
+        steps(
+            mine, [1] * 4 + ([1] * 9 + [5] * 20) * 3, lambda at, slow=slow: slow if at < 40 else 1
+        )
+        assert mine.curve.cost()[5] == pytest.approx(1.3, abs=0.12)
+        again = pace(mine._model)
+        steps(again, [5] * 12, lambda at: 3.0)  # another call, on a machine three times as slow
+        assert again.curve.cost()[5] == pytest.approx(1.3, abs=0.12)
+
+
+def test_drafts_in_vain_have_to_promise_more_and_plain_steps_come_between():
+    mine = pace()
+    steps(mine, [1] * 6)
+    assert mine.cost()[1] == 1
+    flat = mine.curve.cost()[2]
+    assert mine.cost()[2] == pytest.approx(max(flat, 1) * 1.02, rel=1e-3)
+    dues = []
+    for _ in range(40):
+        dues.append(mine.plain())
+        width = 1 if dues[-1] else 5
+        mine.took(width, 0.02)
+        mine.came(width - 1, 0)
+    assert sum(dues) == 40 // 9
+    before = mine.cost()[9] / mine.curve.cost()[9]
+    assert before == pytest.approx(1.2, abs=0.01)
+    for _ in range(16 * 35):
+        mine.came(0, 0)
+    assert mine.cost()[9] / mine.curve.cost()[9] < 1.1  # it is forgotten
+    mine.came(4, 1)
+    assert mine.cost()[9] / mine.curve.cost()[9] == pytest.approx(1.02, abs=0.01)
+
+
+def test_no_draft_is_believed_to_make_a_forward_cheaper():
+    mine = pace()
+    fed(mine.curve, {1: 0.02, 5: 0.01, 9: 0.03})
+    assert (mine.cost()[2:] > 1.01).all()
 
 
 def test_contexts_of_another_length_begin_with_what_is_known():
@@ -248,10 +298,11 @@ def test_calibrate_measures_prints_and_saves(tmp_path, monkeypatch, capsys):
 def test_compiled_forwards_run_at_a_few_widths_and_their_first_times_do_not_count():
     mine = pace(sizes=(1, 4, 16, 65))
     mine.plain(), mine.plain()
-    for width, seconds in [(1, 9.0), (1, 0.02), (3, 9.0), (2, 0.05), (4, 0.05), (5, 9.0)]:
+    for width, seconds in [(1, 9.0), *[(1, 0.02)] * 5, (3, 9.0), (2, 0.08), (4, 0.08), (5, 9.0)]:
         mine.took(width, seconds)
-    assert mine.curve.seconds == {1: 0.02, 4: 0.05}
+    assert [mine.curve.count(width) for width in (1, 2, 4, 16)] == [4, 0, 2, 0]
     cost = mine.cost()
+    assert cost[4] > 1.5
     assert cost[2] == cost[3] == cost[4] > 1
     assert cost[5] == cost[16]
     assert mine.width(3, 65) == 3  # the target pads it

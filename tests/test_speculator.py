@@ -103,6 +103,53 @@ def test_host_syncs_one_a_step_unless_the_history_is_needed(tiny, settings, per_
     assert stats.host_syncs == (stats.target_calls if per_step else stats.emitted)
 
 
+def test_recorded_scores_cost_no_reads_where_tokens_are_chosen_ahead(tiny, monkeypatch):
+    monkeypatch.setattr("ngramspec.prepare.choose_ahead", lambda device: True)
+    kwargs = {"do_sample": True, "max_new_tokens": 40, "top_k": 20, "output_scores": True}
+    kwargs["return_dict_in_generate"] = True
+    torch.manual_seed(0)
+    plain = tiny.generate(PROMPT, **kwargs)
+    speculator = Speculator("copy(min_match=1)", 4)
+    torch.manual_seed(0)
+    ours = tiny.generate(PROMPT, custom_generate=speculator, **kwargs)
+    assert torch.equal(plain.sequences, ours.sequences)
+    assert len(plain.scores) == len(ours.scores)
+    for theirs, mine in zip(plain.scores, ours.scores, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+    assert speculator.stats.host_syncs == speculator.stats.target_calls
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_interrupted_stream_leaves_the_generator_where_it_was(tiny, ahead, monkeypatch):
+    """As many numbers are drawn as tokens were committed, whatever was chosen ahead of them."""
+    monkeypatch.setattr("ngramspec.prepare.choose_ahead", lambda device: ahead)
+    kwargs = {"do_sample": True, "max_new_tokens": 40}
+    torch.manual_seed(0)
+    text = tiny.generate(PROMPT, **kwargs)[0].tolist()
+    for most in (3, 9):
+        torch.manual_seed(0)
+        tiny.generate(PROMPT, **kwargs | {"max_new_tokens": most})
+        expected = torch.get_rng_state()
+
+        class Streamer:
+            left = most + 1  # the prompt, too
+
+            def put(self, value):
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+
+            def end(self):
+                pass
+
+        torch.manual_seed(0)
+        with pytest.raises(KeyboardInterrupt):
+            ngramspec.generate(
+                tiny, PROMPT, streamer=Streamer(), speculator=Speculator(oracle(text), 6), **kwargs
+            )
+        assert torch.equal(expected, torch.get_rng_state())
+
+
 def test_events_tell_what_every_step_did(tiny, text):
     events = []
     speculator = Speculator(half_right(text, 97), 5, on_step=events.append)

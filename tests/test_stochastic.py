@@ -14,6 +14,7 @@ from ngramspec import Speculator, build_drafter
 from ngramspec.bench.acceptance import DRAWN, MATCHED, WAYS, measure
 from ngramspec.checks import check_draft
 from ngramspec.cli import main
+from ngramspec.drafters.stochastic import DrawingSession
 
 TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)
 
@@ -45,7 +46,7 @@ def test_temperature_sharpens_it_and_the_request_s_is_taken_if_asked():
     ]:
         session = session_of(spec)
         if heat is not None:
-            session.heat(heat)
+            session.heat(heat, (1, 2))
         session = getattr(session, "sessions", [session])[-1]
         _, probs = session.propose(1).proposal.of(0)
         assert sorted(probs.tolist()) == pytest.approx([1 / 5, 4 / 5])
@@ -96,10 +97,45 @@ def test_bad_temperatures_are_named(value):
         build_drafter(f"ngram(sample=True,temperature={value})")
 
 
-@pytest.mark.parametrize("spec", ["ngram(order=2,sample=True)", "unigram(sample=True)"])
-@pytest.mark.parametrize("ahead", [False, True])
-def test_text_drafted_at_random_has_the_target_s_distribution(spec, ahead, monkeypatch):
+def test_a_request_s_seed_is_what_drafts_are_drawn_with():
+    drafts = []
+    for seed in ((1, 0, 9), (1, 0, 9), (1, 1, 9), (2, 0, 9)):  # call, row, committed tokens
+        session = session_of("ngram(order=3,sample=True)+unigram(sample=True)")
+        session.heat(1.0, seed)
+        drafts.append([session.propose(8).tokens.tolist() for _ in range(5)])
+    assert drafts[0] == drafts[1]
+    assert drafts[1] != drafts[2] != drafts[3] != drafts[1]
+
+
+def test_rows_and_calls_draw_each_for_itself(monkeypatch):
+    """Where sampling leaves torch's global generator alone, drafts must not be the same again."""
+    seeds = []
+    heat = DrawingSession.heat
+    monkeypatch.setattr(
+        DrawingSession, "heat", lambda self, t, seed: seeds.append(seed) or heat(self, t, seed)
+    )
+    model = tiny_llama(initializer_range=0.15)
+    generator = torch.Generator().manual_seed(3)
+    kwargs = {"do_sample": True, "max_new_tokens": 4, "generator": generator}
+    speculator = Speculator("ngram(order=2,sample=True)", 3)
+    for _ in range(2):
+        model.generate(torch.ones(2, 6).long(), custom_generate=speculator, **kwargs)
+    assert len(seeds) == len(set(seeds)) == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "gamma", "own", "ahead"),
+    [
+        ("ngram(order=2,sample=True)", 3, False, False),
+        ("ngram(order=2,sample=True)", 3, False, True),
+        ("ngram(order=2,sample=True)", "auto", True, False),
+        ("unigram(sample=True)", 3, False, True),
+        ("unigram(sample=True,min_acceptance=0.0)+copy(min_match=1)", "auto", True, True),
+    ],
+)
+def test_text_drafted_at_random_has_the_target_s_distribution(spec, gamma, own, ahead, monkeypatch):
     monkeypatch.setattr("ngramspec.prepare.choose_ahead", lambda device: ahead)
+    generator = torch.Generator().manual_seed(0) if own else None
     model = tiny_llama(vocab=4, initializer_range=0.15, bos_token_id=None, pad_token_id=None)
     ids = torch.tensor([[1, 2, 3, 1, 2, 0, 3, 1]])
     with torch.no_grad():
@@ -111,15 +147,17 @@ def test_text_drafted_at_random_has_the_target_s_distribution(spec, ahead, monke
         )
         third = model(triples).logits[:, -1].softmax(-1)
     expected = ((first[:, None] * second).flatten()[:, None] * third).flatten().double().numpy()
-    speculator = Speculator(spec, 3)
+    speculator = Speculator(spec, gamma)
     counts = np.zeros(64)
     torch.manual_seed(0)
+    kwargs = {"custom_generate": speculator} | ({"generator": generator} if own else {})
     for _ in range(1500):
-        out = model.generate(ids, do_sample=True, max_new_tokens=3, custom_generate=speculator)
+        out = model.generate(ids, do_sample=True, max_new_tokens=3, **kwargs)
         a, b, c = out[0, 8:].tolist()
         counts[16 * a + 4 * b + c] += 1
     assert speculator.stats.drafter_faults == 0
-    assert speculator.stats.accepted > 200
+    accepted = speculator.stats.accepted + speculator.stats.prefill_accepted
+    assert accepted > (200 if gamma == 3 else 0)  # costs decide, under "auto"
     assert chisquare(counts, 1500 * expected / expected.sum()).pvalue > 1e-7
 
 

@@ -250,6 +250,20 @@ def test_what_cannot_take_trees_has_chains_and_says_why(name, kwargs, rows, reas
     assert list(speculator.stats.chains.values()) == [1]
 
 
+def test_alibi_that_a_model_makes_from_a_mask_per_token_has_chains():
+    from transformers import FalconConfig, FalconForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
+    config = FalconConfig(num_attention_heads=4, alibi=True, bos_token_id=1, **sizes)
+    config.eos_token_id = config.pad_token_id = None
+    model = FalconForCausalLM(config).eval()
+    plain = model.generate(IDS, max_new_tokens=60)
+    speculator = Speculator("copy+ngram", tree=8)
+    assert torch.equal(plain, run(model, IDS, speculator))
+    assert speculator.stats.chains == {"a model with ALiBi": 1}
+
+
 def test_siblings_are_tried_without_replacement_in_the_loop():
     """A stochastic tree in the real loop: chi-square over the first two tokens."""
     from scipy.stats import chisquare
@@ -345,13 +359,16 @@ BAD = [
     ),
     (tree_of([1], [-1], proposal=proposal_of(([1, 99], [0.5, 0.5]))), r"in 0..96, got 99"),
     (tree_of([1, 2], [-1, -1], proposal=proposal_of(([1], [1.0]))), "in 3 entries"),
+    (tree_of([1], [-1], source=np.array([2], np.int8)), r"source must lie in 0\.\.1, got 2"),
+    (tree_of([1], [-1], source=np.array([-1], np.int8)), r"source must lie in 0\.\.1, got -1"),
+    (tree_of([1], [-1], confidence=np.ones(2, np.float32)), "confidence must have 1 entries"),
 ]
 
 
 @pytest.mark.parametrize(("draft", "message"), BAD)
 def test_trees_and_proposals_that_cannot_be_verified_are_named(draft, message):
     with pytest.raises(ValueError, match=message):
-        check_draft(draft, 10, 97, tree=True)
+        check_draft(draft, 10, 97, tree=True, tiers=2)
 
 
 def test_the_head_of_a_tree_is_a_tree():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,16 +31,33 @@ class CalibratedSession(DraftSession):
         self.last: Draft | None = None
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        if cost is not None and self.drafter.draws and not tree:
+            return self.drawn(self.drafter.worth_drawing(gamma, cost), gamma)
         draft = self.session.propose(gamma, tree=tree)
+        self.drafter.draws |= draft.proposal is not None
         self.last = draft if len(draft) else None
         if self.last is None:
             return draft
         confidence = self.drafter.confidence(draft)
-        whole = Draft(draft.tokens, draft.parents, confidence, draft.proposal, draft.source)
+        whole = replace(draft, confidence=confidence)
         reached = reach(whole)
         if draft.parents is not None and draft.proposal is None:
             whole, reached = order(whole, reached), -np.sort(-reached)
-        return whole if cost is None else whole.head(worthwhile_nodes(reached, cost))
+        if cost is None or draft.proposal is not None:
+            return whole
+        return whole.head(worthwhile_nodes(reached, cost))
+
+    def drawn(self, length: int, gamma: int) -> Draft:
+        """A draft that is drawn, of a length that was decided before.
+
+        Where the tokens drawn decided how many of them are verified, those that are would not be
+        distributed as their proposal says, and the text not as the target's.
+        """
+        draft = self.session.propose(min(max(length, 1), gamma))  # one is drawn to learn from
+        if not len(draft):
+            return draft
+        self.last = draft
+        return replace(draft, confidence=self.drafter.confidence(draft)).head(length)
 
     def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
         self.session.observe(draft, accepted, tested)
@@ -50,8 +68,8 @@ class CalibratedSession(DraftSession):
             self.last = None
         self.session.extend(tokens)
 
-    def heat(self, temperature: float) -> None:
-        self.session.heat(temperature)
+    def heat(self, temperature: float, seed: Sequence[int]) -> None:
+        self.session.heat(temperature, seed)
 
     def sizeof(self) -> int | None:
         return self.session.sizeof()
@@ -77,6 +95,7 @@ class CalibratedDrafter(Drafter):
         self.inner = inner
         self.tiers = inner.tiers
         self.spec = inner.spec
+        self.draws = False  # whether drafts are drawn, as was seen
         self._lock = threading.Lock()
         shape = (len(self.tiers), DEPTHS, RANKS)
         self._accepted = np.empty(shape, np.float32)
@@ -92,6 +111,13 @@ class CalibratedDrafter(Drafter):
         with self._lock:
             confidence: Float32 = self._accepted[cells] / self._tested[cells]
         return confidence
+
+    def worth_drawing(self, gamma: int, cost: Float32) -> int:
+        """How many tokens to draw, by how often those at each depth stood, of whichever tier."""
+        with self._lock:
+            confidence = self._accepted[:, :, 0].sum(axis=0) / self._tested[:, :, 0].sum(axis=0)
+        depths = np.minimum(np.arange(gamma), DEPTHS - 1)
+        return worthwhile_nodes(np.cumprod(confidence[depths]), cost)
 
     def learn(self, draft: Draft, committed: Int32) -> None:
         """Count the nodes behind the committed ones: which token came there is known."""

@@ -32,6 +32,12 @@ REQUEST = "request"  # in place of a temperature: the request's own
 MOST = 64  # continuations of a context that may be drawn, the most frequent ones
 
 
+def seed_of(generator: torch.Generator) -> int:
+    """A seed that follows from a generator's state, which it leaves alone."""
+    state = generator.get_state().numpy().tobytes()
+    return int.from_bytes(blake2b(state, digest_size=16).digest(), "little")
+
+
 class Gate(Protocol):
     """Whether drafting pays, from what became of earlier drafts."""
 
@@ -45,8 +51,9 @@ class Gate(Protocol):
 class DrawingSession(DraftSession):
     """A session that draws its tokens; what from, is its subclass's affair.
 
-    The draws follow from the state of torch's global generator at the start, and leave it alone:
-    with the same seed a generation drafts the same.
+    The draws follow from the seed that a sampled request brings, or else from the state of torch's
+    global generator at the start, and leave that alone: with the same seed a generation drafts the
+    same.
 
     Args:
         temperature: T; a token is drawn with probability in proportion to count ** (1 / T).
@@ -54,12 +61,12 @@ class DrawingSession(DraftSession):
     """
 
     def __init__(self, temperature: float | str) -> None:
-        state = blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=16).digest()
-        self._rng = np.random.default_rng(int.from_bytes(state, "little"))
+        self._rng = np.random.default_rng(seed_of(torch.default_generator))
         self._by_request = temperature == REQUEST
         self._temperature = 1.0 if isinstance(temperature, str) else temperature
 
-    def heat(self, temperature: float) -> None:
+    def heat(self, temperature: float, seed: Sequence[int]) -> None:
+        self._rng = np.random.default_rng(seed)
         if self._by_request:
             self._temperature = temperature
 

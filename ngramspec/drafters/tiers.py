@@ -92,9 +92,9 @@ class TieredSession(DraftSession):
         for session in self.sessions:
             session.extend(tokens)
 
-    def heat(self, temperature: float) -> None:
-        for session in self.sessions:
-            session.heat(temperature)
+    def heat(self, temperature: float, seed: Sequence[int]) -> None:
+        for which, session in enumerate(self.sessions):
+            session.heat(temperature, (*seed, which))
 
     def sizeof(self) -> int | None:
         sizes = [session.sizeof() for session in self.sessions]
