@@ -216,3 +216,28 @@ def test_rows_keep_together_where_an_image_stands_before_the_text():
             plain, ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
         )
         assert speculator.stats.drafted > 0
+
+
+def test_an_encoder_and_a_decoder_of_two_vocabularies():
+    """The prompt is the decoder's: its ids may lie beyond those of the encoder."""
+    from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel, GPT2Config
+
+    torch.manual_seed(0)
+    encoder = BertConfig(
+        vocab_size=20,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    decoder = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=2, add_cross_attention=True)
+    model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder))
+    kwargs = GREEDY | {"decoder_start_token_id": 40, "pad_token_id": 0, "eos_token_id": None}
+    kwargs["attention_mask"] = torch.ones_like(PROMPT)
+    plain = model.eval().generate(PROMPT, **kwargs)
+    assert int(plain[0, 0]) == 40
+    speculator = Speculator("copy(min_match=1)", 4)
+    assert torch.equal(plain, model.generate(PROMPT, custom_generate=speculator, **kwargs))
+    kwargs["decoder_start_token_id"] = VOCAB
+    with pytest.raises(ValueError, match=rf"input_ids must lie in 0\.\.{VOCAB - 1}, got {VOCAB}"):
+        model.generate(PROMPT, custom_generate=speculator, **kwargs)

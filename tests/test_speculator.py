@@ -109,10 +109,11 @@ def test_recorded_scores_cost_no_reads_where_tokens_are_chosen_ahead(tiny, monke
     kwargs["return_dict_in_generate"] = True
     torch.manual_seed(0)
     plain = tiny.generate(PROMPT, **kwargs)
-    speculator = Speculator("copy(min_match=1)", 4)
+    speculator = Speculator(oracle(plain.sequences[0].tolist()), 4)
     torch.manual_seed(0)
     ours = tiny.generate(PROMPT, custom_generate=speculator, **kwargs)
     assert torch.equal(plain.sequences, ours.sequences)
+    assert speculator.stats.accepted > 20
     assert len(plain.scores) == len(ours.scores)
     for theirs, mine in zip(plain.scores, ours.scores, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
