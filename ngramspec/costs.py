@@ -276,9 +276,3 @@ def curve_of(
             else:
                 known[full] = CostCurve(assumed_cost(kind, limit - 1, rows, dtype))
         return known[full]
-
-
-def forget() -> None:
-    """Drop every measured curve of the process."""
-    with _lock:
-        _curves.clear()

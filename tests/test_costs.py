@@ -24,9 +24,9 @@ IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 @pytest.fixture(autouse=True)
 def nothing_measured():
-    costs.forget()
+    costs._curves.clear()
     yield
-    costs.forget()
+    costs._curves.clear()
 
 
 def fed(curve: CostCurve, seconds: dict[int, float], times: int = 9) -> CostCurve:

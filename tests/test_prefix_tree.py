@@ -66,7 +66,7 @@ def test_reach_is_the_product_down_from_the_root():
         np.array([0.5, 0.4, 0.8, 0.5], np.float32),
     )
     assert reach(tree) == pytest.approx([0.5, 0.4, 0.4, 0.2])
-    assert reach(chain(A, B, C), 0.5) == pytest.approx([0.5, 0.25, 0.125])
+    assert reach(chain(A, B, C)) == pytest.approx([0.9, 0.81, 0.729])
     ordered = order(tree, np.array([0.5, 0.45, 0.5, 0.48]))
     assert paths(ordered) == [(A,), (A, C), (A, C, D), (B,)]
     assert ordered.confidence == pytest.approx([0.5, 0.8, 0.5, 0.4])

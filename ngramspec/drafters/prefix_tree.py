@@ -13,15 +13,10 @@ UNKNOWN = 0.9  # taken for the confidence of nodes that have none
 LOWER = 0.3  # and of the first ones of each further draft, times this
 
 
-def reach(draft: Draft, unknown: float = UNKNOWN) -> NDArray[np.float64]:
-    """P(accepted) of each node with all those above it, float64 (n,).
-
-    Args:
-        draft: a chain or a tree.
-        unknown: what stands for confidence where the draft has none.
-    """
+def reach(draft: Draft) -> NDArray[np.float64]:
+    """P(accepted) of each node of a chain or tree with all those above it, float64 (n,)."""
     n = len(draft)
-    own = np.full(n, unknown) if draft.confidence is None else draft.confidence.astype(np.float64)
+    own = np.full(n, UNKNOWN) if draft.confidence is None else draft.confidence.astype(np.float64)
     if draft.parents is None:
         return np.cumprod(own)
     for node, parent in enumerate(draft.parents.tolist()):
