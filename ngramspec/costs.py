@@ -102,7 +102,7 @@ class CostCurve:
         widths = np.array([each for each in sorted(self._times) if each < len(self.assumed)])
         if not widths.size:
             return self.assumed
-        medians = np.array([np.median(list(self._times[width])) for width in widths])
+        medians = np.array([median(self._times[width]) for width in widths])
         expected = self.assumed[widths].astype(np.float64)
         one = medians[0] if widths[0] == 1 else float(np.median(medians / expected))
         kept = np.array([len(self._times[width]) for width in widths], np.float64)

@@ -197,6 +197,20 @@ def test_figures_by_hand():
     assert summarize(measured)[1]["limit_share"] is None
 
 
+def test_ratios_are_of_the_same_round():
+    """A machine twice as slow in one of three rounds, for both."""
+    measured = Measured(prefills={("t", None, "p"): [1.0]})
+    for repeat, slow in enumerate((1.0, 2.0, 1.0)):
+        measured.calls.append(
+            call(PLAIN, 10.0 * slow + 1, repeat=repeat, emitted=10, widths={1: 10})
+        )
+        ours = call("ours", 8.0 * slow + 1, repeat=repeat, emitted=10, widths={1: 10})
+        measured.calls.append(replace(ours, seconds=99.0) if repeat == 2 else ours)
+    row = summarize(measured)[1]
+    assert row["ratio"] == pytest.approx(11 / 9)
+    assert row["decode_ratio"] == pytest.approx(10 / 8)
+
+
 def test_figures_of_several_prompts():
     measured = Measured(prefills={("t", None, name): [0.0] for name in "abc"})
     for name, seconds in (("a", 5.0), ("b", 2.5), ("c", 20.0)):

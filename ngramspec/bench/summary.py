@@ -17,7 +17,7 @@ class Figures:
 
     Attributes:
         rate: new tokens / s of a whole call.
-        ratio: rate / plain's.
+        ratio: rate / plain's in the same round, so that a slow moment of the machine is in both.
         decode_ratio: the same without prefill: tokens emitted behind it / s of a call less the
             seconds of a plain call of one token; None if that leaves nothing.
         tokens_per_call: emitted tokens / forwards after the prefill; None where not counted.
@@ -76,10 +76,6 @@ def summarize(measured: Measured) -> list[dict[str, Any]]:
 def _figures(
     calls: Sequence[Call], plain: Sequence[Call], prefill: float, costs: dict[int, float]
 ) -> Figures:
-    rate, plain_rate = (
-        median(call.new_tokens / call.seconds for call in each) for each in (calls, plain)
-    )
-    decode, plain_decode = (_decode_rate(each, prefill) for each in (calls, plain))
     widths: dict[int, int] = {}
     for call in calls:
         for width, count in call.widths.items():
@@ -90,9 +86,9 @@ def _figures(
     peaks = [call.peak for call in calls if call.peak is not None]
     differences = [each for call in calls if (each := call.first_difference) is not None]
     return Figures(
-        rate=rate,
-        ratio=rate / plain_rate,
-        decode_ratio=decode / plain_decode if decode and plain_decode else None,
+        rate=median(_rate(call) for call in calls),
+        ratio=_ratio(calls, plain, _rate),
+        decode_ratio=_decode_ratio(calls, plain, prefill),
         tokens_per_call=sum(call.emitted for call in calls) / forwards if forwards else None,
         mean_cost=spent / forwards / costs[1] if known else None,
         peak=max(peaks, default=None),
@@ -100,11 +96,21 @@ def _figures(
     )
 
 
-def _decode_rate(calls: Sequence[Call], prefill: float) -> float | None:
-    """Median over repeats of tokens emitted behind the prefill / (seconds - prefill)."""
-    if any(call.seconds <= prefill or call.emitted < 1 for call in calls):
+def _rate(call: Call) -> float:
+    return call.new_tokens / call.seconds
+
+
+def _ratio(calls: Sequence[Call], plain: Sequence[Call], rate: Callable[[Call], float]) -> float:
+    """Median over rounds of a way's rate / plain's."""
+    plain_rates = {call.repeat: rate(call) for call in plain}
+    return median(rate(call) / plain_rates[call.repeat] for call in calls)
+
+
+def _decode_ratio(calls: Sequence[Call], plain: Sequence[Call], prefill: float) -> float | None:
+    """That of tokens emitted behind the prefill / (seconds - prefill)."""
+    if any(call.seconds <= prefill or call.emitted < 1 for call in (*calls, *plain)):
         return None
-    return median(call.emitted / (call.seconds - prefill) for call in calls)
+    return _ratio(calls, plain, lambda call: call.emitted / (call.seconds - prefill))
 
 
 def _row(figures: dict[str, Figures]) -> dict[str, Any]:
