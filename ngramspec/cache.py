@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
 
+MARKING = (5, 19)  # transformers marks the caches that callers bring, since this version
 CROPPED = ("DynamicLayer", "DynamicSlidingWindowLayer")
 STATIC = "StaticLayer"
 
@@ -97,7 +98,8 @@ class Rollback:
             if type(layer).__name__ == STATIC:
                 layer.cumulative_length.sub_(surplus)
             elif layer.is_sliding and length == 0:  # it may have let go of what a crop would need
-                layer.reset()
+                layer.keys = layer.values = None
+                layer.is_initialized, layer.cumulative_length = False, 0
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 layer.crop(-surplus)
 
@@ -135,6 +137,16 @@ def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
         return tuple(pad(each, (0, 0, 0, length - each.shape[2])) for each in states)
 
     return stretched
+
+
+def is_callers(cache: Any) -> bool:
+    """Whether a cache is, or may be, the caller's own, who may go on with it."""
+    marked = getattr(cache, "_is_user_defined", None)
+    if marked is not None:
+        return bool(marked)
+    from transformers import __version__
+
+    return tuple(int(each) for each in __version__.split(".")[:2]) < MARKING
 
 
 def rollback_for(cache: Any) -> Rollback:

@@ -80,13 +80,14 @@ class CostCurve:
         """How many times have been added since a width's last one."""
         return self._added - self._when.get(width, 0)
 
-    def seen(self, width: int) -> float:
-        """What a width was seen to cost, without what was assumed; else, ``cost``."""
+    def expected(self, width: int) -> float:
+        """The time of a forward of ``width``, in the unit of ``add``: as it was, or as assumed."""
         with self._lock:
             times, plain = self._times.get(width), self._times.get(1)
-            if times and plain:
-                return median(times) / median(plain)
-        return float(self.cost()[width])
+            if times:
+                return median(times)
+            one = median(plain) if plain else 1.0
+        return one * float(self.cost()[width])
 
     def cost(self) -> Float32:
         """float32 (limit + 1,), of n positions in forwards of one; read anew now and then."""
@@ -235,7 +236,7 @@ class Pace:
             return
         if self._recent:
             self.curve.add(width, seconds / median(self._recent))
-        self._recent.append(seconds / self.curve.seen(width))
+        self._recent.append(seconds / self.curve.expected(width))
 
     def came(self, drafted: int, accepted: int) -> None:
         """A step's drafts had so many tokens, in all rows, of which so many stood."""
@@ -245,7 +246,7 @@ class Pace:
         elif accepted:
             self._vain, self._misses = 0.0, 0
         else:
-            self._vain += 1.0
+            self._vain = min(self._vain + 1.0, (self.MOST - self.MARGIN) / self.RISE)
             self._misses += 1
 
 

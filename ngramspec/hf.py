@@ -18,11 +18,16 @@ class BoundSpeculator:
     """A Speculator with the arguments that transformers does not pass on to it."""
 
     def __init__(
-        self, speculator: Speculator, streamer: Any, synced_gpus: bool | None = None
+        self,
+        speculator: Speculator,
+        streamer: Any,
+        synced_gpus: bool | None = None,
+        own_cache: bool = False,
     ) -> None:
         self.speculator = speculator
         self.streamer = streamer
         self.synced_gpus = synced_gpus
+        self.own_cache = own_cache  # the caller brought none
 
     def __call__(
         self,
@@ -36,6 +41,9 @@ class BoundSpeculator:
         generator: Any = None,
         **model_kwargs: Any,
     ) -> Any:
+        cache = model_kwargs.get("past_key_values")
+        if self.own_cache and cache is not None:
+            cache._is_user_defined = False  # as later versions say of those that they made
         return self.speculator(
             model,
             input_ids,
@@ -175,7 +183,8 @@ def _generate(
     kwargs = {name: value for name, value in kwargs.items() if name not in REFUSED}
     if tokenizer is not None:
         kwargs = _stop_strings_as_criterion(model, tokenizer, kwargs)
-    bound = BoundSpeculator(speculator, streamer, kwargs.pop("synced_gpus", None))
+    own_cache = kwargs.get("past_key_values") is None
+    bound = BoundSpeculator(speculator, streamer, kwargs.pop("synced_gpus", None), own_cache)
     return plain(*args, **kwargs, streamer=streamer, custom_generate=bound)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.cache import rollback_for
+from ngramspec.cache import is_callers, rollback_for
 from ngramspec.compiled import ROOM, Graphs, bucket_sizes, wants_graphs
 from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
@@ -127,7 +127,7 @@ class Target:
         so does the next call, if the cache is the caller's own.
         """
         placed = self.kwargs.get("position_ids") is not None
-        given = self._before > 0 or getattr(self.cache.cache, "_is_user_defined", False)
+        given = self._before > 0 or is_callers(self.cache.cache)
         return self.cache.holes and placed and not (given or self.encodes or self.by_slot)
 
     @property
@@ -191,14 +191,16 @@ class Target:
             if hasattr(config, MASK_LENGTH):  # tells a whole sequence from one behind the cache
                 config = copy.copy(config)
                 setattr(config, MASK_LENGTH, getattr(config, MASK_LENGTH) + count)
-        if self._before:  # what slides out has to come back if the prefill is interrupted
-            self.cache.record()
+        if self._before and config.prefill_chunk_size is None:
+            self.cache.record()  # what slides out comes back if the prefill is interrupted
         outputs = self.model._prefill(prompt, config, kwargs)
         self.kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.kwargs, is_encoder_decoder=self.encodes
         )
         self.cache = rollback_for(self.kwargs["past_key_values"])
         self.cache.record()
+        if count == 0:
+            self.cache.back(0)  # windows are as long as they are
         if self._stretch is not None:
             self.cache.stretch(self._stretch)
         self._prefilled = self._slots = self.cache.length() - count

@@ -110,7 +110,8 @@ def takes_masks(model: Any) -> bool:
 
 def has_alibi(model: Any) -> bool:
     """Whether a model's attention adds biases by distance, which it makes from a mask per token."""
-    return bool(getattr(model.config.get_text_config(decoder=True), "alibi", False))
+    config = model.config.get_text_config(decoder=True)
+    return bool(getattr(config, "alibi", False)) or config.model_type == "bloom"
 
 
 def why_no_tree(target: Any, rows: int) -> str | None:

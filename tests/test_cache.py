@@ -170,6 +170,23 @@ def test_an_interrupted_prefill_over_windows_leaves_what_was_there(kept):
     assert torch.equal(plain, model.generate(ids, past_key_values=cache, **kwargs))
 
 
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_turns_over_a_kept_cache_with_windows(chunk):
+    """One of them ends with the prefill's own token; plain generate goes on where it ended."""
+    model = build("gemma2 hybrid")  # windows of 12
+    ids = torch.randint(3, 50, (1, 20), generator=torch.Generator().manual_seed(0))
+    texts = []
+    for custom in (None, Speculator("copy(min_match=1)", 4)):
+        cache, now = DynamicCache(config=model.config), ids
+        for turn, (new, speculate) in enumerate([(10, 1), (1, 1), (6, 0), (20, 1), (6, 0)]):
+            kwargs = {"max_new_tokens": new, "do_sample": False, "prefill_chunk_size": chunk}
+            kwargs["custom_generate"] = custom if speculate else None
+            now = model.generate(now, past_key_values=cache, **kwargs)
+            now = torch.cat((now, ids[:, turn : turn + 7]), dim=1)
+        texts.append(now)
+    assert torch.equal(*texts)
+
+
 def test_a_kept_cache_goes_on_in_the_next_turn(tiny):
     """Multi-turn chat: prompt, answer, longer prompt with the same cache."""
     caches, texts = [], []

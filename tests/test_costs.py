@@ -123,6 +123,17 @@ def test_a_machine_that_slows_down_does_not_change_what_widths_cost():
         assert again.curve.cost()[5] == pytest.approx(1.3, abs=0.12)
 
 
+def test_costs_do_not_drift_while_nothing_is_compared():
+    """A first plain step that was slow, then many of another width: they say nothing new."""
+    mine = pace()
+    steps(mine, [1] * 4 + [5] * 9, lambda at: 1.1 if at == 1 else 1.0)
+    before = mine.curve.cost()[5]
+    steps(mine, [5] * 120)
+    assert mine.curve.cost()[5] == pytest.approx(before, rel=0.03)
+    steps(mine, ([1] + [5] * 8) * 12)
+    assert mine.curve.cost()[5] == pytest.approx(1.3, abs=0.12)
+
+
 def test_drafts_in_vain_have_to_promise_more_and_plain_steps_come_between():
     mine = pace()
     steps(mine, [1] * 6)
@@ -138,7 +149,7 @@ def test_drafts_in_vain_have_to_promise_more_and_plain_steps_come_between():
     assert sum(dues) == 40 // 9
     before = mine.cost()[9] / mine.curve.cost()[9]
     assert before == pytest.approx(1.2, abs=0.01)
-    for _ in range(16 * 35):
+    for _ in range(16 * 12):
         mine.came(0, 0)
     assert mine.cost()[9] / mine.curve.cost()[9] < 1.1  # it is forgotten
     mine.came(4, 1)

@@ -43,7 +43,9 @@ def test_text_is_plain_generate_s(name):
     assert right.stats.alpha == 1.0  # the drafts were really for these positions
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2 hybrid", "mistral sliding"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "bloom (alibi)", "gemma2 hybrid", "mistral sliding"]
+)
 def test_static_caches(name):
     model = build(name)
     kwargs = GREEDY | {"cache_implementation": "static"}

@@ -14,6 +14,8 @@ from ngramspec import Speculator, build_drafter
 from ngramspec.bench.acceptance import DRAWN, MATCHED, WAYS, measure
 from ngramspec.checks import check_draft
 from ngramspec.cli import main
+from ngramspec.controller import assumed_cost
+from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.stochastic import DrawingSession
 
 TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)
@@ -105,6 +107,30 @@ def test_a_request_s_seed_is_what_drafts_are_drawn_with():
         drafts.append([session.propose(8).tokens.tolist() for _ in range(5)])
     assert drafts[0] == drafts[1]
     assert drafts[1] != drafts[2] != drafts[3] != drafts[1]
+
+
+def test_drawn_drafts_grow_again_where_they_stand():
+    """Their length is decided before; one token more is drawn to learn whether it would stand."""
+    drafter = build_drafter("ngram(order=2,sample=True)", policy="priority")
+    rng = np.random.default_rng(0)
+    cost = assumed_cost("cpu", 16, dtype="float32")
+    text = np.tile(np.arange(5, 25, dtype=np.int32), 40)  # one continuation each
+    session = CalibratedDrafter(drafter).start(text[:60])
+    owner = session.drafter
+    lengths = []
+    for _ in range(100):  # a poor stretch
+        lengths.append(len(session.propose(16, cost)))
+        session.extend(rng.integers(5, 25, 1, np.int32))
+    at = 60
+    while at < 700:
+        drafted = session.propose(16, cost).tokens
+        lengths.append(len(drafted))
+        right = int(np.cumprod(drafted == text[at : at + len(drafted)]).sum())
+        session.extend(text[at : at + right + 1])
+        at += right + 1
+    assert owner.draws
+    assert np.mean(lengths[60:100]) < 1
+    assert np.mean(lengths[-20:]) > 3
 
 
 def test_rows_and_calls_draw_each_for_itself(monkeypatch):

@@ -53,7 +53,7 @@ class CalibratedSession(DraftSession):
         Where the tokens drawn decided how many of them are verified, those that are would not be
         distributed as their proposal says, and the text not as the target's.
         """
-        draft = self.session.propose(min(max(length, 1), gamma))  # one is drawn to learn from
+        draft = self.session.propose(min(length + 1, gamma))  # one more is drawn, to learn from
         if not len(draft):
             return draft
         self.last = draft
