@@ -130,7 +130,7 @@ def test_drawn_drafts_grow_again_where_they_stand():
         at += right + 1
     assert owner.draws
     assert np.mean(lengths[60:100]) < 1
-    assert np.mean(lengths[-20:]) > 3
+    assert min(lengths[-20:]) >= 3  # without that one it would stay at 2
 
 
 def test_rows_and_calls_draw_each_for_itself(monkeypatch):
