@@ -144,9 +144,14 @@ def is_callers(cache: Any) -> bool:
     marked = getattr(cache, "_is_user_defined", None)
     if marked is not None:
         return bool(marked)
+    return transformers_before(MARKING)
+
+
+def transformers_before(version: tuple[int, int]) -> bool:
+    """Whether the installed transformers is older than a (major, minor) version."""
     from transformers import __version__
 
-    return tuple(int(each) for each in __version__.split(".")[:2]) < MARKING
+    return tuple(int(each) for each in __version__.split(".")[:2]) < version
 
 
 def rollback_for(cache: Any) -> Rollback:

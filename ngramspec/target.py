@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.cache import is_callers, rollback_for
+from ngramspec.cache import is_callers, rollback_for, transformers_before
 from ngramspec.compiled import ROOM, Graphs, bucket_sizes, wants_graphs
 from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
@@ -41,6 +41,7 @@ BY_SLOT = {
     "HyperCLOVAXVisionV2ForConditionalGeneration",  # it drops the positions that it is given
     "Kosmos2_5ForConditionalGeneration",  # so does this
 }
+IMAGES_SINCE = (5, 19)  # before it GIT's forward over several tokens behind an image is another
 WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
 LEAST_WASTE = 32  # and how many may be at least
 MASK_LENGTH = "_mask_length"  # of a config whose mask, all ones, generate left out
@@ -463,6 +464,11 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
         raise UnsupportedError(f"{name} keeps a recurrent state that cannot be rolled back")
     if name in ONE_AT_A_TIME:
         raise UnsupportedError(f"{name} cannot check several tokens: {ONE_AT_A_TIME[name]}")
+    image = model_kwargs.get("pixel_values") is not None
+    if name == "GitForCausalLM" and image and transformers_before(IMAGES_SINCE):
+        raise UnsupportedError(
+            f"{name} cannot check several tokens behind an image before transformers 5.19"
+        )
     parameters = inspect.signature(model.forward).parameters
     if "input_ids" in parameters and "past_key_values" not in parameters:
         raise UnsupportedError(f"{name} keeps no key-value cache; speculation needs one")
