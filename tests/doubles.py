@@ -55,6 +55,21 @@ class ScriptedDrafter(Drafter):
         return self.sessions[-1]
 
 
+class InterruptedStreamer:
+    """A streamer in whose ``put`` of the given number, the prompt's being 1, Ctrl-C comes."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def put(self, value):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+    def end(self):
+        return None
+
+
 def draft_of(tokens) -> Draft:
     """A chain."""
     return Draft(np.array(tokens, np.int32))

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import ScriptedDrafter, draft_of, half_right, liar, oracle, random_drafter
+from doubles import (
+    InterruptedStreamer,
+    ScriptedDrafter,
+    draft_of,
+    half_right,
+    liar,
+    oracle,
+    random_drafter,
+)
 from families import build
 from transformers import DynamicCache
 
@@ -153,18 +161,6 @@ def test_streamers_and_processors_see_every_token_in_order(model):
 def test_an_error_while_the_prefill_s_tokens_are_told_leaves_the_cache_as_plain(model):
     plain = model.generate(IDS, max_new_tokens=12, return_dict_in_generate=True)
 
-    class Breaks:
-        def __init__(self):
-            self.left = 4  # the prompt, and three tokens
-
-        def put(self, value):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-
-        def end(self):
-            pass
-
     cache = DynamicCache()
     speculator = Speculator(oracle(plain.sequences[0].tolist()))
     with pytest.raises(KeyboardInterrupt):
@@ -173,7 +169,7 @@ def test_an_error_while_the_prefill_s_tokens_are_told_leaves_the_cache_as_plain(
             IDS,
             max_new_tokens=12,
             past_key_values=cache,
-            streamer=Breaks(),
+            streamer=InterruptedStreamer(4),  # at the third token
             speculator=speculator,
         )
     assert cache.get_seq_length() == 12  # the prompt, and those before the one told last

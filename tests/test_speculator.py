@@ -9,7 +9,15 @@ import time
 import numpy as np
 import pytest
 import torch
-from doubles import ScriptedDrafter, draft_of, half_right, liar, oracle, random_drafter
+from doubles import (
+    InterruptedStreamer,
+    ScriptedDrafter,
+    draft_of,
+    half_right,
+    liar,
+    oracle,
+    random_drafter,
+)
 
 import ngramspec
 from ngramspec import Draft, Speculator
@@ -132,21 +140,14 @@ def test_an_interrupted_stream_leaves_the_generator_where_it_was(tiny, ahead, mo
         tiny.generate(PROMPT, **kwargs | {"max_new_tokens": most})
         expected = torch.get_rng_state()
 
-        class Streamer:
-            left = most + 1  # the prompt, too
-
-            def put(self, value):
-                self.left -= 1
-                if self.left == 0:
-                    raise KeyboardInterrupt
-
-            def end(self):
-                pass
-
         torch.manual_seed(0)
         with pytest.raises(KeyboardInterrupt):
             ngramspec.generate(
-                tiny, PROMPT, streamer=Streamer(), speculator=Speculator(oracle(text), 6), **kwargs
+                tiny,
+                PROMPT,
+                streamer=InterruptedStreamer(most + 1),
+                speculator=Speculator(oracle(text), 6),
+                **kwargs,
             )
         assert torch.equal(expected, torch.get_rng_state())
 
