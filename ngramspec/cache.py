@@ -85,10 +85,10 @@ class Rollback:
 
     def back(self, count: int) -> None:
         """Drop the last ``count`` positions of a whole forward; call it after each, 0 included."""
+        if count and self._static:
+            torch._foreach_sub_([layer.cumulative_length for layer in self._static], count)
         for layer in self.layers:
-            if layer in self._static:
-                layer.cumulative_length.sub_(count)
-            elif count or layer.is_sliding:
+            if layer not in self._static and (count or layer.is_sliding):
                 layer.crop(-count)
 
     def to(self, length: int) -> None:
@@ -116,10 +116,15 @@ class Rollback:
 
         Of a batch of one row; what lay there, and behind, is not kept.
         """
+        stay = next((at for at, node in enumerate(path) if at != node), len(path))
+        places = torch.tensor(path[stay:]) + start
+        indices: dict[torch.device, torch.Tensor] = {}
         for layer in self.layers:
             for states in (layer.keys, layer.values):  # (1, heads, length, size)
-                index = torch.tensor(path).to(states.device, non_blocking=True) + start
-                states[:, :, start : start + len(path)] = states.index_select(2, index)
+                if states.device not in indices:
+                    indices[states.device] = places.to(states.device, non_blocking=True)
+                moved = states.index_select(2, indices[states.device])
+                states[:, :, start + stay : start + len(path)] = moved
 
     def gather(self, slots: torch.Tensor) -> None:
         """Keep some positions of each row, in the order given: int64 (batch, kept)."""

@@ -65,8 +65,32 @@ def why_no_graphs(target: Any) -> str | None:
     return None
 
 
+def compilations() -> int:
+    """How many times torch has begun to compile, or to record a CUDA graph, in this process.
+
+    Counted from the first call on.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    started = callback_handler.start_callbacks
+    if _begun not in started:
+        started.append(_begun)
+    return _beginnings
+
+
+_beginnings = 0
+
+
+def _begun(*_: Any) -> None:
+    global _beginnings
+    _beginnings += 1
+
+
 class Graphs:
     """A model's compiled forward.
+
+    Attributes:
+        compiled: whether the last call compiled something, or recorded a CUDA graph.
 
     Args:
         model: a transformers model.
@@ -81,10 +105,14 @@ class Graphs:
             settings.dynamic = False
         self._call: Callable[..., Any] = model.get_compiled_call(settings)
         self._limit = SIZES * widths
+        self.compiled = False
 
     def __call__(self, **inputs: Any) -> Any:
+        before = compilations()
         with self._allowing():
-            return self._call(**inputs)
+            outputs = self._call(**inputs)
+        self.compiled = compilations() != before
+        return outputs
 
     def _allowing(self) -> AbstractContextManager[Any]:
         """The context in which dynamo compiles for all the widths: by default for eight shapes."""

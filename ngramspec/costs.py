@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -49,10 +50,10 @@ class CostCurve:
 
     def __init__(self, assumed: Float32, otherwise: Float32 | None = None) -> None:
         self.assumed = assumed
+        self.dropped = False  # whether what was saved turned out wrong
         self._otherwise = otherwise
         self._times: dict[int, deque[float]] = {}
         self._when: dict[int, int] = {}  # how many times had been added when a width's last was
-        self._begun: set[int] = set()
         self._added = 0
         self._read = -1
         self._cost = assumed
@@ -65,16 +66,18 @@ class CostCurve:
             self._added += 1
             self._when[width] = self._added
 
-    def begin(self, width: int) -> bool:
-        """Whether a width runs for the first time."""
-        with self._lock:
-            first = width not in self._begun
-            self._begun.add(width)
-            return first
-
     def count(self, width: int) -> int:
         """How many times of a width are kept."""
         return len(self._times.get(width, ()))
+
+    def reach(self, assumed: Float32) -> None:
+        """Be known as far as ``assumed``, like it in shape beyond what is known."""
+        with self._lock:
+            known = len(self.assumed)
+            if known < len(assumed):
+                rest = assumed[known:] * (self.assumed[-1] / assumed[known - 1])
+                self.assumed = np.concatenate((self.assumed, rest)).astype(np.float32)
+                self._read = -1
 
     def since(self, width: int) -> int:
         """How many times have been added since a width's last one."""
@@ -110,7 +113,9 @@ class CostCurve:
         far = np.abs(np.log(medians / (one * expected)))[kept >= SURE]
         if self._otherwise is not None and widths[0] == 1 and far.max(initial=0.0) > np.log(WRONG):
             logger.warning("saved costs are not what forwards take here; measuring anew")
-            self.assumed, self._otherwise = self._otherwise, None
+            longer = CostCurve(self._otherwise)
+            longer.reach(self.assumed)
+            self.assumed, self._otherwise, self.dropped = longer.assumed, None, True
             return self._measured()
         age = np.array([self._added - self._when[width] for width in widths], np.float64)
         evidence = kept * 0.5 ** (age / FADE)
@@ -131,19 +136,43 @@ class Saved(Protocol):
         """float32 (limit + 1,) for contexts of about ``length`` positions."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What forwards of one model have in common that share a curve.
+
+    Attributes:
+        machine: "cpu" or "gpu".
+        dtype: of the model, by name.
+        rows: of the batch.
+        attention: the model's implementation, by name.
+        static: whether the cache is.
+        compiled: whether the forwards are.
+        tree: whether drafts have branches, and forwards masks of their own.
+    """
+
+    machine: str
+    dtype: str
+    rows: int = 1
+    attention: str = "sdpa"
+    static: bool = False
+    compiled: bool = False
+    tree: bool = False
+
+    def assumed(self, limit: int) -> Float32:
+        """float32 (limit + 1,): what they cost until they are measured."""
+        return assumed_cost(self.machine, limit - 1, self.rows, self.dtype)
+
+
 class Pace:
     """How wide one generation's forwards run: its costs as they are now.
 
     Args:
         model: whose forwards they are.
-        kind: of machine, "cpu" or "gpu".
-        dtype: of the model, by name.
-        rows: of the batch.
-        limit: most positions of a forward.
+        kind: of forwards.
+        limit: most positions of one.
         tokens: how many tokens may be generated: a short generation is not worth probing in.
         saved: costs to begin with in place of the assumed ones, or None.
-        sizes: the only widths that forwards run at, ascending, compiled when they first do; empty:
-            any.
+        sizes: the only widths that forwards run at, ascending; empty: any.
     """
 
     PROBES = 2  # plain steps at the beginning, if none was ever timed
@@ -159,20 +188,18 @@ class Pace:
     def __init__(
         self,
         model: Any,
-        kind: str,
-        dtype: str,
-        rows: int,
+        kind: Kind,
         limit: int,
         tokens: int,
         saved: Saved | None = None,
         sizes: tuple[int, ...] = (),
     ) -> None:
-        self._key = (kind, dtype, rows, bool(sizes))
+        self._kind = kind
         self._run = np.arange(limit + 1)  # the width that so many positions run at
         if sizes:
             places = np.searchsorted(sizes, self._run).clip(max=len(sizes) - 1)
             self._run = np.minimum(np.array(sizes)[places], limit)
-        self._compiles = bool(sizes)
+        self._sizes = sizes
         self._model = model
         self._limit = limit
         self._saved = saved
@@ -190,7 +217,10 @@ class Pace:
         octave = max(length - 1, SHORTEST - 1).bit_length()
         if octave != self._octave:
             self._octave = octave
-            self.curve = curve_of(self._model, self._key, octave, self._limit, self._saved)
+            known = (octave, self._limit, self._saved)
+            chains = replace(self._kind, tree=False)
+            self.curve = curve_of(self._model, chains, *known)
+            self.trees = curve_of(self._model, self._kind, *known)  # the same, if there are none
 
     def plain(self) -> bool:
         """Whether the next step should be a plain one, to know what drafting is measured by."""
@@ -208,7 +238,7 @@ class Pace:
 
         No draft is believed to make a forward cheaper.
         """
-        cost, margin = self.curve.cost(), min(self.MARGIN + self.RISE * self._vain, self.MOST)
+        cost, margin = self.trees.cost(), min(self.MARGIN + self.RISE * self._vain, self.MOST)
         if self._seen is None or cost is not self._seen[0] or margin != self._seen[1]:
             self._seen = cost, margin
             envelope = np.minimum.accumulate(cost[self._run][::-1])[::-1].copy()
@@ -221,22 +251,27 @@ class Pace:
         """How many positions to run where so many are needed, and at most ``room`` fit."""
         cost = self.curve.cost()
         last = min(room, self._limit)
-        if positions >= last or positions == 1 or self._compiles:
+        if positions >= last or positions == 1 or self._sizes:
             return positions
         widths = [each for each in range(positions + 1, last + 1) if self.curve.count(each) > 1]
         best = min(widths, key=lambda each: cost[each], default=positions)
         return best if cost[best] < PAYS * cost[positions] else positions
 
-    def took(self, width: int, seconds: float) -> None:
-        """A step's forward of ``width`` positions took ``seconds``."""
+    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+        """A step's forward of ``width`` positions took ``seconds``; ``tree``: under a tree's mask.
+
+        One in which something was compiled is not to be told of.
+        """
         width = int(self._run[min(width, self._limit)])
-        if self._compiles and self.curve.begin(width):
-            return
         if self._steps < 2:  # the first one after a prefill finds caches cold
             return
+        curve = self.trees if tree else self.curve
         if self._recent:
-            self.curve.add(width, seconds / median(self._recent))
-        self._recent.append(seconds / self.curve.expected(width))
+            time = seconds / median(self._recent)
+            curve.add(width, time)
+            if width == 1 and self.trees is not self.curve:
+                self.trees.add(width, time)
+        self._recent.append(seconds / curve.expected(width))
 
     def came(self, drafted: int, accepted: int) -> None:
         """A step's drafts had so many tokens, in all rows, of which so many stood."""
@@ -250,30 +285,38 @@ class Pace:
             self._misses += 1
 
 
-_curves: WeakKeyDictionary[Any, dict[tuple[Any, ...], CostCurve]] = WeakKeyDictionary()
+_curves: WeakKeyDictionary[Any, dict[tuple[Kind, int], CostCurve]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def curve_of(
-    model: Any, key: tuple[str, str, int, bool], octave: int, limit: int, saved: Saved | None = None
+    model: Any, kind: Kind, octave: int, limit: int, saved: Saved | None = None
 ) -> CostCurve:
-    """The curve of a model's forwards, of which there is one for the whole process.
+    """The curve of a kind of a model's forwards, of which there is one for the whole process.
 
-    One that is new begins as saved, or as the one of the nearest context length is now, or as
-    assumed.
+    One that is new begins as saved, unless that turned out wrong at another context length; or as
+    the one of the nearest length is now; or, of trees, as that of chains; or as assumed.
+
+    Args:
+        model: whose forwards they are.
+        kind: of forwards.
+        octave: of the context's length.
+        limit: most positions of a forward, at least.
+        saved: costs to begin with, or None.
     """
     with _lock:
         known = _curves.setdefault(model, {})
-        full = (*key, limit, octave)
-        if full not in known:
-            others = [each for each in known if each[:-1] == full[:-1]]
-            nearest = min(others, key=lambda each: abs(each[-1] - octave), default=None)
-            kind, dtype, rows, _ = key
-            if saved is not None:
-                assumed = assumed_cost(kind, limit - 1, rows, dtype)
-                known[full] = CostCurve(saved.curve(1 << octave, limit), assumed)
-            elif nearest is not None:
-                known[full] = CostCurve(known[nearest].cost())
+        curve = known.get((kind, octave))
+        if curve is None:
+            assumed = kind.assumed(limit)
+            others = {at: each for (of, at), each in known.items() if of == kind}
+            chains = known.get((replace(kind, tree=False), octave))
+            if saved is not None and not any(each.dropped for each in others.values()):
+                curve = CostCurve(saved.curve(1 << octave, limit), assumed)
+            elif others:
+                curve = CostCurve(others[min(others, key=lambda at: abs(at - octave))].cost())
             else:
-                known[full] = CostCurve(assumed_cost(kind, limit - 1, rows, dtype))
-        return known[full]
+                curve = CostCurve(assumed if chains is None else chains.cost())
+            known[kind, octave] = curve
+    curve.reach(kind.assumed(limit))
+    return curve

@@ -225,7 +225,9 @@ class _State:
         self.count(drafts, verdicts)
         if run.pace is not None:  # a device that is not waited for is not timed by its launch
             waited = choices is not None or self.device.type == "cpu"
-            run.pace.took(width, (forwarded if waited else ended) - proposed)
+            if not run.target.compiling:
+                taken = (forwarded if waited else ended) - proposed
+                run.pace.took(width, taken, drafts[0].parents is not None)
             accepted = sum(len(verdict.accepted) for verdict in verdicts)
             run.pace.came(sum(len(draft) for draft in drafts), accepted)
         seconds = (proposed - started, forwarded - proposed, ended - forwarded)
@@ -325,7 +327,7 @@ class _State:
                 rows = list(group.rows)
                 found = group.verify(
                     [drafts[row] for row in rows],
-                    logits if len(rows) == len(self.rows) else logits[rows],
+                    logits[rows[0] : rows[-1] + 1],  # they follow one another
                     None if choices is None else [choices.tokens[row] for row in rows],
                 )
                 for row, verdict, last in zip(rows, found, group.last, strict=True):

@@ -10,7 +10,7 @@ import torch
 
 from ngramspec.choosing import Choosing, Record, default_generator
 from ngramspec.controller import Ahead, make_controller
-from ngramspec.costs import Pace
+from ngramspec.costs import Kind, Pace
 from ngramspec.decode import Generation, StepEvent
 from ngramspec.draft import DecodeStats, Drafter
 from ngramspec.drafters.stochastic import seed_of
@@ -28,7 +28,7 @@ from ngramspec.request import (
 from ngramspec.saved import SavedCosts
 from ngramspec.stopping import StopRules
 from ngramspec.target import Target
-from ngramspec.trees import why_no_tree
+from ngramspec.trees import attention_of, why_no_tree
 from ngramspec.verify.rule import Rule
 
 ENDLESS = 4096  # tokens that may be generated where nothing says how many
@@ -135,7 +135,8 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
     gamma = settings.gamma
     if settings.width is not None and not isinstance(gamma, int):
         gamma = min(settings.most, settings.width - 1)  # a longer draft costs no more
-    pace = _pace(settings, target, choosing.stop.max_length)
+    trees = settings.tree and obstacle is None
+    pace = _pace(settings, target, choosing.stop.max_length, trees)
     temperature = float(config.temperature or 1.0) if config.do_sample else None
     seed = 0
     if config.do_sample:
@@ -149,7 +150,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
             history(row),
             vocab,
             stats,
-            tree=settings.tree and obstacle is None,
+            tree=trees,
             temperature=temperature,
             seed=(seed, row),
         )
@@ -192,15 +193,26 @@ def choose_ahead(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def _pace(settings: Settings, target: Target, max_length: int | None) -> Pace:
+def _pace(settings: Settings, target: Target, max_length: int | None, trees: bool) -> Pace:
     """What the call's forwards cost; measured under gamma="auto"."""
     rows, length = target.prompt.shape
-    kind = "cpu" if target.prompt.device.type == "cpu" else "gpu"
     tokens = ENDLESS if max_length is None else max_length - length
-    dtype = str(target.model.dtype).removeprefix("torch.")
-    saved = settings.saved if rows == 1 else None
-    if saved is not None and (differences := saved.differences(target.model)):
-        settings.log(f"not using the saved costs: {'; '.join(differences)}")
-        saved = None
-    sizes = target.widths.sizes
-    return Pace(target.model, kind, dtype, rows, settings.most + 1, tokens, saved, sizes)
+    kind = Kind(
+        machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
+        dtype=str(target.model.dtype).removeprefix("torch."),
+        rows=rows,
+        attention=attention_of(target.model),
+        static=target.cache.capacity is not None,
+        compiled=bool(target.widths.sizes),
+        tree=trees,
+    )
+    saved = settings.saved
+    if saved is not None:
+        differences = saved.differences(target.model)
+        if rows > 1 or kind.static:
+            differences.append("they are of one sequence, in a cache that grows")
+        if differences:
+            settings.log(f"not using the saved costs: {'; '.join(differences)}")
+            saved = None
+    limit, sizes = settings.most + 1, target.widths.sizes
+    return Pace(target.model, kind, limit, tokens, saved, sizes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,31 @@ from ngramspec.draft import Float32
 FORMAT = "ngramspec costs 1"
 
 
+def processor() -> str:
+    """The name of this machine's processor."""
+    path = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*:\s*(.*)", path.read_text()) if path.exists() else []
+    return str(names[0]) if names else platform.processor()
+
+
 def described(model: Any) -> dict[str, Any]:
     """What the costs of a model's forwards depend on, as plain JSON values."""
-    device = model.device
-    processor = "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    from transformers import __version__
+
+    device, name = model.device, model.device.type
+    if device.type == "cpu":
+        name = processor()
+    elif device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
     return {
         "model": type(model).__name__,
         "parameters": sum(each.numel() for each in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": str(model.config.get_text_config(decoder=True)._attn_implementation),
-        "device": processor,
+        "device": name,
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "torch": torch.__version__,
+        "transformers": __version__,
     }
 
 

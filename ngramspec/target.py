@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ngramspec.attention import in_place
 from ngramspec.cache import is_callers, rollback_for, transformers_before
 from ngramspec.compiled import ROOM, Graphs, bucket_sizes, wants_graphs
 from ngramspec.draft import Int32
@@ -130,6 +131,11 @@ class Target:
         placed = self.kwargs.get("position_ids") is not None
         given = self._before > 0 or is_callers(self.cache.cache)
         return self.cache.holes and placed and not (given or self.encodes or self.by_slot)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the last forward took its time for being compiled."""
+        return isinstance(self._call, Graphs) and self._call.compiled
 
     @property
     def by_slot(self) -> bool:
@@ -264,7 +270,8 @@ class Target:
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = self._width
-        self._outputs = self._call(**inputs, return_dict=True)
+        with in_place(block.device):
+            self._outputs = self._call(**inputs, return_dict=True)
         logits: torch.Tensor = self._outputs.logits[:, -self._width :]
         return logits[:, :positions]
 

@@ -9,7 +9,7 @@ from doubles import bushy, half_right, liar, oracle, random_drafter
 from families import build
 
 import ngramspec
-from ngramspec import Speculator, UnsupportedError
+from ngramspec import Speculator, UnsupportedError, prepare
 from ngramspec.compiled import Graphs, bucket_sizes
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -105,6 +105,26 @@ def test_plain_steps_are_of_the_same_family():
     assert graphs() == 1
 
 
+def test_a_step_in_which_something_is_compiled_is_not_timed():
+    model, widths, timed = tiny_llama(num_hidden_layers=1), [], []
+    text = model.generate(IDS, **GREEDY)[0].tolist()
+
+    class Noting(prepare.Pace):
+        def took(self, width, seconds, tree=False):
+            timed.append(width)
+            super().took(width, seconds, tree)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "Pace", Noting)
+        speculator = Speculator(
+            all_lengths(text), gamma_max=8, compiled=True, on_step=lambda e: widths.append(e.width)
+        )
+        for _ in range(2):
+            ngramspec.generate(model, IDS, speculator=speculator, compile_config=config(), **GREEDY)
+    assert graphs() > 1
+    assert len(timed) == len(widths) - 2 - graphs()  # two prefills
+
+
 def test_plain_compiled_generate_in_between_costs_nothing():
     model = tiny_llama(num_hidden_layers=1)
     settings = config()
@@ -144,7 +164,7 @@ def test_trees_run_compiled():
     model = tiny_llama(num_hidden_layers=1)
     plain = model.generate(IDS, **GREEDY)
     for seed in range(2):
-        ours, stats = run(model, drafter=bushy(plain[0].tolist(), 97, seed), tree=7)
+        ours, stats = run(model, drafter=bushy(plain[0].tolist(), 97, seed), gamma=7, tree=7)
         assert torch.equal(ours, plain)
         assert not stats.chains
         assert stats.accepted > 20

@@ -12,6 +12,7 @@ from ngramspec.bench.forced import ForcedProcessor
 from ngramspec.bench.forwards import forward_seconds
 from ngramspec.bench.tasks import Prompt
 from ngramspec.bench.ways import PLAIN, Caller, Outcome, Way, compiled_forwards
+from ngramspec.compiled import compilations
 
 PROBE_TOKENS = 8
 WARM_UPS = 2  # calls of a compiled way before it is timed: the second may record graphs
@@ -234,9 +235,9 @@ class EndToEnd:
     def timed(self, way: Way, prompt: Prompt) -> Outcome:
         """A call to be counted. One in which something was compiled is not: it is done again."""
         for _ in range(MOST_COMPILING):
-            before = _graphs()
+            before = compilations()
             outcome = self.call(way, prompt, self.plan.new)
-            if _graphs() == before:
+            if compilations() == before:
                 return outcome
             self.measured.compiling[way.name] = self.measured.compiling.get(way.name, 0) + 1
         raise RuntimeError(f"{way.name} compiles anew in each of {MOST_COMPILING} calls")
@@ -295,10 +296,3 @@ def _record(prompt: Prompt, way: Way, repeat: int, outcome: Outcome, plain: Sequ
 
 def _size(prompt: Prompt) -> int:
     return len(prompt.ids)
-
-
-def _graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])

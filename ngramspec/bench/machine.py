@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ngramspec.saved import processor
+
 PACKAGES = ("ngramspec", "torch", "transformers", "numpy", "triton")
 
 
@@ -32,7 +34,7 @@ def machine() -> dict[str, Any]:
             "capability": list(torch.cuda.get_device_capability(0)),
         }
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
@@ -77,9 +79,3 @@ class PeakMemory:
             return None
         found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
         return 1024 * int(found[1]) if found else None
-
-
-def _processor() -> str:
-    path = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*:\s*(.*)", path.read_text()) if path.exists() else []
-    return str(names[0]) if names else platform.processor()

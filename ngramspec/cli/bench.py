@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shlex
 import sys
@@ -341,6 +342,8 @@ def write(path: Path | None, fields: dict[str, Any]) -> None:
     """Write what was measured, with where it was measured, as JSON."""
     if path is None:
         return
+    from ngramspec.saved import processor
+
     packages = {}
     for name in ("ngramspec", "numpy", "torch", "transformers", "arctic-inference"):
         try:
@@ -350,7 +353,7 @@ def write(path: Path | None, fields: dict[str, Any]) -> None:
     where = {
         "command": shlex.join(["ngramspec", *sys.argv[1:]]),
         "machine": platform.machine(),
-        "processor": processor(),
+        "processor": f"{processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "packages": packages,
     }
@@ -358,13 +361,3 @@ def write(path: Path | None, fields: dict[str, Any]) -> None:
         path.write_text(json.dumps({**where, **fields}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--json: cannot write {path}: {error.strerror}") from error
-
-
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.processor()

@@ -1,0 +1,103 @@
+"""Grouped-query attention on a CPU without a copy of the cache for every query head.
+
+A forward over several positions has a mask, and under a mask transformers' sdpa attention first
+repeats a layer's keys and values for all query heads of their group: on a GPU some kernels ask for
+it. On a CPU torch's reads them where they are, and does the same arithmetic in the same order; the
+copies alone are a tenth of such a forward. So ngramspec puts a function in the place of "sdpa"
+that leaves them out inside its own forwards, to the same bits, and is transformers' own elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+TAKEN = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal")
+REFUSED = ("softcap", "output_attentions")  # of which the original has something to say
+
+_thread = threading.local()
+
+
+@contextmanager
+def in_place(device: torch.device) -> Iterator[None]:
+    """The context in which this thread's forwards on a CPU attend without copies."""
+    if device.type != "cpu":
+        yield
+        return
+    _install()
+    before = getattr(_thread, "on", False)
+    _thread.on = True
+    try:
+        yield
+    finally:
+        _thread.on = before
+
+
+def grouped(original: Attention) -> Attention:
+    """transformers' sdpa attention, but for what ``in_place`` says."""
+    parameters = inspect.signature(original).parameters.values()
+    beside = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    others = (*(name for name in beside if name not in TAKEN), *REFUSED)
+
+    @functools.wraps(original)
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if (
+            torch.compiler.is_compiling()
+            or not getattr(_thread, "on", False)
+            or attention_mask is None
+            or query.shape[2] == 1
+            or query.shape[1] == key.shape[1]
+            or getattr(module, "num_key_value_groups", 1) * key.shape[1] != query.shape[1]
+            or not all(kwargs.get(name) is None or kwargs[name] is False for name in others)
+        ):
+            return original(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                dropout=dropout,
+                scaling=scaling,
+                is_causal=is_causal,
+                **kwargs,
+            )
+        out = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=attention_mask,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=True,
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    return attend
+
+
+def _install() -> None:
+    """Register ``grouped`` as "sdpa", unless that is not transformers' own any more."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+    if ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
+        AttentionInterface.register("sdpa", grouped(sdpa_attention_forward))
