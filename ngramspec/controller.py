@@ -18,8 +18,8 @@ COSTS = {
     # assumed: a model of 7-8 billion parameters on one data-centre GPU
     "gpu": (1, 1, 1, 1.0, 1.0, 1.0, 1.01, 1.02, 1.03, 1.05, 1.07, 1.15),
     # what generations begin with: the same model and cores, measured beside plain steps
-    "cpu bfloat16": (1, 1.13, 1.15, 1.14, 1.17, 1.22, 1.28, 1.36, 1.46, 1.8, 2.05, 3.8),
-    "cpu float32": (1, 1.14, 1.2, 1.6, 1.85, 2.15, 2.05, 2.25, 2.55, 3.05, 3.7, 6.5),
+    "cpu bfloat16": (1, 1.03, 1.04, 1.05, 1.07, 1.10, 1.14, 1.21, 1.29, 1.52, 1.65, 3.0),
+    "cpu float32": (1, 1.05, 1.12, 1.5, 1.75, 2.1, 1.97, 2.25, 2.5, 3.0, 3.4, 6.2),
 }
 BATCH_SURCHARGE = 0.2  # of a second position in each row: seen on the same CPU, batches 2 to 16
 
