@@ -78,19 +78,23 @@ def main() -> int:
         report["contenders"] = found
         write(report, arguments)
 
+    if arguments.no_cudnn_attention:
+        torch.backends.cuda.enable_cudnn_sdp(False)
     prompts = texts(arguments)
+    write(report, arguments)
     model = build(arguments, prompts)
     with forced_model(model, room(arguments, prompts)) as set_text:
         forcing = by_model(set_text)
         parts: dict[str, Callable[[], Any]] = {
-            "contenders": lambda: contenders(arguments, model, prompts, forcing, save),
-            "costs": lambda: costs(arguments, model),
             "syncs": lambda: syncs(arguments, model, prompts, forcing),
+            "costs": lambda: costs(arguments, model),
+            "contenders": lambda: contenders(arguments, model, prompts, forcing, save),
         }
         failed = [name for name, part in parts.items() if not run(name, part, report, arguments)]
     parts = {
-        "profile": lambda: profile(model, examples(prompts), arguments.new, arguments.repeats),
+        "profile": lambda: steps(arguments, model, prompts),
         "smollm2": lambda: smollm2(arguments),
+        "plots": lambda: plots(arguments, report),
     }
     failed += [name for name, part in parts.items() if not run(name, part, report, arguments)]
     for name in failed:
@@ -114,6 +118,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tree", nargs="*", type=int, default=[32], help="nodes of draft trees")
     parser.add_argument("--no-compile", action="store_true", help="leave compiled forwards out")
     parser.add_argument("--parts", nargs="+", help="only these (default: all)")
+    parser.add_argument(
+        "--no-cudnn-attention",
+        action="store_true",
+        help="for all ways: torch's cuDNN attention prepares anew for every length",
+    )
     arguments = parser.parse_args()
     for name, usual, tiny in (("per_task", 2, 1), ("new", 128, 48), ("repeats", 3, 1)):
         if getattr(arguments, name) is None:
@@ -214,8 +223,6 @@ def contenders(
     save: Callable[[Any], None],
 ) -> Any:
     """(a) Every way to generate, whole calls in turn."""
-    from ngramspec.bench.plots import plot_e2e
-
     ways = usual_ways(
         widths=arguments.width, trees=arguments.tree, compiled=not arguments.no_compile
     )
@@ -233,7 +240,6 @@ def contenders(
     show(found["summary"])
     for way, reason in measured.skipped.items():
         print(f"skipped: {way}: {reason}")
-    plot_e2e(found["summary"], arguments.out)
     return found
 
 
@@ -264,13 +270,14 @@ def against(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def costs(arguments: argparse.Namespace, model: Any) -> Any:
     """(b) Seconds of a forward of 1 to 128 positions, by context."""
-    from ngramspec.bench.plots import plot_costs
-
     contexts = TINY_CONTEXTS if arguments.tiny else CONTEXTS
     positions = range(1, MOST_POSITIONS + 1)
     repeats = 2 if arguments.tiny else 7
-    found = {each: forward_seconds(model, each, positions, repeats) for each in contexts}
-    plot_costs(found, arguments.out / "cost.png")
+    found = {}
+    for context in contexts:
+        found[context] = each = forward_seconds(model, context, positions, repeats)
+        some = [f"{n}: {each[n] / each[1]:.2f}" for n in (2, 4, 8, 16, 32, 64, 128)]
+        print(f"cost at {context}: {', '.join(some)}, of {1000 * each[1]:.1f} ms", flush=True)
     return found
 
 
@@ -285,6 +292,29 @@ def syncs(
         found.append({"task": prompt.task, **counted})
         print(f"syncs a step, {prompt.task}: median {counted['median']}, most {counted['most']}")
     return found
+
+
+def steps(arguments: argparse.Namespace, model: Any, prompts: list[Prompt]) -> Any:
+    """(c) Where a step's time goes."""
+    rows = profile(model, examples(prompts), arguments.new, arguments.repeats)
+    for row in rows:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in row["share"].items())
+        print(f"{row['task']}, {row['way']}, {1000 * row['step_seconds']:.1f} ms a step: {shares}")
+    return rows
+
+
+def plots(arguments: argparse.Namespace, report: dict[str, Any]) -> Any:
+    """Plots of what was measured; they need matplotlib."""
+    try:
+        from ngramspec.bench.plots import plot_costs, plot_e2e
+    except ModuleNotFoundError as error:
+        print(f"skipped: plots: {error}; pip install 'ngramspec[plots]'")
+        return {"skipped": str(error)}
+    if "summary" in report.get("contenders", {}):
+        plot_e2e(report["contenders"]["summary"], arguments.out)
+    if "costs" in report and "error" not in report["costs"]:
+        plot_costs(report["costs"], arguments.out / "cost.png")
+    return {}
 
 
 def examples(prompts: list[Prompt]) -> list[Prompt]:

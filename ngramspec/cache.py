@@ -76,7 +76,9 @@ class Rollback:
 
     def length(self) -> int:
         """Positions in the cache, of the layer that has most."""
-        return max((int(layer.get_seq_length()) for layer in self.layers), default=0)
+        layers = [each for each in self.layers if each not in self._static]
+        layers += self._static[:1]  # they are as long, and say so from the device
+        return max((int(layer.get_seq_length()) for layer in layers), default=0)
 
     def record(self) -> None:
         """Keep what slides out of windows until it is known to stay, from the next forward on."""

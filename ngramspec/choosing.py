@@ -10,7 +10,7 @@ import torch
 
 from ngramspec.draft import Draft
 from ngramspec.stopping import StopRules
-from ngramspec.verify.greedy import greedy_tokens
+from ngramspec.verify.greedy import Tokens, greedy_tokens
 from ngramspec.verify.rule import Rule, children_tensor, proposal_tensor
 from ngramspec.verify.sampled import draw_at_depths
 
@@ -75,7 +75,7 @@ class Choices:
         generator: whose they are.
     """
 
-    tokens: list[list[int]]
+    tokens: Sequence[Tokens]
     states: list[torch.Tensor] | None = None
     generator: torch.Generator | None = None
 
@@ -96,6 +96,7 @@ class Choosing:
         pad: what an ended row goes on with; None: whatever the target says.
         streamer: gets every token, int64 (rows,) on the host, or None.
         record: what to keep of each token.
+        far: whether a transfer from the device costs more than choosing for positions in vain.
         ahead: whether the processors may be applied to all positions of a forward at once, those
             in vain included, to save transfers: their result does not depend on the history.
     """
@@ -106,6 +107,7 @@ class Choosing:
     pad: int | None
     streamer: Any
     record: Record
+    far: bool = False
     ahead: bool = False
 
     @property
@@ -122,7 +124,7 @@ class Choosing:
             logits: (rows, n + 1, vocab).
         """
         if self.rule.argmax and not self.processors:
-            return Choices(greedy_tokens(logits))
+            return Choices(greedy_tokens(logits, self.far))
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
         if self.processors:

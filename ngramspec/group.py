@@ -8,6 +8,7 @@ import torch
 
 from ngramspec.choosing import Choosing, Walk, behind
 from ngramspec.draft import Draft, Verdict
+from ngramspec.verify.greedy import Tokens
 
 ROOM = 256  # tokens that a group's buffer has room for at first
 NOTHING = Verdict((), 0, ())
@@ -63,7 +64,7 @@ class Group:
         return self._device[:, : self.length]
 
     def verify(
-        self, drafts: Sequence[Draft], logits: torch.Tensor, choices: Sequence[Sequence[int]] | None
+        self, drafts: Sequence[Draft], logits: torch.Tensor, choices: Sequence[Tokens] | None
     ) -> list[Verdict]:
         """Commit the target's tokens position by position, as far as all drafts agree.
 

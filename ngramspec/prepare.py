@@ -173,6 +173,7 @@ def _choosing(settings: Settings, target: Target, asked: Asked) -> Choosing:
     config = asked.config
     keep = config.return_dict_in_generate
     stop = StopRules(asked.criteria or ())
+    far = choose_ahead(target.prompt.device)
     pad = getattr(config, "_pad_token_tensor", None)
     return Choosing(
         processors=asked.processors,
@@ -184,7 +185,8 @@ def _choosing(settings: Settings, target: Target, asked: Asked) -> Choosing:
             [] if keep and config.output_scores else None,
             [] if keep and config.output_logits else None,
         ),
-        ahead=choose_ahead(target.prompt.device) and all_in(asked.processors, HISTORY_FREE),
+        far=far,
+        ahead=far and all_in(asked.processors, HISTORY_FREE),
     )
 
 

@@ -6,6 +6,7 @@ import json
 import platform
 import re
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,6 @@ def processor() -> str:
 
 def described(model: Any) -> dict[str, Any]:
     """What the costs of a model's forwards depend on, as plain JSON values."""
-    from transformers import __version__
-
     device, name = model.device, model.device.type
     if device.type == "cpu":
         name = processor()
@@ -41,7 +40,7 @@ def described(model: Any) -> dict[str, Any]:
         "device": name,
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "torch": torch.__version__,
-        "transformers": __version__,
+        "transformers": version("transformers"),
     }
 
 

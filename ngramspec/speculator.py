@@ -67,8 +67,9 @@ class Speculator:
         epsilon, delta: of verification "typical": the threshold is min(epsilon, delta exp(-H)),
             H the entropy of the target's distribution in nats; each in (0, 1].
         costs: a file that ``ngramspec calibrate`` saved, for gamma="auto" to begin with; None:
-            assumed ones. Either is corrected by what steps take. A file of another model, machine
-            or version is not used, which is logged once.
+            assumed ones. Either is corrected by what steps take, and what this process has
+            measured before counts more. A file of another model, machine or version is not used,
+            nor for batches and static caches, which is logged once.
         width: "fit": a forward is as wide as its draft. N, a multiple of 8: every forward after
             the prefill is padded to N positions, so that in bfloat16 too not one token of greedy
             text depends on the drafter (of sampled text: if drafts are not stochastic, or with
@@ -79,6 +80,7 @@ class Speculator:
             static cache. None: where plain ``generate`` would compile (GPUs, static caches),
             under the call's ``compile_config``; True: on a CPU too; False: never. Under "fit",
             drafts are then padded to a few widths, of which each is compiled when it first comes.
+            Under CUDA graphs calls of one model must not overlap, as in plain ``generate``.
         policy: how a drafter built from a string decides between its tiers, see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.

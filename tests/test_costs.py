@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import time
 import weakref
 from dataclasses import replace
@@ -14,7 +15,9 @@ import torch
 from conftest import tiny_llama
 from doubles import oracle
 
+import ngramspec
 from ngramspec import Speculator
+from ngramspec.bench.forced import forced_model
 from ngramspec.cli import main
 from ngramspec.controller import CostGamma, assumed_cost
 from ngramspec.costs import CostCurve, Kind, Pace, curve_of
@@ -251,6 +254,33 @@ def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does()
             controller.observe(gamma, gamma)
         steps += 1
     assert steps <= CostGamma.TRIED_EVERY + 3
+
+
+@pytest.mark.parametrize("drafter", ["auto", "copy+ngram+unigram"])
+def test_a_text_that_begins_to_copy_is_drafted_again_within_a_few_steps(drafter):
+    model, make = tiny_llama(vocab=997, positions=2048), random.Random(3)
+    prompt = [make.randrange(1, 997) for _ in range(120)]
+    for waiting in (40, 160, 320):
+        text = [make.randrange(1, 997) for _ in range(waiting)] + prompt[20:100]
+        steps = []
+        speculator = Speculator(drafter, on_step=steps.append)
+        ids = torch.tensor([prompt])
+        with forced_model(model, 1024) as set_text:
+            set_text([*prompt, *text])
+            ours = ngramspec.generate(
+                model, ids, speculator=speculator, max_new_tokens=len(text), do_sample=False
+            )
+        assert ours[0].tolist() == [*prompt, *text]
+        at, ends = 0, []
+        for step in steps:
+            at += len(step.verdict.emitted)
+            ends.append((at, step))
+        vain = [step for at, step in ends if at <= waiting]
+        assert sum(len(step.drafted) for step in vain) < waiting  # tried now and then
+        copying = [step for at, step in ends if at > waiting]
+        first = next(i for i, step in enumerate(copying) if step.accepted)
+        assert first <= 6
+        assert len(copying) < 30  # of 80 tokens
 
 
 def test_saved_costs_are_begun_with_and_dropped_when_wrong(tmp_path, caplog):

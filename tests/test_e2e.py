@@ -329,13 +329,13 @@ def test_trees_that_were_none_are_no_figure():
 
 def test_a_call_that_compiled_is_done_again(model, monkeypatch):
     graphs = iter([0, 0, 5, 6, 7, 7, 8, 8, *[8] * 99])
-    monkeypatch.setattr("ngramspec.bench.e2e._graphs", lambda: next(graphs))
+    monkeypatch.setattr("ngramspec.bench.e2e.compilations", lambda: next(graphs))
     bench = EndToEnd(model, [Way(PLAIN)], Plan(new=9))
     assert bench.timed(bench.ways[0], prompt()).tokens == list(TEXT[:9])
     assert bench.measured.compiling == {}
     bench.timed(bench.ways[0], prompt())
     assert bench.measured.compiling == {PLAIN: 1}
-    monkeypatch.setattr("ngramspec.bench.e2e._graphs", iter(range(99)).__next__)
+    monkeypatch.setattr("ngramspec.bench.e2e.compilations", iter(range(99)).__next__)
     with pytest.raises(RuntimeError, match="plain compiles anew in each of 16 calls"):
         bench.timed(bench.ways[0], prompt())
 
@@ -454,6 +454,29 @@ def test_a_step_waits_for_the_device_once(model, copying):
         set_text([*IDS, *text])
         found = syncs_per_step(model, IDS, len(TEXT))
     assert set(found["counts"]) == {1}
+
+
+KINDS = {
+    "a tree": ({"tree": 12}, {}),
+    "sampled": ({}, {"do_sample": True, "temperature": 0.7, "top_k": 20}),
+    "algorithm 1": ({"drafter": "ngram(sample=true)"}, {"do_sample": True}),
+    "a static cache": ({}, {"cache_implementation": "static"}),
+    "a fixed width": ({"width": 8}, {"cache_implementation": "static"}),
+    "recorded scores": ({}, {"return_dict_in_generate": True, "output_scores": True}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_step_waits_once(model, kind):
+    speculator, arguments = KINDS[kind]
+    torch.manual_seed(0)
+    with forced_model(model, 256) as set_text:
+        set_text([*IDS, *TEXT])
+        speculator = Speculator(**speculator)
+        found = syncs_per_step(model, IDS, len(TEXT), speculator, **arguments)
+    assert set(found["counts"]) == {1}, found["places"]
+    assert speculator.stats.drafted > 0
+    assert speculator.stats.host_syncs == len(found["counts"])
 
 
 def test_a_processor_that_reads_the_history_costs_syncs(model):
@@ -593,7 +616,7 @@ def run_gpu(monkeypatch, out, *arguments):
 
 
 def test_the_gpu_benchmark_runs_small_on_a_cpu(monkeypatch, tmp_path):
-    few = ["--no-compile", "--new", "24", "--parts", "contenders", "syncs", "profile"]
+    few = ["--no-compile", "--new", "24", "--parts", "contenders", "syncs", "profile", "plots"]
     code, report = run_gpu(monkeypatch, tmp_path, *few)
     assert code == 0, [report[part] for part in few[4:]]
     rows = {(row["task"], row["way"]): row for row in report["contenders"]["summary"]}

@@ -14,7 +14,6 @@ from ngramspec import Speculator, build_drafter
 from ngramspec.bench.acceptance import DRAWN, MATCHED, WAYS, measure
 from ngramspec.checks import check_draft
 from ngramspec.cli import main
-from ngramspec.controller import assumed_cost
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.stochastic import DrawingSession
 
@@ -113,7 +112,7 @@ def test_drawn_drafts_grow_again_where_they_stand():
     """Their length is decided before; one token more is drawn to learn whether it would stand."""
     drafter = build_drafter("ngram(order=2,sample=True)", policy="priority")
     rng = np.random.default_rng(0)
-    cost = assumed_cost("cpu", 16, dtype="float32")
+    cost = (1 + 0.14 * np.arange(-1, 17).clip(0)).astype(np.float32)
     text = np.tile(np.arange(5, 25, dtype=np.int32), 60)  # one continuation each
     session = CalibratedDrafter(drafter).start(text[:60])
     session.heat(1.0, (0,))

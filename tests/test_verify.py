@@ -216,8 +216,10 @@ def test_greedy_tokens_are_those_of_generate(dtype):
     logits[1] = logits[1].round()  # ties everywhere
     expected = logits.to(torch.float32).argmax(dim=-1)
     assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
-    assert greedy_tokens(logits) == expected.tolist()
-    assert greedy_tokens(logits.requires_grad_()) == expected.tolist()
+    for each in (logits, logits.requires_grad_()):
+        for at_once in (False, True):
+            rows = greedy_tokens(each, at_once)
+            assert [[row[at] for at in range(20)] for row in rows] == expected.tolist()
 
 
 def test_lenient_greedy_takes_the_best_child_that_is_likely_enough():

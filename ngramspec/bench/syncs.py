@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ngramspec import Speculator, StepEvent, generate
+from ngramspec import Speculator, StepEvent, generate, prepare
 
 # Methods of a tensor that need its values on the host.
 READS = (
@@ -38,8 +38,8 @@ def host_syncs(device: torch.device) -> Iterator[list[str]]:
     """Every wait of the host inside the block, as ``file:line``; process-wide.
 
     On a GPU CUDA's own debug mode reports them, copies to the device that are waited for included.
-    On a CPU, where nothing waits, calls that read a tensor's values are counted instead: what would
-    wait, if the tensor lay on a GPU.
+    On a CPU, where nothing waits, calls that read a tensor's values are counted instead, of steps
+    as they would be on a GPU.
     """
     with _warnings() if device.type == "cuda" else _reads() as places:
         yield places
@@ -99,7 +99,9 @@ def _reads() -> Iterator[list[str]]:
 
         return read
 
+    far, prepare.choose_ahead = prepare.choose_ahead, lambda device: True
     with ExitStack() as restore:
+        restore.callback(setattr, prepare, "choose_ahead", far)
         for name in READS:
             own = vars(torch.Tensor).get(name)
             setattr(torch.Tensor, name, counted(name))
@@ -126,7 +128,7 @@ def syncs_per_step(
         ``steps``, ``median`` and ``most`` syncs of a step, ``counts`` of each, and ``places``,
         how many there were in each line of code.
     """
-    speculator = speculator or Speculator()
+    speculator = Speculator() if speculator is None else speculator
     marks: list[int] = []
     prompt = torch.tensor([list(ids)], device=model.device)
     mask = torch.ones_like(prompt)
@@ -136,14 +138,14 @@ def syncs_per_step(
             marks.append(len(places))
 
         speculator.on_step = mark
+        own = {"do_sample": False} | arguments
         generate(
             model,
             input_ids=prompt,
             attention_mask=mask,
             max_new_tokens=new,
-            do_sample=False,
             speculator=speculator,
-            **arguments,
+            **own,
         )
         seen = list(places)
     speculator.on_step = None

@@ -113,13 +113,16 @@ def proposal_tensor(
     """
     if all(draft.proposal is None for draft, _ in drafts):
         return None
-    table = np.zeros((len(drafts), vocab), np.float32)
+    places, values = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
     for row, (draft, node) in enumerate(drafts):
         if node is None:
             continue
-        if draft.proposal is None:
-            table[row, draft.tokens[node]] = 1.0
-        else:
+        tokens, probs = draft.tokens[node : node + 1], np.ones(1, np.float32)
+        if draft.proposal is not None:
             tokens, probs = draft.proposal.of(node)
-            table[row, tokens] = probs
-    return torch.from_numpy(table).to(device, non_blocking=True)
+        places.append(row * vocab + tokens.astype(np.int64))
+        values.append(probs)
+    table = torch.zeros(len(drafts) * vocab, device=device)
+    where = torch.from_numpy(np.concatenate(places)).to(device, non_blocking=True)
+    table[where] = torch.from_numpy(np.concatenate(values)).to(device, non_blocking=True)
+    return table.view(len(drafts), vocab)
