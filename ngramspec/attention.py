@@ -3,8 +3,9 @@
 A forward over several positions has a mask, and under a mask transformers' sdpa attention first
 repeats a layer's keys and values for all query heads of their group: on a GPU some kernels ask for
 it. On a CPU torch's reads them where they are, and does the same arithmetic in the same order; the
-copies alone are a tenth of such a forward. So ngramspec puts a function in the place of "sdpa"
-that leaves them out inside its own forwards, to the same bits, and is transformers' own elsewhere.
+copies alone are some 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec puts a function
+in the place of "sdpa" that leaves them out inside its own forwards, to the same bits, and is
+transformers' own elsewhere.
 """
 
 from __future__ import annotations
