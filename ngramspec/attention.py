@@ -25,7 +25,21 @@ Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 TAKEN = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal")
 REFUSED = ("softcap", "output_attentions")  # of which the original has something to say
 
-_thread = threading.local()
+
+
+class _Thread(threading.local):
+    """What a thread's forwards are doing.
+
+    Attributes:
+        on: whether they attend without copies.
+        mask: the last mask of the forward that runs, as it was given and as added to the scores.
+    """
+
+    on = False
+    mask: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+
+
+_thread = _Thread()
 
 
 @contextmanager
@@ -35,12 +49,12 @@ def in_place(device: torch.device) -> Iterator[None]:
         yield
         return
     _install()
-    before = getattr(_thread, "on", False)
+    before = _thread.on
     _thread.on = True
     try:
         yield
     finally:
-        _thread.on = before
+        _thread.on, _thread.mask = before, (None, None)
 
 
 def grouped(original: Attention) -> Attention:
@@ -63,10 +77,9 @@ def grouped(original: Attention) -> Attention:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if (
             torch.compiler.is_compiling()
-            or not getattr(_thread, "on", False)
+            or not _thread.on
             or attention_mask is None
             or query.shape[2] == 1
-            or query.shape[1] == key.shape[1]
             or getattr(module, "num_key_value_groups", 1) * key.shape[1] != query.shape[1]
             or not all(kwargs.get(name) is None or kwargs[name] is False for name in others)
         ):
@@ -85,14 +98,25 @@ def grouped(original: Attention) -> Attention:
             query,
             key,
             value,
-            attn_mask=attention_mask,
+            attn_mask=_added(attention_mask, query.dtype),
             dropout_p=dropout,
             scale=scaling,
-            enable_gqa=True,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         return out.transpose(1, 2).contiguous(), None
 
     return attend
+
+
+def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask as torch adds it to the scores, made once for all layers that are given the same."""
+    if mask.dtype != torch.bool:
+        return mask
+    known, added = _thread.mask
+    if added is None or known is not mask or added.dtype != dtype:
+        added = torch.zeros((), dtype=dtype).masked_fill(~mask, -torch.inf)
+        _thread.mask = mask, added
+    return added
 
 
 def _install() -> None:

@@ -4,7 +4,8 @@ full attention   positions are cut off
 sliding window   the layer records what slides out until it is cropped, after every forward
 static           the length is counted back in place; what lies behind it is masked
 
-A dynamic layer can be made to hand out keys and values of one length, as a static one does.
+A dynamic layer can be made to hand out keys and values of one length, as a static one does, or to
+grow without copies.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import torch
 from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
+from ngramspec.growing import close_up, in_place
 
 MARKING = (5, 19)  # transformers marks the caches that callers bring, since this version
-CROPPED = ("DynamicLayer", "DynamicSlidingWindowLayer")
+DYNAMIC = "DynamicLayer"
+CROPPED = (DYNAMIC, "DynamicSlidingWindowLayer")
 STATIC = "StaticLayer"
 
 
@@ -36,6 +39,7 @@ class Rollback:
         self._sliding = [layer for layer in layers if layer.is_sliding]
         self._static = [layer for layer in layers if type(layer).__name__ == STATIC]
         self._stretched = 0
+        self._updated: list[Any] = []  # layers whose ``update`` is not their own
 
     @property
     def holes(self) -> bool:
@@ -70,9 +74,18 @@ class Rollback:
 
         The masks of the forwards have to be as long. Until ``release``.
         """
-        for layer in self.layers:
-            layer.update = _stretching(layer.update, length)
+        self._update(self.layers, lambda layer: _stretching(layer.update, length))
         self._stretched = length
+
+    def grow_in_place(self) -> None:
+        """Have growing layers of full attention leave room behind, until ``release``."""
+        layers = [layer for layer in self.layers if type(layer).__name__ == DYNAMIC]
+        self._update(layers, in_place)
+
+    def _update(self, layers: list[Any], make: Callable[[Any], Callable[..., Any]]) -> None:
+        for layer in layers:
+            layer.update = make(layer)
+        self._updated = layers
 
     def length(self) -> int:
         """Positions in the cache, of the layer that has most."""
@@ -105,13 +118,19 @@ class Rollback:
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 layer.crop(-surplus)
 
-    def release(self) -> None:
-        """Let windows slide, and growing layers grow, again as in plain decoding."""
+    def release(self, *, outlives: bool = True) -> None:
+        """Let windows slide, and growing layers grow, again as in plain decoding.
+
+        Args:
+            outlives: whether anybody sees the cache after the generation.
+        """
         for layer in self._sliding:
             layer.record_past = False
-        for layer in self.layers if self._stretched else ():
+        for layer in self._updated:
             del layer.update
-        self._stretched = 0
+            if outlives and not self._stretched:
+                close_up(layer)
+        self._updated, self._stretched = [], 0
 
     def pick(self, start: int, path: Sequence[int]) -> None:
         """Move the positions start + path[0], start + path[1], ... to start, start + 1, ...

@@ -210,6 +210,8 @@ class Target:
             self.cache.back(0)  # windows are as long as they are
         if self._stretch is not None:
             self.cache.stretch(self._stretch)
+        elif attention_of(self.model) == "sdpa":  # which takes keys as they lie
+            self.cache.grow_in_place()
         self._prefilled = self._slots = self.cache.length() - count
         self._ahead, self._width, self._outputs = count > 0, count, outputs
         if self.ragged:
@@ -310,7 +312,8 @@ class Target:
 
     def close(self) -> None:
         """Leave the cache as plain decoding would."""
-        self.cache.release()
+        returned = self.config.return_dict_in_generate and not self.ragged
+        self.cache.release(outlives=returned or is_callers(self.cache.cache))
 
     def _grown(
         self, count: int, lengths: Sequence[int], *, settled: bool = False

@@ -9,12 +9,14 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import oracle
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec import attention as attention_module
 from ngramspec.attention import grouped, in_place
 
 CPU = torch.device("cpu")
@@ -57,7 +59,7 @@ def masks(n, length):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("heads", [(9, 3), (32, 8), (8, 1)])
+@pytest.mark.parametrize("heads", [(9, 3), (32, 8), (8, 1), (4, 4)])
 def test_the_same_bits_as_with_copies(copies, dtype, heads):
     attend, module = grouped(sdpa_attention_forward), SimpleNamespace(is_causal=True)
     module.num_key_value_groups = heads[0] // heads[1]
@@ -133,10 +135,31 @@ def test_what_it_does_not_know_is_the_original_s():
         attend(module, query, key, value, mask, position_bias=torch.zeros(1))
         attend(module, query, key, value, None)
         attend(module, query[:, :, :1], key, value, mask[:, :, :1])
-        attend(module, key, key, value, mask)
+        attend(module, query[:, :6], key, value, mask)
     assert len(seen) == 6
     attend(module, query, key, value, mask)
     assert len(seen) == 7
+
+
+def test_a_forward_s_mask_is_made_once_for_all_layers_and_not_kept(monkeypatch):
+    model = tiny_llama(num_hidden_layers=3)
+    made = []
+
+    def attention(*args, attn_mask=None, **kwargs):
+        made.append(attn_mask)
+        return scaled_dot_product_attention(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(attention_module, "scaled_dot_product_attention", attention)
+    with torch.inference_mode():
+        expected = model(input_ids=IDS, attention_mask=(IDS != 7).long()).logits
+        assert not made
+        for masked in (7, 8):
+            with in_place(CPU):
+                logits = model(input_ids=IDS, attention_mask=(IDS != masked).long()).logits
+            assert torch.equal(logits, expected) == (masked == 7)
+    assert [next(at for at, one in enumerate(made) if one is each) for each in made] == [0, 0, 0, 3, 3, 3]
+    assert all(each.dtype == torch.float32 for each in made)
+    assert attention_module._thread.mask == (None, None)
 
 
 def test_a_function_of_someone_else_stays():

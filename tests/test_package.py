@@ -14,7 +14,7 @@ import ngramspec
 ROOT = Path(ngramspec.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
-    {"errors", "_native", "analysis"},
+    {"errors", "_native", "analysis", "growing"},
     {"draft", "attention", "cache", "stopping", "reference", "holes", "adapters"},
     {"reference_value", "checks", "trees", "saved"},
     {"width", "compiled"},
