@@ -179,6 +179,13 @@ def check_gamma(gamma: int | str, gamma_max: int) -> int | str:
     return check_int("gamma", gamma, 1, gamma_max)
 
 
+def check_tree(tree: int | str | None, most: int) -> int | str | None:
+    """Return a valid ``tree`` argument: an integer in 1..most, "auto" or None."""
+    if isinstance(tree, str) and tree != "auto":
+        raise ValueError(f"tree must be an integer, 'auto' or None, got {tree!r}")
+    return check_int("tree", tree, 1, most) if tree not in ("auto", None) else tree
+
+
 def make_controller(
     gamma: int | str, gamma_max: int, cost: Callable[[], Float32]
 ) -> GammaController:

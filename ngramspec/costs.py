@@ -53,15 +53,27 @@ class CostCurve:
         self.dropped = False  # whether what was saved turned out wrong
         self._otherwise = otherwise
         self._times: dict[int, deque[float]] = {}
+        self._lent: set[int] = set()  # widths whose times are of another kind of forward
         self._when: dict[int, int] = {}  # how many times had been added when a width's last was
         self._added = 0
         self._read = -1
         self._cost = assumed
         self._lock = threading.Lock()
 
-    def add(self, width: int, time: float) -> None:
-        """Take note that a forward of ``width`` positions took ``time``, in any unit."""
+    def add(self, width: int, time: float, *, lent: bool = False) -> None:
+        """Take note that a forward of ``width`` positions took ``time``, in any unit.
+
+        Args:
+            lent: whether it was of another kind, which counts until there is one of this.
+        """
         with self._lock:
+            if lent and width in self._times and width not in self._lent:
+                return
+            if lent:
+                self._lent.add(width)
+            elif width in self._lent:
+                self._lent.remove(width)
+                self._times[width].clear()
             self._times.setdefault(width, deque(maxlen=KEPT)).append(time)
             self._added += 1
             self._when[width] = self._added
@@ -269,8 +281,8 @@ class Pace:
         if self._recent:
             time = seconds / median(self._recent)
             curve.add(width, time)
-            if width == 1 and self.trees is not self.curve:
-                self.trees.add(width, time)
+            if curve is not self.trees:
+                self.trees.add(width, time, lent=width > 1)
         self._recent.append(seconds / curve.expected(width))
 
     def came(self, drafted: int, accepted: int) -> None:

@@ -34,6 +34,8 @@ class StepEvent:
         row: which sequence of the batch.
         width: positions of the step's forward in every row, padding included; of the prefill,
             those behind the prompt and its last one.
+        parents: for each drafted token the index of the one that it follows, -1 for the last
+            committed token; None: each follows the one before.
     """
 
     index: int
@@ -45,6 +47,7 @@ class StepEvent:
     other_seconds: float
     row: int = 0
     width: int = 1
+    parents: tuple[int, ...] | None = None
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -362,5 +365,8 @@ class _State:
                 source = [0] * len(draft) if draft.source is None else draft.source.tolist()
                 names = tuple(self.draftings[row].tiers[each] for each in source)
                 drafted = tuple(draft.tokens.tolist())
-                event = StepEvent(self.steps, drafted, names, verdict, *seconds, row, width)
+                parents = None if draft.parents is None else tuple(draft.parents.tolist())
+                event = StepEvent(
+                    self.steps, drafted, names, verdict, *seconds, row, width, parents
+                )
                 self.run.on_step(event)

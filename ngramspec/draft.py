@@ -130,16 +130,19 @@ class Verdict:
             behind a rejection, or behind a cut at EOS or max_length, are untested.
         emitted: the committed tokens of the step: the accepted ones, then the recovered token
             (after a rejection) or the bonus token (after none), unless a stop came first.
+        rejected: the node in whose place the recovered token stands, of siblings the first; None:
+            it is a bonus token, or there is none.
     """
 
     accepted: Sequence[int]
     tested: int
     emitted: Sequence[int]
+    rejected: int | None = None
 
     @property
     def corrected(self) -> int | None:
         """The recovered token, where a draft token was rejected; else None."""
-        return self.emitted[-1] if self.tested > len(self.accepted) else None
+        return None if self.rejected is None else self.emitted[-1]
 
 
 def judged_nodes(

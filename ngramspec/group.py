@@ -80,6 +80,7 @@ class Group:
         emitted: list[list[int]] = [[] for _ in self.rows]
         accepted: list[list[int]] = [[] for _ in self.rows]
         tested = [0] * len(self.rows)
+        rejected: list[int | None] = [None] * len(self.rows)
         self.path = []
         position = 0
         while position >= 0:
@@ -94,12 +95,14 @@ class Group:
                 tested[row] += len(drafted) if right < 0 else right + 1
                 agreed.add(-1 if right < 0 else walks[row].nodes(position)[right])
                 accepted[row] += walks[row].nodes(position)[right : right + 1] if right >= 0 else ()
+                if drafted and right < 0:
+                    rejected[row] = walks[row].nodes(position)[0]
             self.commit(tokens)
             went_on = len(agreed) == 1 and self.going == going and not self.stopped
             position = agreed.pop() + 1 if went_on and -1 not in agreed else -1
         return [
-            Verdict(accepted[row], tested[row], tuple(emitted[row])) if emitted[row] else NOTHING
-            for row in range(len(self.rows))
+            Verdict(accepted[row], tested[row], tuple(new), rejected[row]) if new else NOTHING
+            for row, new in enumerate(emitted)
         ]
 
     def choose(

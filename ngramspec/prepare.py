@@ -42,7 +42,7 @@ class Settings:
         drafter: returns the drafter to use, asked at every step.
         gamma: an integer, "heuristic" or "auto".
         most: most tokens in a draft.
-        tree: whether drafts may be trees.
+        tree: "auto", None, or an integer: drafts are trees where they pay, never, or always.
         rule: makes the rule of verification; called with whether to sample, and with what.
         saved: costs measured ahead, or None.
         width: of every forward after the prefill, or None: as wide as the draft.
@@ -55,7 +55,7 @@ class Settings:
     drafter: Callable[[], Drafter]
     gamma: int | str
     most: int
-    tree: bool
+    tree: int | str | None
     rule: Callable[[bool, torch.Generator | None], Rule]
     saved: SavedCosts | None
     width: int | None
@@ -129,13 +129,14 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
     target.ragged = rows > 1 and target.can_be_ragged and not must_lockstep(choosing, target)
     history = history_of(target, request, asked.encoded)
     stats = DecodeStats()
-    obstacle = why_no_tree(target, rows) if settings.tree else None
-    if obstacle is not None:
-        stats.chains[obstacle] = 1
     gamma = settings.gamma
     if settings.width is not None and not isinstance(gamma, int):
         gamma = min(settings.most, settings.width - 1)  # a longer draft costs no more
-    trees = settings.tree and obstacle is None
+    asked_for, priced = isinstance(settings.tree, int), gamma == "auto"
+    obstacle = why_no_tree(target, rows)
+    trees = obstacle is None and (asked_for or (settings.tree == "auto" and priced))
+    if asked_for and obstacle is not None:
+        stats.chains[obstacle] = 1
     pace = _pace(settings, target, choosing.stop.max_length, trees)
     temperature = float(config.temperature or 1.0) if config.do_sample else None
     seed = 0
@@ -151,6 +152,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
             vocab,
             stats,
             tree=trees,
+            unpriced=asked_for,
             temperature=temperature,
             seed=(seed, row),
         )

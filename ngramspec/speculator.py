@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ngramspec.adapters import check_adapter
-from ngramspec.controller import Ahead, check_gamma
+from ngramspec.controller import Ahead, check_gamma, check_tree
 from ngramspec.decode import StepEvent, decode
 from ngramspec.draft import DecodeStats, Drafter
 from ngramspec.drafters import build_drafter
@@ -52,11 +52,12 @@ class Speculator:
             worth, by what forwards cost here, measured while they run; the heuristic for drafters
             without estimates. Under "auto" the prefill checks a draft behind the prompt as well.
         gamma_max: most tokens proposed in a step, 1..4096.
-        tree: None: drafts are chains. N, 1..4096: they are token trees of at most N nodes, where
-            the target can verify them and the drafter knows several continuations; N takes
-            gamma_max's place. Where it cannot (batches, sliding-window attention,
-            other attention than sdpa and eager, encoder-decoders), they stay chains, and
-            ``stats.chains`` says why.
+        tree: "auto": drafts have branches where they are worth what they cost, under gamma="auto"
+            and width="fit", if the target can verify trees. None: they are chains. N, 1..4096: they
+            are token trees of at most N nodes, where the drafter knows several continuations; N
+            takes gamma_max's place. Where the target cannot verify trees (batches, sliding-window
+            attention, other attention than sdpa and eager, encoder-decoders), they stay chains;
+            ``stats.chains`` says why where N was asked for.
         verification: "exact" keeps the target's text, or distribution; "match" does so without
             looking at a stochastic draft's own probabilities, for the text of plain sampling with
             the same seed; "typical" accepts what the target finds likely enough, which changes
@@ -100,7 +101,7 @@ class Speculator:
         gamma: int | str = "auto",
         *,
         gamma_max: int = 64,
-        tree: int | None = None,
+        tree: int | str | None = "auto",
         verification: str = "exact",
         lenience: float = 1.0,
         epsilon: float = 0.09,
@@ -115,8 +116,8 @@ class Speculator:
         self._drafter = build_drafter(drafter, policy=policy)
         self.policy = policy
         self.gamma_max = check_int("gamma_max", gamma_max, 1, GAMMA_LIMIT)
-        self.tree = None if tree is None else check_int("tree", tree, 1, GAMMA_LIMIT)
-        self.gamma = check_gamma(gamma, gamma_max if tree is None else tree)
+        self.tree = check_tree(tree, GAMMA_LIMIT)
+        self.gamma = check_gamma(gamma, self._most)
         if verification not in VERIFICATIONS:
             known = ", ".join(map(repr, VERIFICATIONS))
             raise ValueError(f"verification must be one of {known}, got {verification!r}")
@@ -131,7 +132,8 @@ class Speculator:
                 f"lenience must be 1.0 with verification={verification!r}, got {lenience}"
             )
         self.width = check_width(width, gamma)
-        if width != FIT and (tree is not None or verification == "typical" or lenience < 1.0):
+        branches = isinstance(tree, int)
+        if width != FIT and (branches or verification == "typical" or lenience < 1.0):
             raise ValueError(
                 f"width={width} keeps the text independent of the drafter, which tree, lenience and"
                 " verification='typical' do not; remove them, or use width='fit'"
@@ -146,9 +148,14 @@ class Speculator:
         self.unsupported = unsupported
         self.on_step = on_step
         self.stats = DecodeStats()
-        self._ahead = Ahead(gamma_max if tree is None else tree)
+        self._ahead = Ahead(self._most)
         self._lock = threading.Lock()
         self._logged: set[str] = set()
+
+    @property
+    def _most(self) -> int:
+        """Most tokens in a draft."""
+        return self.tree if isinstance(self.tree, int) else self.gamma_max
 
     @property
     def drafter(self) -> Drafter:
@@ -302,8 +309,8 @@ class Speculator:
         return Settings(
             drafter=lambda: self._drafter,
             gamma=self.gamma,
-            most=self.gamma_max if self.tree is None else self.tree,
-            tree=self.tree is not None,
+            most=self._most,
+            tree=self.tree,
             rule=lambda sample, generator: Rule(
                 sample, self.verification, self.lenience, self.epsilon, self.delta, generator
             ),

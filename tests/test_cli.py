@@ -51,7 +51,8 @@ def event(drafted, accepted, emitted, tested=None):
     drafted, emitted = tuple(drafted.encode()), tuple(emitted.encode())
     if tested is None:
         tested = min(len(drafted), accepted + 1)
-    verdict = Verdict(range(accepted), tested, emitted)
+    rejected = accepted if tested > accepted else None
+    verdict = Verdict(range(accepted), tested, emitted, rejected)
     return StepEvent(1, drafted, ("copy",) * len(drafted), verdict, 0.0, 0.0, 0.0)
 
 
@@ -184,7 +185,7 @@ def test_a_rejected_token_leaves_the_text_as_it_was():
     """A rejected first byte of a character is not shown, and does not swallow what follows."""
     pieces = Pieces(ByteTokenizer(), [])
     first = "é".encode()[0]
-    verdict = Verdict(range(0), 1, (ord("e"),))
+    verdict = Verdict(range(0), 1, (ord("e"),), 0)
     step = StepEvent(1, (first,), ("copy",), verdict, 0.0, 0.0, 0.0)
     assert pieces.of(step) == [("corrected", "e")]
 

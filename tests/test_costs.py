@@ -197,6 +197,20 @@ def test_trees_have_costs_of_their_own():
     assert chains.trees is chains.curve
 
 
+def test_until_trees_ran_they_cost_what_chains_do():
+    trees = Pace(tiny_llama(), replace(KIND, tree=True), 65, 200)
+    trees.plain(), trees.plain()
+    for width, seconds in [(1, 0.02), (9, 0.06), (17, 0.05)] * 9:
+        trees.took(width, seconds)
+    assert trees.trees.cost()[9] == pytest.approx(3.0, abs=0.3)
+    for _ in range(9):
+        trees.took(9, 0.03, True)
+        trees.took(9, 0.06)
+    assert trees.trees.cost()[9] == pytest.approx(1.5, abs=0.15)
+    assert trees.trees.cost()[17] == pytest.approx(2.5, abs=0.25)
+    assert trees.curve.cost()[9] == pytest.approx(3.0, abs=0.3)
+
+
 def test_curves_are_kept_for_a_model_and_go_with_it():
     model = tiny_llama()
     first = pace(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import gc
 import json
 import random
 import sys
@@ -385,12 +386,13 @@ def test_forwards_are_timed_behind_their_context(model, monkeypatch):
 
 def test_memory_is_the_peak_since_it_was_reset():
     memory = PeakMemory(torch.device("cpu"))
+    gc.collect()  # or what tests before left might be freed in between
     memory.reset()
     before = memory.read()
     if before is None:
         pytest.skip("the system cannot set the high-water mark back")
-    torch.ones(64 << 20, dtype=torch.uint8)
-    assert 60e6 < memory.read() - before < 120e6
+    torch.ones(256 << 20, dtype=torch.uint8)
+    assert 150e6 < memory.read() - before < 350e6
     memory.reset()
     assert memory.read() < before + 30e6
     assert machine()["packages"]["torch"] == torch.__version__

@@ -111,6 +111,67 @@ def test_trees_run_where_they_can():
         assert speculator.stats.drafted > speculator.stats.tested > speculator.stats.accepted
 
 
+@pytest.mark.parametrize(
+    ("settings", "rows", "branches"),
+    [
+        ({}, 1, True),
+        ({"tree": "auto", "gamma_max": 16}, 1, True),
+        ({"tree": None}, 1, False),
+        ({"gamma": 8}, 1, False),
+        ({"gamma": "heuristic"}, 1, False),
+        ({"drafter": "copy+ngram", "policy": "priority"}, 1, False),
+        ({"drafter": "ngram+ngram(temperature=1.0)", "policy": "priority", "gamma": 4}, 1, False),
+        ({}, 2, False),
+    ],
+)
+def test_by_themselves_drafts_branch_where_a_cost_says_that_it_pays(settings, rows, branches):
+    model = tiny_llama(1, initializer_range=0.2)
+    ids = IDS.repeat(rows, 4)
+    plain = model.generate(ids, max_new_tokens=60)
+    events = []
+    speculator = Speculator(**settings, on_step=events.append)
+    assert torch.equal(plain, run(model, ids, speculator))
+    trees = [event for event in events if event.parents is not None]
+    assert bool(trees) == branches
+    assert any(event.drafted and event.parents is None for event in events)
+    assert not speculator.stats.chains
+    for event in trees:
+        assert len(event.parents) == len(event.drafted) <= speculator.gamma_max
+        path = [-1, *event.verdict.accepted]
+        assert [event.parents[node] for node in path[1:]] == path[:-1]
+
+
+def test_what_cannot_take_trees_by_itself_says_nothing():
+    speculator = Speculator()
+    run(build("mistral sliding"), IDS, speculator)
+    assert speculator.stats.drafted > 0
+    assert not speculator.stats.chains
+    model = tiny_llama()
+    model.set_attn_implementation("eager")
+    run(model, IDS, Speculator(gamma=7, width=8))
+
+
+def test_a_recovered_token_stands_in_place_of_the_first_sibling():
+    model = tiny_llama()
+    text = model.generate(IDS, max_new_tokens=60)[0].tolist()
+    events = []
+    drafter = bushy(text, 97, right=0.6)
+    run(model, IDS, Speculator(drafter, 12, tree=12, on_step=events.append))
+    kinds = set()
+    for event in events:
+        verdict = event.verdict
+        last = verdict.accepted[-1] if verdict.accepted else -1
+        parents = event.parents or range(-1, len(event.drafted) - 1)
+        children = [at for at, parent in enumerate(parents) if parent == last]
+        ended = len(verdict.emitted) == len(verdict.accepted)
+        expected = None if ended or not children else children[0]
+        assert verdict.rejected == expected
+        assert verdict.corrected == (None if expected is None else verdict.emitted[-1])
+        judged_beside = verdict.tested > len(verdict.accepted)
+        kinds.add((expected is None, judged_beside))
+    assert {(True, True), (False, True)} <= kinds  # a bonus token behind a rejected sibling, too
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gemma"])
 def test_trees_on_static_caches(name, attention):

@@ -17,7 +17,7 @@ from ngramspec import Draft, Drafter, DraftSession, Speculator, UnsupportedError
 from ngramspec.bench import tiny
 from ngramspec.draft import Float32, Int32
 
-NEW_TOKENS, GAMMA, RIGHT = 24, 5, 0.6
+NEW_TOKENS, GAMMA, TREE, RIGHT = 24, 5, 9, 0.6
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": NEW_TOKENS}
 LEAST_VARIETY = 4  # different tokens of a text that shows anything
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 11, 12, 5, 6], [3, 4, 3, 4, 3, 4, 9, 3]]
@@ -49,7 +49,10 @@ class Cell:
 
 
 class HalfRight(Drafter):
-    """Knows what each row will say, and is right at each token with probability ``RIGHT``."""
+    """Knows what each row will say, and is right at each token with probability ``RIGHT``.
+
+    In a tree a wrong sibling stands before every token.
+    """
 
     tiers = ("half right",)
 
@@ -68,9 +71,15 @@ class HalfRight(Drafter):
             def propose(
                 self, gamma: int, cost: Float32 | None = None, *, tree: bool = False
             ) -> Draft:
-                guess = np.array(owner.texts[row][self.at : self.at + gamma], np.int32)
+                most = gamma // 2 if tree else gamma
+                guess = np.array(owner.texts[row][self.at : self.at + most], np.int32)
                 wrong = owner.rng.random(len(guess)) >= RIGHT
-                return Draft(np.where(wrong, (guess + 1) % tiny.VOCAB, guess).astype(np.int32))
+                chain = np.where(wrong, (guess + 1) % tiny.VOCAB, guess).astype(np.int32)
+                if not tree:
+                    return Draft(chain)
+                beside = ((chain + 2) % tiny.VOCAB).astype(np.int32)
+                parents = np.repeat(np.arange(-1, 2 * len(chain) - 1, 2, np.int32), 2)
+                return Draft(np.stack((beside, chain), axis=1).ravel(), parents)
 
             def extend(self, tokens: Int32) -> None:
                 self.at += len(tokens)
@@ -175,7 +184,7 @@ def variety(sequences: torch.Tensor) -> int:
 def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
     """One cell: plain ``generate`` against drafts that are half right.
 
-    A single row also with drafts behind its prompt, which gamma="auto" has.
+    A single row also with drafts behind its prompt, which gamma="auto" has, and with trees.
     """
     inputs = prompts(rows)
     kwargs = GREEDY | kwargs
@@ -184,9 +193,10 @@ def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
     except Exception as error:
         return Cell(name, what, "not run", _line(error))
     new = plain[:, -NEW_TOKENS:].tolist()
-    for gamma in (GAMMA, "auto") if rows == 1 else (GAMMA,):
+    ways = [(GAMMA, None)] if rows > 1 else [(GAMMA, None), ("auto", None), (TREE, TREE)]
+    for gamma, tree in ways:
         try:
-            speculator = Speculator(HalfRight(new), gamma)
+            speculator = Speculator(HalfRight(new), gamma, tree=tree)
             ours = generate(model, **inputs, speculator=speculator, **kwargs)
         except UnsupportedError as error:
             return Cell(name, what, "refused", _line(error))

@@ -31,14 +31,17 @@ class Pieces:
         self._pending: list[int] = []
 
     def of(self, event: StepEvent) -> list[Piece]:
-        """What the step proposed and emitted, in order, without tokens that were not tested."""
+        """What the step proposed and emitted, in order.
+
+        Of rejected tokens the one in whose place another came, not those behind it or beside it.
+        """
         verdict = event.verdict
         accepted = len(verdict.accepted)
         pieces = [(ACCEPTED, self._commit(token)) for token in verdict.emitted[:accepted]]
-        corrected = verdict.corrected is not None
-        if corrected:
-            pieces.append((REJECTED, self._text([event.drafted[accepted]]).strip("\ufffd")))
-        kind = CORRECTED if corrected else PLAIN
+        if verdict.rejected is not None:
+            token = event.drafted[verdict.rejected]
+            pieces.append((REJECTED, self._text([token]).strip("\ufffd")))
+        kind = PLAIN if verdict.rejected is None else CORRECTED
         pieces += [(kind, self._commit(token)) for token in verdict.emitted[accepted:]]
         return [(kind, text) for kind, text in pieces if text]
 
