@@ -26,7 +26,6 @@ TAKEN = ("module", "query", "key", "value", "attention_mask", "dropout", "scalin
 REFUSED = ("softcap", "output_attentions")  # of which the original has something to say
 
 
-
 class _Thread(threading.local):
     """What a thread's forwards are doing.
 

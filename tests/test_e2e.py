@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import gc
+import importlib.util
 import json
 import random
 import sys
