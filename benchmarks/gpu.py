@@ -115,7 +115,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--new", type=int, help="tokens of each trace (default: 128, tiny 48)")
     parser.add_argument("--repeats", type=int, help="timed calls of each (default: 3, tiny 1)")
     parser.add_argument("--width", nargs="*", type=int, default=[8, 16], help="fixed widths")
-    parser.add_argument("--tree", nargs="*", type=int, default=[32], help="nodes of draft trees")
+    parser.add_argument("--tree", nargs="*", type=int, default=[], help="trees of N nodes, too")
     parser.add_argument("--no-compile", action="store_true", help="leave compiled forwards out")
     parser.add_argument("--parts", nargs="+", help="only these (default: all)")
     parser.add_argument(
@@ -224,7 +224,10 @@ def contenders(
 ) -> Any:
     """(a) Every way to generate, whole calls in turn."""
     ways = usual_ways(
-        widths=arguments.width, trees=arguments.tree, compiled=not arguments.no_compile
+        widths=arguments.width,
+        trees=arguments.tree,
+        chains=True,
+        compiled=not arguments.no_compile,
     )
     least = min(48, arguments.new)
     plan = Plan(arguments.repeats, arguments.new, least, arguments.per_task)
@@ -347,6 +350,7 @@ def smollm2(arguments: argparse.Namespace) -> Any:
     ways = usual_ways(
         widths=arguments.width,
         trees=arguments.tree,
+        chains=True,
         compiled=not (arguments.no_compile or arguments.tiny),
     )
     plan = Plan(arguments.repeats, arguments.new, min(48, arguments.new), arguments.per_task)

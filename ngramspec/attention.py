@@ -78,6 +78,7 @@ def grouped(original: Attention) -> Attention:
             torch.compiler.is_compiling()
             or not _thread.on
             or attention_mask is None
+            or query.device.type != "cpu"
             or query.shape[2] == 1
             or getattr(module, "num_key_value_groups", 1) * key.shape[1] != query.shape[1]
             or not all(kwargs.get(name) is None or kwargs[name] is False for name in others)
@@ -113,7 +114,7 @@ def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return mask
     known, added = _thread.mask
     if added is None or known is not mask or added.dtype != dtype:
-        added = torch.zeros((), dtype=dtype).masked_fill(~mask, -torch.inf)
+        added = torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
         _thread.mask = mask, added
     return added
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.growing import close_up, in_place
+from ngramspec.growing import InPlace, close_up
 
 MARKING = (5, 19)  # transformers marks the caches that callers bring, since this version
 DYNAMIC = "DynamicLayer"
@@ -39,7 +39,7 @@ class Rollback:
         self._sliding = [layer for layer in layers if layer.is_sliding]
         self._static = [layer for layer in layers if type(layer).__name__ == STATIC]
         self._stretched = 0
-        self._updated: list[Any] = []  # layers whose ``update`` is not their own
+        self._updated: list[tuple[Any, Any]] = []  # layers, with an ``update`` of their own or None
 
     @property
     def holes(self) -> bool:
@@ -80,12 +80,12 @@ class Rollback:
     def grow_in_place(self) -> None:
         """Have growing layers of full attention leave room behind, until ``release``."""
         layers = [layer for layer in self.layers if type(layer).__name__ == DYNAMIC]
-        self._update(layers, in_place)
+        self._update(layers, lambda layer: InPlace(layer).update)
 
     def _update(self, layers: list[Any], make: Callable[[Any], Callable[..., Any]]) -> None:
         for layer in layers:
+            self._updated.append((layer, vars(layer).get("update")))
             layer.update = make(layer)
-        self._updated = layers
 
     def length(self) -> int:
         """Positions in the cache, of the layer that has most."""
@@ -126,8 +126,11 @@ class Rollback:
         """
         for layer in self._sliding:
             layer.record_past = False
-        for layer in self._updated:
-            del layer.update
+        for layer, own in self._updated:
+            if own is None:
+                vars(layer).pop("update", None)
+            else:
+                layer.update = own
             if outlives and not self._stretched:
                 close_up(layer)
         self._updated, self._stretched = [], 0
@@ -154,7 +157,9 @@ class Rollback:
                 states = getattr(layer, name)  # (batch, heads, length, size)
                 index = slots[:, None, :, None].to(states.device)
                 index = index.expand(-1, states.shape[1], -1, states.shape[3])
-                setattr(layer, name, states.gather(2, index))
+                kept = states.gather(2, index)
+                states[:, :, : kept.shape[2]] = kept  # where a layer has room, it keeps that room
+                setattr(layer, name, states[:, :, : kept.shape[2]])
 
 
 def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:

@@ -53,7 +53,7 @@ class CostCurve:
         self.dropped = False  # whether what was saved turned out wrong
         self._otherwise = otherwise
         self._times: dict[int, deque[float]] = {}
-        self._lent: set[int] = set()  # widths whose times are of another kind of forward
+        self._lent: dict[int, deque[float]] = {}  # times of another kind of forward
         self._when: dict[int, int] = {}  # how many times had been added when a width's last was
         self._added = 0
         self._read = -1
@@ -64,19 +64,18 @@ class CostCurve:
         """Take note that a forward of ``width`` positions took ``time``, in any unit.
 
         Args:
-            lent: whether it was of another kind, which counts until there is one of this.
+            lent: whether it was of another kind, which counts until there are ``SURE`` of this.
         """
         with self._lock:
-            if lent and width in self._times and width not in self._lent:
-                return
-            if lent:
-                self._lent.add(width)
-            elif width in self._lent:
-                self._lent.remove(width)
-                self._times[width].clear()
-            self._times.setdefault(width, deque(maxlen=KEPT)).append(time)
+            times = self._lent if lent else self._times
+            times.setdefault(width, deque(maxlen=KEPT)).append(time)
             self._added += 1
             self._when[width] = self._added
+
+    def _of(self, width: int) -> deque[float]:
+        """The times that count for a width: its own, or while they are few, those lent."""
+        own, lent = self._times.get(width, deque()), self._lent.get(width, deque())
+        return own if len(own) >= SURE or not lent else lent
 
     def count(self, width: int) -> int:
         """How many times of a width are kept."""
@@ -98,7 +97,7 @@ class CostCurve:
     def expected(self, width: int) -> float:
         """The time of a forward of ``width``, in the unit of ``add``: as it was, or as assumed."""
         with self._lock:
-            times, plain = self._times.get(width), self._times.get(1)
+            times, plain = self._of(width), self._of(1)
             if times:
                 return median(times)
             one = median(plain) if plain else 1.0
@@ -115,14 +114,16 @@ class CostCurve:
 
     def _measured(self) -> Float32:
         """The assumed curve, corrected by the widths that ran and between them."""
-        widths = np.array([each for each in sorted(self._times) if each < len(self.assumed)])
+        known = sorted(self._times.keys() | self._lent.keys())
+        widths = np.array([each for each in known if each < len(self.assumed)])
         if not widths.size:
             return self.assumed
-        medians = np.array([median(self._times[width]) for width in widths])
+        medians = np.array([median(self._of(width)) for width in widths])
         expected = self.assumed[widths].astype(np.float64)
         one = medians[0] if widths[0] == 1 else float(np.median(medians / expected))
-        kept = np.array([len(self._times[width]) for width in widths], np.float64)
-        far = np.abs(np.log(medians / (one * expected)))[kept >= SURE]
+        kept = np.array([len(self._of(width)) for width in widths], np.float64)
+        own = np.array([self.count(width) for width in widths])
+        far = np.abs(np.log(medians / (one * expected)))[own >= SURE]
         if self._otherwise is not None and widths[0] == 1 and far.max(initial=0.0) > np.log(WRONG):
             logger.warning("saved costs are not what forwards take here; measuring anew")
             longer = CostCurve(self._otherwise)

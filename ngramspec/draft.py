@@ -344,11 +344,14 @@ class Drafter(ABC):
         tiers: names of the sources its drafts come from; Draft.source indexes them.
         spec: the string that build_drafter makes an equal drafter from, or None.
         estimates: whether its drafts carry confidence and end where ``cost`` says.
+        branches: whether its trees, too, end where ``cost`` says, and cost hardly more than its
+            chains: then ``tree="auto"`` asks for them.
     """
 
     tiers: tuple[str, ...] = ("drafter",)
     spec: str | None = None
     estimates: bool = False
+    branches: bool = False
 
     @abstractmethod
     def start(self, tokens: Int32) -> DraftSession:

@@ -36,7 +36,7 @@ class Drafting:
         vocab: size of the target's vocabulary.
         stats: where faults are counted.
         tree: whether drafts may be trees,
-        unpriced: and that also where no cost says which branches are worth it.
+        always: and that also where no cost says which branches are worth it.
         temperature: that tokens are sampled at; None: they are not.
         seed: of the call and the row, for drafts that are drawn.
     """
@@ -50,7 +50,7 @@ class Drafting:
         stats: DecodeStats,
         *,
         tree: bool = False,
-        unpriced: bool = False,
+        always: bool = False,
         temperature: float | None = None,
         seed: tuple[int, ...] = (),
     ) -> None:
@@ -59,7 +59,7 @@ class Drafting:
         self._vocab = vocab
         self._stats = stats
         self._tree = tree
-        self._unpriced = unpriced
+        self._always = always
         self._temperature = temperature
         self._seed = seed
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
@@ -95,8 +95,7 @@ class Drafting:
             gamma = min(limit, gamma)
             if gamma < 1:
                 return EMPTY_DRAFT
-            priced = cost is not None and self._proposed.proposal is None  # no branch is drawn
-            tree = tree and (self._unpriced or priced)
+            tree = tree and (self._always or (cost is not None and drafter.branches))
             draft = self._session.propose(gamma, cost, tree=tree)
         except Exception as error:
             self._fault(error)

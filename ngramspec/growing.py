@@ -18,33 +18,42 @@ ROOM = 128  # positions of room at least, when a layer's memory is made anew,
 SHARE = 16  # and one for so many that it holds
 
 
-def in_place(layer: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+class InPlace:
     """An ``update`` for a dynamic layer, in memory that is this generation's alone.
 
     What the layer held before is copied into it first, so nothing is written to tensors that a
     caller may have. Under ``torch.compile``, and for states of another kind than those held, it is
-    the layer's own.
+    the layer's own. A copy of the layer gets one of its own with it.
     """
-    original: Callable[..., tuple[torch.Tensor, torch.Tensor]] = layer.update
-    keys, values = _Memory(), _Memory()
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        self._original: Callable[..., tuple[torch.Tensor, torch.Tensor]] = layer.update
+        self._keys, self._values = _Memory(), _Memory()
 
     def update(
-        key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+        self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As the layer's: add states of the next positions, return those of all."""
+        layer = self._layer
         held = (layer.keys, layer.values) if layer.is_initialized else (None, None)
         fits = _fits(held[0], key) and _fits(held[1], value)
         if torch.compiler.is_compiling() or not fits:
-            return original(key, value, *args, **kwargs)
-        layer.keys, layer.values = keys.append(held[0], key), values.append(held[1], value)
-        return layer.keys, layer.values
-
-    return update
+            return self._original(key, value, *args, **kwargs)
+        grown = self._keys.append(held[0], key), self._values.append(held[1], value)
+        layer.keys, layer.values = grown
+        return grown
 
 
 def close_up(layer: Any) -> None:
     """Let go of the room behind what a layer holds, and of what was rejected and lies there."""
     if layer.is_initialized:
-        layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
+        layer.keys, layer.values = _alone(layer.keys), _alone(layer.values)
+
+
+def _alone(states: torch.Tensor) -> torch.Tensor:
+    alone = states.untyped_storage().nbytes() == states.numel() * states.element_size()
+    return states if alone else states.clone(memory_format=torch.contiguous_format)
 
 
 def _fits(held: torch.Tensor | None, new: torch.Tensor) -> bool:

@@ -152,7 +152,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
             vocab,
             stats,
             tree=trees,
-            unpriced=asked_for,
+            always=asked_for,
             temperature=temperature,
             seed=(seed, row),
         )

@@ -38,6 +38,7 @@ ONE_AT_A_TIME = {
 # Models that find a token by its slot in the cache: rows may have no holes, drafts no branches.
 BY_SLOT = {
     "GPTNeoForCausalLM",  # its windows
+    "GlmImageForConditionalGeneration",  # it counts positions itself
     "GitForCausalLM",  # its mask, which leaves out the image before the text
     "HyperCLOVAXVisionV2ForConditionalGeneration",  # it drops the positions that it is given
     "Kosmos2_5ForConditionalGeneration",  # so does this
@@ -270,6 +271,9 @@ class Target:
         inputs = self.model.prepare_inputs_for_generation(
             block, next_sequence_length=self._width, **grown
         )
+        if (parents is not None or self.ragged) and inputs.get("position_ids") is None:
+            name = type(self.model).__name__
+            raise UnsupportedError(f"{name} drops the positions that it is given; pass tree=None")
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = self._width
         with in_place(block.device):

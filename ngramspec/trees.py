@@ -114,6 +114,18 @@ def has_alibi(model: Any) -> bool:
     return bool(getattr(config, "alibi", False)) or config.model_type == "bloom"
 
 
+def has_windows(model: Any) -> bool:
+    """Whether a model's own masks hide what is behind a window, whatever its cache keeps."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return any("sliding" in kind or "chunked" in kind for kind in kinds)
+    return any(
+        getattr(config, name, None) is not None
+        for name in ("sliding_window", "attention_chunk_size")
+    )
+
+
 def why_no_tree(target: Any, rows: int) -> str | None:
     """Why a target cannot verify trees, in a few words; None if it can."""
     attention = attention_of(target.model)
@@ -121,8 +133,8 @@ def why_no_tree(target: Any, rows: int) -> str | None:
         return f"a batch of {rows} rows"
     if target.encodes:
         return "an encoder-decoder model"
-    if target.cache.slides:
-        return "a cache with sliding layers"
+    if target.cache.slides or has_windows(target.model):
+        return "sliding-window attention"
     if attention not in ATTENTIONS:
         return f"attention implementation {attention}"
     if target.states:

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from typing import Any
 
 from ngramspec.errors import UnsupportedError, check_int
-from ngramspec.trees import ATTENTIONS, attention_of, takes_masks
+from ngramspec.trees import ATTENTIONS, attention_of, has_windows, takes_masks
 
 FIT = "fit"
 STEP = 8  # rows that the kernels of CPUs take at once, or a divisor of that
@@ -97,7 +97,7 @@ def why_not_fixed(target: Any, rows: int) -> str | None:
         return "an encoder-decoder model; use width='fit'"
     if rows > 1:
         return f"a batch of {rows} rows; generate them one by one"
-    if target.cache.slides:
+    if target.cache.slides or has_windows(target.model):
         return "sliding-window attention; use width='fit'"
     if attention not in ATTENTIONS:
         return f"attention implementation {attention}; load the model with sdpa or eager"

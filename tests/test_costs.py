@@ -203,6 +203,8 @@ def test_until_trees_ran_they_cost_what_chains_do():
     for width, seconds in [(1, 0.02), (9, 0.06), (17, 0.05)] * 9:
         trees.took(width, seconds)
     assert trees.trees.cost()[9] == pytest.approx(3.0, abs=0.3)
+    trees.took(9, 0.5, True)  # one says little
+    assert trees.trees.expected(9) == pytest.approx(3.0, abs=0.3)
     for _ in range(9):
         trees.took(9, 0.03, True)
         trees.took(9, 0.06)

@@ -310,6 +310,13 @@ def test_a_new_speculator_each_call_unless_kept(model):
         assert runs == [1, 1]
 
 
+def test_ways_are_named_for_what_their_speculator_is_given():
+    named = {"ngramspec": {}, "ngramspec, tree 4": {"tree": 4}, "ngramspec, gamma 8": {"gamma": 8}}
+    named |= {"ngramspec, chains": {"tree": None}, "ngramspec, width 8": {"width": 8}}
+    ways = usual_ways(lookups=[], widths=[8], trees=[4], chains=True, speculators=[{"gamma": 8}])
+    assert {way.name: way.speculator for way in ways[1:]} == named
+
+
 def test_compiling_that_did_not_happen_is_no_figure(model):
     ways = [Way(PLAIN), Way("eager", {"cache_implementation": "static"}, {}, compiled=True)]
     bench = EndToEnd(model, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from pickle import dumps, loads
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.growing import ROOM, close_up, in_place
+from ngramspec.growing import ROOM, InPlace, close_up
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -29,7 +30,7 @@ def layers(positions=7):
     ours, theirs = DynamicLayer(), DynamicLayer()
     for layer in (ours, theirs):
         layer.update(*held)
-    ours.update = in_place(ours)
+    ours.update = InPlace(ours).update
     return ours, theirs
 
 
@@ -64,7 +65,7 @@ def test_nothing_is_written_to_what_was_there_before():
     assert torch.equal(given, before)
     assert torch.equal(seen[:, :, :8], copied[:, :, :8])
     beside = copy.copy(ours)  # holds the same tensors; another generation goes on with it
-    beside.update = in_place(beside)
+    beside.update = InPlace(beside).update
     held = ours.keys.clone()
     beside.crop(-1)
     beside.update(*states(1))
@@ -95,7 +96,7 @@ def test_states_of_another_kind_are_the_layer_s_own_to_take():
         assert ours.keys.dtype == theirs.keys.dtype == torch.float64
         assert_same(ours, theirs)
     empty = DynamicLayer()
-    empty.update = in_place(empty)
+    empty.update = InPlace(empty).update
     new = states(3)
     empty.update(*new)
     assert torch.equal(empty.keys, new[0])
@@ -110,6 +111,31 @@ def test_closed_up_it_holds_no_more_than_it_says():
     assert_same(ours, theirs)
     assert ours.keys.untyped_storage().nbytes() == theirs.keys.untyped_storage().nbytes()
     close_up(DynamicLayer())
+
+
+def test_a_head_alone_is_closed_up_too():
+    """Cut to what it holds, it lies in one piece, and yet in a larger memory."""
+    ours = DynamicLayer()
+    ours.update(*states(7, batch=1, heads=1))
+    ours.update = InPlace(ours).update
+    ours.update(*states(4, batch=1, heads=1))
+    ours.crop(-4)
+    close_up(ours)
+    assert ours.values.untyped_storage().nbytes() == 7 * 4 * 4
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda each: loads(dumps(each))])
+def test_a_copy_of_a_layer_grows_by_itself(duplicate):
+    ours, _theirs = layers()
+    ours.update(*states(2))
+    snapshot = duplicate(ours)
+    held = ours.keys.clone()
+    more = states(3)
+    keys, _ = snapshot.update(*more)
+    assert torch.equal(keys, torch.cat((held, more[0]), dim=2))
+    assert torch.equal(ours.keys, held)
+    ours.update(*states(1))
+    assert torch.equal(snapshot.keys, keys)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -51,7 +51,7 @@ def test_models_that_take_one_token_at_a_time_are_refused_with_the_reason():
     assert "keeps no key-value cache" in first.detail
 
 
-@pytest.mark.parametrize("name", sorted(BY_SLOT))
+@pytest.mark.parametrize("name", sorted(BY_SLOT - {"GlmImageForConditionalGeneration"}))  # an image
 def test_models_that_go_by_slots_keep_rows_together(name):
     import transformers
 

@@ -8,8 +8,9 @@ import torch
 from conftest import tiny_llama
 from doubles import ScriptedDrafter, bushy, oracle
 from families import CAUSAL, VOCAB, build
+from transformers import DynamicCache
 
-from ngramspec import Draft, Proposal, Speculator
+from ngramspec import Draft, Proposal, Speculator, UnsupportedError
 from ngramspec.checks import check_draft
 from ngramspec.draft import judged_nodes
 from ngramspec.target import Target
@@ -120,7 +121,9 @@ def test_trees_run_where_they_can():
         ({"gamma": 8}, 1, False),
         ({"gamma": "heuristic"}, 1, False),
         ({"drafter": "copy+ngram", "policy": "priority"}, 1, False),
-        ({"drafter": "ngram+ngram(temperature=1.0)", "policy": "priority", "gamma": 4}, 1, False),
+        ({"drafter": "ngram(sample=True)"}, 1, False),
+        ({"drafter": "copy+ngram(sample=True)"}, 1, False),
+        ({"drafter": "copy+ngram(order=3)"}, 1, False),
         ({}, 2, False),
     ],
 )
@@ -146,9 +149,41 @@ def test_what_cannot_take_trees_by_itself_says_nothing():
     run(build("mistral sliding"), IDS, speculator)
     assert speculator.stats.drafted > 0
     assert not speculator.stats.chains
-    model = tiny_llama()
+    model, events = tiny_llama(1, initializer_range=0.2), []
     model.set_attn_implementation("eager")
-    run(model, IDS, Speculator(gamma=7, width=8))
+    run(model, IDS.repeat(1, 4), Speculator(width=8, on_step=events.append))
+    assert any(event.drafted for event in events)
+    assert all(event.parents is None for event in events)
+
+
+@pytest.mark.parametrize("tree", [17, "auto"])
+def test_windows_that_only_the_masks_know(tree):
+    """A cache made without the model's config keeps all; its masks still hide what is far."""
+    model = build("mistral sliding")
+    ids = IDS.repeat(1, 4)
+    plain = model.generate(ids, past_key_values=DynamicCache(), max_new_tokens=60)
+    drafter = bushy(plain[0].tolist(), VOCAB)
+    drafter.estimates = drafter.branches = True
+    speculator = Speculator(drafter, tree=tree)
+    assert torch.equal(plain, run(model, ids, speculator, past_key_values=DynamicCache()))
+    assert speculator.stats.chains == ({} if tree == "auto" else {"sliding-window attention": 1})
+    model.set_attn_implementation("eager")
+    with pytest.raises(UnsupportedError, match="sliding-window attention"):
+        run(model, ids, Speculator(width=8), past_key_values=DynamicCache())
+
+
+def test_a_model_that_drops_positions_is_refused_a_tree(monkeypatch):
+    model = tiny_llama()
+    text = model.generate(IDS, max_new_tokens=60)[0].tolist()
+    prepare = model.prepare_inputs_for_generation
+
+    def dropped(*args, **kwargs):
+        return prepare(*args, **kwargs) | {"position_ids": None}
+
+    monkeypatch.setattr(model, "prepare_inputs_for_generation", dropped)
+    with pytest.raises(UnsupportedError, match="drops the positions"):
+        run(model, IDS, Speculator(bushy(text, 97), tree=17))
+    assert run(model, IDS, Speculator(oracle(text)))[0].tolist() == text
 
 
 def test_a_recovered_token_stands_in_place_of_the_first_sibling():

@@ -39,7 +39,8 @@ class Cell:
         what: what was varied: "batch 1", "batch 2", a cache, a processor.
         outcome: "identical", "refused", "wrong", or "not run" (plain generate does not run
             either on a tiny model and text alone).
-        detail: the refusal's or the error's first line; of a wrong one, the first difference.
+        detail: the refusal's or the error's first line; of a wrong one, the first difference; of
+            an identical one, why its drafts were no trees.
     """
 
     model: str
@@ -78,7 +79,7 @@ class HalfRight(Drafter):
                 if not tree:
                     return Draft(chain)
                 beside = ((chain + 2) % tiny.VOCAB).astype(np.int32)
-                parents = np.repeat(np.arange(-1, 2 * len(chain) - 1, 2, np.int32), 2)
+                parents = np.repeat(np.arange(-1, 2 * len(chain) - 1, 2, dtype=np.int32), 2)
                 return Draft(np.stack((beside, chain), axis=1).ravel(), parents)
 
             def extend(self, tokens: Int32) -> None:
@@ -193,7 +194,9 @@ def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
     except Exception as error:
         return Cell(name, what, "not run", _line(error))
     new = plain[:, -NEW_TOKENS:].tolist()
-    ways = [(GAMMA, None)] if rows > 1 else [(GAMMA, None), ("auto", None), (TREE, TREE)]
+    ways: list[tuple[int | str, int | None]] = [(GAMMA, None)]
+    if rows == 1:
+        ways += [("auto", None), (TREE, TREE)]
     for gamma, tree in ways:
         try:
             speculator = Speculator(HalfRight(new), gamma, tree=tree)
@@ -204,10 +207,11 @@ def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
             return Cell(name, what, "wrong", f"{type(error).__name__}: {_line(error)}")
         if not torch.equal(plain, ours):
             return Cell(name, what, "wrong", _difference(plain, ours))
+        chains = next(iter(speculator.stats.chains), "")
     if variety(plain) < LEAST_VARIETY:
         few = f"its text has fewer than {LEAST_VARIETY} different tokens"
         return Cell(name, what, "not run", few)
-    return Cell(name, what, "identical")
+    return Cell(name, what, "identical", f"as chains: {chains}" if chains else "")
 
 
 def prompts(rows: int) -> dict[str, torch.Tensor]:

@@ -65,6 +65,7 @@ def usual_ways(
     lookups: Sequence[int] = (3, 10),
     widths: Sequence[int] = (),
     trees: Sequence[int] = (),
+    chains: bool = False,
     speculators: Sequence[dict[str, Any]] = (),
     compiled: bool = False,
 ) -> list[Way]:
@@ -73,7 +74,8 @@ def usual_ways(
     Args:
         lookups: values of ``prompt_lookup_num_tokens``.
         widths: fixed widths of a verify forward, each with a static cache.
-        trees: most nodes of a draft tree.
+        trees: most nodes of a draft tree, whatever its branches cost.
+        chains: drafts without branches, too.
         speculators: further arguments of Speculator.
         compiled: plain, automatic and each width with a static cache and a compiled forward, too.
     """
@@ -83,6 +85,7 @@ def usual_ways(
         ways += [Way("plain, static", static), Way("plain, compiled", static, compiled=True)]
     ways += [Way(f"prompt lookup {n}", {"prompt_lookup_num_tokens": n}) for n in lookups]
     ways.append(Way("ngramspec", {}, {}))
+    ways += [Way("ngramspec, chains", {}, {"tree": None})] if chains else []
     ways += [Way(f"ngramspec, width {n}", static, {"width": n}) for n in widths]
     ways += [Way(f"ngramspec, tree {n}", {}, {"tree": n}) for n in trees]
     for each in speculators:

@@ -89,6 +89,7 @@ def add_arguments(commands: Any) -> None:
     e2e.add_argument(
         "--tree", nargs="+", type=int, default=[], metavar="N", help="also with trees of N nodes"
     )
+    e2e.add_argument("--chains", action="store_true", help="also with drafts that never branch")
     e2e.add_argument(
         "--speculator",
         action="append",
@@ -142,6 +143,7 @@ def run_e2e(arguments: argparse.Namespace) -> int:
         lookups=arguments.lookup,
         widths=arguments.width,
         trees=arguments.tree,
+        chains=arguments.chains,
         speculators=arguments.speculator,
         compiled=arguments.compiled,
     )

@@ -53,6 +53,7 @@ class ValueDrafter(Drafter):
 
     tiers = ("copy", "resume", "ngram", "unigram")
     estimates = True
+    branches = True
 
     def __init__(self, sources: Sequence[str] = SOURCES, min_match: int = 2) -> None:
         unknown = [name for name in sources if name not in SOURCES]
