@@ -273,7 +273,8 @@ class Target:
         )
         if (parents is not None or self.ragged) and inputs.get("position_ids") is None:
             name = type(self.model).__name__
-            raise UnsupportedError(f"{name} drops the positions that it is given; pass tree=None")
+            remedy = "pass tree=None, and one prompt at a time"
+            raise UnsupportedError(f"{name} drops the positions that it is given; {remedy}")
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = self._width
         with in_place(block.device):
