@@ -23,6 +23,8 @@ MARKING = (5, 19)  # transformers marks the caches that callers bring, since thi
 DYNAMIC = "DynamicLayer"
 CROPPED = (DYNAMIC, "DynamicSlidingWindowLayer")
 STATIC = "StaticLayer"
+SLIDING_STATIC = "StaticSlidingWindowLayer"
+CACHES = "transformers.cache_utils"
 
 
 class Rollback:
@@ -37,7 +39,7 @@ class Rollback:
         self.cache = cache
         self.layers = layers
         self._sliding = [layer for layer in layers if layer.is_sliding]
-        self._static = [layer for layer in layers if type(layer).__name__ == STATIC]
+        self._static = [layer for layer in layers if kind_of(layer) == STATIC]
         self._stretched = 0
         self._updated: list[tuple[Any, Any]] = []  # layers, with an ``update`` of their own or None
 
@@ -79,7 +81,7 @@ class Rollback:
 
     def grow_in_place(self) -> None:
         """Have growing layers of full attention leave room behind, until ``release``."""
-        layers = [layer for layer in self.layers if type(layer).__name__ == DYNAMIC]
+        layers = [layer for layer in self.layers if kind_of(layer) == DYNAMIC]
         self._update(layers, lambda layer: InPlace(layer).update)
 
     def _update(self, layers: list[Any], make: Callable[[Any], Callable[..., Any]]) -> None:
@@ -110,7 +112,7 @@ class Rollback:
         """Drop every position from ``length`` on, layer by layer: a forward was interrupted."""
         for layer in self.layers:
             surplus = max(int(layer.get_seq_length()) - length, 0)
-            if type(layer).__name__ == STATIC:
+            if layer in self._static:
                 layer.cumulative_length.sub_(surplus)
             elif layer.is_sliding and length == 0:  # it may have let go of what a crop would need
                 layer.keys = layer.values = None
@@ -198,14 +200,37 @@ def rollback_for(cache: Any) -> Rollback:
         )
     own = getattr(cache, "self_attention_cache", cache)
     layers = list(getattr(own, "layers", []))
-    kinds = sorted({type(layer).__name__ for layer in layers})
+    kinds = sorted({kind_of(layer) for layer in layers})
     known = {"DynamicCache", "StaticCache", "EncoderDecoderCache"}
-    names = {type(each).__name__ for each in (cache, own)}
+    names = {kind_of(each) for each in (cache, own)}
     if getattr(own, "offloading", False):
         names.add("offloading")
     if not (names <= known and set(kinds) <= {*CROPPED, STATIC}):
+        remedy = "use a model with attention layers and a dynamic or static cache"
+        if names <= known and SLIDING_STATIC in kinds:
+            remedy = "use a dynamic one: remove cache_implementation, or pass a DynamicCache"
         raise UnsupportedError(
             f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
-            " rolled back; use a model with attention layers and a dynamic or static cache"
+            f" rolled back; {remedy}"
         )
     return Rollback(cache, layers)
+
+
+def kind_of(each: Any) -> str:
+    """Name of a cache's or layer's class: that of transformers where a subclass overrides nothing.
+
+    A subclass that only adds, or is made otherwise, is rolled back as its base class is.
+    """
+    added: set[str] = {"__init__", "__module__", "__doc__", "__dict__", "__weakref__"}
+    for kind in type(each).__mro__:
+        if kind.__module__ == CACHES:
+            base = {name for above in kind.__mro__ for name in vars(above)}
+            changed = {name for below in _before(type(each), kind) for name in vars(below)} - added
+            return type(each).__name__ if changed & base else kind.__name__
+    return type(each).__name__
+
+
+def _before(kind: type, base: type) -> list[type]:
+    """The classes that stand before ``base`` in the order in which ``kind`` looks up names."""
+    order = list(kind.__mro__)
+    return order[: order.index(base)]

@@ -62,6 +62,12 @@ def why_no_graphs(target: Any) -> str | None:
         return "attentions or hidden states asked for; do not ask for them"
     if attention not in ATTENTIONS:
         return f"attention implementation {attention}; load the model with sdpa or eager"
+    if not target.traits.places:
+        return "a model that counts its positions itself; pass compiled=False"
+    if target.rope_turn is not None:
+        return "rotary positions that change with the length; pass compiled=False"
+    if target.rereads:
+        return "a cache that holds the whole prompt; crop it by one token"
     return None
 
 

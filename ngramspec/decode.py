@@ -142,13 +142,17 @@ class _State:
         """Whether every row has ended."""
         return all(group.stopped for group in self.groups)
 
+    @property
+    def pad(self) -> int:
+        """What ended rows are padded with."""
+        return 0 if self.run.choosing.pad is None else self.run.choosing.pad
+
     def sequences(self) -> torch.Tensor:
         """The committed tokens of all rows, int64 (batch, longest)."""
         if len(self.groups) == 1:
             return self.groups[0].ids().clone()
         longest = max(group.length for group in self.groups)
-        pad = self.run.choosing.pad
-        out = self.run.target.prompt.new_full((len(self.rows), longest), 0 if pad is None else pad)
+        out = self.run.target.prompt.new_full((len(self.rows), longest), self.pad)
         for group in self.groups:
             out[list(group.rows), : group.length] = group.ids()
         return out
@@ -215,7 +219,8 @@ class _State:
         drafts, width = run.ranks.share(drafts, self.width(drafts))
         proposed = perf_counter()
         lengths = [1 + len(draft) for draft in drafts]
-        logits = run.target.forward(self.block(drafts, width), lengths, drafts[0].parents)
+        block, parents = self.block(drafts, width), drafts[0].parents
+        logits = run.target.forward(block, lengths, parents, self.committed())
         choices = self.choices(drafts, logits)
         forwarded = perf_counter()
         verdicts = self.verify(drafts, logits, choices)
@@ -244,7 +249,7 @@ class _State:
         for group in self.groups:
             group.path = []
         drafts = [EMPTY_DRAFT] * len(self.rows)
-        self.run.target.forward(self.block(drafts, 1), [1] * len(drafts))
+        self.run.target.forward(self.block(drafts, 1), [1] * len(drafts), None, self.committed())
         self.run.target.settle(self.kept(), self.path())
 
     def propose(self) -> list[Draft]:
@@ -298,11 +303,21 @@ class _State:
             limits.append(room)
         return min(limits)
 
+    def committed(self) -> torch.Tensor | None:
+        """All tokens, int64 (batch, length), where rows have equally many and the model looks."""
+        looks = self.run.target.traits.reads_text and len(self.groups) == 1
+        return self.groups[0].ids() if looks else None
+
     def block(self, drafts: list[Draft], width: int) -> torch.Tensor:
-        """Every row's last committed token and draft, padded: int64 (batch, width)."""
-        pad = self.run.choosing.pad
-        block = np.full((len(drafts), width), 0 if pad is None else pad, np.int64)
-        block[:, 0] = self.last
+        """Every row's last committed token and draft, int64 (batch, width).
+
+        Behind that a row repeats its last committed token, which surely has an embedding; an
+        ended row among others goes on as plain decoding has it, with padding.
+        """
+        block = np.repeat(np.array(self.last, np.int64)[:, None], width, axis=1)
+        for group in self.groups:
+            ended = set(range(len(group.rows))) - set(group.going)
+            block[[group.rows[row] for row in ended if len(group.rows) > 1], 1:] = self.pad
         for row, draft in enumerate(drafts):
             block[row, 1 : 1 + len(draft)] = draft.tokens
         return torch.from_numpy(block).to(self.device, non_blocking=True)

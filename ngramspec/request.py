@@ -128,7 +128,9 @@ def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int]
     def history(row: int) -> Int32:
         parts = [request.reference]
         if target.encodes and isinstance(encoded, torch.Tensor) and not encoded.is_floating_point():
-            parts.append(_own(encoded[row], None if encoder_mask is None else encoder_mask[row]))
+            each = target.prompt.shape[0] // encoded.shape[0]  # sequences of one encoded text
+            mask_of = None if encoder_mask is None else encoder_mask[row]
+            parts.append(_own(encoded[row // each], mask_of))
         parts.append(_own(target.prompt[row], None if mask is None else mask[row]))
         return np.concatenate(parts)
 
@@ -148,9 +150,12 @@ def must_lockstep(choosing: Choosing, target: Target) -> bool:
     """Whether the rows of a batch have to advance together.
 
     They do where something is shown all rows at once: a streamer, what is recorded of each token,
-    custom stopping criteria, and processors that are not known to look at each row by itself.
+    custom stopping criteria, and processors that are not known to look at each row by itself; and
+    where the cache is returned, which a later call reads as plain decoding would have left it.
     """
     if choosing.streamer is not None or choosing.record or target.states or choosing.stop.custom:
+        return True
+    if target.config.return_dict_in_generate:
         return True
     return not all_in(choosing.processors, BY_ROW)
 

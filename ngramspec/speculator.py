@@ -343,14 +343,32 @@ def check_request(config: Any) -> None:
 
 
 def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
-    """Raise a ValueError for an empty prompt or ids that the model has no embedding for."""
+    """Raise a ValueError for an empty prompt or ids that the model has no embedding for.
+
+    Ids that stand for something else, such as an image, may lie outside its vocabulary.
+    """
     if model_kwargs.get("inputs_embeds") is not None:
         return
     if input_ids.shape[1] == 0:
         raise ValueError(f"input_ids must hold at least one token, got shape {(*input_ids.shape,)}")
     embedder = model.get_decoder() if model.config.is_encoder_decoder else model
-    vocab = embedder.get_input_embeddings().weight.shape[0]
+    vocab = getattr(getattr(embedder.get_input_embeddings(), "weight", None), "shape", (None,))[0]
+    if vocab is None:  # it does not say
+        return
     low, high = int(input_ids.min()), int(input_ids.max())
     if low < 0 or high >= vocab:
-        bad = low if low < 0 else high
-        raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad}")
+        wrong = input_ids[(input_ids < 0) | (input_ids >= vocab)].unique().tolist()
+        bad = [each for each in wrong if each not in placeholders(model.config)]
+        if bad:
+            raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad[0]}")
+
+
+def placeholders(config: Any) -> set[int]:
+    """Ids of a model's configuration in whose place something else than a token is embedded."""
+    text = ("bos", "eos", "pad", "decoder_start", "sep", "cls", "mask", "unk")
+    return {
+        value
+        for name, value in vars(config).items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+        if name.removesuffix("_token_id") not in text
+    }

@@ -63,6 +63,15 @@ class StopRules:
         done = [all_done or token in self.eos for token in tokens]
         given = tuple(scores) if scores is not None and self.custom else None
         for criterion in self.custom:  # every one is called, as they may keep state
-            answer = torch.as_tensor(criterion(ids(), given)).expand(len(tokens)).tolist()
+            answer = _of_rows(criterion(ids(), given), len(tokens))
             done = [was or bool(now) for was, now in zip(done, answer, strict=True)]
         return done
+
+
+def _of_rows(answer: Any, rows: int) -> list[bool]:
+    """A criterion's answer for each row: one for all, or one each in whatever shape."""
+    flat = torch.as_tensor(answer).flatten()
+    if flat.shape[0] not in (1, rows):
+        shape = tuple(torch.as_tensor(answer).shape)
+        raise ValueError(f"a stopping criterion must answer for {rows} rows, got shape {shape}")
+    return [bool(each) for each in flat.expand(rows).tolist()]

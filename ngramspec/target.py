@@ -16,8 +16,9 @@ from ngramspec.compiled import ROOM, Graphs, bucket_sizes, wants_graphs
 from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.holes import grow, grow_ragged, keep_slots
+from ngramspec.traits import traits_of
 from ngramspec.trees import ancestry, attended, attention_of, takes_masks, tree_mask
-from ngramspec.width import Widths, needed_positions, require_fixed, rope_turn
+from ngramspec.width import Widths, needed_positions, require_fixed, rope_turn, rope_types
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 STATES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
@@ -35,14 +36,8 @@ ONE_AT_A_TIME = {
     "ProphetNetForCausalLM": "it takes one new token",
     "ProphetNetForConditionalGeneration": "it takes one new token",
 }
-# Models that find a token by its slot in the cache: rows may have no holes, drafts no branches.
-BY_SLOT = {
-    "GPTNeoForCausalLM",  # its windows
-    "GlmImageForConditionalGeneration",  # it counts positions itself
-    "GitForCausalLM",  # its mask, which leaves out the image before the text
-    "HyperCLOVAXVisionV2ForConditionalGeneration",  # it drops the positions that it is given
-    "Kosmos2_5ForConditionalGeneration",  # so does this
-}
+# Models whose plain decoding differs between a dynamic and a static cache: nothing to keep to.
+NOT_STATIC = {"GPTNeoForCausalLM", "LEDForConditionalGeneration"}
 IMAGES_SINCE = (5, 19)  # before it GIT's forward over several tokens behind an image is another
 WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
 LEAST_WASTE = 32  # and how many may be at least
@@ -88,8 +83,15 @@ class Target:
         self.encodes: bool = model.config.is_encoder_decoder
         self.ragged = False
         self.cache = rollback_for(self.kwargs.get("past_key_values"))
+        self.traits = traits_of(model, input_ids, self.kwargs)
+        if self.cache.capacity is not None and self.traits.names & NOT_STATIC:
+            raise UnsupportedError(
+                f"{type(model).__name__} decodes otherwise on a static cache; remove"
+                " cache_implementation, or pass a DynamicCache"
+            )
         self._per_token = PER_DECODER_TOKEN if self.encodes else PER_TOKEN
         self._before = self.cache.length()  # what it held when we got it
+        self.rereads = self._before > 0 and self._before >= self._end()
         self._prefilled: int | None = None
         self._slots = 0  # positions in the cache,
         self._used: list[int] = []  # and how many of them are a row's own, in a ragged batch
@@ -109,7 +111,9 @@ class Target:
         text_config = model.config.get_text_config(decoder=True)
         self.position_limit: int | None = getattr(text_config, "max_position_embeddings", None)
         self._masks = not self.encodes and takes_masks(model)
-        self._rope_turn = rope_turn(text_config)
+        self.rope_turn = rope_turn(text_config)
+        self._rope_grows = "dynamic" in rope_types(text_config)
+        self._farthest = _farthest(self.kwargs.get("position_ids"))
         self._stretch: int | None = None  # to how many keys a forward attends
         self.widths = Widths() if width is None else Widths((width,))
         if width is not None:
@@ -127,21 +131,20 @@ class Target:
         """Whether rows may have holes: each token's place is what masks and positions say.
 
         A model that takes no positions counts them itself, by the cache's length as a rule; and
-        so does the next call, if the cache is the caller's own.
+        so does the next call, if the cache is the caller's own. Where rotary frequencies follow
+        the largest position of a batch, rows have to be where plain decoding has them.
         """
-        placed = self.kwargs.get("position_ids") is not None
         given = self._before > 0 or is_callers(self.cache.cache)
-        return self.cache.holes and placed and not (given or self.encodes or self.by_slot)
+        couples = self.rope_turn is not None or self._rope_grows  # by the largest position of all
+        own = self.traits.reads_text and self.traits.stock is None  # and it may count on the text
+        if given or couples or own or self.encodes or self.traits.by_slot:
+            return False
+        return self.cache.holes and self.traits.places
 
     @property
     def compiling(self) -> bool:
         """Whether the last forward took its time for being compiled."""
         return isinstance(self._call, Graphs) and self._call.compiled
-
-    @property
-    def by_slot(self) -> bool:
-        """Whether the model finds a token by its slot in the cache, not by its position."""
-        return type(self.model).__name__ in BY_SLOT
 
     @property
     def vocab(self) -> int | None:
@@ -167,9 +170,13 @@ class Target:
         simple = self.cache.key_length is None and not self.cache.slides and not self.widths.sizes
         if self.prompt.shape[0] > 1 or self.encodes or not (whole and simple):
             return 0
-        if self._stretch is not None or self._rope_turn is not None or self.vocab is None:
+        if self._stretch is not None or self.rope_turn is not None or self.vocab is None:
             return 0
-        return LONGEST_AHEAD if self.position_limit is None else self.position_limit - self._end()
+        if self.rereads:
+            return 0
+        if self.position_limit is None:
+            return LONGEST_AHEAD
+        return self.position_limit - max(self._end(), self._farthest + 1)
 
     def _end(self) -> int:
         """How many positions a row has when it is prefilled, those in the cache before included."""
@@ -205,14 +212,9 @@ class Target:
         self.kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.kwargs, is_encoder_decoder=self.encodes
         )
-        self.cache = rollback_for(self.kwargs["past_key_values"])
-        self.cache.record()
+        self._use_cache()
         if count == 0:
             self.cache.back(0)  # windows are as long as they are
-        if self._stretch is not None:
-            self.cache.stretch(self._stretch)
-        elif attention_of(self.model) == "sdpa":  # which takes keys as they lie
-            self.cache.grow_in_place()
         self._prefilled = self._slots = self.cache.length() - count
         self._ahead, self._width, self._outputs = count > 0, count, outputs
         if self.ragged:
@@ -222,6 +224,15 @@ class Target:
         logits: torch.Tensor = outputs.logits[:, -1 - count :]
         return logits
 
+    def _use_cache(self) -> None:
+        """Roll back, from here on, the cache that the model has returned."""
+        self.cache = rollback_for(self.kwargs["past_key_values"])
+        self.cache.record()
+        if self._stretch is not None:
+            self.cache.stretch(self._stretch)
+        elif attention_of(self.model) == "sdpa":  # which takes keys as they lie
+            self.cache.grow_in_place()
+
     def decoding(self) -> AbstractContextManager[Any]:
         """The context in which ``generate`` runs the forwards after the prefill."""
         enter = getattr(self.model, "_optimize_model_for_decode", nullcontext)
@@ -229,13 +240,16 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """How many tokens a draft may have after ``new`` generated ones; None: any number."""
+        if self.rereads:  # masks know less than the cache holds: what plain decoding runs, runs
+            return 0
         rooms = []
         if self._prefilled is not None:
-            next_position = self._prefilled + new
+            next_position = max(self._prefilled, self._farthest + 1) + new
             if self.position_limit is not None:
                 rooms.append(self.position_limit - next_position)
-            if self._rope_turn is not None and next_position <= self._rope_turn:
-                rooms.append(self._rope_turn - next_position)  # no forward reaches over it
+            # no forward reaches over the turn, and the first one behind it may read all anew
+            if self.rope_turn is not None and next_position <= self.rope_turn + 1:
+                rooms.append(self.rope_turn - next_position)
         capacity = self.cache.capacity
         most = self.widths.most(None if capacity is None else capacity - self._slots)
         if most is not None:
@@ -243,17 +257,25 @@ class Target:
         return max(min(rooms), 0) if rooms else None
 
     def forward(
-        self, block: torch.Tensor, lengths: Sequence[int], parents: Int32 | None = None
+        self,
+        block: torch.Tensor,
+        lengths: Sequence[int],
+        parents: Int32 | None = None,
+        committed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run every row's last committed token and the draft behind it in one forward.
 
-        What pads it to its width stands behind everything that is looked at.
+        What pads it to its width stands behind everything that is looked at. A model may drop its
+        cache and read all tokens anew (Phi-3, where its rotary factors change): what it then
+        returns is the cache from there on.
 
         Args:
             block: int64 (batch, n + 1), on the prompt's device.
             lengths: how many of a row's tokens count; those behind are padding. Looked at in a
                 ragged batch only.
             parents: of the only row's draft, if it is a tree.
+            committed: int64 (batch, length), all tokens up to the block's first, for models that
+                look at them (``traits.reads_text``); None: nobody does.
 
         Returns:
             logits, (batch, n + 1, vocab), in the model's dtype.
@@ -268,6 +290,8 @@ class Target:
             block, grown = self._padded(block, grown, self._width - positions)
         if parents is not None or (self._masks and self.cache.key_length is not None):
             grown["attention_mask"] = self._mask(parents)
+        if committed is not None:
+            block = torch.cat((committed, block[:, 1:].to(committed.dtype)), dim=1)
         inputs = self.model.prepare_inputs_for_generation(
             block, next_sequence_length=self._width, **grown
         )
@@ -279,8 +303,16 @@ class Target:
             inputs["logits_to_keep"] = self._width
         with in_place(block.device):
             self._outputs = self._call(**inputs, return_dict=True)
+        if inputs.get("past_key_values") is None:
+            self._replace_cache()
         logits: torch.Tensor = self._outputs.logits[:, -self._width :]
         return logits[:, :positions]
+
+    def _replace_cache(self) -> None:
+        """Go on with the cache that the last forward made in place of the one it was to use."""
+        self.close()
+        self.kwargs["past_key_values"] = self._outputs.past_key_values
+        self._use_cache()
 
     def settle(self, kept: Sequence[int], path: Sequence[int] = ()) -> None:
         """Roll the last forward back to what stays; the masks and positions follow.
@@ -317,7 +349,7 @@ class Target:
 
     def close(self) -> None:
         """Leave the cache as plain decoding would."""
-        returned = self.config.return_dict_in_generate and not self.ragged
+        returned = self.config.return_dict_in_generate
         self.cache.release(outlives=returned or is_callers(self.cache.cache))
 
     def _grown(
@@ -399,7 +431,7 @@ class Target:
             like,
             attention_of(self.model) == "eager",
             self.cache.key_length,
-        )
+        ).expand(len(self.prompt), -1, -1, -1)
 
     def _keep_states(self, count: int) -> None:
         """Keep attentions and hidden states of the first ``count`` positions, one by one."""
@@ -412,8 +444,8 @@ class Target:
 
     def _cut(self, name: str, layer: torch.Tensor, position: int) -> torch.Tensor:
         """One position's share of a layer's states, as a forward of that position gives it."""
-        if "attentions" not in name:
-            return layer[:, position : position + 1]
+        if "attentions" not in name:  # (batch, positions, size), or of several streams each
+            return layer[..., position : position + 1, :]
         own = layer[:, :, position : position + 1]
         if name == "cross_attentions" or self.cache.capacity is not None:
             return own
@@ -440,10 +472,7 @@ class Target:
         scores: list[torch.Tensor] | None,
         logits: list[torch.Tensor] | None,
     ) -> Any:
-        """What ``generate`` returns: the sequences, or all of it under return_dict_in_generate.
-
-        The cache of a ragged batch has holes, of which no later call could know: it is left out.
-        """
+        """What ``generate`` returns: the sequences, or all of it under return_dict_in_generate."""
         if not self.config.return_dict_in_generate:
             return sequences
         from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
@@ -453,7 +482,7 @@ class Target:
             sequences=sequences,
             scores=None if scores is None else tuple(scores),
             logits=None if logits is None else tuple(logits),
-            past_key_values=None if self.ragged else self.cache.cache,
+            past_key_values=self.cache.cache,
             **{name: tuple(kept) for name, kept in self.states.items()},
             **self._encoder_states(),
         )
@@ -468,23 +497,32 @@ class Target:
         }
 
 
+def _farthest(positions: torch.Tensor | None) -> int:
+    """The largest position of a prompt's last tokens; -1: the model counts by itself."""
+    if positions is None or not positions.numel():
+        return -1
+    return int(positions[..., -1].max())
+
+
 def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     """Raise an UnsupportedError if the model is of a kind that cannot be speculated with."""
     from transformers.generation.utils import GenerationMixin
 
     name = type(model).__name__
-    if not model_kwargs.get("use_cache", True):
+    names = [kind.__name__ for kind in type(model).__mro__]
+    if model_kwargs.get("use_cache") is False:
         raise UnsupportedError("use_cache=False leaves nothing to roll back; remove it")
     if getattr(model, "_is_stateful", False):
         raise UnsupportedError(f"{name} keeps a recurrent state that cannot be rolled back")
-    if name in ONE_AT_A_TIME:
-        raise UnsupportedError(f"{name} cannot check several tokens: {ONE_AT_A_TIME[name]}")
+    for reason in (ONE_AT_A_TIME[each] for each in names if each in ONE_AT_A_TIME):
+        raise UnsupportedError(f"{name} cannot check several tokens: {reason}")
     image = model_kwargs.get("pixel_values") is not None
-    if name == "GitForCausalLM" and image and transformers_before(IMAGES_SINCE):
+    if "GitForCausalLM" in names and image and transformers_before(IMAGES_SINCE):
         raise UnsupportedError(
             f"{name} cannot check several tokens behind an image before transformers 5.19"
         )
-    parameters = inspect.signature(model.forward).parameters
+    forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
+    parameters = {each for forward in forwards for each in inspect.signature(forward).parameters}
     if "input_ids" in parameters and "past_key_values" not in parameters:
         raise UnsupportedError(f"{name} keeps no key-value cache; speculation needs one")
     own = getattr(type(model), "_update_model_kwargs_for_generation", None)

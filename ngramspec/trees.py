@@ -7,7 +7,6 @@ Miao et al. 2024, section 4.2).
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from ngramspec.draft import Int32
+from ngramspec.traits import makes_standard_masks
 
 ATTENTIONS = ("sdpa", "eager")  # those that take a mask of four dimensions
 
@@ -102,9 +102,8 @@ def attention_of(model: Any) -> str:
 
 def takes_masks(model: Any) -> bool:
     """Whether a model's attention takes a mask of four dimensions, and as it is."""
-    module = sys.modules.get(type(model).__module__)
     own = getattr(type(model), "create_masks_for_generate", None)
-    standard = own is None and hasattr(module, "create_causal_mask")
+    standard = own is None and makes_standard_masks(model)
     return attention_of(model) in ATTENTIONS and standard and not has_alibi(model)
 
 
@@ -139,13 +138,12 @@ def why_no_tree(target: Any, rows: int) -> str | None:
         return f"attention implementation {attention}"
     if target.states:
         return "attentions or hidden states asked for"
-    if target.by_slot:
+    if target.traits.by_slot:
         return "a model that finds tokens by their slots in the cache"
-    if target.kwargs.get("position_ids") is None:
+    if not target.traits.places:
         return "a model that counts its positions itself"
     if has_alibi(target.model):
         return "a model with ALiBi"
-    module = sys.modules.get(type(target.model).__module__)
-    if not hasattr(module, "create_causal_mask"):
+    if not makes_standard_masks(target.model):
         return "a model that makes its masks itself"
     return None

@@ -106,8 +106,12 @@ def why_not_fixed(target: Any, rows: int) -> str | None:
             "a dynamic cache with sdpa, whose arithmetic changes with the length; use"
             " cache_implementation='static' or attn_implementation='eager'"
         )
-    if target.kwargs.get("position_ids") is None:
+    if target.traits.by_slot:
+        return "a model that finds tokens by their slots in the cache; use width='fit'"
+    if not target.traits.places:
         return "a model that counts its positions itself; use width='fit'"
+    if target.rereads:
+        return "a cache that holds the whole prompt; crop it by one token: cache.crop(-1)"
     if not takes_masks(target.model):
         return "a model that makes its masks itself; use width='fit'"
     if rope_turn(config) is not None or "dynamic" in rope_types(config):

@@ -1,0 +1,219 @@
+"""Models from outside transformers: subclasses, and code of their own for a step's inputs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from conftest import tiny_llama
+from doubles import bushy, half_right
+from transformers import DynamicCache, LlamaForCausalLM
+from transformers.cache_utils import DynamicLayer
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError
+
+VOCAB = 97
+GREEDY = {"do_sample": False, "max_new_tokens": 40}
+IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+TWO = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [9, 9, 4, 8, 5, 6, 7, 9, 5, 11]])
+
+
+class Same(LlamaForCausalLM):
+    """Adds something and changes no step."""
+
+    def greeting(self):
+        return "hello"
+
+
+class Forwards(LlamaForCausalLM):
+    """Has a forward of its own."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        return super().forward(input_ids, attention_mask, position_ids, **kwargs)
+
+
+class DropsPositions(LlamaForCausalLM):
+    """Prepares inputs without the positions, as much code on the hub does."""
+
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+        inputs.pop("position_ids", None)
+        return inputs
+
+
+class CountsText(LlamaForCausalLM):
+    """Finds the new tokens by the length of the whole text, as older code on the hub does."""
+
+    def prepare_inputs_for_generation(
+        self, input_ids, past_key_values=None, attention_mask=None, **kwargs
+    ):
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        inputs = {"past_key_values": past_key_values, "attention_mask": attention_mask}
+        return inputs | {"input_ids": input_ids[:, past:], "use_cache": True}
+
+
+class OneToken(LlamaForCausalLM):
+    """Passes on one token, however many are new."""
+
+    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, **kwargs):
+        inputs = super().prepare_inputs_for_generation(
+            input_ids, past_key_values=past_key_values, **kwargs
+        )
+        if past_key_values.get_seq_length():
+            inputs["input_ids"] = inputs["input_ids"][:, -1:]
+        return inputs
+
+
+class Bare(torch.nn.Module):
+    """Embeddings that show no weight."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids):
+        return self.inner(ids)
+
+
+def as_kind(kind):
+    """The tiny Llama as a model of another class."""
+    plain = tiny_llama()
+    model = kind(plain.config).eval()
+    model.load_state_dict(plain.state_dict())
+    model.generation_config = copy.deepcopy(plain.generation_config)
+    return model
+
+
+class Counting:
+    def __init__(self):
+        self.puts = self.ends = 0
+
+    def put(self, value):
+        self.puts += 1
+
+    def end(self):
+        self.ends += 1
+
+
+@pytest.mark.parametrize("kind", [Same, Forwards, DropsPositions, CountsText])
+@pytest.mark.parametrize(
+    "settings", [{}, {"gamma": 5}, {"gamma": 6, "tree": 6}], ids=["auto", "5", "tree"]
+)
+@pytest.mark.parametrize("ids", [IDS, TWO], ids=["one", "two"])
+def test_text_is_plain_generate_s(kind, settings, ids):
+    model = as_kind(kind)
+    plain = model.generate(ids, **GREEDY)
+    text = plain[0].tolist()
+    for drafter in ("auto", half_right(text, VOCAB), bushy(text, VOCAB)):
+        speculator = Speculator(drafter, **settings)
+        ours = ngramspec.generate(model, ids, speculator=speculator, **GREEDY)
+        assert ours.tolist() == plain.tolist()
+
+
+def test_drafts_are_accepted_by_models_that_count_by_themselves():
+    for kind in (DropsPositions, CountsText):
+        model = as_kind(kind)
+        plain = model.generate(IDS, **GREEDY)
+        speculator = Speculator(half_right(plain[0].tolist(), VOCAB), 5)
+        ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
+        assert speculator.stats.tokens_per_call > 1.5
+
+
+def test_trees_become_chains_where_positions_are_dropped():
+    model = as_kind(DropsPositions)
+    speculator = Speculator(tree=6)
+    ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
+    assert speculator.stats.chains == {"a model that counts its positions itself": 1}
+
+
+def test_one_token_at_a_time_is_found_out_before_anything_is_streamed():
+    model, streamer = as_kind(OneToken), Counting()
+    with pytest.raises(UnsupportedError, match=r"OneToken\.prepare_inputs_for_generation does not"):
+        ngramspec.generate(model, IDS, streamer=streamer, **GREEDY)
+    assert (streamer.puts, streamer.ends) == (1, 1)  # the prompt, by generate itself
+    plain = model.generate(IDS, **GREEDY)
+    speculator = Speculator(unsupported="plain")
+    assert ngramspec.generate(model, IDS, speculator=speculator, **GREEDY).tolist() == plain.tolist()
+
+
+def test_a_subclass_that_changes_no_step_has_trees_and_a_fixed_width():
+    model = as_kind(Same)
+    model.set_attn_implementation("eager")
+    text = model.generate(IDS, **GREEDY)[0].tolist()
+    speculator = Speculator(bushy(text, VOCAB), tree=9)
+    assert ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)[0].tolist() == text
+    assert not speculator.stats.chains
+    assert speculator.stats.accepted
+    fixed = Speculator(width=16)
+    assert ngramspec.generate(model, IDS, speculator=fixed, **GREEDY)[0].tolist() == text
+
+
+def test_a_subclass_with_a_forward_of_its_own_gets_chains():
+    speculator = Speculator(tree=6)
+    ngramspec.generate(as_kind(Forwards), IDS, speculator=speculator, **GREEDY)
+    assert speculator.stats.chains == {"a model that makes its masks itself": 1}
+
+
+def test_a_subclass_is_refused_as_its_base_class_is():
+    from families import build
+    from transformers import GPTNeoForCausalLM
+
+    class Mine(GPTNeoForCausalLM):
+        pass
+
+    neo = build("gpt-neo (windows)")
+    mine = Mine(neo.config).eval()
+    mine.load_state_dict(neo.state_dict())
+    plain = mine.generate(TWO, **GREEDY)
+    ours = ngramspec.generate(mine, TWO, speculator=Speculator("unigram", 4), **GREEDY)
+    assert ours.tolist() == plain.tolist()
+
+
+def test_embeddings_that_show_no_weight():
+    model = tiny_llama()
+    plain = model.generate(IDS, **GREEDY)
+    model.set_input_embeddings(Bare(model.get_input_embeddings()))
+    assert ngramspec.generate(model, IDS, **GREEDY).tolist() == plain.tolist()
+
+
+class OwnCache(DynamicCache):
+    """A cache of somebody's own that changes nothing."""
+
+    def total(self):
+        return sum(layer.keys.numel() for layer in self.layers)
+
+
+class Grudging(DynamicCache):
+    """One whose layers are no longer cropped as transformers does it."""
+
+    def crop(self, *args):
+        raise NotImplementedError
+
+
+class OwnLayer(DynamicLayer):
+    """A layer that concatenates in its own way."""
+
+    def update(self, *args, **kwargs):
+        return super().update(*args, **kwargs)
+
+
+def test_caches_that_override_nothing_are_rolled_back():
+    model = tiny_llama()
+    plain = model.generate(IDS, **GREEDY)
+    cache = OwnCache(config=model.config)
+    speculator = Speculator(half_right(plain[0].tolist(), VOCAB), 5)
+    ours = ngramspec.generate(model, IDS, past_key_values=cache, speculator=speculator, **GREEDY)
+    assert ours.tolist() == plain.tolist()
+    assert cache.get_seq_length() == plain.shape[1] - 1
+    assert cache.total() == 2 * 2 * 8 * (plain.shape[1] - 1)
+
+
+def test_caches_and_layers_that_override_something_are_refused_by_name():
+    model = tiny_llama()
+    layered = DynamicCache(config=model.config)
+    layered.layers = [OwnLayer() for _ in layered.layers]
+    for cache, name in ((Grudging(config=model.config), "Grudging"), (layered, "OwnLayer")):
+        with pytest.raises(UnsupportedError, match=f"{name}.* cannot be rolled back"):
+            ngramspec.generate(model, IDS, past_key_values=cache, **GREEDY)

@@ -1,0 +1,137 @@
+"""Rotary positions that change with the length: the text stays plain ``generate``'s."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from doubles import half_right
+from families import SIZES, VOCAB
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError
+
+TURN = 40  # positions after which longrope takes its long factors
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0, 3.0, 6.0, 2.0],
+    "original_max_position_embeddings": TURN,
+}
+SCALED = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+GREEDY = {"do_sample": False, "max_new_tokens": 60}
+
+
+def model_of(kind, config, **settings):
+    torch.manual_seed(3)
+    made = getattr(transformers, config)(**(SIZES | settings))
+    model = getattr(transformers, kind)(made).eval()
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+@pytest.fixture(scope="module")
+def phi3():
+    """Reads its whole text anew where the factors change."""
+    settings = {"original_max_position_embeddings": TURN, "rope_parameters": LONG | {"factor": 5.0}}
+    return model_of("Phi3ForCausalLM", "Phi3Config", **settings)
+
+
+@pytest.fixture(scope="module")
+def scaled():
+    """A Llama whose frequencies follow the largest position of a batch, from 40 on."""
+    settings = {"max_position_embeddings": 40, "rope_parameters": SCALED}
+    return model_of("LlamaForCausalLM", "LlamaConfig", **settings)
+
+
+def prompt(length=10, seed=0):
+    torch.manual_seed(seed)
+    return torch.randint(3, VOCAB, (1, length))
+
+
+@pytest.mark.parametrize("length", [10, TURN - 1, TURN, TURN + 1, TURN + 5])
+@pytest.mark.parametrize(
+    "settings", [{"drafter": "none"}, {"gamma": 5}, {}, {"tree": 6}], ids=["none", "5", "auto", "tree"]
+)
+def test_text_is_plain_where_the_factors_change(phi3, length, settings):
+    ids = prompt(length)
+    plain = phi3.generate(ids, **GREEDY)
+    ours = ngramspec.generate(phi3, ids, speculator=Speculator(**settings), **GREEDY)
+    assert plain.tolist() == ours.tolist()
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_drafts_are_accepted_on_both_sides_of_the_turn(phi3, right):
+    ids = prompt()
+    plain = phi3.generate(ids, **GREEDY)
+    text = plain[0].tolist()
+    drafter = half_right(text, VOCAB) if right else half_right([7] * 80, VOCAB)
+    events = []
+    speculator = Speculator(drafter, 5, on_step=events.append)
+    assert ngramspec.generate(phi3, ids, speculator=speculator, **GREEDY).tolist() == [text]
+    if right:
+        where, accepted = ids.shape[1], []
+        for event in events:
+            accepted.append((where, len(event.verdict.accepted)))
+            where += len(event.verdict.emitted)
+        assert any(count for at, count in accepted if at < TURN - 8)
+        assert any(count for at, count in accepted if at > TURN + 2)
+
+
+def test_the_cache_of_the_call_goes_on_behind_the_turn(phi3):
+    ids = prompt()
+    kept = {"return_dict_in_generate": True, **GREEDY}
+    plain = phi3.generate(ids, **kept)
+    ours = ngramspec.generate(phi3, ids, speculator=Speculator("unigram", 4), **kept)
+    assert ours.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
+    for mine, theirs in zip(
+        ours.past_key_values.layers, plain.past_key_values.layers, strict=True
+    ):
+        torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["phi3", "scaled"])
+@pytest.mark.parametrize("padding", [0, 3, 8])
+def test_rows_whose_frequencies_are_shared_advance_together(name, padding, request):
+    model = request.getfixturevalue(name)
+    ids = torch.cat((prompt(seed=1), prompt(seed=2)))
+    mask = torch.ones_like(ids)
+    ids[0, :padding], mask[0, :padding] = 0, 0
+    asked = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 80}
+    plain = model.generate(ids, **asked)
+    for settings in ({"drafter": "none"}, {"drafter": "unigram", "gamma": 4}, {}):
+        ours = ngramspec.generate(model, ids, speculator=Speculator(**settings), **asked)
+        assert plain.tolist() == ours.tolist()
+
+
+@pytest.mark.parametrize("offset", [0, 20, 35])
+def test_positions_that_do_not_begin_at_zero(scaled, offset):
+    ids = prompt()
+    asked = {"position_ids": torch.arange(10)[None] + offset, **GREEDY}
+    plain = scaled.generate(ids, **asked)
+    drafter = half_right(plain[0].tolist(), VOCAB)
+    ours = ngramspec.generate(scaled, ids, speculator=Speculator(drafter, 5), **asked)
+    assert plain.tolist() == ours.tolist()
+
+
+def test_no_draft_stands_behind_the_last_learned_position():
+    settings = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCAB}
+    model = model_of("GPT2LMHeadModel", "GPT2Config", **settings)
+    ids = prompt()
+    asked = {
+        "position_ids": torch.arange(10)[None] + 30,
+        "stopping_criteria": [lambda ids, scores: ids.shape[1] >= 34],  # which no draft foresees
+        "do_sample": False,
+        "max_new_tokens": 60,
+    }
+    plain = model.generate(ids, **asked)  # the last position read is 62 of 63
+    drafter = half_right(plain[0].tolist() + [5] * 80, VOCAB)
+    ours = ngramspec.generate(model, ids, speculator=Speculator(drafter, 8), **asked)
+    assert plain.tolist() == ours.tolist()
+
+
+def test_compiled_forwards_are_refused_where_the_model_drops_its_cache(phi3):
+    asked = {"cache_implementation": "static", "max_new_tokens": 4}
+    with pytest.raises(UnsupportedError, match="rotary positions that change with the length"):
+        ngramspec.generate(phi3, prompt(), speculator=Speculator(compiled=True), **asked)
