@@ -14,6 +14,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 import ngramspec
 from ngramspec import Drafter, DraftSession, Speculator
+from ngramspec.costs import Pace
 from ngramspec.holes import grow_ragged, keep_slots
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
@@ -268,14 +269,73 @@ def test_sampling_in_lock_step_is_the_text_of_the_same_seed():
     assert torch.equal(plain.sequences, ours.sequences)
 
 
-def test_a_ragged_batch_returns_no_cache_and_a_lock_step_one_does():
-    model, inputs = build("llama"), batch()
-    kwargs = GREEDY | {"return_dict_in_generate": True}
-    assert run(model, inputs, "auto", **kwargs)[0].past_key_values is None
-    plain = model.generate(**inputs, **kwargs)
-    ours, _ = run(model, inputs, "auto", output_scores=True, **kwargs)
-    for mine, theirs in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
-        torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-3, atol=1e-3)
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_returned_cache_goes_on_as_plain_generate_s(rows):
+    """Two turns; in the first one rows end at different tokens, and are padded."""
+    model, inputs = build("llama"), batch(rows)
+    first = model.generate(**inputs, **GREEDY)
+    asked = GREEDY | {"return_dict_in_generate": True, "pad_token_id": 0}
+    asked["eos_token_id"] = int(first[0, inputs["input_ids"].shape[1] + 7])
+    texts = []
+    for custom in (None, Speculator(RowOracle(row_texts(inputs, first), 0.7), 6)):
+        out = model.generate(**inputs, custom_generate=custom, **asked)
+        ids = torch.cat((out.sequences, inputs["input_ids"][:, -4:]), dim=1)
+        mask = torch.ones_like(ids)
+        mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
+        speculator = None if custom is None else Speculator("unigram", 4)
+        kept = {"attention_mask": mask, "past_key_values": out.past_key_values}
+        new = ids[:, out.sequences.shape[1] - 1 :]  # what the cache does not hold
+        again = model.generate(new, custom_generate=speculator, **kept, **GREEDY)
+        texts.append((out.sequences.tolist(), again.tolist()))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("pad", [-1, VOCAB])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom (alibi)"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_padding_token_needs_no_embedding(name, rows, pad):
+    model, inputs = build(name), batch(rows)
+    asked = {"pad_token_id": pad, "eos_token_id": VOCAB - 1, "suppress_tokens": [VOCAB - 1]}
+    plain = model.generate(**inputs, **GREEDY, **asked)
+    drafter = RowOracle(row_texts(inputs, plain), 0.5)
+    assert run(model, inputs, drafter, **GREEDY, **asked)[0].tolist() == plain.tolist()
+
+
+def test_a_forward_wider_than_its_draft_needs_no_padding_token(monkeypatch):
+    def wider(pace, positions, room):
+        return max(positions, min(positions + 3, room))
+
+    monkeypatch.setattr(Pace, "width", wider)
+    model, inputs = build("llama"), batch(1)
+    asked = {"pad_token_id": -1, "eos_token_id": VOCAB - 1, "suppress_tokens": [VOCAB - 1]}
+    plain = model.generate(**inputs, **GREEDY, **asked)
+    drafter = RowOracle(row_texts(inputs, plain), 0.5)
+    ours = ngramspec.generate(model, **inputs, speculator=Speculator(drafter), **GREEDY, **asked)
+    assert ours.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "settings"),
+    [
+        ("XGLMForCausalLM", "XGLMConfig", {"d_model": 32, "attention_heads": 4, "ffn_dim": 48}),
+        ("MvpForCausalLM", "MvpConfig", {}),
+        ("TrOCRForCausalLM", "TrOCRConfig", {"d_model": 32, "decoder_ffn_dim": 48}),
+    ],
+)
+def test_batches_on_a_static_cache_have_masks_for_every_row(kind, config, settings):
+    import transformers
+    from families import SEQ2SEQ
+
+    known = {"num_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4}
+    made = getattr(transformers, config)(**(SEQ2SEQ | known | settings | {"is_decoder": True}))
+    torch.manual_seed(5)
+    model = getattr(transformers, kind)(made).eval()
+    model.generation_config.update(eos_token_id=None, forced_eos_token_id=None, pad_token_id=0)
+    ids = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
+    asked = GREEDY | {"cache_implementation": "static", "bos_token_id": 1}
+    plain = model.generate(ids, **asked)
+    ours = ngramspec.generate(model, ids, speculator=Speculator("unigram", 4), **asked)
+    assert ours.tolist() == plain.tolist()
 
 
 def test_a_batch_over_a_cache_of_the_caller_s_leaves_no_holes_in_it():

@@ -1,0 +1,140 @@
+"""What drafters read before the first token: of each row, and nothing but tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import tiny_llama
+from doubles import draft_of
+from families import ENCODER_DECODER, SIZES, VOCAB, build
+from transformers.modeling_outputs import BaseModelOutput
+
+import ngramspec
+from ngramspec import Drafter, DraftSession, Speculator
+
+GREEDY = {"do_sample": False, "max_new_tokens": 20}
+
+
+class Reads(Drafter):
+    """Drafts one token, and remembers what each session began with."""
+
+    tiers = ("reads",)
+
+    def __init__(self):
+        self.texts = []
+
+    def start(self, tokens):
+        self.texts.append(tokens.tolist())
+        return Five()
+
+
+class Five(DraftSession):
+    def propose(self, gamma, cost=None, *, tree=False):
+        return draft_of([5][:gamma])
+
+    def extend(self, tokens):
+        return None
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODER)
+def test_several_sequences_of_one_encoded_text(name):
+    model = build(name)
+    ids = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    reads = Reads()
+    asked = {"num_return_sequences": 3, "attention_mask": mask, "max_new_tokens": 4}
+    torch.manual_seed(0)
+    plain = model.generate(ids, do_sample=True, **asked)
+    torch.manual_seed(0)
+    ours = ngramspec.generate(
+        model, ids, speculator=Speculator(reads, 3), do_sample=True, output_scores=True,
+        return_dict_in_generate=True, **asked,
+    )  # fmt: skip
+    assert ours.sequences.tolist() == plain.tolist()
+    begins = [text[:6] for text in reads.texts]
+    assert begins == [ids[row // 3, :6].tolist() for row in range(6)]
+    assert [len(text) for text in reads.texts] == [11, 11, 11, 8, 8, 8]  # and the decoder's first two
+
+
+def test_encoder_outputs_without_ids_leave_no_placeholders_in_a_history():
+    model = build("t5")
+    encoded = BaseModelOutput(last_hidden_state=torch.randn(1, 7, 32))
+    plain = model.generate(encoder_outputs=encoded, **GREEDY)
+    speculator = Speculator("copy+ngram+unigram", 4)
+    ours = ngramspec.generate(model, encoder_outputs=encoded, speculator=speculator, **GREEDY)
+    assert ours.tolist() == plain.tolist()
+    assert speculator.stats.drafter_faults == 0
+
+
+def test_ids_beside_embeddings_are_read_as_far_as_they_are_tokens():
+    model = tiny_llama()
+    ids = torch.tensor([[5, 6, -200, 8, 5, 6, 7]])
+    embeds = model.get_input_embeddings()(ids.clamp(min=0))
+    plain = model.generate(ids, inputs_embeds=embeds, **GREEDY)
+    reads = Reads()
+    for drafter in ("auto", reads):
+        speculator = Speculator(drafter)
+        ours = ngramspec.generate(
+            model, ids, inputs_embeds=embeds, speculator=speculator, **GREEDY
+        )
+        assert ours.tolist() == plain.tolist()
+        assert speculator.stats.drafter_faults == 0
+    assert reads.texts[0][:6] == [5, 6, 8, 5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def gemma3():
+    """A tiny Gemma 3 whose image token lies behind its vocabulary."""
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=SIZES | {"sliding_window": 64},
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_id=VOCAB + 2,
+    )
+    torch.manual_seed(1)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.generation_config.update(eos_token_id=None, pad_token_id=0)
+    return model
+
+
+def test_placeholders_of_images_may_lie_outside_the_vocabulary(gemma3):
+    image = VOCAB + 2
+    ids = torch.tensor([[5, 6, image, image, image, image, 7, 8, 9, 5, 6]])
+    asked = {
+        "pixel_values": torch.randn(1, 3, 8, 8),
+        "token_type_ids": (ids == image).long(),
+    }
+    plain = gemma3.generate(ids, **asked, **GREEDY)
+    speculator = Speculator("auto", 4)
+    ours = ngramspec.generate(gemma3, ids, speculator=speculator, **asked, **GREEDY)
+    assert ours.tolist() == plain.tolist()
+    assert speculator.stats.drafter_faults == 0
+
+
+def test_other_ids_outside_the_vocabulary_are_refused(gemma3):
+    for bad in (VOCAB, VOCAB + 1, -1):
+        with pytest.raises(ValueError, match=rf"input_ids must lie in 0..{VOCAB - 1}, got {bad}"):
+            ngramspec.generate(gemma3, torch.tensor([[5, VOCAB + 2, bad]]), **GREEDY)
+
+
+def test_reference_text_may_hold_ids_that_the_model_does_not_know():
+    model = tiny_llama()
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6]])
+    plain = model.generate(ids, **GREEDY)
+    reads = Reads()
+    for drafter in ("auto", reads):
+        speculator = Speculator(drafter, 4)
+        reference = np.array([5, 6, 96, 97, 10**6, 7])
+        ours = ngramspec.generate(
+            model, ids, reference_ids=reference, speculator=speculator, **GREEDY
+        )
+        assert ours.tolist() == plain.tolist()
+        assert speculator.stats.drafter_faults == 0
+    assert reads.texts[0][:4] == [5, 6, 96, 7]
