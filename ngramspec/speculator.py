@@ -357,10 +357,9 @@ def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, An
         return
     low, high = int(input_ids.min()), int(input_ids.max())
     if low < 0 or high >= vocab:
-        wrong = input_ids[(input_ids < 0) | (input_ids >= vocab)].unique().tolist()
-        bad = [each for each in wrong if each not in placeholders(model.config)]
-        if bad:
-            raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad[0]}")
+        wrong = set(input_ids[(input_ids < 0) | (input_ids >= vocab)].tolist())
+        for bad in sorted(wrong - placeholders(model.config)):
+            raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad}")
 
 
 def placeholders(config: Any) -> set[int]:

@@ -104,10 +104,7 @@ class Target:
             if config.return_dict_in_generate and self.kwargs.get(asked)
             for name in names
         }
-        if self.cache.slides and any("attentions" in name for name in self.states):
-            raise UnsupportedError(
-                "output_attentions=True is not supported with sliding-window attention; remove it"
-            )
+        self._check_states()
         text_config = model.config.get_text_config(decoder=True)
         self.position_limit: int | None = getattr(text_config, "max_position_embeddings", None)
         self._masks = not self.encodes and takes_masks(model)
@@ -125,6 +122,22 @@ class Target:
             self._call = Graphs(model, config, len(self.widths.sizes))
         if self.widths.sizes:
             self._make_room(fixed=width is not None)
+
+    def _check_states(self) -> None:
+        """Raise an UnsupportedError if the states asked for are not those of single tokens."""
+        if not any("attentions" in name for name in self.states):
+            return
+        remedy = "pass output_attentions=False"
+        if self.cache.slides:
+            raise UnsupportedError(
+                f"output_attentions=True is not supported with sliding-window attention; {remedy}"
+            )
+        falcon = "FalconForCausalLM" in self.traits.names
+        if falcon and attention_of(self.model) == "sdpa":  # plain decoding's text changes, too
+            raise UnsupportedError(
+                "FalconForCausalLM attends otherwise under sdpa with output_attentions=True;"
+                f" {remedy}, or load it with attn_implementation='eager'"
+            )
 
     @property
     def can_be_ragged(self) -> bool:

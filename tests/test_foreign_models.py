@@ -135,7 +135,9 @@ def test_one_token_at_a_time_is_found_out_before_anything_is_streamed():
     assert (streamer.puts, streamer.ends) == (1, 1)  # the prompt, by generate itself
     plain = model.generate(IDS, **GREEDY)
     speculator = Speculator(unsupported="plain")
-    assert ngramspec.generate(model, IDS, speculator=speculator, **GREEDY).tolist() == plain.tolist()
+    assert (
+        ngramspec.generate(model, IDS, speculator=speculator, **GREEDY).tolist() == plain.tolist()
+    )
 
 
 def test_a_subclass_that_changes_no_step_has_trees_and_a_fixed_width():

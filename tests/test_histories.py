@@ -56,7 +56,14 @@ def test_several_sequences_of_one_encoded_text(name):
     assert ours.sequences.tolist() == plain.tolist()
     begins = [text[:6] for text in reads.texts]
     assert begins == [ids[row // 3, :6].tolist() for row in range(6)]
-    assert [len(text) for text in reads.texts] == [11, 11, 11, 8, 8, 8]  # and the decoder's first two
+    assert [len(text) for text in reads.texts] == [
+        11,
+        11,
+        11,
+        8,
+        8,
+        8,
+    ]  # and the decoder's first two
 
 
 def test_encoder_outputs_without_ids_leave_no_placeholders_in_a_history():
@@ -77,9 +84,7 @@ def test_ids_beside_embeddings_are_read_as_far_as_they_are_tokens():
     reads = Reads()
     for drafter in ("auto", reads):
         speculator = Speculator(drafter)
-        ours = ngramspec.generate(
-            model, ids, inputs_embeds=embeds, speculator=speculator, **GREEDY
-        )
+        ours = ngramspec.generate(model, ids, inputs_embeds=embeds, speculator=speculator, **GREEDY)
         assert ours.tolist() == plain.tolist()
         assert speculator.stats.drafter_faults == 0
     assert reads.texts[0][:6] == [5, 6, 8, 5, 6, 7]

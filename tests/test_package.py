@@ -15,7 +15,7 @@ ROOT = Path(ngramspec.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     {"errors", "_native", "analysis", "growing"},
-    {"draft", "attention", "cache", "stopping", "reference", "holes", "adapters"},
+    {"draft", "attention", "cache", "stopping", "reference", "holes", "adapters", "traits"},
     {"reference_value", "checks", "trees", "saved"},
     {"width", "compiled"},
     {"controller", "drafters", "verify", "target", "ranks"},
@@ -69,5 +69,13 @@ def test_transformers_is_imported_lazily_and_only_at_the_boundary(path):
             if path.parent.name == "cli" and path.name != "__init__.py":
                 continue  # a command's own file is imported when the command runs
             assert node not in tree.body, f"{path.name} imports transformers when it is imported"
-            bounds = {"hf.py", "target.py", "attention.py", "cache.py", "wrap.py", "wrapped.py"}
+            bounds = {
+                "hf.py",
+                "target.py",
+                "traits.py",
+                "attention.py",
+                "cache.py",
+                "wrap.py",
+                "wrapped.py",
+            }
             assert path.name in bounds or path.parent.name == "bench"

@@ -52,7 +52,9 @@ def prompt(length=10, seed=0):
 
 @pytest.mark.parametrize("length", [10, TURN - 1, TURN, TURN + 1, TURN + 5])
 @pytest.mark.parametrize(
-    "settings", [{"drafter": "none"}, {"gamma": 5}, {}, {"tree": 6}], ids=["none", "5", "auto", "tree"]
+    "settings",
+    [{"drafter": "none"}, {"gamma": 5}, {}, {"tree": 6}],
+    ids=["none", "5", "auto", "tree"],
 )
 def test_text_is_plain_where_the_factors_change(phi3, length, settings):
     ids = prompt(length)
@@ -85,9 +87,7 @@ def test_the_cache_of_the_call_goes_on_behind_the_turn(phi3):
     plain = phi3.generate(ids, **kept)
     ours = ngramspec.generate(phi3, ids, speculator=Speculator("unigram", 4), **kept)
     assert ours.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
-    for mine, theirs in zip(
-        ours.past_key_values.layers, plain.past_key_values.layers, strict=True
-    ):
+    for mine, theirs in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
         torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)
 
 
