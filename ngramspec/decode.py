@@ -148,7 +148,8 @@ class _State:
             return self.groups[0].ids().clone()
         longest = max(group.length for group in self.groups)
         pad = self.run.choosing.pad
-        out = self.run.target.prompt.new_full((len(self.rows), longest), 0 if pad is None else pad)
+        fill = 0 if pad is None else pad
+        out = torch.full((len(self.rows), longest), fill, device=self.device)
         for group in self.groups:
             out[list(group.rows), : group.length] = group.ids()
         return out

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 
 from ngramspec.adapters import check_adapter
 from ngramspec.controller import Ahead, check_gamma, check_tree
@@ -37,6 +38,17 @@ REMOTE = {
     "force_words_ids": None,
     "num_beam_groups": 1,
     "penalty_alpha": 0,
+}
+# Arguments of ``generate`` that rule speculation out, by what switches each off.
+OFF = REMOTE | {
+    "assistant_early_exit": None,
+    "assistant_model": None,
+    "assistant_tokenizer": None,
+    "cache_implementation": "dynamic",
+    "num_beams": 1,
+    "prompt_lookup_num_tokens": None,
+    "token_healing": False,
+    "use_mtp": False,
 }
 
 
@@ -278,6 +290,11 @@ class Speculator:
             encoded=inputs_tensor,
             generator=generator,
         )
+        if is_random(model):
+            self.log_once(
+                "the model is in training mode, where dropout changes every forward, and so the"
+                " text, with speculation and without; call model.eval()"
+            )
         run = make_run(settings, ranks, target, asked)
         try:
             sequences = decode(run)
@@ -324,22 +341,41 @@ class Speculator:
 
 
 def check_request(config: Any) -> None:
-    """Raise an UnsupportedError that names the argument of ``generate`` which rules it out."""
-    refusals = {
+    """Raise an UnsupportedError that names the settings of ``generate`` which rule it out."""
+    asked = {
         "num_beams": (config.num_beams or 1) > 1,
         "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
         "use_mtp": bool(getattr(config, "use_mtp", False)),
         "assistant_early_exit": config.assistant_early_exit is not None,
     }
-    refusals |= {
-        name: getattr(config, name, None) not in (None, off) for name, off in REMOTE.items()
-    }
-    for name, refused in refusals.items():
-        if refused:
-            value = getattr(config, name)
-            raise UnsupportedError(
-                f"{name}={value} cannot be combined with a Speculator; remove it"
-            )
+    asked |= {name: getattr(config, name, None) not in (None, off) for name, off in REMOTE.items()}
+    refused = {name: getattr(config, name) for name, ruled_out in asked.items() if ruled_out}
+    if refused:
+        raise UnsupportedError(refusal(refused))
+
+
+def refusal(settings: dict[str, Any]) -> str:
+    """What to say of settings that rule speculation out: name -> value, or None not to show it.
+
+    The remedy is an argument, since that also overrides what a checkpoint's own config says.
+    """
+    shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
+    found = ", ".join(shown)
+    remedy = ", ".join(f"{name}={OFF[name]!r}" for name in settings)
+    return f"{found} cannot be combined with a Speculator; pass {remedy}"
+
+
+def is_random(model: Any) -> bool:
+    """Whether a forward of ``model`` draws what it drops or adds: training mode and a rate > 0."""
+    if not model.training:
+        return False
+    return any(
+        isinstance(value, float) and value > 0
+        for module in model.modules()
+        if module.training
+        for name, value in vars(module).items()
+        if "drop" in name or "jitter" in name or (name == "p" and isinstance(module, _DropoutNd))
+    )
 
 
 def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:

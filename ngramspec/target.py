@@ -44,6 +44,8 @@ BY_SLOT = {
     "Kosmos2_5ForConditionalGeneration",  # so does this
 }
 IMAGES_SINCE = (5, 19)  # before it GIT's forward over several tokens behind an image is another
+# Methods of plain decoding in whose place our loop stands.
+LOOP = ("_sample", "_has_unfinished_sequences")
 WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
 LEAST_WASTE = 32  # and how many may be at least
 MASK_LENGTH = "_mask_length"  # of a config whose mask, all ones, generate left out
@@ -84,6 +86,8 @@ class Target:
         self.model = model
         self.config = config
         self.kwargs = dict(model_kwargs)
+        if self.kwargs.get("use_cache", True) is None:  # not said: there is one, so it is used
+            self.kwargs["use_cache"] = True
         self.prompt = input_ids
         self.encodes: bool = model.config.is_encoder_decoder
         self.ragged = False
@@ -193,7 +197,7 @@ class Target:
         count = 0 if ahead is None else ahead.shape[1]
         prompt, kwargs, config = self.prompt, self.kwargs, self.config
         if ahead is not None:
-            prompt, kwargs = torch.cat((prompt, ahead), dim=1), self._grown(count, ())
+            prompt, kwargs = torch.cat((prompt, ahead.to(prompt.dtype)), dim=1), self._grown(count, ())
             if kwargs.get("logits_to_keep") is not None:
                 kwargs["logits_to_keep"] = 1 + count
             if hasattr(config, MASK_LENGTH):  # tells a whole sequence from one behind the cache
@@ -473,8 +477,8 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     from transformers.generation.utils import GenerationMixin
 
     name = type(model).__name__
-    if not model_kwargs.get("use_cache", True):
-        raise UnsupportedError("use_cache=False leaves nothing to roll back; remove it")
+    if model_kwargs.get("use_cache") is False:
+        raise UnsupportedError("use_cache=False leaves nothing to roll back; pass use_cache=True")
     if getattr(model, "_is_stateful", False):
         raise UnsupportedError(f"{name} keeps a recurrent state that cannot be rolled back")
     if name in ONE_AT_A_TIME:
@@ -490,6 +494,12 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     own = getattr(type(model), "_update_model_kwargs_for_generation", None)
     if own is not GenerationMixin._update_model_kwargs_for_generation:
         raise UnsupportedError(f"{name} prepares its inputs between steps in a way of its own")
+    for method in LOOP:
+        if getattr(type(model), method, None) is not getattr(GenerationMixin, method, None):
+            raise UnsupportedError(
+                f"{name} has a {method} of its own, which speculation would leave out; pass"
+                " Speculator(unsupported='plain') to decode with it"
+            )
 
 
 def plain_method(config: Any) -> str | None:

@@ -25,6 +25,7 @@ LAYERS = [
     {"prepare"},
     {"speculator"},
     {"hf"},
+    {"stand_in"},
     {"__init__"},
     {"bench", "integrations"},
     {"cli"},

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ngramspec.hf import speculative
+from ngramspec.hf import speculate
 from ngramspec.speculator import Speculator
 
 FOLDER = "custom_generate"  # transformers' name for a folder that brings its own generate
@@ -53,7 +53,7 @@ def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)
     _running.models.add(id(model))
     try:
-        return speculative(model, plain, speculator)(*args, **kwargs)
+        return speculate(model, plain, speculator, args, kwargs)
     finally:
         _running.models.remove(id(model))
 
