@@ -197,7 +197,10 @@ class Target:
         count = 0 if ahead is None else ahead.shape[1]
         prompt, kwargs, config = self.prompt, self.kwargs, self.config
         if ahead is not None:
-            prompt, kwargs = torch.cat((prompt, ahead.to(prompt.dtype)), dim=1), self._grown(count, ())
+            prompt, kwargs = (
+                torch.cat((prompt, ahead.to(prompt.dtype)), dim=1),
+                self._grown(count, ()),
+            )
             if kwargs.get("logits_to_keep") is not None:
                 kwargs["logits_to_keep"] = 1 + count
             if hasattr(config, MASK_LENGTH):  # tells a whole sequence from one behind the cache

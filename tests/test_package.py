@@ -15,8 +15,8 @@ ROOT = Path(ngramspec.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     {"errors", "_native", "analysis", "growing"},
-    {"draft", "attention", "cache", "stopping", "reference", "holes", "adapters"},
-    {"reference_value", "checks", "trees", "saved"},
+    {"draft", "attention", "cache", "stopping", "reference", "holes", "adapters", "dropout"},
+    {"reference_value", "checks", "trees", "saved", "stored"},
     {"width", "compiled"},
     {"controller", "drafters", "verify", "target", "ranks"},
     {"choosing", "costs"},
