@@ -7,7 +7,6 @@ import inspect
 import io
 import pickle
 import threading
-from contextlib import ExitStack
 from functools import partial
 
 import pytest
