@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,12 +48,8 @@ class StandIn:
             return self.plain(*args, **kwargs)
         return speculate(self.model, self.plain, blocks[-1].speculator, args, kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """What a copy of the model gets in its place: the plain ``generate``, of the copy."""
-        return copy.deepcopy(self.plain, memo)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """The same for a model that is pickled."""
+        """What a deep copy of the model, or a pickled one, has here: its own plain ``generate``."""
         return _plain, (self.plain,)
 
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+import sys
 import threading
 from functools import partial
 
@@ -14,7 +15,7 @@ import torch
 from conftest import tiny_llama
 
 import ngramspec
-from ngramspec import Speculator
+from ngramspec import Speculator, stand_in
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
@@ -101,6 +102,48 @@ def test_threads_that_come_and_go_leave_the_model_as_it_was(model):
     assert "generate" not in vars(model)
 
 
+def test_no_block_is_lost_among_threads(model):
+    """Threads are switched within a few instructions here."""
+    lost = []
+
+    def work():
+        for _ in range(1500):
+            with ngramspec.enabled(model, speculator):
+                if "generate" not in vars(model):
+                    lost.append(1)
+
+    speculator = Speculator("none")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not lost
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize("step", ["enter", "leave"])
+def test_blocks_begin_and_end_one_at_a_time(model, step):
+    block = ngramspec.enabled(model)
+    if step == "leave":
+        block.__enter__()
+    call = block.__enter__ if step == "enter" else partial(block.__exit__, None, None, None)
+    thread = threading.Thread(target=call)
+    with stand_in._lock:
+        before = vars(model).get("generate")
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        assert vars(model).get("generate") is before
+    thread.join()
+    assert ("generate" in vars(model)) == (step == "enter")
+
+
 def test_a_generate_that_was_put_on_the_model_meanwhile_stays(model):
     """A wrapper around the stand-in speculates inside the block and is plain behind it."""
     expected = model.generate(PROMPT, **GREEDY)
@@ -182,6 +225,17 @@ def test_blocks_of_a_model_and_of_its_copy_are_apart(model):
         assert deciding(model, speculators) is None
         assert deciding(other, speculators) == 1
     assert deciding(other, speculators) is None
+
+
+def test_a_shallow_copy_s_blocks_are_its_own(model):
+    speculators = [Speculator("none"), Speculator("none")]
+    with ngramspec.enabled(model, speculators[0]):
+        other = copy.copy(model)
+        with ngramspec.enabled(other, speculators[1]):
+            assert deciding(model, speculators) == 0
+            assert deciding(other, speculators) == 1
+    assert torch.equal(model.generate(PROMPT, **GREEDY), other.generate(PROMPT, **GREEDY))
+    assert [each.stats.runs for each in speculators] == [1, 1]
 
 
 def test_the_stand_in_looks_like_what_it_stands_in_for(model):

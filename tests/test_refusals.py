@@ -6,6 +6,7 @@ import ast
 import copy
 import re
 
+import peft
 import pytest
 import torch
 from conftest import tiny_llama
@@ -110,12 +111,16 @@ def test_an_assistant_is_named_without_being_shown(tiny):
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_cache_that_is_neither_asked_for_nor_refused_is_used(family, rows):
     """As with use_cache=True; plain generate reads all anew on top of the cache that it made."""
-    model, prompt = build(family), PROMPT.repeat(rows, 1)
+    model, prompt, seen = build(family), PROMPT.repeat(rows, 1), []
     expected = model.generate(prompt, use_cache=True, **GREEDY)
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["use_cache"]), with_kwargs=True
+    )
     for speculator in (Speculator(), Speculator(gamma=4)):
         ours = ngramspec.generate(model, prompt, use_cache=None, speculator=speculator, **GREEDY)
         assert torch.equal(ours, expected)
         assert speculator.stats.runs == 1
+    assert set(seen) == {True}  # under None images would be read again in every forward
 
 
 # Methods of a model's own
@@ -208,6 +213,20 @@ def test_positional_arguments_have_the_names_of_the_model_s_own_generate(tiny, h
     assert streamers[1].ends == 3
     with pytest.raises(TypeError, match="at most 5 positional arguments"):
         call(PROMPT, 1, 2, 3, 4, 5)
+
+
+def test_positional_arguments_under_an_adapter(tiny):
+    """Its generate takes any and hands them to that of the model which it was put on."""
+    model = OwnGenerate(tiny.config).eval()
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    model = peft.get_peft_model(model, settings).eval()
+    config = GenerationConfig(do_sample=False, repetition_penalty=1.3)
+    speculator = Speculator()
+    ours = ngramspec.generate(model, PROMPT, 2, 9, config, speculator=speculator)
+    assert torch.equal(ours, model.generate(PROMPT, 2, 9, config))
+    assert speculator.stats.runs == 1
+    with pytest.raises(UnsupportedError, match="num_beams=2"):
+        ngramspec.generate(model, PROMPT, 2, 9, GenerationConfig(num_beams=2))
 
 
 def test_positional_arguments_of_whisper():

@@ -83,6 +83,19 @@ def test_a_copy_knows_nothing_that_was_learned(tiny, copied):
     assert drafted[0] != drafted[2]
 
 
+def test_a_copy_drafts_as_much_ahead_of_the_prefill_as_a_new_one(tiny, copied):
+    prompt = torch.arange(1, 31).repeat(2)[None]
+    speculator = Speculator("copy")
+    for _ in range(5):
+        tiny.generate(prompt, custom_generate=speculator, **GREEDY)
+    ahead = []
+    for each in (Speculator("copy"), copied(speculator), speculator):
+        each.reset()
+        tiny.generate(prompt, custom_generate=each, **GREEDY)
+        ahead.append(each.stats.prefill_drafted)
+    assert ahead[0] == ahead[1] > ahead[2]
+
+
 def test_learning_is_not_shared_with_a_copy(copied):
     """Neither what tiers count nor whether a gate is open."""
     for spec, policy in (("copy+ngram(order=3)", "value"), ("unigram", "priority")):
@@ -165,6 +178,7 @@ def test_a_callback_that_cannot_be_pickled_is_named_and_copies_keep_it(tiny):
         pickle.dumps(speculator)
     assert copy.deepcopy([speculator])[0].on_step is speculator.on_step
     reporter = Reporter()
+    reporter.lock = threading.Lock()  # nobody could copy it
     assert copy.deepcopy(reporter.speculator).on_step.__self__ is reporter
 
 
