@@ -6,8 +6,9 @@ from ngramspec.decode import StepEvent
 from ngramspec.draft import DecodeStats, Draft, Drafter, DraftSession, Proposal, Verdict
 from ngramspec.drafters import build_drafter, register_drafter
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf import enabled, generate
+from ngramspec.hf import generate
 from ngramspec.speculator import Speculator
+from ngramspec.stand_in import enabled
 
 __version__ = version("ngramspec")
 # fmt: off

@@ -152,7 +152,7 @@ class _State:
         if len(self.groups) == 1:
             return self.groups[0].ids().clone()
         longest = max(group.length for group in self.groups)
-        out = self.run.target.prompt.new_full((len(self.rows), longest), self.pad)
+        out = torch.full((len(self.rows), longest), self.pad, device=self.device)
         for group in self.groups:
             out[list(group.rows), : group.length] = group.ids()
         return out

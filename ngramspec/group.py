@@ -19,7 +19,7 @@ class Group:
 
     Args:
         rows: their indices in the batch.
-        prompt: int64 (len(rows), prompt).
+        prompt: int64 or int32 (len(rows), prompt).
         choosing: how their tokens are chosen.
     """
 
@@ -31,11 +31,12 @@ class Group:
         self.last = [0] * len(rows)  # each row's last committed token
         self.path: list[int] = []  # the step's positions that plain decoding would have forwarded
         self.device = prompt.device
-        self._host = torch.empty((len(rows), self.length + ROOM), dtype=prompt.dtype)
+        self._dtype = prompt.dtype  # which plain decoding gives up with the first token
+        self._host = torch.empty((len(rows), self.length + ROOM), dtype=torch.int64)
         self._host[:, : self.length] = prompt
         self._device = self._host  # where it is another one, a copy that follows when asked for
         if prompt.device.type != "cpu":
-            self._device = prompt.new_empty(self._host.shape)
+            self._device = torch.empty_like(self._host, device=prompt.device)
             self._device[:, : self.length] = prompt
         self._copied = self.length
 
@@ -56,12 +57,16 @@ class Group:
         return [row for row, ended in enumerate(self.finished) if not (ended and pads)]
 
     def ids(self) -> torch.Tensor:
-        """The committed tokens, int64 (rows, length), on the prompt's device."""
+        """The committed tokens, int64 (rows, length), on the prompt's device.
+
+        Of the prompt's dtype, int32 for instance, as long as there is nothing but the prompt.
+        """
         if self._device is not self._host and self._copied < self.length:
             new = slice(self._copied, self.length)
             self._device[:, new].copy_(self._host[:, new], non_blocking=True)
             self._copied = self.length
-        return self._device[:, : self.length]
+        ids = self._device[:, : self.length]
+        return ids if self.new else ids.to(self._dtype)
 
     def verify(
         self, drafts: Sequence[Draft], logits: torch.Tensor, choices: Sequence[Tokens] | None

@@ -1,4 +1,4 @@
-"""The transformers boundary: ``generate`` and ``enabled``, with nothing dropped on the way."""
+"""The transformers boundary: ``generate``, with nothing dropped on the way."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.speculator import REMOTE, Speculator
+from ngramspec.speculator import REMOTE, Speculator, refusal
 
-REFUSED = ("assistant_model", "assistant_tokenizer")
+ASSISTANTS = ("assistant_model", "assistant_tokenizer")
 
 
 class BoundSpeculator:
-    """A Speculator with the arguments that transformers does not pass on to it."""
+    """A Speculator with the arguments that transformers does not pass on to it.
+
+    Attributes:
+        called: whether it was, by the ``generate`` that it was given to.
+    """
 
     def __init__(
         self,
@@ -28,6 +32,7 @@ class BoundSpeculator:
         self.streamer = streamer
         self.synced_gpus = synced_gpus
         self.own_cache = own_cache  # the caller brought none
+        self.called = False
 
     def __call__(
         self,
@@ -41,6 +46,7 @@ class BoundSpeculator:
         generator: Any = None,
         **model_kwargs: Any,
     ) -> Any:
+        self.called = True
         cache = model_kwargs.get("past_key_values")
         if self.own_cache and cache is not None:
             cache._is_user_defined = False  # as later versions say of those that they made
@@ -86,63 +92,40 @@ def generate(
     Example:
         ``ngramspec.generate(model, **inputs, max_new_tokens=64, streamer=streamer)``
     """
-    speculator = _speculator(speculator)
-    if kwargs.get("custom_generate") is not None:
-        raise ValueError("custom_generate cannot be combined with ngramspec.generate; remove it")
-    with _ended(streamer):
-        return _generate(model.generate, model, args, speculator, tokenizer, streamer, kwargs)
+    speculator = checked(speculator)
+    given = {"tokenizer": tokenizer, "streamer": streamer}
+    kwargs |= {name: value for name, value in given.items() if value is not None}
+    with _ended(kwargs):
+        args = _name(model.generate, model, args, kwargs)
+        if kwargs.get("custom_generate") is not None:
+            raise ValueError(
+                "custom_generate cannot be combined with ngramspec.generate; remove it"
+            )
+        return _generate(model.generate, model, args, speculator, kwargs)
 
 
-@contextmanager
-def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Speculator]:
-    """Make every ``model.generate`` inside the block speculative, pipelines' calls included.
-
-    It replaces the ``generate`` of this one model object, for all threads, and puts back what was
-    there. A call that brings its own ``custom_generate`` is left alone.
-
-    Args:
-        model: a transformers model.
-        speculator: how to speculate; None: a new Speculator().
-
-    Yields:
-        The Speculator, for its ``stats`` and to swap its drafter.
-
-    Example:
-        ``with ngramspec.enabled(pipe.model): pipe("Once upon a time")``
-    """
-    speculator = _speculator(speculator)
-    model = getattr(model, "_orig_mod", model)  # where a compiled model keeps its attributes
-    plain = model.generate
-    had_own = "generate" in vars(model)
-    model.generate = speculative(model, plain, speculator)
-    try:
-        yield speculator
-    finally:
-        if had_own:
-            model.generate = plain
-        else:
-            del model.generate
-
-
-def speculative(
-    model: Any, plain: Callable[..., Any], speculator: Speculator
-) -> Callable[..., Any]:
-    """What stands in for a model's ``generate``, here ``plain``, and speculates.
+def speculate(
+    model: Any,
+    plain: Callable[..., Any],
+    speculator: Speculator,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """What stands in for a model's ``generate``, here ``plain``, does with a call's arguments.
 
     A call that brings its own ``custom_generate`` goes to ``plain`` as it is.
     """
-
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("custom_generate") is not None:
+        return plain(*args, **kwargs)
+    with _ended(kwargs):
+        args = _name(plain, model, args, kwargs)
         if kwargs.get("custom_generate") is not None:
             return plain(*args, **kwargs)
-        tokenizer, streamer = kwargs.pop("tokenizer", None), kwargs.pop("streamer", None)
-        with _ended(streamer):
-            return _generate(plain, model, args, speculator, tokenizer, streamer, kwargs)
-
-    return stand_in
+        return _generate(plain, model, args, speculator, kwargs)
 
 
-def _speculator(given: Speculator | None) -> Speculator:
+def checked(given: Speculator | None) -> Speculator:
+    """The Speculator given, or a new one; anything else is a TypeError."""
     if given is not None and not isinstance(given, Speculator):
         name = type(given).__name__
         raise TypeError(f"speculator must be a Speculator or None, got {name}")
@@ -154,66 +137,125 @@ def _generate(
     model: Any,
     args: tuple[Any, ...],
     speculator: Speculator,
-    tokenizer: Any,
-    streamer: Any,
     kwargs: dict[str, Any],
 ) -> Any:
     """Call the model's own ``generate`` with the speculator bound to what it would drop."""
-    kwargs |= _named(args[1:], kwargs)
-    args, streamer = args[:1], kwargs.pop("streamer", streamer)
-    refused = [name for name in REFUSED if kwargs.get(name)]
+    refused = _refused(plain, model, kwargs)
+    if refused is not None:
+        return _plainly(plain, args, speculator, kwargs, refused)
+    kwargs = {name: value for name, value in kwargs.items() if name not in ASSISTANTS}
+    if kwargs.get("tokenizer") is not None:
+        kwargs = _stop_strings_as_criterion(model, kwargs["tokenizer"], kwargs)
+    own_cache = kwargs.get("past_key_values") is None
+    synced_gpus = kwargs.pop("synced_gpus", None)
+    bound = BoundSpeculator(speculator, kwargs.get("streamer"), synced_gpus, own_cache)
+    output = plain(*args, **kwargs | {"custom_generate": bound})
+    if not bound.called:
+        speculator.log_once(
+            f"decoding without speculation: the generate of {type(model).__name__} did not call"
+            " the custom_generate that it was given"
+        )
+    return output
+
+
+def _refused(plain: Callable[..., Any], model: Any, kwargs: dict[str, Any]) -> str | None:
+    """What rules speculation out before ``generate`` is called, and the remedy; None: nothing."""
+    refused: dict[str, Any] = {name: None for name in ASSISTANTS if kwargs.get(name)}
     if _setting("token_healing", model, kwargs):
-        refused.append("token_healing")
+        refused["token_healing"] = "True"
     if _setting("cache_implementation", model, kwargs) == "paged":
-        refused.append("cache_implementation='paged'")
+        refused["cache_implementation"] = "'paged'"
     for name, off in REMOTE.items():
         value = _setting(name, model, kwargs)
         if value is not None and value != off:
-            refused.append(f"{name}={value}")
+            refused[name] = value
     if refused:
-        message = f"{', '.join(refused)} cannot be combined with a Speculator; remove it"
-        if speculator.unsupported == "error":
-            raise UnsupportedError(message)
-        if kwargs.pop("generator", None) is not None:
-            raise UnsupportedError(f"generator: {message}")
-        kwargs.pop("reference_ids", None)
-        speculator.log_once(f"decoding without speculation: {message}")
-        given = {"tokenizer": tokenizer, "streamer": streamer}
-        return plain(*args, **kwargs, **{k: v for k, v in given.items() if v is not None})
-    kwargs = {name: value for name, value in kwargs.items() if name not in REFUSED}
-    if tokenizer is not None:
-        kwargs = _stop_strings_as_criterion(model, tokenizer, kwargs)
-    own_cache = kwargs.get("past_key_values") is None
-    bound = BoundSpeculator(speculator, streamer, kwargs.pop("synced_gpus", None), own_cache)
-    return plain(*args, **kwargs, streamer=streamer, custom_generate=bound)
+        return refusal(refused)
+    parameters = inspect.signature(plain).parameters
+    kinds = {each.kind for each in parameters.values()}
+    if "custom_generate" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
+        return None
+    name = type(model).__name__
+    return (
+        f"the generate of {name} takes no custom_generate, by which a Speculator is called; let it"
+        " take **kwargs and hand them to super().generate, or pass"
+        " Speculator(unsupported='plain') to decode without speculation"
+    )
+
+
+def _plainly(
+    plain: Callable[..., Any],
+    args: tuple[Any, ...],
+    speculator: Speculator,
+    kwargs: dict[str, Any],
+    refused: str,
+) -> Any:
+    """Decode without speculation, as unsupported="plain" says; else raise what was refused."""
+    if speculator.unsupported == "error":
+        raise UnsupportedError(refused)
+    if kwargs.pop("generator", None) is not None:
+        raise UnsupportedError(f"generator: {refused}")
+    kwargs.pop("reference_ids", None)
+    speculator.log_once(f"decoding without speculation: {refused}")
+    return plain(*args, **kwargs)
 
 
 @contextmanager
-def _ended(streamer: Any) -> Iterator[None]:
-    """End the streamer where the block raises, which ``generate`` does not: someone may wait."""
+def _ended(kwargs: dict[str, Any]) -> Iterator[None]:
+    """End a call's streamer where the block raises, which ``generate`` does not: someone may wait.
+
+    Args:
+        kwargs: the call's arguments by name, as they are when the block raises.
+    """
     try:
         yield
     except BaseException:
-        if streamer is not None:
+        if kwargs.get("streamer") is not None:
             with suppress(Exception):
-                streamer.end()
+                kwargs["streamer"].end()
         raise
 
 
-def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The positional arguments of ``generate`` behind the first one, by name."""
-    if not args:
-        return {}
+def _name(
+    plain: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Move a call's positional arguments, all behind the first, to ``kwargs`` by their names.
+
+    Returns:
+        those that stay positional.
+    """
+    if len(args) < 2:
+        return args
+    parameters = _positional(plain, model)
+    if len(args) > len(parameters):
+        raise TypeError(f"generate takes at most {len(parameters)} positional arguments")
+    stay = max(1, sum(each.kind is each.POSITIONAL_ONLY for each in parameters))
+    for each, value in zip(parameters[stay:], args[stay:], strict=False):
+        if each.name in kwargs:
+            raise TypeError(f"generate got multiple values for argument {each.name!r}")
+        kwargs[each.name] = value
+    return args[:stay]
+
+
+def _positional(plain: Callable[..., Any], model: Any) -> list[inspect.Parameter]:
+    """The positional parameters of a model's ``generate``.
+
+    One that takes any hands them to another: that of the model's class, of the model that an
+    adapter was put on, or transformers' own.
+    """
     from transformers import GenerationMixin
 
-    names = [*inspect.signature(GenerationMixin.generate).parameters][2:-1]
-    if len(args) > len(names):
-        raise TypeError(f"generate takes at most {len(names) + 1} positional arguments")
-    named = dict(zip(names, args, strict=False))
-    for name in named:
-        if name in kwargs:
-            raise TypeError(f"generate got multiple values for argument {name!r}")
-    return named
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own = [getattr(type(each), "generate", None) for each in (model, base)]
+    for which in (plain, *own, GenerationMixin.generate):
+        if which is None:
+            continue
+        parameters = list(inspect.signature(which).parameters.values())
+        if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+            kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            known = [each for each in parameters if each.kind in kinds]
+            return known if which is plain else known[1:]  # it is a function of self, too
+    raise AssertionError("transformers' own generate names its parameters")
 
 
 def _setting(name: str, model: Any, kwargs: dict[str, Any]) -> Any:

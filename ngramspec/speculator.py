@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Callable
@@ -16,10 +17,20 @@ from ngramspec.controller import Ahead, check_gamma, check_tree
 from ngramspec.decode import StepEvent, decode
 from ngramspec.draft import DecodeStats, Drafter
 from ngramspec.drafters import build_drafter
+from ngramspec.dropout import drops_out
 from ngramspec.errors import UnsupportedError, check_int, check_real
 from ngramspec.prepare import Asked, Settings, make_run, make_target
 from ngramspec.ranks import ALONE, ranks_of
 from ngramspec.saved import SavedCosts
+from ngramspec.stored import (
+    FOLDER,
+    check_pickles,
+    copied_drafter,
+    find_settings,
+    pickled_drafter,
+    read_settings,
+    write_settings,
+)
 from ngramspec.target import plain_method
 from ngramspec.verify.rule import Rule
 from ngramspec.width import FIT, check_width
@@ -28,6 +39,7 @@ logger = logging.getLogger("ngramspec")
 
 GAMMA_LIMIT = 4096
 VERIFICATIONS = ("exact", "match", "typical")
+OWN = ("stats", "_ahead", "_lock", "_logged")  # attributes that copies make anew
 
 # Ways to decode that transformers fetches from its hub, with trust_remote_code=True; and what of
 # each, beside None, leaves it switched off.
@@ -38,12 +50,26 @@ REMOTE = {
     "num_beam_groups": 1,
     "penalty_alpha": 0,
 }
+# Arguments of ``generate`` that rule speculation out, by what switches each off.
+OFF = REMOTE | {
+    "assistant_early_exit": None,
+    "assistant_model": None,
+    "assistant_tokenizer": None,
+    "cache_implementation": "dynamic",
+    "num_beams": 1,
+    "prompt_lookup_num_tokens": None,
+    "token_healing": False,
+    "use_mtp": False,
+}
 
 
 class Speculator:
     """Speculative decoding without a draft model, as transformers' ``custom_generate``.
 
     Reusable and thread-safe: each call keeps its state to itself, and ``stats`` sums them up.
+    Copies and pickles carry the arguments, as they are then, and nothing that was learned or
+    counted. A copy has the same ``on_step``; a Drafter object is copied, or where that fails built
+    anew from its ``spec``.
 
     Args:
         drafter: what guesses the next tokens: a string for build_drafter, or a Drafter.
@@ -147,6 +173,10 @@ class Speculator:
             raise TypeError(f"on_step must be callable or None, got {type(on_step).__name__}")
         self.unsupported = unsupported
         self.on_step = on_step
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what this object alone has: what it counts, learns and has logged. See OWN."""
         self.stats = DecodeStats()
         self._ahead = Ahead(self._most)
         self._lock = threading.Lock()
@@ -202,6 +232,67 @@ class Speculator:
     def from_dict(cls, arguments: dict[str, Any]) -> Speculator:
         """The Speculator that ``to_dict`` described; an unknown key is a TypeError."""
         return cls(**arguments)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the arguments, without on_step, into a folder, which is made if need be.
+
+        They go to ``ngramspec.json``; in a folder that ``ngramspec wrap`` wrote to the one in
+        ``custom_generate``, so that its model speculates by them.
+
+        Returns:
+            the file.
+
+        Raises:
+            ValueError: the drafter is an object that no string describes.
+            OSError: the file cannot be written.
+        """
+        return write_settings(Path(folder), self.to_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **arguments: Any) -> Speculator:
+        """The Speculator that ``save_pretrained`` or ``ngramspec wrap`` wrote into a folder.
+
+        Args:
+            folder: on this machine, or the file itself; nothing is downloaded.
+            arguments: what to take in place of the file's, such as on_step.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it cannot be used; the message names it and says what is wrong.
+        """
+        path = find_settings(Path(folder))
+        wrapped = {"unsupported": "plain"} if path.parent.name == FOLDER else {}
+        settings = read_settings(path)
+        try:
+            return cls.from_dict(wrapped | settings | arguments)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled."""
+        check_pickles("on_step", self.on_step, "set on_step to None, or to a module's function")
+        return self._arguments() | {"_drafter": pickled_drafter(self._drafter)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._drafter = build_drafter(state["_drafter"], policy=self.policy)
+        self._begin()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Speculator:
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        apart = {"_drafter": None, "on_step": None}  # a callback may belong to something large
+        state = copy.deepcopy(self._arguments() | apart, memo)
+        drafter = copied_drafter(self._drafter, memo)
+        other.__setstate__(state | {"_drafter": drafter, "on_step": self.on_step})
+        return other
+
+    def __copy__(self) -> Speculator:
+        return copy.deepcopy(self)
+
+    def _arguments(self) -> dict[str, Any]:
+        """The attributes that a copy has in common with this object."""
+        return {name: value for name, value in vars(self).items() if name not in OWN}
 
     def __repr__(self) -> str:
         drafter = self._drafter.spec or self._drafter
@@ -278,6 +369,11 @@ class Speculator:
             encoded=inputs_tensor,
             generator=generator,
         )
+        if drops_out(model):
+            self.log_once(
+                "the model is in training mode, where dropout changes every forward, and so the"
+                " text, with speculation and without; call model.eval()"
+            )
         run = make_run(settings, ranks, target, asked)
         try:
             sequences = decode(run)
@@ -324,22 +420,28 @@ class Speculator:
 
 
 def check_request(config: Any) -> None:
-    """Raise an UnsupportedError that names the argument of ``generate`` which rules it out."""
-    refusals = {
+    """Raise an UnsupportedError that names the settings of ``generate`` which rule it out."""
+    asked = {
         "num_beams": (config.num_beams or 1) > 1,
         "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
         "use_mtp": bool(getattr(config, "use_mtp", False)),
         "assistant_early_exit": config.assistant_early_exit is not None,
     }
-    refusals |= {
-        name: getattr(config, name, None) not in (None, off) for name, off in REMOTE.items()
-    }
-    for name, refused in refusals.items():
-        if refused:
-            value = getattr(config, name)
-            raise UnsupportedError(
-                f"{name}={value} cannot be combined with a Speculator; remove it"
-            )
+    asked |= {name: getattr(config, name, None) not in (None, off) for name, off in REMOTE.items()}
+    refused = {name: getattr(config, name) for name, ruled_out in asked.items() if ruled_out}
+    if refused:
+        raise UnsupportedError(refusal(refused))
+
+
+def refusal(settings: dict[str, Any]) -> str:
+    """What to say of settings that rule speculation out: name -> value, or None not to show it.
+
+    The remedy is an argument, since that also overrides what a checkpoint's own config says.
+    """
+    shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
+    found = ", ".join(shown)
+    remedy = ", ".join(f"{name}={OFF[name]!r}" for name in settings)
+    return f"{found} cannot be combined with a Speculator; pass {remedy}"
 
 
 def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:

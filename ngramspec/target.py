@@ -39,6 +39,8 @@ ONE_AT_A_TIME = {
 # Models whose plain decoding differs between a dynamic and a static cache: nothing to keep to.
 NOT_STATIC = {"GPTNeoForCausalLM", "LEDForConditionalGeneration"}
 IMAGES_SINCE = (5, 19)  # before it GIT's forward over several tokens behind an image is another
+# Methods of plain decoding in whose place our loop stands.
+LOOP = ("_sample", "_has_unfinished_sequences")
 WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
 LEAST_WASTE = 32  # and how many may be at least
 MASK_LENGTH = "_mask_length"  # of a config whose mask, all ones, generate left out
@@ -79,6 +81,8 @@ class Target:
         self.model = model
         self.config = config
         self.kwargs = dict(model_kwargs)
+        if self.kwargs.get("use_cache", True) is None:  # not said: there is one, so it is used
+            self.kwargs["use_cache"] = True
         self.prompt = input_ids
         self.encodes: bool = model.config.is_encoder_decoder
         self.ragged = False
@@ -213,7 +217,10 @@ class Target:
         count = 0 if ahead is None else ahead.shape[1]
         prompt, kwargs, config = self.prompt, self.kwargs, self.config
         if ahead is not None:
-            prompt, kwargs = torch.cat((prompt, ahead), dim=1), self._grown(count, ())
+            prompt, kwargs = (
+                torch.cat((prompt, ahead.to(prompt.dtype)), dim=1),
+                self._grown(count, ()),
+            )
             if kwargs.get("logits_to_keep") is not None:
                 kwargs["logits_to_keep"] = 1 + count
             if hasattr(config, MASK_LENGTH):  # tells a whole sequence from one behind the cache
@@ -524,7 +531,7 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     name = type(model).__name__
     names = [kind.__name__ for kind in type(model).__mro__]
     if model_kwargs.get("use_cache") is False:
-        raise UnsupportedError("use_cache=False leaves nothing to roll back; remove it")
+        raise UnsupportedError("use_cache=False leaves nothing to roll back; pass use_cache=True")
     if getattr(model, "_is_stateful", False):
         raise UnsupportedError(f"{name} keeps a recurrent state that cannot be rolled back")
     for reason in (ONE_AT_A_TIME[each] for each in names if each in ONE_AT_A_TIME):
@@ -541,6 +548,12 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     own = getattr(type(model), "_update_model_kwargs_for_generation", None)
     if own is not GenerationMixin._update_model_kwargs_for_generation:
         raise UnsupportedError(f"{name} prepares its inputs between steps in a way of its own")
+    for method in LOOP:
+        if getattr(type(model), method, None) is not getattr(GenerationMixin, method, None):
+            raise UnsupportedError(
+                f"{name} has a {method} of its own, which speculation would leave out; pass"
+                " Speculator(unsupported='plain') to decode with it"
+            )
 
 
 def plain_method(config: Any) -> str | None:

@@ -15,8 +15,18 @@ ROOT = Path(ngramspec.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     {"errors", "_native", "analysis", "growing"},
-    {"draft", "attention", "cache", "stopping", "reference", "holes", "adapters", "traits"},
-    {"reference_value", "checks", "trees", "saved"},
+    {
+        "draft",
+        "attention",
+        "cache",
+        "stopping",
+        "reference",
+        "holes",
+        "adapters",
+        "dropout",
+        "traits",
+    },
+    {"reference_value", "checks", "trees", "saved", "stored"},
     {"width", "compiled"},
     {"controller", "drafters", "verify", "target", "ranks"},
     {"choosing", "costs"},
@@ -25,6 +35,7 @@ LAYERS = [
     {"prepare"},
     {"speculator"},
     {"hf"},
+    {"stand_in"},
     {"__init__"},
     {"bench", "integrations"},
     {"cli"},

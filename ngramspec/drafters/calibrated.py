@@ -10,6 +10,7 @@ import numpy as np
 
 from ngramspec.analysis import worthwhile_nodes
 from ngramspec.draft import Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
 
 DEPTHS = 16  # positions told apart; those behind count as the last
@@ -78,7 +79,7 @@ class CalibratedSession(DraftSession):
         self.session.close()
 
 
-class CalibratedDrafter(Drafter):
+class CalibratedDrafter(LearningDrafter):
     """Another drafter's drafts, each token with the acceptance of its tier at its position.
 
     In trees the position is the depth and the place among siblings.
@@ -90,11 +91,15 @@ class CalibratedDrafter(Drafter):
     """
 
     estimates = True
+    learned = ("draws", "_lock", "_accepted", "_tested")
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
         self.tiers = inner.tiers
         self.spec = inner.spec
+        self.forget()
+
+    def forget(self) -> None:
         self.draws = False  # whether drafts are drawn, as was seen
         self._lock = threading.Lock()
         shape = (len(self.tiers), DEPTHS, RANKS)

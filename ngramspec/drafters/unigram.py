@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ngramspec._native.unigram import UnigramCounts
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, DraftSession, Float32, Int32
+from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.stochastic import DrawingUnigramSession, check_temperature
 from ngramspec.errors import check_bool
 
@@ -45,7 +46,7 @@ class UnigramSession(DraftSession):
         return int(self.counts.sizeof())
 
 
-class UnigramDrafter(Drafter):
+class UnigramDrafter(LearningDrafter):
     """Drafts one token, the most frequent of the sequence (Leviathan et al., 3.6 and Table 3).
 
     Whether that pays is measured: below ``min_acceptance`` it drafts only now and then. The
@@ -58,6 +59,7 @@ class UnigramDrafter(Drafter):
     """
 
     tiers = ("unigram",)
+    learned = ("_lock", "_accepted", "_tested", "_closed")
 
     def __init__(
         self,
@@ -72,6 +74,9 @@ class UnigramDrafter(Drafter):
         self.temperature = check_temperature(temperature)
         drawn = f",sample=True,temperature={temperature}" if sample else ""
         self.spec = f"unigram(min_acceptance={min_acceptance}{drawn})"
+        self.forget()
+
+    def forget(self) -> None:
         self._lock = threading.Lock()
         self._accepted, self._tested, self._closed = PRIOR_ACCEPTED, PRIOR_TESTED, 0
 

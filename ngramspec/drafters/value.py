@@ -7,7 +7,8 @@ from typing import Any
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
-from ngramspec.draft import Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.draft import Draft, DraftSession, Float32, Int32
+from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.errors import check_int
 
 SOURCES = ("copy", "ngram", "unigram")
@@ -39,7 +40,7 @@ class ValueSession(DraftSession):
         return int(self.engine.sizeof())
 
 
-class ValueDrafter(Drafter):
+class ValueDrafter(LearningDrafter):
     """At every position the candidate most likely to be the next token, and no further than pays.
 
     Its sequences share one calibration: how often candidates in which situation were right. That
@@ -54,6 +55,7 @@ class ValueDrafter(Drafter):
     tiers = ("copy", "resume", "ngram", "unigram")
     estimates = True
     branches = True
+    learned = ("calibration",)
 
     def __init__(self, sources: Sequence[str] = SOURCES, min_match: int = 2) -> None:
         unknown = [name for name in sources if name not in SOURCES]
@@ -62,9 +64,12 @@ class ValueDrafter(Drafter):
             raise ValueError(f"sources must be some of {known}, each once, got {tuple(sources)}")
         self.sources = tuple(sources)
         self.min_match = check_int("min_match", min_match, 1)
-        self.calibration = Calibration()
         copy = f"copy(min_match={min_match})"
         self.spec = "+".join(copy if name == "copy" else name for name in self.sources)
+        self.forget()
+
+    def forget(self) -> None:
+        self.calibration = Calibration()
 
     def start(self, tokens: Int32) -> DraftSession:
         copies, counts, falls_back = (name in self.sources for name in SOURCES)

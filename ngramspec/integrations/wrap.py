@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.integrations.wrapped import FOLDER, SETTINGS
 from ngramspec.speculator import Speculator
+from ngramspec.stored import FOLDER, SETTINGS
 from ngramspec.target import check_model
 
 GGUF = ".gguf"
@@ -136,7 +136,7 @@ class _Undo:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files of a model folder by their relative names, without an earlier wrap's."""
+    """The files of a model folder by their relative names, without other settings for it."""
     if not folder.is_dir():
         raise ValueError(f"MODEL_DIR: there is no folder {folder}")
     for place, folders, names in os.walk(folder, followlinks=True):
@@ -146,7 +146,8 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
         for name in sorted(names):
             if not (at / name).is_file():
                 raise ValueError(f"MODEL_DIR: {at / name} is a broken link")
-            yield (at / name).relative_to(folder).as_posix(), at / name
+            if at != folder or name != SETTINGS:
+                yield (at / name).relative_to(folder).as_posix(), at / name
 
 
 def _check_model_dir(folder: Path, sources: dict[str, Path]) -> dict[str, Any]:

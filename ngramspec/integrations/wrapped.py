@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ngramspec.hf import speculative
+from ngramspec.hf import speculate
 from ngramspec.speculator import Speculator
+from ngramspec.stored import FOLDER, SETTINGS
 
-FOLDER = "custom_generate"  # transformers' name for a folder that brings its own generate
-SETTINGS = "ngramspec.json"
 LOG_VARIABLE = "NGRAMSPEC_LOG"
 
 logger = logging.getLogger("ngramspec")
@@ -53,7 +51,7 @@ def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)
     _running.models.add(id(model))
     try:
-        return speculative(model, plain, speculator)(*args, **kwargs)
+        return speculate(model, plain, speculator, args, kwargs)
     finally:
         _running.models.remove(id(model))
 
@@ -69,20 +67,12 @@ def speculator_of(model: Any) -> Speculator:
     with _lock:
         if model not in _speculators:
             _log_as_asked()
-            _speculators[model] = _make(_settings_file(model))
+            path = _settings_file(model)
+            if path is None:
+                _speculators[model] = Speculator(unsupported="plain")
+            else:
+                _speculators[model] = Speculator.from_pretrained(path)
         return _speculators[model]
-
-
-def _make(path: Path | None) -> Speculator:
-    if path is None:
-        return Speculator(unsupported="plain")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(settings, dict):
-            raise TypeError(f"must hold an object, got {type(settings).__name__}")
-        return Speculator.from_dict({"unsupported": "plain"} | settings)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _settings_file(model: Any) -> Path | None:

@@ -1,0 +1,29 @@
+"""Drafters that learn from their sequences, and whose copies begin anew."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from ngramspec.draft import Drafter
+
+
+class LearningDrafter(Drafter):
+    """A drafter whose copies, pickled ones included, carry its arguments and nothing learned.
+
+    Attributes:
+        learned: names of the attributes that ``forget`` makes.
+    """
+
+    learned: tuple[str, ...] = ()
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Begin as a new drafter does. Not while its sequences run."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self.learned}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.forget()

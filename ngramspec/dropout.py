@@ -1,0 +1,23 @@
+"""Whether a model's forwards draw random numbers: training mode, with dropout or jitter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn.modules.dropout import _DropoutNd
+
+NAMES = ("drop", "jitter")  # in attributes that hold a rate: attention_dropout, layerdrop, ...
+
+
+def drops_out(model: Any) -> bool:
+    """Whether a module in training mode has a rate above 0 at which it drops or adds something.
+
+    Adapters put on a model in evaluation mode are in training mode themselves.
+    """
+    return any(
+        isinstance(value, float) and value > 0
+        for module in model.modules()
+        if module.training
+        for name, value in vars(module).items()
+        if any(each in name for each in NAMES) or (name == "p" and isinstance(module, _DropoutNd))
+    )

@@ -1,0 +1,382 @@
+"""What rules speculation out, and that the remedy which the error names works."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+
+import peft
+import pytest
+import torch
+from conftest import tiny_llama
+from families import build
+from transformers import GenerationConfig, LlamaForCausalLM
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError
+from ngramspec.speculator import OFF
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+BART = {  # as in the checkpoints of BART for summaries
+    "num_beams": 4,
+    "early_stopping": True,
+    "length_penalty": 2.0,
+    "no_repeat_ngram_size": 3,
+}
+SETTINGS = {
+    "beams": {"num_beams": 4},
+    "beams of a summarizer": BART,
+    "beam groups": {"num_beams": 4, "num_beam_groups": 2},
+    "lookup": {"prompt_lookup_num_tokens": 3},
+    "mtp": {"use_mtp": True},
+    "early exit": {"assistant_early_exit": 1},
+    "constraints": {"constraints": [1]},
+    "dola": {"dola_layers": "low"},
+    "forced words": {"force_words_ids": [[5]]},
+    "contrastive": {"penalty_alpha": 0.6, "top_k": 4},
+    "healing": {"token_healing": True},
+    "paged": {"cache_implementation": "paged"},
+    "no cache": {"use_cache": False},
+}
+BY_HOOK = SETTINGS.keys() - {"healing", "paged"}  # which transformers sees to before it
+
+
+def configured(settings):
+    """A model whose checkpoint had these settings in its own generation config."""
+    model = tiny_llama()
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    return model
+
+
+def remedy(error):
+    """The arguments that an error says to pass."""
+    passed = re.search(r"; pass (.*)", str(error)).group(1)
+    return {
+        name: ast.literal_eval(value) for name, value in re.findall(r"(\w+)=(\S+?)(?:,|$)", passed)
+    }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("where", ["checkpoint", "config"])
+def test_the_remedy_overrides_what_a_config_says(name, where):
+    settings, given = SETTINGS[name], {}
+    model = configured(settings if where == "checkpoint" else {})
+    if where == "config":
+        given["generation_config"] = copy.deepcopy(model.generation_config)
+        for each, value in settings.items():
+            setattr(given["generation_config"], each, value)
+
+    def by_hook(**kwargs):
+        return model.generate(PROMPT, custom_generate=Speculator(), **given, **GREEDY, **kwargs)
+
+    def ours(**kwargs):
+        return ngramspec.generate(model, PROMPT, **given, **GREEDY, **kwargs)
+
+    for call in (by_hook, ours) if name in BY_HOOK else (ours,):
+        passed = {}
+        for _ in range(len(settings)):  # what is found in two places is refused one by one
+            with pytest.raises(UnsupportedError) as error:
+                call(**passed)
+            passed |= remedy(error.value)
+            if passed.keys() >= settings.keys() & OFF.keys() | settings.keys() & {"use_cache"}:
+                break
+        assert torch.equal(call(**passed), model.generate(PROMPT, **given, **GREEDY, **passed))
+
+
+def test_several_settings_are_named_at_once():
+    model = configured({"num_beams": 4, "prompt_lookup_num_tokens": 2})
+    with pytest.raises(
+        UnsupportedError,
+        match="num_beams=4, prompt_lookup_num_tokens=2 cannot be combined with a Speculator;"
+        " pass num_beams=1, prompt_lookup_num_tokens=None$",
+    ):
+        ngramspec.generate(model, PROMPT, **GREEDY)
+
+
+def test_an_assistant_is_named_without_being_shown(tiny):
+    assistant = tiny_llama(1)
+    with pytest.raises(
+        UnsupportedError,
+        match="^assistant_model cannot be combined with a Speculator; pass assistant_model=None$",
+    ):
+        ngramspec.generate(tiny, PROMPT, assistant_model=assistant, **GREEDY)
+    ours = ngramspec.generate(tiny, PROMPT, assistant_model=None, **GREEDY)
+    assert torch.equal(ours, tiny.generate(PROMPT, **GREEDY))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral sliding", "t5"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_cache_that_is_neither_asked_for_nor_refused_is_used(family, rows):
+    """As with use_cache=True; plain generate reads all anew on top of the cache that it made."""
+    model, prompt, seen = build(family), PROMPT.repeat(rows, 1), []
+    expected = model.generate(prompt, use_cache=True, **GREEDY)
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["use_cache"]), with_kwargs=True
+    )
+    for speculator in (Speculator(), Speculator(gamma=4)):
+        ours = ngramspec.generate(model, prompt, use_cache=None, speculator=speculator, **GREEDY)
+        assert torch.equal(ours, expected)
+        assert speculator.stats.runs == 1
+    assert set(seen) == {True}  # under None images would be read again in every forward
+
+
+# Methods of a model's own
+
+
+class OwnSample(LlamaForCausalLM):
+    """Ends every text with a 3."""
+
+    def _sample(self, *args, **kwargs):
+        ids = super()._sample(*args, **kwargs)
+        return torch.cat((ids, torch.full_like(ids[:, :1], 3)), dim=1)
+
+
+class OwnEnd(LlamaForCausalLM):
+    """Stops by itself after three tokens."""
+
+    left = 3
+
+    def _has_unfinished_sequences(self, *args, **kwargs):
+        self.left -= 1
+        return self.left >= 0 and super()._has_unfinished_sequences(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [OwnSample, OwnEnd])
+def test_a_loop_of_the_model_s_own_is_not_left_out(tiny, kind, caplog):
+    method = "_sample" if kind is OwnSample else "_has_unfinished_sequences"
+    model = kind(tiny.config).eval()
+    expected = model.generate(PROMPT, **GREEDY)
+    assert expected.shape[1] == (19 if kind is OwnSample else 13)
+    for call in (
+        lambda: ngramspec.generate(model, PROMPT, **GREEDY),
+        lambda: model.generate(PROMPT, custom_generate=Speculator(), **GREEDY),
+    ):
+        with pytest.raises(UnsupportedError, match=f"{kind.__name__} has a {method} of its own"):
+            call()
+    model.left = 3
+    ours = ngramspec.generate(model, PROMPT, speculator=Speculator(unsupported="plain"), **GREEDY)
+    assert torch.equal(ours, expected)
+    assert f"has a {method} of its own" in caplog.text
+
+
+class OwnGenerate(LlamaForCausalLM):
+    """Has other names than transformers', one of them positional only."""
+
+    def generate(self, input_ids, shift=0, most=5, /, config=None, streamer=None, **kwargs):
+        config = config or GenerationConfig(do_sample=False)
+        return shift + super().generate(
+            input_ids, config, streamer=streamer, max_new_tokens=most, **kwargs
+        )
+
+
+class Ends:
+    """A streamer that counts."""
+
+    def __init__(self):
+        self.puts = self.ends = 0
+
+    def put(self, tokens):
+        self.puts += 1
+
+    def end(self):
+        self.ends += 1
+
+
+@pytest.mark.parametrize("how", ["generate", "enabled"])
+def test_positional_arguments_have_the_names_of_the_model_s_own_generate(tiny, how):
+    model = OwnGenerate(tiny.config).eval()
+    speculator = Speculator()
+    streamers = [Ends(), Ends()]
+
+    def call(*args, **kwargs):
+        if how == "generate":
+            return ngramspec.generate(model, *args, speculator=speculator, **kwargs)
+        with ngramspec.enabled(model, speculator):
+            return model.generate(*args, **kwargs)
+
+    config = GenerationConfig(do_sample=False, repetition_penalty=1.3)
+    for args in ((), (2,), (2, 9), (2, 9, config)):
+        assert torch.equal(call(PROMPT, *args), model.generate(PROMPT, *args))
+    expected = model.generate(PROMPT, 2, 9, config, streamers[0])
+    assert torch.equal(call(PROMPT, 2, 9, config, streamers[1]), expected)
+    assert vars(streamers[0]) == vars(streamers[1]) == {"puts": 10, "ends": 1}
+    assert speculator.stats.runs == 5
+    refused = GenerationConfig(num_beams=2)
+    with pytest.raises(UnsupportedError, match="num_beams=2"):
+        call(PROMPT, 2, 9, refused, streamers[1])
+    assert streamers[1].ends == 2
+    with pytest.raises(TypeError, match="multiple values for argument 'config'"):
+        call(PROMPT, 2, 9, config, config=config, streamer=streamers[1])
+    assert streamers[1].ends == 3
+    with pytest.raises(TypeError, match="at most 5 positional arguments"):
+        call(PROMPT, 1, 2, 3, 4, 5)
+
+
+def test_positional_arguments_under_an_adapter(tiny):
+    """Its generate takes any and hands them to that of the model which it was put on."""
+    model = OwnGenerate(tiny.config).eval()
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    model = peft.get_peft_model(model, settings).eval()
+    config = GenerationConfig(do_sample=False, repetition_penalty=1.3)
+    speculator = Speculator()
+    ours = ngramspec.generate(model, PROMPT, 2, 9, config, speculator=speculator)
+    assert torch.equal(ours, model.generate(PROMPT, 2, 9, config))
+    assert speculator.stats.runs == 1
+    with pytest.raises(UnsupportedError, match="num_beams=2"):
+        ngramspec.generate(model, PROMPT, 2, 9, GenerationConfig(num_beams=2))
+
+
+def test_positional_arguments_of_whisper():
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    lengths = {"max_source_positions": 10, "max_target_positions": 64, "vocab_size": 61}
+    tokens = {"decoder_start_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
+    none = {"eos_token_id": None, "suppress_tokens": None, "begin_suppress_tokens": None}
+    config = WhisperConfig(**sizes, **heads, **lengths, **tokens, **none, init_std=0.5)
+    model = WhisperForConditionalGeneration(config).eval()
+    model.generation_config.no_timestamps_token_id = 50
+    sound = torch.randn(1, 8, 20)
+    # the seventh is return_timestamps here, and assistant_model in transformers' own
+    args = (sound, None, None, None, None, False, True)
+    speculator = Speculator()
+    ours = ngramspec.generate(model, *args, speculator=speculator)
+    assert torch.equal(ours, model.generate(*args))
+    assert not torch.equal(ours, model.generate(*args[:6]))
+    assert speculator.stats.runs == 1
+
+
+class Narrow(LlamaForCausalLM):
+    def generate(self, input_ids, max_new_tokens=4):
+        return super().generate(input_ids, max_new_tokens=max_new_tokens, do_sample=False)
+
+
+class Deaf(LlamaForCausalLM):
+    def generate(self, input_ids, **kwargs):
+        return super().generate(input_ids, max_new_tokens=4, do_sample=False)
+
+
+def test_a_generate_that_takes_no_speculator_is_named(tiny, caplog):
+    model = Narrow(tiny.config).eval()
+    expected = model.generate(PROMPT)
+    with pytest.raises(UnsupportedError, match=r"generate of Narrow takes no custom_generate"):
+        ngramspec.generate(model, PROMPT, max_new_tokens=4)
+    with (
+        ngramspec.enabled(model),
+        pytest.raises(UnsupportedError, match=r"Narrow .* Speculator\(unsupported='plain'\)"),
+    ):
+        model.generate(PROMPT, 4)
+    with ngramspec.enabled(model, Speculator(unsupported="plain")):
+        assert torch.equal(model.generate(PROMPT, 4), expected)
+    assert "generate of Narrow takes no custom_generate" in caplog.text
+
+
+def test_a_generate_that_does_not_call_the_speculator_is_named(tiny, caplog):
+    model = Deaf(tiny.config).eval()
+    speculator = Speculator()
+    for _ in range(2):
+        ours = ngramspec.generate(model, PROMPT, speculator=speculator)
+        assert torch.equal(ours, model.generate(PROMPT))
+    logged = [
+        r.getMessage() for r in caplog.records if "generate of Deaf did not" in r.getMessage()
+    ]
+    assert len(logged) == 1
+    ngramspec.generate(tiny, PROMPT, speculator=speculator, **GREEDY)
+    assert "of Llama" not in caplog.text
+
+
+# Training mode
+
+
+def warnings_of(model, caplog, calls=1):
+    """How often it is said that dropout changes the text."""
+    caplog.clear()
+    speculator = Speculator()
+    for _ in range(calls):
+        ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY)
+        model.generate(PROMPT, custom_generate=speculator, **GREEDY)
+    return sum("model.eval()" in record.getMessage() for record in caplog.records)
+
+
+def test_dropout_is_warned_of_once_a_speculator(caplog):
+    model = build("gpt2")
+    assert warnings_of(model, caplog) == 0
+    model.train()
+    assert warnings_of(model, caplog, calls=2) == 1
+    assert warnings_of(model, caplog) == 1
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    assert warnings_of(model, caplog) == 0
+
+
+def test_dropout_by_function_and_in_adapters_counts_too(caplog):
+    model = tiny_llama(attention_dropout=0.1)
+    assert warnings_of(model, caplog) == 0
+    assert warnings_of(model.train(), caplog) == 1
+    model = tiny_llama()
+    assert warnings_of(model.train(), caplog) == 0  # the model has none
+    model.eval().lm_head = torch.nn.Sequential(model.lm_head, torch.nn.Dropout(0.1))
+    assert warnings_of(model, caplog) == 1  # put on afterwards, and in training mode
+    assert warnings_of(model.eval(), caplog) == 0
+
+
+# int32
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_sample": True}, {"return_dict_in_generate": True}])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_int32_prompts_are_as_in_plain_generate(tiny, settings, rows):
+    prompt = torch.randint(1, 97, (rows, 9), dtype=torch.int32)
+    kwargs = GREEDY | settings
+    for speculator in (Speculator(), Speculator(gamma=3), Speculator(tree=6)):
+        torch.manual_seed(0)
+        plain = tiny.generate(prompt, **kwargs)
+        torch.manual_seed(0)
+        ours = tiny.generate(prompt, custom_generate=speculator, **kwargs)
+        if "return_dict_in_generate" in settings:
+            plain, ours = plain.sequences, ours.sequences
+        assert ours.dtype == plain.dtype == torch.int64
+        if rows == 1 or "do_sample" not in settings:
+            assert torch.equal(ours, plain)
+    assert prompt.dtype == torch.int32
+
+
+def test_what_sees_the_tokens_of_an_int32_prompt_sees_plain_generate_s_dtypes(tiny):
+    seen = []
+    for speculator in (None, Speculator(gamma=3), Speculator(tree=5)):
+        calls = []
+
+        def processor(ids, scores, calls=calls):
+            calls.append(("processor", ids.dtype, ids.tolist()))
+            return scores
+
+        def criterion(ids, scores, calls=calls, **kwargs):
+            calls.append(("criterion", ids.dtype, ids.tolist()))
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        shown = {"logits_processor": [processor], "stopping_criteria": [criterion]}
+        tiny.generate(PROMPT.int(), custom_generate=speculator, **shown, **GREEDY)
+        seen.append(calls)
+    assert seen[0] == seen[1] == seen[2]
+    assert [each[1] for each in seen[0]] == [torch.int32] + [torch.int64] * 15
+
+
+def test_int32_prompts_of_decoders():
+    model = build("t5")
+    kwargs = {"decoder_input_ids": torch.tensor([[0, 5, 6]], dtype=torch.int32)} | GREEDY
+    plain = model.generate(PROMPT, **kwargs)
+    ours = ngramspec.generate(model, PROMPT, **kwargs)
+    assert (plain.dtype, plain.tolist()) == (ours.dtype, ours.tolist())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+def test_dtypes_that_no_embedding_takes_raise_as_in_plain_generate(tiny, dtype):
+    for call in (tiny.generate, lambda *args, **kwargs: ngramspec.generate(tiny, *args, **kwargs)):
+        with pytest.raises(RuntimeError, match="scalar types: Long, Int"):
+            call(PROMPT.to(dtype), **GREEDY)
