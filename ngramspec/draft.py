@@ -197,6 +197,7 @@ class DecodeStats:
         chains: why runs that asked for trees had chains, with the number of runs.
         drafter_faults: steps that went on undrafted, or drafters restarted, because the drafter
             raised or returned what cannot be verified.
+        drafters_stopped: rows in which a drafter failed so often that it was not asked any more.
         tiers: the draft tokens' counts by the tier they came from.
         prefill_seconds, draft_seconds, forward_seconds, other_seconds: wall time. A forward ends
             when its result has reached the host, or where that comes later, with its launch.
@@ -213,6 +214,7 @@ class DecodeStats:
     plain_steps: int = 0
     host_syncs: int = 0
     drafter_faults: int = 0
+    drafters_stopped: int = 0
     chains: dict[str, int] = field(default_factory=dict)
     tiers: dict[str, TierStats] = field(default_factory=dict)
     prefill_seconds: float = 0.0
