@@ -141,7 +141,7 @@ class Drafting:
         gamma = min(limit, gamma)
         if gamma < 1:
             return 0, False, EMPTY_DRAFT
-        tree = tree and (self._always or (cost is not None and drafter.branches))
+        tree = tree and (self._always or (cost is not None and bool(drafter.branches)))
         cost = None if cost is None else cost.copy()  # the controller's own stays as it is
         return gamma, tree, self._session.propose(gamma, cost, tree=tree)
 
