@@ -144,7 +144,7 @@ HOSTILE = {
     "tokens objects": lambda gamma: Draft(np.array([1, None], object)),
     "tokens masked": lambda gamma: Draft(np.ma.masked_array(OK, [1, 1, 1])),
     "tokens masked in part": lambda gamma: Draft(np.ma.masked_array(OK, [1, 0, 0])),
-    "tokens a matrix": lambda gamma: Draft(np.matrix([1, 2], np.int32)),
+    "tokens a matrix": lambda gamma: Draft(OK.view(np.matrix)),
     "tokens a subclass": lambda gamma: Draft(OK.view(type("Own", (np.ndarray,), {}))),
     "source int32": lambda gamma: Draft(OK, source=ids(0, 0, 0)),
     "source a number": lambda gamma: Draft(OK, source=7),
