@@ -1,16 +1,48 @@
-"""What a drafter returned, looked at before the target spends a forward on it."""
+"""What a drafter returned, looked at before the target spends a forward on it.
+
+Nothing in it is trusted: whatever is wrong raises here, and the loop sees only plain copies.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from ngramspec.draft import Draft, Proposal
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.draft import EMPTY_DRAFT, Draft, Int32, Proposal
+
+INT32, INT8, FLOAT32 = np.dtype(np.int32), np.dtype(np.int8), np.dtype(np.float32)
+UINT32 = np.dtype(np.uint32)
+largest = np.maximum.reduce
+ONE = int(np.float32(1.0).view(UINT32))  # as bits; those of other floats in 0..1 are fewer
+MOST_TIERS = 128  # Draft.source is int8
+ROUNDING = 2.0**-23  # by which one more probability may move a sum that was rounded to float32,
+MOST_ROUNDING = 1e-4  # up to this
+
+
+def check_tiers(tiers: object) -> tuple[str, ...]:
+    """Return a drafter's ``tiers`` as a tuple, if they are 1 to 128 names.
+
+    Raises:
+        TypeError, ValueError: what is wrong with them.
+    """
+    if type(tiers) not in (tuple, list) or not all(type(name) is str for name in tiers):  # type: ignore[attr-defined]
+        raise TypeError(f"a drafter's tiers must be a tuple of strings, got {tiers!r}")
+    names: tuple[str, ...] = tuple(tiers)  # type: ignore[arg-type]
+    if not 1 <= len(names) <= MOST_TIERS:
+        raise ValueError(f"a drafter must have 1..{MOST_TIERS} tiers, got {len(names)}")
+    return names
 
 
 def check_draft(
-    draft: object, limit: int, vocab: int, *, tree: bool = False, tiers: int = 128
+    draft: object, limit: int, vocab: int, *, tree: bool = False, tiers: int = MOST_TIERS
 ) -> Draft:
-    """Return ``draft`` if the target can verify it, as a chain unless ``tree``.
+    """Return a copy of ``draft`` if the target can verify it, as a chain unless ``tree``.
+
+    The arrays are copied before they are looked at: what their maker does to them later, in another
+    thread too, changes nothing. Each node's proposal is divided by its sum, so that nothing is
+    left of its rounding but that of each probability.
 
     Args:
         draft: what a drafter returned.
@@ -20,51 +52,81 @@ def check_draft(
         tiers: how many sources it may name.
 
     Raises:
-        TypeError, ValueError: what is wrong with it, with name, bound and value.
+        TypeError, ValueError: what is wrong with it, with name, bound and value. Fields that are
+            no arrays may raise anything.
     """
-    if not isinstance(draft, Draft):
-        raise TypeError(f"propose must return a Draft, got {type(draft).__name__}")
-    tokens, n = draft.tokens, len(draft.tokens)
-    _check_array("tokens", tokens, np.int32)
+    if type(draft) is not Draft:  # a subclass may do anything
+        raise TypeError(f"propose must return a Draft and no subclass, got {type(draft).__name__}")
+    n = len(draft.tokens) if type(draft.tokens) is np.ndarray and draft.tokens.ndim else 0
     if n > limit:
         raise ValueError(f"a draft must have at most gamma = {limit} tokens, got {n}")
-    if n and not (tokens.min() >= 0 and tokens.max() < vocab):
-        bad = tokens[(tokens < 0) | (tokens >= vocab)][0]
-        raise ValueError(f"draft tokens must lie in 0..{vocab - 1}, got {bad}")
+    tokens = _copied("tokens", draft.tokens, INT32, n)
+    if not n:
+        return EMPTY_DRAFT  # whatever else it says
+    _check_ids("draft tokens", tokens, vocab)
+    parents = confidence = proposal = source = None
     if draft.parents is not None:
         if not tree:
             raise ValueError("a chain was asked for, got a draft with parents")
-        _check_tree(draft)
+        parents = _copied("parents", draft.parents, INT32, n)
+        _check_tree(tokens, parents)
     if draft.source is not None:
-        _check_array("source", draft.source, np.int8)
-        if len(draft.source) != n:
-            raise ValueError(f"source must have {n} entries, got {len(draft.source)}")
-        if n and not (draft.source.min() >= 0 and draft.source.max() < tiers):
-            bad = draft.source[(draft.source < 0) | (draft.source >= tiers)][0]
+        source = _copied("source", draft.source, INT8, n)
+        if max(source.tobytes()) >= tiers:  # negative ones are above 127
+            bad = source[(source < 0) | (source >= tiers)][0]
             raise ValueError(f"source must lie in 0..{tiers - 1}, got {bad}")
     if draft.confidence is not None:
-        _check_array("confidence", draft.confidence, np.float32)
-        if len(draft.confidence) != n:
-            raise ValueError(f"confidence must have {n} entries, got {len(draft.confidence)}")
+        confidence = _copied("confidence", draft.confidence, FLOAT32, n)
+        if largest(confidence.view(UINT32)) > ONE:  # as are NaN and negative ones
+            fits = (confidence >= 0) & (confidence <= 1)
+            if not fits.all():  # -0.0 is no less than 0
+                raise ValueError(f"confidence must lie in 0..1, got {confidence[~fits][0]}")
     if draft.proposal is not None:
-        _check_proposal(draft, draft.proposal, vocab)
-    return draft
+        proposal = _checked_proposal(tokens, parents, draft.proposal, vocab)
+    return Draft(tokens, parents, confidence, proposal, source)
 
 
-def _check_array(name: str, array: object, dtype: type) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-        got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array)
-        wanted = np.dtype(dtype).name
-        raise TypeError(f"draft {name} must be an {wanted} array of one dimension, got {got}")
+def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, tiers: int) -> Draft:
+    """What can be verified of a draft that failed ``check_draft``, with the same arguments.
+
+    Of a stochastic draft that is its longest sound head. Whether a node is wrong may depend on the
+    tokens drawn before it. If it cost those before it their place, too, the ones that are left to
+    be verified would not be distributed as their proposal says, and the text not as the target's.
+
+    Returns:
+        A copy; the empty draft if no head is sound, and for drafts that are not stochastic.
+    """
+    sound, low, high = EMPTY_DRAFT, 0, limit
+    if type(draft) is not Draft or draft.proposal is None:
+        return sound
+    while low < high:
+        middle = (low + high + 1) // 2
+        try:
+            sound = check_draft(draft.head(middle), middle, vocab, tree=tree, tiers=tiers)
+            low = middle
+        except Exception:  # head of fields that are no arrays: anything
+            high = middle - 1
+    return sound
 
 
-def _check_tree(draft: Draft) -> None:
-    tokens, parents, n = draft.tokens, draft.parents, len(draft)
-    _check_array("parents", parents, np.int32)
-    assert parents is not None
-    if len(parents) != n:
-        raise ValueError(f"parents must have {n} entries, got {len(parents)}")
-    wrong = (parents < -1) | (parents >= np.arange(n))
+def _copied(name: str, array: object, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+    """A copy of ``array``, if it is a plain one of one dimension, dtype and size."""
+    if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != 1:
+        got = f"{array.dtype} {array.shape}" if type(array) is np.ndarray else type(array)
+        raise TypeError(f"draft {name} must be an {dtype} array of one dimension, got {got}")
+    if len(array) != size:
+        raise ValueError(f"{name} must have {size} entries, got {len(array)}")
+    return array.copy()
+
+
+def _check_ids(name: str, ids: Int32, vocab: int) -> None:
+    if largest(ids.view(UINT32)) >= vocab:  # negative ones are above 2^31
+        bad = ids[(ids < 0) | (ids >= vocab)][0]
+        raise ValueError(f"{name} must lie in 0..{vocab - 1}, got {bad}")
+
+
+def _check_tree(tokens: Int32, parents: Int32) -> None:
+    wrong = (parents < -1) | (parents >= np.arange(len(parents)))
     if wrong.any():
         node = int(wrong.argmax())
         raise ValueError(f"parents[{node}] must lie in -1..{node - 1}, got {parents[node]}")
@@ -74,26 +136,57 @@ def _check_tree(draft: Draft) -> None:
         raise ValueError(f"children of one node must have different tokens, got {token} twice")
 
 
-def _check_proposal(draft: Draft, proposal: Proposal, vocab: int) -> None:
-    _check_array("proposal.starts", proposal.starts, np.int32)
-    _check_array("proposal.tokens", proposal.tokens, np.int32)
-    _check_array("proposal.probs", proposal.probs, np.float32)
-    starts, ids, probs, n = proposal.starts, proposal.tokens, proposal.probs, len(draft)
-    if len(starts) != n + 1 or len(ids) != len(probs) or starts[0] != 0 or starts[-1] != len(ids):
-        raise ValueError(f"proposal.starts must rise from 0 to {len(ids)} in {n + 1} entries")
-    if (np.diff(starts) < 1).any():
-        raise ValueError("proposal.starts must rise: each node was drawn from something")
-    if not n:
-        return
-    if not (ids.min() >= 0 and ids.max() < vocab):
-        bad = ids[(ids < 0) | (ids >= vocab)][0]
-        raise ValueError(f"proposal.tokens must lie in 0..{vocab - 1}, got {bad}")
-    sums = np.add.reduceat(probs, starts[:-1])
-    if not (probs > 0).all() or (np.abs(sums - 1) > 1e-3).any():
-        bad = sums[np.abs(sums - 1).argmax()]
-        raise ValueError(f"proposal.probs must be > 0 and sum to 1 of a node, got sum {bad:.4f}")
-    owner = np.repeat(np.arange(n), np.diff(starts))
-    drawn = np.unique(owner[ids == draft.tokens[owner]])
-    if len(drawn) < n:
-        node = next(each for each in range(n) if each not in drawn)
-        raise ValueError(f"proposal of node {node} must hold its token {draft.tokens[node]}")
+def _checked_proposal(
+    tokens: Int32, parents: Int32 | None, proposal: object, vocab: int
+) -> Proposal:
+    """A copy of a proposal that Algorithm 1 can go by, each node's divided by its sum."""
+    if type(proposal) is not Proposal:
+        raise TypeError(f"proposal must be a Proposal, got {type(proposal).__name__}")
+    n, m = len(tokens), len(proposal.tokens)
+    starts = _copied("proposal.starts", proposal.starts, INT32, n + 1)
+    if starts[0] != 0 or starts[-1] != m or not (starts[1:] > starts[:-1]).all():
+        raise ValueError(f"proposal.starts must rise from 0 to {m}: each node has a distribution")
+    if m > n * vocab:
+        raise ValueError(f"proposal.tokens must hold at most {vocab} ids for each node, got {m}")
+    ids = _copied("proposal.tokens", proposal.tokens, INT32, m)
+    probs = _copied("proposal.probs", proposal.probs, FLOAT32, m)
+    _check_ids("proposal.tokens", ids, vocab)
+    sizes = starts[1:] - starts[:-1]
+    node = np.repeat(np.arange(n), sizes)  # whose each entry is
+    entries = (node << 32) | ids
+    if not (entries[1:] > entries[:-1]).all():  # ids that rise differ
+        entries.sort()
+        twice = entries[1:] == entries[:-1]
+        if twice.any():
+            bad = int(entries[1:][twice][0])
+            what = f"node {bad >> 32} has {bad & 0x7FFFFFFF} twice"
+            raise ValueError(f"proposal.tokens of a node must differ, {what}")
+    sums = np.add.reduceat(probs, starts[:-1], dtype=np.float64)
+    wrong = ~(np.abs(sums - 1) <= np.minimum(sizes * ROUNDING, MOST_ROUNDING))  # NaN is, too
+    if wrong.any() or not (probs > 0).all():
+        bad = sums[wrong.argmax()]
+        raise ValueError(f"proposal.probs must be > 0 and sum to 1 of a node, got sum {bad:.7g}")
+    holds = np.logical_or.reduceat(ids == tokens[node], starts[:-1])
+    if not holds.all():
+        bad = int(holds.argmin())
+        raise ValueError(f"proposal of node {bad} must hold its token {tokens[bad]}")
+    if parents is not None:
+        _check_siblings(parents, Proposal(starts, ids, probs))
+    return Proposal(starts, ids, (probs / sums[node]).astype(np.float32))
+
+
+def _check_siblings(parents: Int32, proposal: Proposal) -> None:
+    """Each node's distribution must equal its first sibling's, entry by entry."""
+    _, where, which = np.unique(parents, return_index=True, return_inverse=True)
+    first = where[which]
+    starts, ids, probs = proposal.starts, proposal.tokens, proposal.probs
+    sizes = starts[1:] - starts[:-1]
+    same = sizes == sizes[first]
+    if same.all():
+        other = np.arange(len(ids)) + np.repeat(starts[first] - starts[:-1], sizes)
+        alike = (ids == ids[other]) & (probs == probs[other])
+        same = np.logical_and.reduceat(alike, starts[:-1])
+    if not same.all():
+        node = int(same.argmin())
+        what = f"node {node} states another than its first sibling, node {first[node]}"
+        raise ValueError(f"proposal of siblings must be one distribution, {what}")

@@ -253,7 +253,7 @@ class _State:
         self.run.target.settle(self.kept(), self.path())
 
     def propose(self) -> list[Draft]:
-        """Each row's draft; in lock-step all of one length, an ended row's of padding."""
+        """Each row's draft; in lock-step all of one length, unless some were drawn."""
         drafts = [EMPTY_DRAFT] * len(self.rows)
         pace = self.run.pace
         if pace is not None:
@@ -267,9 +267,11 @@ class _State:
             going = [group.rows[row] for row in group.going]
             for row in going:
                 drafts[row] = self.draftings[row].propose(limit)
-                limit = min(limit, len(drafts[row])) if len(group.rows) > 1 else limit
-            for row in going:
-                drafts[row] = drafts[row].head(limit)
+                if len(group.rows) > 1 and drafts[row].proposal is None:
+                    limit = min(limit, len(drafts[row]))
+            if all(drafts[row].proposal is None for row in going):  # no token drawn may decide
+                for row in going:
+                    drafts[row] = drafts[row].head(limit)
         if len(self.groups) > 1:
             longest = self.common_length(drafts)
             drafts = [draft.head(longest) for draft in drafts]

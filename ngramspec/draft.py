@@ -22,10 +22,29 @@ class Proposal:
 
     Node i was drawn from ``probs[starts[i]:starts[i + 1]]`` over the ids of the same slice of
     ``tokens``. Siblings are drawn from one distribution without replacement and state it alike, as
-    it was before the first of them was drawn.
+    it was before the first of them was drawn: the same ids and probs in the same order.
+
+    The text has the target's distribution only if what is stated is what was done. A drafter that
+    states a proposal promises:
+
+    - Each token was drawn from its distribution, by random numbers that decide nothing else and
+      have nothing to do with the target's.
+    - Nodes are in the order drawn: parents before children, siblings one after another.
+    - Whether a node is in the draft, and what it is drawn from, was decided before its token was
+      drawn. That may depend on the committed tokens, and on the tokens of earlier nodes: a chain
+      may end where nothing is known to follow. It may not depend on the node's own token, nor on
+      later ones. So nothing may be left out, cut, put in another order or drawn again for the
+      tokens' sake, and the draft's length is no function of them in any other way.
+    - Whether ``propose`` raises does not depend on the tokens drawn either.
+
+    What can be checked is checked at every step: that ids lie in the vocabulary and no two of a
+    node's are alike, that siblings agree, that a node's token is among its ids, and that its probs
+    sum to 1, give or take 2**-23 for each of them and 1e-4 at most, which is what rounding to
+    float32 takes (they are divided by their sum then). The first node that fails costs itself and
+    those behind it. The rest is a promise.
 
     Attributes:
-        starts: int32 (n + 1,), rising from 0 to m.
+        starts: int32 (n + 1,), rising from 0 to m, each above the one before.
         tokens: int32 (m,), ids, no two alike in a node's slice.
         probs: float32 (m,), > 0, of each node summing to 1.
     """
@@ -48,7 +67,7 @@ class Draft:
         tokens: int32 (n,), ids of the target's vocabulary.
         parents: int32 (n,) with parents[i] < i and -1 for the last committed token, or None for
             a chain, where node i - 1 is the parent of node i.
-        confidence: float32 (n,), the drafter's P(accepted | parent accepted), or None.
+        confidence: float32 (n,) in 0..1, the drafter's P(accepted | parent accepted), or None.
         proposal: what a stochastic draft was drawn from, or None for a deterministic one, whose
             draft distribution q is one-hot.
         source: int8 (n,), index into the drafter's ``tiers``, or None: all from the first.
@@ -197,6 +216,7 @@ class DecodeStats:
         chains: why runs that asked for trees had chains, with the number of runs.
         drafter_faults: steps that went on undrafted, or drafters restarted, because the drafter
             raised or returned what cannot be verified.
+        drafters_stopped: rows in which a drafter failed so often that it was not asked any more.
         tiers: the draft tokens' counts by the tier they came from.
         prefill_seconds, draft_seconds, forward_seconds, other_seconds: wall time. A forward ends
             when its result has reached the host, or where that comes later, with its launch.
@@ -213,6 +233,7 @@ class DecodeStats:
     plain_steps: int = 0
     host_syncs: int = 0
     drafter_faults: int = 0
+    drafters_stopped: int = 0
     chains: dict[str, int] = field(default_factory=dict)
     tiers: dict[str, TierStats] = field(default_factory=dict)
     prefill_seconds: float = 0.0
@@ -276,7 +297,9 @@ class DecodeStats:
 class DraftSession(ABC):
     """The drafting of one sequence. One thread at a time.
 
-    The order of a step is propose, observe, extend.
+    The order of a step is propose, observe, extend. Any of them may raise any Exception: that costs
+    the step's draft, and the session is closed and begun anew. After four such faults in a row the
+    drafter is not asked any more in this generation.
     """
 
     @abstractmethod
@@ -292,8 +315,10 @@ class DraftSession(ABC):
             tree: whether a tree may be returned instead of a chain.
 
         Returns:
-            A draft of at most ``gamma`` nodes; an empty one when nothing was found. Its arrays
-            stay valid after the next call.
+            A Draft itself, no subclass, of at most ``gamma`` nodes; an empty one when nothing was
+            found. Its arrays are plain NumPy ones and stay valid after the next call. The target
+            verifies a copy of them; ``observe`` gets this very draft. If it has a ``proposal``,
+            the session promises what ``Proposal`` says.
         """
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
@@ -308,7 +333,7 @@ class DraftSession(ABC):
         """Learn what the target made of a draft; by default nothing.
 
         Args:
-            draft: what propose returned.
+            draft: what propose returned; if less of it was verified, its head.
             accepted: the accepted nodes' indices, in order.
             tested: how many nodes were judged (see Verdict); None: all that can have been, as
                 nothing but a rejection came between.
@@ -341,7 +366,8 @@ class Drafter(ABC):
     """A recipe for drafting, and what all its sequences share. Thread-safe.
 
     Attributes:
-        tiers: names of the sources its drafts come from; Draft.source indexes them.
+        tiers: names of the sources its drafts come from, 1 to 128 strings; Draft.source indexes
+            them. They are read when a session starts.
         spec: the string that build_drafter makes an equal drafter from, or None.
         estimates: whether its drafts carry confidence and end where ``cost`` says.
         branches: whether its trees, too, end where ``cost`` says, and cost hardly more than its
@@ -355,4 +381,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def start(self, tokens: Int32) -> DraftSession:
-        """Begin a sequence with its committed tokens so far, int32 (n,), n >= 0."""
+        """Begin a sequence with its committed tokens so far, int32 (n,), n >= 0.
+
+        All tokens that a session is given lie in the target's vocabulary: others were left out.
+        """

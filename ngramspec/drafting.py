@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ngramspec.checks import check_draft
+from ngramspec.checks import check_draft, check_tiers, sound_head
 from ngramspec.controller import GammaController
 from ngramspec.draft import (
     EMPTY_DRAFT,
@@ -22,19 +22,30 @@ from ngramspec.draft import (
 logger = logging.getLogger("ngramspec")
 
 
+FAULTS = 4  # after so many a drafter is not asked any more: each may cost reading the whole text
+FORGIVEN = 8  # unless so many steps without one came between
+
+
 class Drafting:
     """Asks the current drafter, whichever that is at each step, and survives its errors.
 
     A drafter that raises, or returns what cannot be verified, costs its draft: the step goes on
     undrafted, the fault is logged once a generation and counted in the statistics. A session that
-    raised is closed and begun anew from the committed tokens.
+    raised is closed and begun anew from the committed tokens. A drafter that failed ``FAULTS``
+    times in a row, or with fewer than ``FORGIVEN`` sound steps in between, is not asked any more in
+    this generation; another one, after a hot swap, begins with a clean record.
+
+    Drafters never see ids that the target has no logits for: placeholders of images, say, or a
+    reference text's ids of another vocabulary. No drafter could be right with them, and a
+    stochastic one that draws one of them now and then would lose just those drafts, by what it
+    drew. Tokens committed later are always the target's own.
 
     Args:
         current: returns the drafter to use; another one than before is a hot swap.
         controller: how many tokens to ask for.
-        tokens: the committed tokens, int32 (n,).
+        tokens: the committed tokens, int32 (n,); those outside 0..vocab - 1 are left out.
         vocab: size of the target's vocabulary.
-        stats: where faults are counted.
+        stats: of the run, where faults are counted.
         tree: whether drafts may be trees,
         always: and that also where no cost says which branches are worth it.
         temperature: that tokens are sampled at; None: they are not.
@@ -62,55 +73,84 @@ class Drafting:
         self._always = always
         self._temperature = temperature
         self._seed = seed
+        tokens = tokens[(tokens >= 0) & (tokens < vocab)]
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)
         self._drafter: Drafter | None = None
+        self._tiers: tuple[str, ...] = ()
         self._session: DraftSession | None = None
         self._proposed = EMPTY_DRAFT  # as the session proposed it
-        self._logged = False
+        self._sound = False  # whether the step's draft was
+        self._sound_steps = 0  # since the last fault
+        self._faults = 0  # not forgiven
+        self._stopped = False
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Tier names that the sources of the last draft index."""
-        return () if self._drafter is None else self._drafter.tiers
+        """Tier names that the sources of the last draft index, as they were at the start."""
+        return self._tiers
 
     def propose(self, limit: int, *, tree: bool = True) -> Draft:
         """A draft of at most ``limit`` tokens, or the empty one; a chain if trees are not to be.
 
         A tree without branches comes as a chain: it needs no mask of its own.
         """
-        drafter, tree = self._current(), tree and self._tree
-        if drafter is not self._drafter:
-            self.close()
-            self._drafter = drafter
-        if limit < 1:
+        self._swap(self._current())
+        self._sound = False
+        if limit < 1 or self._gave_up():
             return EMPTY_DRAFT
         try:
-            if self._session is None:
-                self._session = drafter.start(self._tokens[: self._count].copy())
-                if self._temperature is not None:
-                    self._session.heat(self._temperature, (*self._seed, self._count))
-            gamma, cost = self._controller.plan(drafter.estimates)
-            gamma = min(limit, gamma)
-            if gamma < 1:
-                return EMPTY_DRAFT
-            tree = tree and (self._always or (cost is not None and drafter.branches))
-            draft = self._session.propose(gamma, cost, tree=tree)
+            gamma, tree, draft = self._ask(limit, tree and self._tree)
         except Exception as error:
             self._fault(error)
             self.close()
             return EMPTY_DRAFT
-        try:
-            tiers = len(drafter.tiers)
-            self._proposed = check_draft(draft, gamma, self._vocab, tree=tree, tiers=tiers)
-        except (TypeError, ValueError) as error:
-            self._fault(error)
+        if not gamma:
             return EMPTY_DRAFT
-        return self._proposed.straight()
+        self._proposed = draft
+        try:
+            checked = check_draft(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
+            self._sound = True
+        except Exception as error:
+            self._fault(error)
+            checked = sound_head(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
+        return checked.straight()
+
+    def _swap(self, drafter: Drafter) -> None:
+        """Let ``drafter`` be the one to ask."""
+        if drafter is self._drafter:
+            return
+        self.close()
+        self._drafter, self._tiers = drafter, ()
+        self._faults, self._stopped = 0, False
+
+    def _ask(self, limit: int, tree: bool) -> tuple[int, bool, Draft]:
+        """The drafter's draft, after how many tokens and whether a tree was asked for; 0: none."""
+        drafter = self._drafter
+        assert drafter is not None
+        if self._session is None:
+            self._tiers = check_tiers(drafter.tiers)
+            self._session = drafter.start(self._tokens[: self._count].copy())
+            if not isinstance(self._session, DraftSession):
+                what = type(self._session).__name__
+                raise TypeError(f"start must return a DraftSession, got {what}")
+            if self._temperature is not None:
+                self._session.heat(self._temperature, (*self._seed, self._count))
+        gamma, cost = self._controller.plan(drafter.estimates)
+        gamma = min(limit, gamma)
+        if gamma < 1:
+            return 0, False, EMPTY_DRAFT
+        tree = tree and (self._always or (cost is not None and bool(drafter.branches)))
+        cost = None if cost is None else cost.copy()  # the controller's own stays as it is
+        return gamma, tree, self._session.propose(gamma, cost, tree=tree)
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
-        """Tell the controller and the session what became of a draft, and what was committed."""
+        """Tell the controller and the session what became of a draft, and what was committed.
+
+        The session gets its own draft back, as far as it was verified: what it does to that, or
+        to the lists of the verdict, is nobody else's business.
+        """
         if len(draft):
             self._controller.observe(len(draft), len(verdict.accepted))
         tokens = np.array(verdict.emitted, np.int32)
@@ -119,13 +159,16 @@ class Drafting:
             return
         try:
             if len(draft):
-                branched = self._proposed.parents is not None  # then it was not cut
-                draft = self._proposed if branched else draft
-                self._session.observe(draft, verdict.accepted, verdict.tested)
+                proposed = self._proposed.head(len(draft))
+                self._session.observe(proposed, tuple(verdict.accepted), verdict.tested)
             self._session.extend(tokens)
         except Exception as error:
             self._fault(error)
             self.close()
+            return
+        self._sound_steps, self._sound = self._sound_steps + self._sound, False
+        if self._sound_steps >= FORGIVEN:
+            self._faults = 0
 
     def close(self) -> None:
         """End the session; the next propose begins a new one."""
@@ -145,8 +188,20 @@ class Drafting:
         self._count = end
 
     def _fault(self, error: Exception) -> None:
+        self._faults, self._sound_steps = self._faults + 1, 0
         self._stats.drafter_faults += 1
-        if not self._logged:
-            self._logged = True
+        if self._stats.drafter_faults == 1:  # of all rows
             name = type(self._drafter).__name__
             logger.warning("%s failed, the step goes on undrafted: %r", name, error, exc_info=error)
+
+    def _gave_up(self) -> bool:
+        """Whether the drafter is not asked any more; the first time its session is closed."""
+        if not self._stopped and self._faults >= FAULTS:
+            self._stopped = True
+            self.close()
+            self._stats.drafters_stopped += 1
+            if self._stats.drafters_stopped == 1:
+                name, faults = type(self._drafter).__name__, self._faults
+                what = "%s failed %d times and is not asked any more in this generation"
+                logger.warning(what, name, faults)
+        return self._stopped

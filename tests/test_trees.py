@@ -454,7 +454,7 @@ BAD = [
         "node 0 must hold its token 1",
     ),
     (tree_of([1], [-1], proposal=proposal_of(([1, 99], [0.5, 0.5]))), r"in 0..96, got 99"),
-    (tree_of([1, 2], [-1, -1], proposal=proposal_of(([1], [1.0]))), "in 3 entries"),
+    (tree_of([1, 2], [-1, -1], proposal=proposal_of(([1], [1.0]))), "starts must have 3 entries"),
     (tree_of([1], [-1], source=np.array([2], np.int8)), r"source must lie in 0\.\.1, got 2"),
     (tree_of([1], [-1], source=np.array([-1], np.int8)), r"source must lie in 0\.\.1, got -1"),
     (tree_of([1], [-1], confidence=np.ones(2, np.float32)), "confidence must have 1 entries"),
@@ -468,7 +468,8 @@ def test_trees_and_proposals_that_cannot_be_verified_are_named(draft, message):
 
 
 def test_the_head_of_a_tree_is_a_tree():
-    proposal = proposal_of(*(([t], [1.0]) for t in STRATOS.tokens))
+    share = np.full(6, 1 / 6, np.float32)
+    proposal = proposal_of(*((STRATOS.tokens, share) for _ in STRATOS.tokens))
     draft = Draft(STRATOS.tokens, STRATOS.parents, None, proposal)
     for n in range(7):
         head = check_draft(draft.head(n), 6, 97, tree=True)

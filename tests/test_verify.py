@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_llama
 from scipy.stats import chisquare
 
+from ngramspec import Draft, Proposal, Speculator
 from ngramspec.verify import sampled
 from ngramspec.verify.greedy import greedy_tokens, lenient_tokens
-from ngramspec.verify.rule import Rule
+from ngramspec.verify.rule import Rule, children_tensor, proposal_tensor
 from ngramspec.verify.sampled import draw, draw_at_depths, speculative_tokens
 from ngramspec.verify.typical import typical_tokens
 
@@ -247,6 +249,58 @@ def test_scores_that_are_no_distribution_are_marked(bad):
     tokens = Rule(do_sample=True).choose(scores).tolist()
     assert tokens[1] == -1
     assert min(tokens[0], tokens[2]) >= 0
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float64], ids=str)
+def default_dtype(request):
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def chosen(rule_settings):
+    """What a rule chooses at many positions, with and without a proposal."""
+    rows = 300
+    drafts = [
+        Draft(np.array([token], np.int32), proposal=proposal)
+        for token in (1, 3)
+        for proposal in (None, Proposal(*(np.array(each, dtype) for each, dtype in STATED)))
+    ]
+    found = []
+    for draft in drafts:
+        generator = torch.Generator().manual_seed(0)
+        rule = Rule(do_sample=True, generator=generator, **rule_settings)
+        q = proposal_tensor([(draft, 0)] * rows, VOCAB, P.device)
+        children = children_tensor([draft.tokens.tolist()] * rows, P.device)
+        found.append(rule.choose(P.log().expand(rows, -1), children, q))
+    return torch.stack(found)
+
+
+STATED = [([0, 3], np.int32), ([1, 3, 5], np.int32), ([0.4, 0.35, 0.25], np.float32)]
+SETTINGS = [{}, {"lenience": 0.5}, {"verification": "typical"}, {"verification": "match"}]
+EXPECTED = [chosen(each) for each in SETTINGS]  # under float32
+
+
+def test_torch_s_default_dtype_changes_nothing(default_dtype):
+    """Uniform numbers of few bits, above all, would bias what is accepted."""
+    for settings, expected in zip(SETTINGS, EXPECTED, strict=True):
+        assert torch.equal(chosen(settings), expected)
+
+
+def test_torch_s_default_dtype_changes_no_text(request):
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    model = tiny_llama(initializer_range=0.15)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+    texts = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        torch.set_default_dtype(dtype)
+        torch.manual_seed(3)
+        speculator = Speculator("ngram(order=2,sample=true)", 4)
+        kwargs = {"do_sample": True, "max_new_tokens": 30, "temperature": 0.5}
+        texts.append(model.generate(ids, custom_generate=speculator, **kwargs).tolist())
+        assert speculator.stats.drafter_faults == 0
+        assert speculator.stats.tested > 5
+    assert texts[0] == texts[1] == texts[2] == texts[3]
 
 
 def test_match_and_algorithm_1_accept_with_what_the_formulas_say():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ngramspec.analysis import worthwhile_nodes
+from ngramspec.checks import check_tiers
 from ngramspec.draft import Draft, Drafter, DraftSession, Float32, Int32
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
@@ -95,7 +96,7 @@ class CalibratedDrafter(LearningDrafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        self.tiers = inner.tiers
+        self.tiers = check_tiers(inner.tiers)
         self.spec = inner.spec
         self.forget()
 

@@ -26,7 +26,9 @@ def reach(draft: Draft) -> NDArray[np.float64]:
 
 
 def pack(drafts: Sequence[Draft], limit: int) -> Draft:
-    """Merge deterministic drafts of the same sequence into one prefix tree.
+    """Merge drafts of the same sequence into one prefix tree, which is a deterministic draft.
+
+    Of tokens that were drawn the proposals are left out: draw and compare is exact for them, too.
 
     Nodes come by the probability that they are reached, of equals those of the earlier draft: the
     best ``limit`` of all. Drafts without confidence are taken to be less likely one after another,

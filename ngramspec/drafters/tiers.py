@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
+from ngramspec.checks import check_draft, check_tiers, sound_head
 from ngramspec.draft import (
     EMPTY_DRAFT,
     NO_TOKENS,
@@ -19,14 +21,27 @@ from ngramspec.draft import (
 )
 from ngramspec.drafters.prefix_tree import pack
 
+ANY = 1 << 31  # in place of the vocabulary's size, which only the whole draft is checked against
+
 
 class TieredSession(DraftSession):
-    """One session per tier, asked in order."""
+    """One session per tier, asked in order.
 
-    def __init__(self, sessions: list[DraftSession], offsets: list[int]) -> None:
+    A tier that fails behind others' tokens costs its own part. The step's ``extend`` raises what
+    it raised: had the whole draft been lost, the tokens that a tier above drew would have decided
+    whether they are verified.
+
+    Args:
+        sessions: the tiers', highest priority first.
+        names: how many names each tier has.
+    """
+
+    def __init__(self, sessions: list[DraftSession], names: Sequence[int]) -> None:
         self.sessions = sessions
-        self.offsets = offsets  # where each session's tier names begin in the drafter's
+        self.names = names
+        self.offsets = [sum(names[:which]) for which in range(len(names))]
         self.parts: list[tuple[int, Draft]] = []  # (session, its part) of the last draft
+        self.failed: Exception | None = None  # a tier, in this step
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         """In a tree, the chain that the tiers make in order, merged with what each knows itself."""
@@ -42,21 +57,33 @@ class TieredSession(DraftSession):
         return pack([chain, *own], gamma)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        self.parts = []
+        self.parts, self.failed = [], None
         so_far, room = drafted, gamma
-        for which, session in enumerate(self.sessions):
-            if room <= 0:
+        for which in range(len(self.sessions)):
+            if room <= 0 or self.failed is not None:
                 break
-            part = session.propose_after(so_far, room)
+            part = self._part(which, so_far, room)
             if len(part):
                 self.parts.append((which, part))
                 so_far = np.concatenate((so_far, part.tokens)) if len(so_far) else part.tokens
                 room -= len(part)
+        if self.failed is not None and not self.parts:
+            raise self.failed
         if not self.parts:
             return EMPTY_DRAFT
         source = np.concatenate([self._source(*each) for each in self.parts])
         proposal = joined([part for _, part in self.parts])
         return Draft(so_far[len(drafted) :], proposal=proposal, source=source)
+
+    def _part(self, which: int, so_far: Int32, room: int) -> Draft:
+        """What a tier continues ``so_far`` with, as far as it is sound."""
+        part = EMPTY_DRAFT
+        try:
+            part = self.sessions[which].propose_after(so_far, room)
+            return check_draft(part, room, ANY, tiers=self.names[which])
+        except Exception as error:
+            self.failed = error
+        return sound_head(part, room, ANY, tree=False, tiers=self.names[which])
 
     def _source(self, which: int, part: Draft) -> Int8:
         inner = np.zeros(len(part), np.int8) if part.source is None else part.source
@@ -89,6 +116,8 @@ class TieredSession(DraftSession):
         self.parts = []
 
     def extend(self, tokens: Int32) -> None:
+        if self.failed is not None:
+            raise self.failed
         for session in self.sessions:
             session.extend(tokens)
 
@@ -101,8 +130,9 @@ class TieredSession(DraftSession):
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def close(self) -> None:
-        for session in self.sessions:
-            session.close()
+        with ExitStack() as all_of_them:  # whichever of them raises
+            for session in reversed(self.sessions):
+                all_of_them.callback(session.close)
 
 
 class TieredDrafter(Drafter):
@@ -116,12 +146,16 @@ class TieredDrafter(Drafter):
         if not drafters:
             raise ValueError("drafters must hold at least one drafter, got none")
         self.drafters = tuple(drafters)
-        self.tiers = tuple(name for drafter in drafters for name in drafter.tiers)
+        self.names = [check_tiers(drafter.tiers) for drafter in drafters]
+        self.tiers = check_tiers(tuple(name for names in self.names for name in names))
         specs = [drafter.spec for drafter in drafters]
         self.spec = None if None in specs else "+".join(str(spec) for spec in specs)
 
     def start(self, tokens: Int32) -> DraftSession:
-        offsets = [0]
-        for drafter in self.drafters[:-1]:
-            offsets.append(offsets[-1] + len(drafter.tiers))
-        return TieredSession([drafter.start(tokens) for drafter in self.drafters], offsets)
+        sessions: list[DraftSession] = []
+        with ExitStack() as begun:  # closes them if a later one cannot begin
+            for drafter in self.drafters:
+                sessions.append(drafter.start(tokens))
+                begun.callback(sessions[-1].close)
+            begun.pop_all()
+        return TieredSession(sessions, [len(names) for names in self.names])

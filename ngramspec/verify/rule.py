@@ -122,7 +122,7 @@ def proposal_tensor(
             tokens, probs = draft.proposal.of(node)
         places.append(row * vocab + tokens.astype(np.int64))
         values.append(probs)
-    table = torch.zeros(len(drafts) * vocab, device=device)
+    table = torch.zeros(len(drafts) * vocab, dtype=torch.float32, device=device)
     where = torch.from_numpy(np.concatenate(places)).to(device, non_blocking=True)
     table[where] = torch.from_numpy(np.concatenate(values)).to(device, non_blocking=True)
     return table.view(len(drafts), vocab)

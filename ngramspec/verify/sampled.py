@@ -100,7 +100,7 @@ def speculative_tokens(
     for x in children.unbind(dim=1):
         assert token is not None
         index = x.clamp(min=0)[:, None]
-        uniform = torch.rand(index.shape, device=p.device, generator=generator)
+        uniform = torch.rand(index.shape, dtype=p.dtype, device=p.device, generator=generator)
         q_x = 1.0 if q is None else q.gather(1, index)
         open_ = (token < 0) & (x >= 0)
         stands = open_ & (uniform * (lenience * q_x) < p.gather(1, index))[:, 0]
