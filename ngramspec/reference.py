@@ -8,6 +8,7 @@ at run time uses them. One thread at a time.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 import struct
 import sys
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from ngramspec._native.common import MOST_DRAFTED, salt
 
 Tokens = Sequence[int] | npt.NDArray[np.int32]
 Context = tuple[int, ...]
@@ -35,10 +38,23 @@ def _committed(tokens: Tokens) -> list[int]:
     return ids
 
 
-def context_key(context: Context) -> int:
-    """A context's key: XXH64 of its little-endian uint32 tokens, seeded with the n-gram's order."""
+def _check_gamma(gamma: int) -> None:
+    if gamma < 0:
+        raise ValueError(f"gamma must be >= 0, got {gamma}")
+    if gamma > MOST_DRAFTED:
+        raise ValueError(f"gamma must be <= {MOST_DRAFTED}, got {gamma}")
+
+
+def context_key(context: Context, salt: int) -> int:
+    """A context's key: XXH64 of its little-endian uint32 tokens, seeded with the n-gram's order.
+
+    Tokens and seed are XORed with the salt's eight bytes first, so that nobody without it can tell
+    which contexts meet in a hash table.
+    """
     data = struct.pack(f"<{len(context)}I", *context)
-    return xxhash.xxh64_intdigest(data, seed=len(context) + 1)
+    pad = itertools.cycle(salt.to_bytes(8, "little"))
+    salted = bytes(a ^ b for a, b in zip(data, pad, strict=False))
+    return xxhash.xxh64_intdigest(salted, seed=(len(context) + 1) ^ salt)
 
 
 def longest_repeated_suffix(tokens: Tokens, prefix: Tokens = ()) -> tuple[int, list[int]]:
@@ -73,6 +89,10 @@ class _Twin:
         """Bytes of the containers, what they hold left out: not comparable with the native one."""
         return sum(sys.getsizeof(value) for value in vars(self).values())
 
+    def longest_probe(self) -> int:
+        """1: Python's own dicts, whose probing is no affair of the twin's."""
+        return 1
+
     def check_integrity(self) -> None:
         """Nothing to check: the counts are plain."""
 
@@ -97,6 +117,7 @@ class NGramTable(_Twin):
             raise ValueError(f"order must be in 2..8, got {order}")
         if window is not None and window < order:
             raise ValueError(f"window must be >= {order} (the order), got {window}")
+        self.salt = salt()
         self.order = order
         self.window = window
         self._tokens: list[int] = []  # those in the window
@@ -130,8 +151,7 @@ class NGramTable(_Twin):
             (tokens int32, orders int8), both (n,), n <= gamma: orders[i] is the n-gram order that
             predicted tokens[i]. Empty where even the last token alone is unknown.
         """
-        if gamma < 0:
-            raise ValueError(f"gamma must be >= 0, got {gamma}")
+        _check_gamma(gamma)
         text = self._tokens + _ints(prefix)
         tokens: list[int] = []
         orders: list[int] = []
@@ -167,7 +187,7 @@ class NGramTable(_Twin):
 
     def contexts(self) -> npt.NDArray[np.uint64]:
         """Every known context's key, as uint64 (n,), in no order."""
-        return np.array([context_key(context) for context in self._after], np.uint64)
+        return np.array([context_key(context, self.salt) for context in self._after], np.uint64)
 
     def _ranked(self, context: Context) -> list[tuple[int, int]]:
         followers = self._after.get(context, {})
@@ -226,8 +246,7 @@ class CopyIndex(_Twin):
             (tokens int32 (gamma,), matched): ``matched`` is the match's length in tokens. Both
             are empty, (0,) and 0, when no suffix of min_match tokens occurred before.
         """
-        if gamma < 0:
-            raise ValueError(f"gamma must be >= 0, got {gamma}")
+        _check_gamma(gamma)
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
         state, matched = self._follow(_ints(prefix))
@@ -245,8 +264,11 @@ class CopyIndex(_Twin):
 
         Longest match first, then its suffixes that occurred elsewhere; of equals the most recent.
         """
-        if gamma < 0:
-            raise ValueError(f"gamma must be >= 0, got {gamma}")
+        _check_gamma(gamma)
+        if most < 1:
+            raise ValueError(f"most must be >= 1, got {most}")
+        if min_match < 1:
+            raise ValueError(f"min_match must be >= 1, got {min_match}")
         state: _State | None = self._follow([])[0]
         ends: list[int] = []
         while state is not None and state.link is not None and state.length >= min_match:

@@ -1,18 +1,21 @@
-"""What the tests of the native structures share: inputs, twin machine, threads, lack of memory."""
+"""What the tests of the native structures share: inputs, salt, twins, threads, lack of memory."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ngramspec._native import common
 
 LAST_ID = 2**31 - 1
 QUICK = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)
@@ -25,6 +28,17 @@ needs_rlimit = pytest.mark.skipif(
 
 def int32(tokens: Sequence[int]) -> np.ndarray:
     return np.array(tokens, np.int32)
+
+
+@contextlib.contextmanager
+def salted(salt: int) -> Iterator[None]:
+    """Give the structures made meanwhile a salt that is known."""
+    own = common.salt()
+    common.set_salt(salt)
+    try:
+        yield
+    finally:
+        common.set_salt(own)
 
 
 # Few distinct ids, so that contexts come back, but from all over the range.
@@ -50,6 +64,7 @@ TEXTS = st.builds(
 )
 
 # value, what the message must say of it
+MISALIGNED = np.frombuffer(bytes(9), np.int32, count=2, offset=1)
 NOT_INT32_ARRAYS = [
     pytest.param(np.array([1, 2]), "int64", id="int64"),
     pytest.param(np.array([1, 2], np.uint32), "uint32", id="uint32"),
@@ -59,6 +74,8 @@ NOT_INT32_ARRAYS = [
     pytest.param("12", "str", id="str"),
     pytest.param(np.ones((1, 2), np.int32), r"int32 of shape \(1, 2\)", id="2-D"),
     pytest.param(np.ones(4, np.int32)[::2], r"int32 of shape \(2,\)", id="strided"),
+    pytest.param(MISALIGNED, "a misaligned one: pass a copy", id="misaligned"),
+    pytest.param(memoryview(MISALIGNED), "a misaligned one: pass a copy", id="misaligned view"),
 ]
 NOT_TOKENS = [
     *NOT_INT32_ARRAYS,

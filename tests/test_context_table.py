@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from native_strategies import MISALIGNED
 
 from ngramspec import reference_value
 from ngramspec._native.contexts import ContextTable
@@ -91,5 +92,8 @@ def test_many_contexts_stay_small_and_are_all_found():
 def test_bad_contexts_are_named():
     with pytest.raises(ValueError, match=r"0\.\.7 tokens, got 8"):
         ContextTable().get(ids(range(8)))
-    with pytest.raises(TypeError, match="int32"):
-        ContextTable().add([1], 2, 0)
+    for context in ([1], MISALIGNED, memoryview(MISALIGNED)):
+        with pytest.raises(TypeError, match="int32"):
+            ContextTable().add(context, 2, 0)
+    with pytest.raises(ValueError, match="token must be >= 0, got -1"):
+        ContextTable().add(ids([1]), -1, 0)

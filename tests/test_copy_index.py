@@ -331,11 +331,20 @@ def test_draft_refuses_what_is_no_int32_array(prefix, said):
 @BOTH
 def test_out_of_range_numbers_are_named(index_type):
     index = built(SAMPLE, index_type)
-    with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
-        index.draft(-1)
+    for draft in (index.draft, lambda gamma: index.copies(gamma, 2)):
+        with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
+            draft(-1)
+        for gamma in (2**16 + 1, 2**31 - 1, 2**40):
+            with pytest.raises(ValueError, match=rf"gamma must be <= 65536, got {gamma}"):
+                draft(gamma)
+    assert len(index.draft(2**16)[0]) == 2**16
+    with pytest.raises(ValueError, match=r"most must be >= 1, got 0"):
+        index.copies(2, 0)
     for min_match in (0, -2):
         with pytest.raises(ValueError, match=rf"min_match must be >= 1, got {min_match}"):
             index.draft(1, None, min_match)
+        with pytest.raises(ValueError, match=rf"min_match must be >= 1, got {min_match}"):
+            index.copies(1, 2, min_match)
     index.check_integrity()
     assert index.longest_match() == (2, 6)
 

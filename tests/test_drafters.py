@@ -375,6 +375,27 @@ def test_errors_show_the_bad_part_of_the_string(spec, part):
     assert spec[begin:end].rstrip("+") == part
 
 
+@pytest.mark.parametrize("policy", ["value", "priority"])
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("copy(min_match=3000000000)", r"min_match must be in 1\.\.1073741824, got 3000000000"),
+        ("copy(min_match=1073741825)", r"min_match must be in 1\.\.1073741824, got 1073741825"),
+        ("ngram(window=2000000000)", r"window must be in 4\.\.1073741824, got 2000000000"),
+        ("ngram(order=3,window=2)", r"window must be in 3\.\.1073741824, got 2"),
+    ],
+)
+def test_numbers_no_structure_takes_are_refused_when_the_drafter_is_built(spec, said, policy):
+    with pytest.raises(ValueError, match=said):
+        build_drafter(spec, policy=policy)
+
+
+def test_the_longest_match_that_can_be_asked_for_drafts_nothing():
+    for policy in ("value", "priority"):
+        session = build_drafter("copy(min_match=1073741824)", policy=policy).start(ids(1, 2, 1, 2))
+        assert len(session.propose(4)) == 0
+
+
 def test_registered_drafters_are_known_by_name():
     class Mine(Drafter):
         tiers = ("mine",)

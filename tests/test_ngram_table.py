@@ -26,6 +26,7 @@ from native_strategies import (
     needs_rlimit,
     run_beside,
     run_short_of_memory,
+    salted,
 )
 
 from ngramspec import reference
@@ -49,10 +50,10 @@ def assert_same_counts(native, other, text: list[int]) -> None:
             assert native.top_k(context, 99) == other.top_k(context, 99)
 
 
-def keys(text: list[int], order: int) -> set[int]:
-    """XXH64 of every context of up to order - 1 tokens that something follows in ``text``."""
+def keys(text: list[int], order: int, salt: int) -> set[int]:
+    """The key of every context of up to order - 1 tokens that something follows in ``text``."""
     return {
-        xxhash.xxh64_intdigest(np.array(text[end - n : end], "<u4").tobytes(), seed=n + 1)
+        reference.context_key(tuple(text[end - n : end]), salt)
         for n in range(1, order)
         for end in range(n, len(text))
     }
@@ -149,17 +150,19 @@ def test_forgotten_tokens_change_the_prediction(table_type):
 
 
 @QUICK
-@given(st.lists(TOKEN_IDS, min_size=2, max_size=12), st.integers(2, 8))
-def test_keys_are_xxh64(text, order):
-    table = NGramTable(order)
+@given(st.lists(TOKEN_IDS, min_size=2, max_size=12), st.integers(2, 8), st.integers(0, 2**64 - 1))
+def test_keys_are_salted_xxh64(text, order, salt):
+    with salted(salt):
+        table = NGramTable(order)
     table.extend(int32(text))
-    assert set(table.contexts().tolist()) == keys(text, order)
+    assert set(table.contexts().tolist()) == keys(text, order, salt)
 
 
 @pytest.mark.parametrize("n", range(1, 8))
-def test_key_of_each_context_length(n):
+def test_key_of_each_context_length_without_salt(n):
     context = [LAST_ID - i * i for i in range(n)]
-    table = NGramTable(n + 1)
+    with salted(0):
+        table = NGramTable(n + 1)
     table.extend(int32([*context, 5]))
     data = b"".join(token.to_bytes(4, "little") for token in context)
     assert xxhash.xxh64_intdigest(data, seed=n + 1) in table.contexts().tolist()
@@ -204,7 +207,7 @@ def test_around_each_growth_of_the_slots(order):
         table.extend(int32([token]))
         table.check_integrity()
         assert len(table.contexts()) == sum(min(i, order - 1) for i in range(len(text)))
-    assert set(table.contexts().tolist()) == keys(text, order)
+    assert set(table.contexts().tolist()) == keys(text, order, table.salt)
 
 
 def test_around_each_growth_of_the_ranks():
@@ -436,6 +439,10 @@ def test_out_of_range_numbers_are_named(table_type):
     table.extend(int32([1, 2, 1, 2]))
     with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
         table.draft(-1)
+    for gamma in (2**16 + 1, 2**31 - 1, 2**40):
+        with pytest.raises(ValueError, match=rf"gamma must be <= 65536, got {gamma}"):
+            table.draft(gamma)
+    assert table.draft(2**16)[0].tolist() == [1, 2] * 2**15
     for k in (0, -2):
         with pytest.raises(ValueError, match=rf"k must be >= 1, got {k}"):
             table.top_k(int32([1]), k)

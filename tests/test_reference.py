@@ -127,8 +127,12 @@ def test_ties_after_forgetting(others, native_place):
 
 
 def test_context_key_by_hand():
-    assert reference.context_key((1, 2**31 - 1)) == xxhash.xxh64_intdigest(
-        b"\x01\x00\x00\x00\xff\xff\xff\x7f", seed=3
+    context = (1, 2**31 - 1, 5)
+    assert reference.context_key(context, 0) == xxhash.xxh64_intdigest(
+        b"\x01\x00\x00\x00\xff\xff\xff\x7f\x05\x00\x00\x00", seed=4
+    )
+    assert reference.context_key(context, 0x8000_0000_0000_0102) == xxhash.xxh64_intdigest(
+        b"\x03\x01\x00\x00\xff\xff\xff\xff\x07\x01\x00\x00", seed=0x8000_0000_0000_0106
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_strategies import MISALIGNED
 
 from ngramspec import build_drafter, reference_value
 from ngramspec._native.calibration import Calibration
@@ -377,10 +378,18 @@ def test_bad_arguments_are_named():
     engine.extend(ids([1, 2, 1, 2]))
     with pytest.raises(ValueError, match="gamma must be >= 0, got -1"):
         engine.draft(-1)
+    for draft in (engine.draft, engine.draft_tree):
+        for gamma in (2**16 + 1, 2**31 - 2, 2**31 - 1, 2**40):
+            with pytest.raises(ValueError, match=f"gamma must be <= 65536, got {gamma}"):
+                draft(gamma, costs(8, 0.1))
+        assert 1 <= len(draft(2**16)[0]) <= 2**16
+    with pytest.raises(ValueError, match="min_match must be >= 1, got 0"):
+        ValueEngine(Calibration(), min_match=0)
     with pytest.raises(ValueError, match="cost must have 6 entries, got 3"):
         engine.draft(4, costs(1, 0.1))
-    with pytest.raises(TypeError, match="int32"):
-        engine.extend(np.array([1.0]))
+    for tokens in (np.array([1.0]), MISALIGNED, memoryview(MISALIGNED), None, [1]):
+        with pytest.raises(TypeError, match="int32"):
+            engine.extend(tokens)
     with pytest.raises(ValueError, match="-3"):
         engine.extend(ids([1, -3]))
     assert len(engine.draft(2)[0]) == 2

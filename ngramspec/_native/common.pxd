@@ -1,17 +1,26 @@
-"""What the structures share: token input, and array growth that never loses what it had."""
+"""What the structures share: token input, the salt, and array growth that never loses what it had.
+"""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport realloc
 
 cdef enum:
     NONE = -1            # no index: end of a list, no state, no bucket
     MAX_TOKENS = 1 << 30  # positions and ids share int32 with flags
+    MAX_DRAFT = 1 << 16  # tokens asked for at once
 
 
+cdef uint64_t process_salt() noexcept nogil
 cdef const int32_t[::1] token_view(object tokens, str name=*)
-cdef const int32_t* tokens_of(object tokens, Py_ssize_t* n, str name=*) except? NULL
+cdef const int32_t* array_tokens(object tokens, Py_ssize_t* n) noexcept
 cdef const float* costs_of(object cost, Py_ssize_t needed) except NULL
-cdef object raise_negative(const int32_t[::1] tokens, Py_ssize_t index)
+cdef object raise_negative(int32_t token, Py_ssize_t index)
+cdef int gamma_of(Py_ssize_t gamma) except -1
+
+
+cdef inline const int32_t* start_of(const int32_t[::1] view) noexcept nogil:
+    """Pointer to a view's first token, valid as long as the view; NULL of an empty one."""
+    return &view[0] if view.shape[0] else NULL
 
 
 cdef inline Py_ssize_t first_negative(const int32_t* tokens, Py_ssize_t n) noexcept nogil:

@@ -1,38 +1,80 @@
-"""Array input shared by the native structures."""
+"""Array input shared by the native structures, and the salt of their hashes."""
 
-from libc.stdint cimport int32_t
+import os
+
+from libc.stdint cimport int32_t, uint64_t, uintptr_t
 
 cimport numpy as cnp
 
 cnp.import_array()
 
+MOST_TOKENS = MAX_TOKENS  # of a text; no window and no match is longer
+MOST_DRAFTED = MAX_DRAFT  # tokens asked for at once
+
+cdef uint64_t _salt = int.from_bytes(os.urandom(8), "little")
+
+
+def salt():
+    """The salt of structures made from now on: 64 bits, drawn when the process imports this.
+
+    Nobody who chooses tokens knows it, so nobody can choose tokens that meet in a hash table. What
+    a structure answers does not depend on it.
+    """
+    return _salt
+
+
+def set_salt(uint64_t value):
+    """Give structures made from now on a salt that is known, for tests."""
+    global _salt
+    _salt = value
+
+
+cdef uint64_t process_salt() noexcept nogil:
+    return _salt
+
 
 cdef const int32_t[::1] token_view(object tokens, str name="tokens"):
-    """View a contiguous one-dimensional int32 array, or raise a TypeError that says what came."""
+    """View a contiguous one-dimensional int32 array, or raise a TypeError that says what came.
+
+    The memory is the caller's as long as the view lives: hold it while it is read.
+    """
+    cdef const int32_t[::1] view = None
     try:
         if tokens is not None:  # None would pass as a view of no memory
-            return tokens
+            view = tokens
     except (TypeError, ValueError, BufferError):
         pass
-    dtype = getattr(tokens, "dtype", type(tokens).__name__)
-    shape = getattr(tokens, "shape", None)
-    raise TypeError(
-        f"{name} must be a contiguous one-dimensional int32 array, got {dtype}"
-        + (f" of shape {tuple(shape)}" if shape is not None else "")
-    )
+    if view is None:
+        dtype = getattr(tokens, "dtype", type(tokens).__name__)
+        shape = getattr(tokens, "shape", None)
+        raise TypeError(
+            f"{name} must be a contiguous one-dimensional int32 array, got {dtype}"
+            + (f" of shape {tuple(shape)}" if shape is not None else "")
+        )
+    if <uintptr_t>start_of(view) % sizeof(int32_t):
+        raise TypeError(f"{name} must be an aligned int32 array, got a misaligned one: pass a copy")
+    return view
 
 
-cdef object raise_negative(const int32_t[::1] tokens, Py_ssize_t index):
-    raise ValueError(f"token ids must be >= 0, got {tokens[index]} at index {index}")
+cdef object raise_negative(int32_t token, Py_ssize_t index):
+    raise ValueError(f"token ids must be >= 0, got {token} at index {index}")
 
 
-cdef const int32_t* tokens_of(object tokens, Py_ssize_t* n, str name="tokens") except? NULL:
-    """Pointer and length of a contiguous one-dimensional int32 array; else as token_view.
+cdef int gamma_of(Py_ssize_t gamma) except -1:
+    """Tokens asked for at once, or a ValueError that names the bound."""
+    if gamma < 0:
+        raise ValueError(f"gamma must be >= 0, got {gamma}")
+    if gamma > MAX_DRAFT:
+        raise ValueError(f"gamma must be <= {MAX_DRAFT}, got {gamma}")
+    return <int>gamma
 
-    A hundred times cheaper than a view. The pointer is valid as long as ``tokens``.
+
+cdef const int32_t* array_tokens(object tokens, Py_ssize_t* n) noexcept:
+    """Pointer and length of an aligned one-dimensional int32 NumPy array; NULL for all else.
+
+    A hundred times cheaper than a view, and holds nothing: only for reading under the GIL.
     """
     cdef cnp.ndarray array
-    cdef const int32_t[::1] view
     if isinstance(tokens, cnp.ndarray):
         array = <cnp.ndarray>tokens
         if (
@@ -41,13 +83,14 @@ cdef const int32_t* tokens_of(object tokens, Py_ssize_t* n, str name="tokens") e
         ):
             n[0] = cnp.PyArray_DIM(array, 0)
             return <const int32_t*>cnp.PyArray_DATA(array)
-    view = token_view(tokens, name)
-    n[0] = view.shape[0]
-    return &view[0] if n[0] else NULL
+    return NULL
 
 
 cdef const float* costs_of(object cost, Py_ssize_t needed) except NULL:
-    """Pointer to at least ``needed`` float32 costs, or a TypeError or ValueError."""
+    """Pointer to at least ``needed`` float32 costs, or a TypeError or ValueError.
+
+    It holds nothing: only for reading under the GIL.
+    """
     cdef cnp.ndarray array
     if isinstance(cost, cnp.ndarray):
         array = <cnp.ndarray>cost

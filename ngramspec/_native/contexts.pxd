@@ -3,6 +3,8 @@
     directory   2**bits pointers, by the key's highest bits: extendible hashing; a doubled one
                 begins empty, and an entry is taken from the one before when it is first needed
     segment     open addressing on the key's lowest bits, at most 3/4 full; a full one splits in two
+
+A directory has at most ``2 * SPARSEST`` entries a segment: 2 kB beside 8, whatever the contexts.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint64_t
@@ -10,7 +12,8 @@ from libc.stdint cimport int32_t, uint8_t, uint64_t
 cdef enum:
     LEADERS = 3         # continuations kept per context
     SEGMENT = 256       # slots
-    MOST_BITS = 28      # of a directory; beyond, a full segment takes no new context
+    MOST_BITS = 28      # of a directory
+    SPARSEST = 64       # entries a segment beyond which no directory doubles
 
 cdef struct Slot:       # 32 bytes, never across two cache lines; empty while total == 0
     uint64_t key
@@ -39,6 +42,7 @@ cdef class ContextTable:
     cdef int bits
     cdef Segment** segments     # each once, to free them
     cdef Py_ssize_t segment_cap, segment_n
+    cdef readonly uint64_t salt
 
     cdef uint64_t key_of(self, object context, int seed) except? 0
     cdef const Slot* find(self, uint64_t key) noexcept nogil

@@ -8,15 +8,19 @@ many, and its size is fixed; the exact counts of everything are the NGramTable's
 Invariant: a context's counts are what remains when its continuations are counted in order under
 these rules, whatever the table's layout. Costs: find and count O(1) at worst, where a count splits
 one segment of 8 kB; no step ever moves the whole table. Memory: 32 bytes per context at
-3/8 to 3/4 load. Contexts are known by their 64-bit hash alone, as in the NGramTable. One thread
-at a time.
+3/8 to 3/4 load, and 2 kB of directory per segment at most. Contexts are known by their 64-bit hash
+alone, as in the NGramTable. One thread at a time.
+
+A full segment that may not split, since the directory would become too sparse, takes no new
+context. That needs some 190 contexts whose keys begin alike, which under a salt that nobody knows
+does not happen.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from ngramspec._native.common cimport NONE, reserve, token_view
+from ngramspec._native.common cimport NONE, process_salt, reserve, start_of, token_view
 from ngramspec._native.xxh64 cimport xxh64
 
 cdef extern from "stdlib.h" nogil:
@@ -32,6 +36,7 @@ cdef class ContextTable:
     """Leading continuations by context."""
 
     def __cinit__(self):
+        self.salt = process_salt()
         self.bits = 1
         self.directory = self.directories[1] = <Segment**>calloc(2, sizeof(Segment*))
         if self.directory == NULL:
@@ -57,15 +62,19 @@ cdef class ContextTable:
 
     def add(self, context, int token, int at, int seed=0):
         """Count that ``token``, at position ``at``, followed a context (int32, 0..7 tokens)."""
+        if token < 0:
+            raise ValueError(f"token must be >= 0, got {token}")
         if self.count(self.key_of(context, seed), token, at) < 0:
             raise MemoryError("context table")
 
     def get(self, context, int seed=0):
         """([(token, count), ...] by recency, total, last position), or None if never seen."""
-        cdef const Slot* c = self.find(self.key_of(context, seed))
+        cdef const Slot* found = self.find(self.key_of(context, seed))
+        cdef Slot c
         cdef int i
-        if c == NULL:
+        if found == NULL:
             return None
+        c = found[0]  # making lists may collect garbage, and that may count
         kept = [(c.token[i], c.count[i]) for i in range(LEADERS) if c.token[i] != NONE]
         return kept, c.total, c.last
 
@@ -78,11 +87,22 @@ cdef class ContextTable:
             + self.segment_n * sizeof(Segment)
         )
 
+    def longest_probe(self):
+        """Most slots that finding a known context looks at, 1 where none collide. O(n)."""
+        cdef Py_ssize_t i, j, longest = 0
+        for i in range(self.segment_n):
+            for j in range(SEGMENT):
+                if self.segments[i].slots[j].total:
+                    home = self.segments[i].slots[j].key & (SEGMENT - 1)
+                    longest = max(longest, ((j - home) & (SEGMENT - 1)) + 1)
+        return longest
+
     def check_integrity(self):
         """Walk every slot and directory entry; raise an AssertionError if something is broken."""
         cdef Py_ssize_t i, j, k
         cdef Segment* s
         cdef Slot* c
+        assert self.bits == 1 or 1 << self.bits <= 2 * SPARSEST * self.segment_n, "too sparse"
         for i in range(self.segment_n):
             s, used = self.segments[i], 0
             assert s.depth <= self.bits and s.used <= FULL
@@ -104,10 +124,9 @@ cdef class ContextTable:
 
     cdef uint64_t key_of(self, object context, int seed) except? 0:
         cdef const int32_t[::1] view = token_view(context, "context")
-        cdef int32_t none = 0
         if view.shape[0] > LONGEST:
             raise ValueError(f"context must have 0..{LONGEST} tokens, got {view.shape[0]}")
-        return xxh64(&view[0] if view.shape[0] else &none, <int>view.shape[0], seed)
+        return xxh64(start_of(view), <int>view.shape[0], <uint64_t>seed, self.salt)
 
     cdef const Slot* find(self, uint64_t key) noexcept nogil:
         """A context's slot, valid until the next count; NULL if it was never seen."""
@@ -167,14 +186,15 @@ cdef class ContextTable:
         return s
 
     cdef int split(self, uint64_t key) noexcept nogil:
-        """Divide a key's segment by one more bit: 0, -1 without memory, 1 at ``MOST_BITS``."""
+        """Divide a key's segment by one more bit: 0, -1 without memory, 1 if it must stay whole.
+        """
         cdef Segment* s = self.segment(key)
         cdef Segment* t
         cdef Segment old
         cdef Segment** doubled
         cdef Py_ssize_t i, half, first
         if s.depth == self.bits:
-            if self.bits == MOST_BITS:
+            if self.bits == MOST_BITS or 1 << self.bits > SPARSEST * self.segment_n:
                 return 1
             doubled = <Segment**>calloc(<size_t>2 << self.bits, sizeof(Segment*))
             if doubled == NULL:

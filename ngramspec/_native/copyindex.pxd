@@ -3,10 +3,10 @@
     prefixes  the states of the text's prefixes, numbered by length; 0 is the root
     clones    the other states, numbered CLONE + k
     edges     transitions; a prefix's own next token is implicit: prefixes[p] -text[p]-> p + 1
-    index     open addressing on (source, token) -> edge
+    index     open addressing on (source, token), salted -> edge
 """
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 
 cdef struct State:      # 16 bytes
     int32_t link        # state of the longest suffix that occurs elsewhere too; NONE at the root
@@ -37,6 +37,7 @@ cdef class CopyIndex:
     cdef Py_ssize_t edge_cap, edge_n
     cdef int32_t* index
     cdef Py_ssize_t index_cap
+    cdef uint64_t salt
     cdef bint busy
 
     cdef int idle(self) except -1

@@ -17,8 +17,10 @@ from libc.stdlib cimport calloc, free, malloc
 import numpy as np
 
 from ngramspec._native.common cimport (
-    MAX_TOKENS, NONE, first_negative, raise_negative, reserve, token_view,
+    MAX_TOKENS, NONE, first_negative, gamma_of, process_salt, raise_negative, reserve, start_of,
+    token_view,
 )
+from ngramspec._native.xxh64 cimport scatter
 
 cdef enum:
     CLONE = 1 << 30
@@ -29,6 +31,7 @@ cdef class CopyIndex:
     """Where the end of the text occurred before."""
 
     def __cinit__(self):
+        self.salt = process_salt()
         self.index_cap = 64
         self.index = <int32_t*>calloc(64, sizeof(int32_t))
         self.prefixes = <State*>malloc(16 * sizeof(State))
@@ -75,11 +78,11 @@ cdef class CopyIndex:
                         break
         self.busy = False
         if bad != NONE:
-            raise_negative(view, bad)
+            raise_negative(view[bad], bad)
         if failed:
             raise MemoryError(f"copy index at {self.n} tokens")
 
-    def draft(self, int gamma, prefix=None, int min_match=1):
+    def draft(self, Py_ssize_t gamma, prefix=None, int min_match=1):
         """Copy ``gamma`` tokens from behind the best occurrence of the longest match.
 
         The best occurrence is the most recent one known that has ``gamma`` tokens behind it, else
@@ -87,7 +90,7 @@ cdef class CopyIndex:
         has itself drafted.
 
         Args:
-            gamma: tokens wanted, >= 0.
+            gamma: tokens wanted, 0..65536.
             prefix: int32 array taken to follow the text (a draft begun elsewhere).
             min_match: shortest match to draft from, >= 1.
 
@@ -99,21 +102,20 @@ cdef class CopyIndex:
         cdef const int32_t* start = NULL
         cdef Py_ssize_t n = 0, i, at
         cdef int32_t s, end, matched = 0
-        if gamma < 0:
-            raise ValueError(f"gamma must be >= 0, got {gamma}")
+        cdef int wanted = gamma_of(gamma)
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
         if prefix is not None and len(prefix):
             view = token_view(prefix, "prefix")
-            start, n = &view[0], view.shape[0]
-        tokens = np.empty(gamma, np.int32)
+            start, n = start_of(view), view.shape[0]
+        tokens = np.empty(wanted, np.int32)
         cdef int32_t[::1] out = tokens
         self.idle()  # nothing below lets another thread in
         s = self.follow(self.prefixes[self.n].link, start, n, &matched)
-        end = NONE if matched < min_match else self.occurrence(s, gamma)
+        end = NONE if matched < min_match else self.occurrence(s, wanted)
         if end == NONE:
             return tokens[:0], 0
-        for i in range(gamma):
+        for i in range(wanted):
             at = end + i
             if at < self.n:
                 out[i] = self.text[at]
@@ -123,7 +125,7 @@ cdef class CopyIndex:
                 out[i] = out[at - self.n - n]
         return tokens, matched
 
-    def copies(self, int gamma, int most, int min_match=1):
+    def copies(self, Py_ssize_t gamma, int most, int min_match=1):
         """Copies of ``gamma`` tokens from behind at most ``most`` occurrences that are known.
 
         Those of the longest match come first, then those of its longest suffix that occurred
@@ -134,27 +136,31 @@ cdef class CopyIndex:
             A list of int32 (gamma,), empty when no suffix of min_match tokens occurred before.
         """
         cdef int32_t s, end, matched = 0
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, wanted = gamma_of(gamma)
         cdef int32_t[::1] out
-        if gamma < 0:
-            raise ValueError(f"gamma must be >= 0, got {gamma}")
-        self.idle()  # nothing below lets another thread in
-        s = self.follow(self.prefixes[self.n].link, NULL, 0, &matched)
+        if most < 1:
+            raise ValueError(f"most must be >= 1, got {most}")
+        if min_match < 1:
+            raise ValueError(f"min_match must be >= 1, got {min_match}")
         ends: list[int] = []
-        while s != 0 and self.length(s) >= min_match:
-            for end in (self.state(s).recent, self.state(s).prior, self.first(s)):
-                if end < self.n and end not in ends:
-                    ends.append(end)
-            s = NONE if len(ends) >= most else self.state(s).link
-            if s == NONE:
-                break
-        found = []
-        for end in ends[:most]:
-            tokens = np.empty(gamma, np.int32)
-            out = tokens
-            for i in range(gamma):
-                out[i] = self.text[end + i] if end + i < self.n else out[end + i - self.n]
-            found.append(tokens)
+        found: list[np.ndarray] = []
+        self.idle()
+        self.busy = True  # making arrays may collect garbage, and so let another thread run
+        try:
+            s = self.follow(self.prefixes[self.n].link, NULL, 0, &matched)
+            while s != 0 and self.length(s) >= min_match and len(ends) < most:
+                for end in (self.state(s).recent, self.state(s).prior, self.first(s)):
+                    if end < self.n and end not in ends:
+                        ends.append(end)
+                s = self.state(s).link
+            for end in ends[:most]:
+                tokens = np.empty(wanted, np.int32)
+                out = tokens
+                for i in range(wanted):
+                    out[i] = self.text[end + i] if end + i < self.n else out[end + i - self.n]
+                found.append(tokens)
+        finally:
+            self.busy = False
         return found
 
     def longest_match(self):
@@ -176,6 +182,18 @@ cdef class CopyIndex:
             + self.edge_cap * sizeof(Edge)
             + self.index_cap * sizeof(int32_t)
         )
+
+    def longest_probe(self):
+        """Most places of the index that finding an edge looks at, 1 where none collide. O(n)."""
+        cdef Py_ssize_t i, longest = 0
+        cdef Edge* edge
+        self.idle()
+        for i in range(self.index_cap):
+            if self.index[i] != 0:
+                edge = &self.edges[self.index[i] - 1]
+                home = self.home(edge.source, edge.token)
+                longest = max(longest, ((i - home) & (self.index_cap - 1)) + 1)
+        return longest
 
     def check_integrity(self):
         """Walk every state and edge; raise an AssertionError if an invariant is broken."""
@@ -214,9 +232,8 @@ cdef class CopyIndex:
         return self.clones[s - CLONE].first if s >= CLONE else s
 
     cdef inline Py_ssize_t home(self, int32_t source, int32_t token) noexcept nogil:
-        cdef uint64_t h = <uint64_t>source << 32 | <uint64_t>token
-        h *= <uint64_t>0x9E3779B97F4A7C15
-        return <Py_ssize_t>((h ^ (h >> 32)) & <uint64_t>(self.index_cap - 1))
+        cdef uint64_t edge = <uint64_t>source << 32 | <uint64_t>token
+        return <Py_ssize_t>(scatter(edge ^ self.salt) & <uint64_t>(self.index_cap - 1))
 
     cdef int32_t find_edge(self, int32_t source, int32_t token) noexcept nogil:
         cdef Py_ssize_t i = self.home(source, token)

@@ -16,6 +16,7 @@ cdef class NGramTable:
     cdef Context* slots             # open addressing, linear probing, at most 2/3 full
     cdef Py_ssize_t slot_cap, slot_n
     cdef Ranks ranks
+    cdef readonly uint64_t salt
     cdef bint busy                  # an operation runs without the GIL
 
     cdef Context* context_of(self, object context) except? NULL

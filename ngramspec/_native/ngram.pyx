@@ -19,7 +19,7 @@ from libc.string cimport memcpy, memmove
 import numpy as np
 
 from ngramspec._native.common cimport (
-    MAX_TOKENS, NONE, first_negative, raise_negative, token_view,
+    MAX_TOKENS, NONE, first_negative, gamma_of, process_salt, raise_negative, start_of, token_view,
 )
 from ngramspec._native.ranks cimport (
     Context,
@@ -27,6 +27,7 @@ from ngramspec._native.ranks cimport (
     ranks_find,
     ranks_free,
     ranks_init,
+    ranks_longest_probe,
     ranks_reserve,
     ranks_sizeof,
     ranks_uncount,
@@ -52,6 +53,7 @@ cdef class NGramTable:
             raise ValueError(f"order must be in {MIN_ORDER}..{MAX_ORDER}, got {order}")
         if window is not None and not order <= window <= MAX_TOKENS:
             raise ValueError(f"window must be in {order} (the order)..{MAX_TOKENS}, got {window}")
+        self.salt = process_salt()
         self.order = order
         self.window = window
         self.width = 0 if window is None else window
@@ -96,15 +98,15 @@ cdef class NGramTable:
                         break
         self.busy = False
         if bad != NONE:
-            raise_negative(view, bad)
+            raise_negative(view[bad], bad)
         if failed:
             raise MemoryError(f"n-gram table at {self.n} tokens")
 
-    def draft(self, int gamma, prefix=None):
+    def draft(self, Py_ssize_t gamma, prefix=None):
         """Chain at most ``gamma`` most frequent continuations, each fed back as context.
 
         Args:
-            gamma: tokens wanted, >= 0.
+            gamma: tokens wanted, 0..65536.
             prefix: int32 array taken to follow the committed tokens (a draft begun elsewhere).
 
         Returns:
@@ -114,21 +116,19 @@ cdef class NGramTable:
         cdef const int32_t[::1] view
         cdef const int32_t* start = NULL
         cdef Py_ssize_t n = 0
-        cdef int drafted
-        if gamma < 0:
-            raise ValueError(f"gamma must be >= 0, got {gamma}")
+        cdef int drafted, wanted = gamma_of(gamma)
         if prefix is not None and len(prefix):
             view = token_view(prefix, "prefix")
-            start, n = &view[0], view.shape[0]
-        tokens = np.empty(gamma, np.int32)
-        orders = np.empty(gamma, np.int8)
-        if gamma == 0:
+            start, n = start_of(view), view.shape[0]
+        tokens = np.empty(wanted, np.int32)
+        orders = np.empty(wanted, np.int8)
+        if wanted == 0:
             return tokens, orders
         cdef int32_t[::1] out = tokens
         cdef int8_t[::1] out_orders = orders
         self.enter()
         with nogil:
-            drafted = self.chain(start, n, &out[0], &out_orders[0], gamma)
+            drafted = self.chain(start, n, &out[0], &out_orders[0], wanted)
         self.busy = False
         return tokens[:drafted], orders[:drafted]
 
@@ -183,7 +183,7 @@ cdef class NGramTable:
         return 0 if c == NULL else c.total
 
     def contexts(self):
-        """Every known context's key, as uint64 (n,), in no order: XXH64(context, seed=order)."""
+        """Every known context's key, as uint64 (n,), in no order: see ``reference.context_key``."""
         self.enter()
         try:
             return np.array(
@@ -200,6 +200,16 @@ cdef class NGramTable:
             + self.width * sizeof(int32_t)
             + ranks_sizeof(&self.ranks)
         )
+
+    def longest_probe(self):
+        """Most places that finding what is known looks at, 1 where nothing collides. O(n)."""
+        cdef Py_ssize_t i, longest = 0
+        self.idle()
+        for i in range(self.slot_cap):
+            if self.slots[i].total:
+                home = self.slots[i].key & <uint64_t>(self.slot_cap - 1)
+                longest = max(longest, ((i - home) & (self.slot_cap - 1)) + 1)
+        return max(longest, ranks_longest_probe(&self.ranks))
 
     def check_integrity(self):
         """Walk every list and raise an AssertionError if an invariant of the table is broken."""
@@ -244,7 +254,7 @@ cdef class NGramTable:
         if not 1 <= n < self.order:
             raise ValueError(f"context must have 1..{self.order - 1} tokens, got {n}")
         self.idle()
-        slot = self.find(xxh64(&view[0], n, n + 1))
+        slot = self.find(xxh64(&view[0], n, n + 1, self.salt))
         return &self.slots[slot] if self.slots[slot].total else NULL
 
     cdef int idle(self) except -1:
@@ -275,7 +285,7 @@ cdef class NGramTable:
         if self.width and self.n >= self.width:
             self.forget()
         for m in range(1, self.tail_n + 1):
-            key = xxh64(self.tail + self.tail_n - m, m, m + 1)
+            key = xxh64(self.tail + self.tail_n - m, m, m + 1, self.salt)
             slot = self.find(key)
             if self.slots[slot].total == 0:
                 self.slots[slot].key = key
@@ -299,7 +309,7 @@ cdef class NGramTable:
         for m in range(self.order):
             gram[m] = self.ring[(self.n - self.width + m) % self.width]
         for m in range(1, self.order):
-            slot = self.find(xxh64(gram, m, m + 1))
+            slot = self.find(xxh64(gram, m, m + 1, self.salt))
             ranks_uncount(&self.ranks, &self.slots[slot], gram[m])
             if self.slots[slot].total == 0:
                 self.erase(slot)
@@ -342,7 +352,7 @@ cdef class NGramTable:
         cdef Py_ssize_t slot
         cdef int m
         for m in range(n, 0, -1):
-            slot = self.find(xxh64(context + n - m, m, m + 1))
+            slot = self.find(xxh64(context + n - m, m, m + 1, self.salt))
             if self.slots[slot].total != 0:
                 order[0] = m + 1
                 return slot

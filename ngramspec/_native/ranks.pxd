@@ -35,7 +35,7 @@ cdef struct Ranks:
     Py_ssize_t index_cap
 
 cdef struct Context:    # 24 bytes; a slot of the table, empty while total == 0
-    uint64_t key        # XXH64(context, seed = order)
+    uint64_t key        # XXH64(context, seed = order), salted
     int32_t token       # the most frequent continuation
     int32_t top         # first bucket; NONE while ``token`` is the only continuation
     int32_t tail        # last bucket; with no bucket, position of the last occurrence
@@ -47,4 +47,5 @@ cdef int ranks_reserve(Ranks* r, Py_ssize_t more) noexcept nogil  # -1: no memor
 cdef int32_t ranks_find(const Ranks* r, uint64_t key, int32_t token) noexcept nogil
 cdef void ranks_count(Ranks* r, Context* c, int32_t token, int32_t position) noexcept nogil
 cdef void ranks_uncount(Ranks* r, Context* c, int32_t token) noexcept nogil
+cdef Py_ssize_t ranks_longest_probe(const Ranks* r) noexcept nogil
 cdef Py_ssize_t ranks_sizeof(const Ranks* r) noexcept nogil

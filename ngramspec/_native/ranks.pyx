@@ -5,6 +5,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from ngramspec._native.common cimport NONE, reserve
+from ngramspec._native.xxh64 cimport scatter
 
 cdef enum:
     TIES = 64  # a continuation that lost a count is placed exactly among so many newer equals
@@ -30,11 +31,11 @@ cdef Py_ssize_t ranks_sizeof(const Ranks* r) noexcept nogil:
     )
 
 
-# The index: linear probing, erased by shifting back, so that no tombstones pile up.
+# The index: linear probing, erased by shifting back, so that no tombstones pile up. The salt is in
+# the contexts' keys.
 
 cdef inline Py_ssize_t home(const Ranks* r, uint64_t key, int32_t token) noexcept nogil:
-    cdef uint64_t h = (key ^ <uint64_t>token) * <uint64_t>0x9E3779B97F4A7C15
-    return <Py_ssize_t>((h ^ (h >> 32)) & <uint64_t>(r.index_cap - 1))
+    return <Py_ssize_t>(scatter(key ^ <uint64_t>token) & <uint64_t>(r.index_cap - 1))
 
 
 cdef inline void index_put(Ranks* r, int32_t e) noexcept nogil:
@@ -76,6 +77,18 @@ cdef int32_t ranks_find(const Ranks* r, uint64_t key, int32_t token) noexcept no
             return e
         i = (i + 1) & (r.index_cap - 1)
     return NONE
+
+
+cdef Py_ssize_t ranks_longest_probe(const Ranks* r) noexcept nogil:
+    """Most places of the index that finding an entry looks at, 1 where none collide."""
+    cdef Py_ssize_t i, h, longest = 0
+    cdef int32_t e
+    for i in range(r.index_cap):
+        if r.index[i] != 0:
+            e = r.index[i] - 1
+            h = home(r, r.buckets[r.entries[e].bucket].key, r.entries[e].token)
+            longest = max(longest, ((i - h) & (r.index_cap - 1)) + 1)
+    return longest
 
 
 cdef int ranks_reserve(Ranks* r, Py_ssize_t more) noexcept nogil:

@@ -1,6 +1,6 @@
-"""Unigram counts: open addressing on the token id."""
+"""Unigram counts: open addressing on the salted token id."""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 
 cdef struct Count:      # 8 bytes; empty while count == 0
     int32_t token
@@ -13,8 +13,10 @@ cdef class UnigramCounts:
     cdef Py_ssize_t n           # tokens counted
     cdef int32_t top            # most frequent token; the later one of equals
     cdef int32_t top_count
+    cdef uint64_t salt
     cdef bint busy
 
     cdef int idle(self) except -1
+    cdef Py_ssize_t home(self, int32_t token) noexcept nogil
     cdef Py_ssize_t find(self, int32_t token) noexcept nogil
     cdef int add(self, int32_t token) noexcept nogil

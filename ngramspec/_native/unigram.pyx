@@ -4,16 +4,20 @@ Invariant: ``top`` has the highest count, and of all with that count it occurred
 token, amortised over growth; 12 to 24 bytes per distinct token. One thread at a time.
 """
 
-from libc.stdint cimport int32_t, uint32_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from ngramspec._native.common cimport MAX_TOKENS, NONE, first_negative, raise_negative, token_view
+from ngramspec._native.common cimport (
+    MAX_TOKENS, NONE, first_negative, process_salt, raise_negative, token_view,
+)
+from ngramspec._native.xxh64 cimport scatter
 
 
 cdef class UnigramCounts:
     """How often each token occurred, and which one most."""
 
     def __cinit__(self):
+        self.salt = process_salt()
         self.cap = 64
         self.top = NONE
         self.slots = <Count*>calloc(64, sizeof(Count))
@@ -52,7 +56,7 @@ cdef class UnigramCounts:
                         break
         self.busy = False
         if bad != NONE:
-            raise_negative(view, bad)
+            raise_negative(view[bad], bad)
         if failed:
             raise MemoryError(f"unigram counts at {self.n} tokens")
 
@@ -76,6 +80,16 @@ cdef class UnigramCounts:
         """Bytes allocated."""
         return sizeof(UnigramCounts) + self.cap * sizeof(Count)
 
+    def longest_probe(self):
+        """Most places that finding a counted token looks at, 1 where none collide. O(n)."""
+        cdef Py_ssize_t i, longest = 0
+        self.idle()
+        for i in range(self.cap):
+            if self.slots[i].count:
+                home = self.home(self.slots[i].token)
+                longest = max(longest, ((i - home) & (self.cap - 1)) + 1)
+        return longest
+
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         cdef Py_ssize_t i
@@ -95,9 +109,12 @@ cdef class UnigramCounts:
             raise RuntimeError("these unigram counts are being used by another thread")
         return 0
 
+    cdef inline Py_ssize_t home(self, int32_t token) noexcept nogil:
+        return <Py_ssize_t>(scatter(<uint64_t>token ^ self.salt) & <uint64_t>(self.cap - 1))
+
     cdef Py_ssize_t find(self, int32_t token) noexcept nogil:
         cdef Py_ssize_t mask = self.cap - 1
-        cdef Py_ssize_t i = <Py_ssize_t>((<uint32_t>token * <uint32_t>2654435769) >> 7) & mask
+        cdef Py_ssize_t i = self.home(token)
         while self.slots[i].count != 0 and self.slots[i].token != token:
             i = (i + 1) & mask
         return i

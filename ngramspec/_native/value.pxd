@@ -38,6 +38,7 @@ cdef struct Position:   # the committed text and a path of nodes behind it, and 
 cdef class ValueEngine:
     cdef readonly Calibration calibration
     cdef ContextTable table
+    cdef uint64_t salt          # the table's
     cdef readonly bint copies, counts, falls_back
     cdef readonly int min_match
     cdef int32_t* text
@@ -61,7 +62,7 @@ cdef class ValueEngine:
     cdef int append(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil
     cdef void look_up(self, const Keys* keys, const Slot** known) noexcept nogil
     cdef void warm(self, const Keys* keys) noexcept nogil
-    cdef cnp.npy_intp propose(self, int gamma, object cost, bint tree) except -1
+    cdef cnp.npy_intp propose(self, Py_ssize_t gamma, object cost, bint tree) except -1
     cdef object drafted(self, cnp.npy_intp n)
     cdef int fill(self, const float* cost) noexcept nogil
     cdef void begin(self) noexcept nogil

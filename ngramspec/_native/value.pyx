@@ -15,7 +15,7 @@ the last two and three tokens. Bounded work, whatever the text: a step compares 
 chain seven), a committed token four counts. One thread at a time.
 """
 
-from libc.stdint cimport int8_t, int16_t, int32_t
+from libc.stdint cimport int8_t, int16_t, int32_t, uint64_t
 from libc.stdlib cimport free
 
 cimport numpy as cnp
@@ -26,7 +26,8 @@ from ngramspec._native.calibration cimport (
     count_bucket, squash,
 )
 from ngramspec._native.common cimport (
-    MAX_TOKENS, NONE, costs_of, first_negative, raise_negative, reserve, token_view, tokens_of,
+    MAX_TOKENS, NONE, array_tokens, costs_of, first_negative, gamma_of, raise_negative, reserve,
+    start_of, token_view,
 )
 from ngramspec._native.contexts cimport LEADERS, ContextTable, count_of, leader, note
 from ngramspec._native.frontier cimport Frontier, Node, Ranked, child, insert, ranked
@@ -36,6 +37,7 @@ from ngramspec._native.xxh64 cimport xxh64
 cnp.import_array()
 
 cdef enum:
+    FEW = 64            # tokens committed without releasing the GIL
     LOOKAHEAD = 12      # positions looked at beyond the best end so far
     FAR = 64            # tokens compared to find a match's length, at each of three places
     BEFORE = 16         # around a resumed copy: positions looked at before
@@ -64,13 +66,13 @@ cdef inline int length_bucket(int n) noexcept nogil:
     return 7 if n <= 8 else 8 if n <= 12 else 9 if n <= 20 else 10 if n <= 40 else 11
 
 
-cdef inline Keys keys_of(const int32_t* end, Py_ssize_t n) noexcept nogil:
+cdef inline Keys keys_of(const int32_t* end, Py_ssize_t n, uint64_t salt) noexcept nogil:
     """Keys of the contexts of a text of ``n`` tokens that ends before ``end``."""
     cdef Keys keys
-    keys.of[0] = xxh64(end - 1, 1, 2) if n >= 1 else 0
-    keys.of[1] = xxh64(end - 2, 2, 3) if n >= 2 else 0
-    keys.of[2] = xxh64(end - 3, 3, 4) if n >= 3 else 0
-    keys.of[3] = xxh64(end - 2, 1, SKIP_SEED) if n >= 2 else 0
+    keys.of[0] = xxh64(end - 1, 1, 2, salt) if n >= 1 else 0
+    keys.of[1] = xxh64(end - 2, 2, 3, salt) if n >= 2 else 0
+    keys.of[2] = xxh64(end - 3, 3, 4, salt) if n >= 3 else 0
+    keys.of[3] = xxh64(end - 2, 1, SKIP_SEED, salt) if n >= 2 else 0
     return keys
 
 
@@ -90,10 +92,13 @@ cdef class ValueEngine:
         bint falls_back=True, int min_match=2,
     ):
         cdef int i
+        if min_match < 1:
+            raise ValueError(f"min_match must be >= 1, got {min_match}")
         self.calibration = calibration
         self.copies, self.counts, self.falls_back = copies, counts, falls_back
         self.min_match = min_match
         self.table = ContextTable()
+        self.salt = self.table.salt
         for i in range(LEADERS):
             self.unigrams.token[i] = NONE
         self.match.at = self.resume.at = self.near.at = NONE
@@ -109,11 +114,11 @@ cdef class ValueEngine:
         """Tokens committed."""
         return self.n
 
-    def draft(self, int gamma, cost=None):
+    def draft(self, Py_ssize_t gamma, cost=None):
         """Draft a chain of at most ``gamma`` tokens.
 
         Args:
-            gamma: >= 0.
+            gamma: 0..65536.
             cost: float32 (gamma + 2,) or longer, cost[n] of a forward of n positions; None: no
                 limit but gamma and hopelessness.
 
@@ -123,7 +128,7 @@ cdef class ValueEngine:
         """
         return self.drafted(self.propose(gamma, cost, False))
 
-    def draft_tree(self, int gamma, cost=None):
+    def draft_tree(self, Py_ssize_t gamma, cost=None):
         """Draft a tree of at most ``gamma`` tokens, the most probable to be reached first.
 
         Args:
@@ -145,30 +150,35 @@ cdef class ValueEngine:
 
         Raises:
             TypeError, ValueError: not an int32 array, or a negative id; nothing was appended.
-            MemoryError: the tokens before the failure are in.
+            MemoryError: the tokens before the failure are in, the engine stays valid.
         """
-        cdef Py_ssize_t count = 0, bad
-        cdef const int32_t* new = tokens_of(tokens, &count)
+        cdef const int32_t[::1] view  # without the GIL others could free what is not held
+        cdef Py_ssize_t count = 0, bad, old
+        cdef const int32_t* new = array_tokens(tokens, &count)
         cdef int failed
+        if new == NULL or count >= FEW:
+            view = token_view(tokens)
+            new, count = start_of(view), view.shape[0]
         if count == 0:
             return
         if count > MAX_TOKENS - self.n:
             raise OverflowError(f"a value engine holds at most {MAX_TOKENS} tokens")
         bad = first_negative(new, count)
         if bad != NONE:
-            raise_negative(token_view(tokens), bad)
+            raise_negative(new[bad], bad)
         self.idle()
         self.learn(new, count)
-        if count < 64:
+        old = self.n
+        if count < FEW:
             failed = self.append(new, count)
         else:
             self.busy = True
             with nogil:
                 failed = self.append(new, count)
             self.busy = False
+        self.follow(self.n - old)
         if failed:
             raise MemoryError(f"value engine at {self.n} tokens")
-        self.follow(count)
 
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""
@@ -204,7 +214,7 @@ cdef class ValueEngine:
             return -1
         for i in range(n):
             self.text[self.n] = tokens[i]
-            next = keys_of(self.text + self.n + 1, self.n + 1)
+            next = keys_of(self.text + self.n + 1, self.n + 1, self.salt)
             self.warm(&next)  # counted one token later
             for m in range(CONTEXTS):
                 if self.tail.of[m]:
@@ -229,23 +239,20 @@ cdef class ValueEngine:
         for m in range(CONTEXTS):
             self.table.warm(keys.of[m])
 
-    cdef cnp.npy_intp propose(self, int gamma, cost, bint tree) except -1:
+    cdef cnp.npy_intp propose(self, Py_ssize_t gamma, cost, bint tree) except -1:
         """Draft into the frontier; how many of its nodes are worth verifying."""
         cdef const float* costs
         cdef Frontier* f = &self.frontier
-        if gamma < 0:
-            raise ValueError(f"gamma must be >= 0, got {gamma}")
-        costs = NULL if cost is None else costs_of(cost, gamma + 2)
+        cdef int most = gamma_of(gamma), room = max(most, 1)
+        costs = NULL if cost is None else costs_of(cost, most + 2)
         self.idle()
         if (
-            reserve(<void**>&f.nodes, &f.node_cap, max(gamma, 1), sizeof(Node)) < 0
-            or reserve(<void**>&f.order, &f.order_cap, max(gamma, 1), sizeof(Ranked)) < 0
-            or reserve(
-                <void**>&self.positions, &self.position_cap, max(gamma, 1), sizeof(Position)
-            ) < 0
+            reserve(<void**>&f.nodes, &f.node_cap, room, sizeof(Node)) < 0
+            or reserve(<void**>&f.order, &f.order_cap, room, sizeof(Ranked)) < 0
+            or reserve(<void**>&self.positions, &self.position_cap, room, sizeof(Position)) < 0
         ):
-            raise MemoryError(f"a draft of {gamma} tokens")
-        f.limit = gamma
+            raise MemoryError(f"a draft of {most} tokens")
+        f.limit = most
         f.n = 0
         self.tree = tree
         if tree:
@@ -336,7 +343,7 @@ cdef class ValueEngine:
         p.along = above.along and node.token == above.votes[0]
         p.nearby = above.nearby and node.token == above.votes[2]
         p.length = above.length + 1 if p.along else 0
-        keys = above.guessed if p.along else keys_of(p.context + 3, p.have)
+        keys = above.guessed if p.along else keys_of(p.context + 3, p.have, self.salt)
         self.look_up(&keys, known)
         self.judge(p, known)
         self.branch(p, k)
@@ -354,7 +361,7 @@ cdef class ValueEngine:
         if at.along:  # where it reaches the text's end, it goes on with itself
             votes[0] = self.text[self.match.at + at.depth % (self.n - self.match.at)]
             at.context[3] = votes[0]
-            at.guessed = keys_of(at.context + 4, at.have + 1)
+            at.guessed = keys_of(at.context + 4, at.have + 1, self.salt)
             self.warm(&at.guessed)  # looked up if this is drafted
         if self.resume.at != NONE and self.resume.at + at.depth < self.n:
             votes[1] = self.text[self.resume.at + at.depth]

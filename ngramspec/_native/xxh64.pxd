@@ -1,4 +1,8 @@
-"""XXH64 of up to seven little-endian uint32 tokens, equal to ``xxhash.xxh64_intdigest``.
+"""The hashes of the tables, keyed by a salt, so that nobody can choose what meets in them.
+
+A context's key is XXH64 of its tokens, every eight bytes XORed with the salt, seeded with the
+n-gram's order XOR the salt; with salt 0 it equals ``xxhash.xxh64_intdigest``. The salt goes into
+every lane, not only into the seed: contexts that meet under any seed can be computed.
 
 A context has at most seven tokens (28 bytes), so only the algorithm's path for inputs under 32
 bytes is needed. The token is read as a machine integer: little-endian machines only.
@@ -23,19 +27,29 @@ cdef extern from *:
     uint64_t rotl "NGS_ROTL" (uint64_t x, int r) nogil
 
 
-cdef inline uint64_t xxh64(const int32_t* tokens, int n, uint64_t seed) noexcept nogil:
-    """Hash ``n`` <= 7 tokens with ``seed`` (the order of the n-gram)."""
-    cdef uint64_t h = seed + P5 + <uint64_t>(4 * n)
+cdef inline uint64_t scatter(uint64_t x) noexcept nogil:
+    """A place for a number XORed with a salt: XXH64's last rounds, one to one.
+
+    Two rounds: after one multiplication some salts in a thousand leave a flood together.
+    """
+    x *= P2
+    x = (x ^ (x >> 29)) * P3
+    return x ^ (x >> 32)
+
+
+cdef inline uint64_t xxh64(
+    const int32_t* tokens, int n, uint64_t seed, uint64_t salt
+) noexcept nogil:
+    """Hash ``n`` <= 7 tokens with ``seed`` (the order of the n-gram) under ``salt``."""
+    cdef uint64_t h = (seed ^ salt) + P5 + <uint64_t>(4 * n)
     cdef uint64_t lane
     cdef int i = 0
     while i + 2 <= n:  # two tokens are one eight-byte lane
         lane = <uint64_t><uint32_t>tokens[i] | (<uint64_t><uint32_t>tokens[i + 1] << 32)
-        h ^= rotl(lane * P2, 31) * P1
+        h ^= rotl((lane ^ salt) * P2, 31) * P1
         h = rotl(h, 27) * P1 + P4
         i += 2
     if i < n:
-        h ^= <uint64_t><uint32_t>tokens[i] * P1
+        h ^= <uint64_t>(<uint32_t>tokens[i] ^ <uint32_t>salt) * P1
         h = rotl(h, 23) * P2 + P3
-    h = (h ^ (h >> 33)) * P2
-    h = (h ^ (h >> 29)) * P3
-    return h ^ (h >> 32)
+    return scatter(h ^ (h >> 33))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
 from ngramspec.drafters.prefix_tree import pack
@@ -39,13 +40,13 @@ class CopyDrafter(Drafter):
     """Copies from the context (Leviathan et al., 3.6; prompt lookup), at any match length.
 
     Args:
-        min_match: shortest match in tokens to copy from, >= 1.
+        min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
     """
 
     tiers = ("copy",)
 
     def __init__(self, min_match: int = 2) -> None:
-        self.min_match = check_int("min_match", min_match, 1)
+        self.min_match = check_int("min_match", min_match, 1, MOST_TOKENS)
         self.spec = f"copy(min_match={min_match})"
 
     def start(self, tokens: Int32) -> DraftSession:

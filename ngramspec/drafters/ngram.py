@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.ngram import NGramTable
 from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
 from ngramspec.drafters.stochastic import DrawingNGramSession, check_temperature
@@ -70,7 +71,8 @@ class NGramDrafter(Drafter):
 
     Args:
         order: longest n-gram, 2..8; its context is one token shorter.
-        window: count only the last so many committed tokens, >= order; None: all of them.
+        window: count only the last so many committed tokens, order..2**30, at 4 bytes each from the
+            start; None: all of them.
         mode: "backoff", which this class is. build_drafter takes "value" as well: the counts as a
             source of the ValueDrafter, which is its default where order and window allow.
         sample: draw each token from the counts behind the longest known context, and say so in
@@ -93,7 +95,7 @@ class NGramDrafter(Drafter):
             raise ValueError(f"mode {what}, got {mode!r}")
         check_int("order", order, 2, 8)
         if window is not None:
-            check_int("window", window, order)
+            check_int("window", window, order, MOST_TOKENS)
         self.order = order
         self.window = window
         limits = f"order={order}," + (f"window={window}," if window else "")

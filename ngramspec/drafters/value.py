@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ngramspec._native.calibration import Calibration
+from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, DraftSession, Float32, Int32
 from ngramspec.drafters.learning import LearningDrafter
@@ -49,7 +50,7 @@ class ValueDrafter(LearningDrafter):
     Args:
         sources: where candidates come from, of "copy", "ngram" and "unigram", each once; their
             order means nothing, since the better expectation wins at every position.
-        min_match: shortest match in tokens to copy from, >= 1.
+        min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
     """
 
     tiers = ("copy", "resume", "ngram", "unigram")
@@ -63,7 +64,7 @@ class ValueDrafter(LearningDrafter):
             known = ", ".join(SOURCES)
             raise ValueError(f"sources must be some of {known}, each once, got {tuple(sources)}")
         self.sources = tuple(sources)
-        self.min_match = check_int("min_match", min_match, 1)
+        self.min_match = check_int("min_match", min_match, 1, MOST_TOKENS)
         copy = f"copy(min_match={min_match})"
         self.spec = "+".join(copy if name == "copy" else name for name in self.sources)
         self.forget()
