@@ -97,7 +97,6 @@ class Drafting:
         A tree without branches comes as a chain: it needs no mask of its own.
         """
         self._swap(self._current())
-        self._sound = False
         if limit < 1 or self._gave_up():
             return EMPTY_DRAFT
         try:
@@ -188,7 +187,7 @@ class Drafting:
         self._count = end
 
     def _fault(self, error: Exception) -> None:
-        self._faults, self._sound_steps = self._faults + 1, 0
+        self._faults, self._sound_steps, self._sound = self._faults + 1, 0, False
         self._stats.drafter_faults += 1
         if self._stats.drafter_faults == 1:  # of all rows
             name = type(self._drafter).__name__

@@ -164,6 +164,7 @@ HOSTILE = {
     "proposal True": lambda gamma: Draft(OK, proposal=True),
     "proposal a bomb": lambda gamma: Draft(OK, proposal=Bomb()),
     "proposal of None": lambda gamma: Draft(OK, proposal=Proposal(None, None, None)),
+    "proposal of bombs": lambda gamma: Draft(OK, proposal=Proposal(Bomb(), Bomb(), Bomb())),
     "proposal masked": lambda gamma: Draft(
         OK, proposal=Proposal(ids(0, 1, 2, 3), OK, np.ma.masked_array(ONES, [1, 0, 0]))
     ),
@@ -262,6 +263,12 @@ def test_in_a_generation_too(tiny, caplog):
         assert speculator.stats.drafter_faults == FAULTS
         assert speculator.stats.drafters_stopped == 1
         assert len(events) == 12
+
+
+def test_what_start_returned_is_named(caplog):
+    drafting, stats = drafting_of(BROKEN["start a number"])
+    step(drafting, stats)
+    assert "start must return a DraftSession, got int" in caplog.text
 
 
 def test_what_should_end_the_generation_ends_it():
