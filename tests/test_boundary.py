@@ -460,6 +460,24 @@ def test_pipeline_under_enabled(smollm2):
     assert speculator.stats.accepted + speculator.stats.prefill_accepted > 0
 
 
+@pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 8}])
+def test_a_hook_that_changes_every_position_acts_as_in_plain_generate(settings):
+    """One that changes the last position of a forward does not: there are several to check."""
+    model = tiny_llama()
+    before = model.generate(PROMPT, max_new_tokens=40, do_sample=False)
+    steering = torch.linspace(-1, 1, 32)
+    model.model.layers[0].register_forward_hook(lambda module, args, output: output + steering)
+    plain = model.generate(PROMPT, max_new_tokens=40, do_sample=False)
+    assert not torch.equal(before, plain)
+    for drafter in ("auto", half_right(plain[0].tolist(), 97)):
+        speculator = Speculator(drafter, **settings)
+        for ours in three_ways(
+            model, PROMPT, speculator=speculator, max_new_tokens=40, do_sample=False
+        ):
+            assert torch.equal(plain, ours)
+        assert speculator.stats.drafted > 0
+
+
 def test_no_prompt_at_all_starts_from_bos(tiny):
     plain = tiny.generate(max_new_tokens=12, do_sample=False)
     assert torch.equal(plain, ngramspec.generate(tiny, max_new_tokens=12, do_sample=False))

@@ -210,6 +210,9 @@ def test_stop_strings_and_positional_arguments(plain, model, tokenizer):
     assert torch.equal(plainly, model.generate(PROMPT, config, tokenizer=tokenizer))
     assert torch.equal(plainly, ngramspec.generate(plain, PROMPT, config, tokenizer=tokenizer))
     assert stats_of(model).runs == 1
+    with ngramspec.enabled(model) as own:
+        assert torch.equal(plainly, model.generate(PROMPT, config, tokenizer=tokenizer))
+    assert (own.stats.runs, stats_of(model).runs) == (1, 1)
     with pytest.raises(TypeError, match="multiple values for argument 'generation_config'"):
         model.generate(PROMPT, config, generation_config=config)
     with pytest.raises(TypeError, match="at most 11 positional arguments"):
@@ -253,6 +256,11 @@ def test_a_copied_model_is_a_model_of_its_own(plain, model):
     assert torch.equal(answer(plain, {}), answer(other, {}))
     assert stats_of(other).runs == 1
     assert stats_of(model).runs == 0
+    with ngramspec.enabled(model) as own:
+        other = copy.deepcopy(model)
+        assert torch.equal(answer(plain, {}), answer(other, {}))
+    assert stats_of(other).runs == 1
+    assert own.stats.runs == stats_of(model).runs == 0
 
 
 def test_one_speculator_serves_a_model_s_threads(plain, model):
