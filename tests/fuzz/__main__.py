@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,7 @@ def main() -> int:
     seconds = time.monotonic() - started
     _table(counts, seconds)
     if given.json:
-        text = json.dumps(
-            {"seed": given.seed, "seconds": round(seconds)} | asdict(counts), indent=1
-        )
+        text = json.dumps({"seed": given.seed, "seconds": round(seconds)} | vars(counts), indent=1)
         Path(given.json).write_text(text + "\n")
     return 1 if counts.findings else 0
 

@@ -115,7 +115,9 @@ def _options(rng: random.Random) -> dict[str, Any]:
             options[name] = WARPERS[name](rng)
     for name in rng.sample([*RULES], rng.choice((0, 0, 0, 1, 1, 2, 3))):
         options[name] = RULES[name](rng)
-    if rng.random() < 0.4:
+    if "exponential_decay_length_penalty" in options or "min_length" in options:
+        options["eos_token_id"] = rng.randrange(VOCAB)  # plain needs one for them
+    elif rng.random() < 0.4:
         eos = rng.sample(range(VOCAB), rng.choice((1, 3, 6)))
         options["eos_token_id"] = eos if len(eos) > 1 else eos[0]
         options["pad_token_id"] = rng.choice(PADS)

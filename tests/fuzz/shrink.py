@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fuzz.case import Case, simpler
 from fuzz.run import Result, run
 
-SECONDS = 60.0
+SECONDS = 30.0
 
 
 def shrink(

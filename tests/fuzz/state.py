@@ -62,7 +62,10 @@ def of_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def length_of(cache: Any) -> int | None:
     """How many positions a cache holds; None: there is none."""
-    return None if cache is None else int(cache.get_seq_length())
+    try:
+        return None if cache is None else int(cache.get_seq_length())
+    except ValueError:  # of recurrent layers
+        return None
 
 
 def _brief(value: Any) -> Any:
@@ -73,6 +76,8 @@ def _brief(value: Any) -> Any:
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, dict):
+        if value and all(isinstance(each, int) for each in value):  # hooks, by running numbers
+            return [_brief(each) for each in value.values()]
         return {str(key): _brief(each) for key, each in value.items()}
     if value is None or isinstance(value, bool | int | float | str):
         return value
