@@ -82,7 +82,8 @@ def draw(seed: int) -> Case:
     case["drafter"], case["settings"], case["swap"] = drafters.draw(rng)
     if not models.encodes(family) and not models.images_of(family):
         case["cache"] = _rare(rng, 0.16, ("dynamic", "static", "begun", "whole"), "own")
-    if "return_dict_in_generate" in options and rng.random() < 0.4:
+    again = rng.random() < 0.4 and case["inputs"] == "ids"  # embeddings are not of the text
+    if "return_dict_in_generate" in options and again:
         case["turns"] = 2
     if case.get("cache", "own") != "own":
         options.pop("cache_implementation", None)
