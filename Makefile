@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make test-slow | make test-matrix | make bench | make bench-native | make clean
+# make demo | make test | make lint | make fuzz | make test-slow | make test-matrix | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-slow test-matrix lint format bench bench-native clean
+.PHONY: demo test fuzz test-slow test-matrix lint format bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -17,6 +17,15 @@ test: $(VENV)/.built
 
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -m slow
+
+# Random calls of random models against plain generate, from SEED on: for MINUTES, or CASES of them.
+MINUTES ?= 5
+SEED ?= 0
+WORKERS ?= 2
+CASES ?=
+fuzz: $(VENV)/.built
+	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) \
+	    --workers $(WORKERS) $(if $(CASES),--cases $(CASES)) $(ARGS)
 
 # Under each transformers that is checked, in .venv-matrix; ARGS goes to pytest.
 test-matrix: $(VENV)/.built

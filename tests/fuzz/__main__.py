@@ -1,0 +1,165 @@
+"""``python -m fuzz``: many cases, in a few processes; a table at the end, and 1 if one failed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fuzz.work import begin, one_case, some_cases
+
+REPORT_EVERY = 30.0  # seconds
+WITHIN = 20  # cases that a process is given at once
+
+
+@dataclass
+class Counts:
+    """What came of many cases."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    families: dict[str, Counter[str]] = field(default_factory=dict)
+    kinds: dict[str, Counter[str]] = field(default_factory=dict)
+    refusals: Counter[str] = field(default_factory=Counter)
+    not_run: Counter[str] = field(default_factory=Counter)
+    exceptions: Counter[str] = field(default_factory=Counter)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, done: dict[str, Any]) -> None:
+        outcome = done["outcome"]
+        self.outcomes[outcome] += 1
+        self.families.setdefault(done["family"], Counter())[outcome] += 1
+        for kind in done["kinds"]:
+            self.kinds.setdefault(kind, Counter())[outcome] += 1
+        for name, counts in (
+            ("refused", self.refusals),
+            ("not run", self.not_run),
+            ("equal exception", self.exceptions),
+        ):
+            if outcome == name:
+                counts[done["detail"]] += 1
+        if outcome == "finding":
+            self.findings.append(
+                {name: done[name] for name in ("seed", "kind", "detail", "case", "smallest")}
+            )
+
+    @property
+    def total(self) -> int:
+        return sum(self.outcomes.values())
+
+
+def main() -> int:
+    given = _arguments()
+    if given.one is not None:
+        return _one(given.one, given.shrink)
+    started = time.monotonic()
+    counts, told = Counts(), started
+    for done in _all(given, started):
+        counts.add(done)
+        if done["outcome"] == "finding":
+            _tell(done)
+        if time.monotonic() - told > REPORT_EVERY:
+            told = time.monotonic()
+            print(
+                f"{told - started:.0f} s: {counts.total} cases, {dict(counts.outcomes)}", flush=True
+            )
+    seconds = time.monotonic() - started
+    _table(counts, seconds)
+    if given.json:
+        text = json.dumps({"seed": given.seed, "seconds": round(seconds)} | vars(counts), indent=1)
+        Path(given.json).write_text(text + "\n")
+    return 1 if counts.findings else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5.0, help="when to stop")
+    parser.add_argument("--cases", type=int, help="how many, in place of the minutes")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; one more each")
+    parser.add_argument("--workers", type=int, default=2, help="processes, of one thread each")
+    parser.add_argument("--json", help="a file for the counts")
+    parser.add_argument("--one", type=int, metavar="SEED", help="run a single seed, and tell of it")
+    parser.add_argument(
+        "--shrink", action=argparse.BooleanOptionalAction, default=True, help="simplify failures"
+    )
+    return parser.parse_args()
+
+
+def _all(given: argparse.Namespace, started: float) -> Iterator[dict[str, Any]]:
+    """What came of the cases, as the processes have done them."""
+    end = None if given.cases is not None else started + 60 * given.minutes
+
+    def work() -> Iterator[tuple[range, bool]]:
+        at = 0
+        while given.cases is None or at < given.cases:
+            if end is not None and time.monotonic() > end:
+                return
+            more = WITHIN if given.cases is None else min(WITHIN, given.cases - at)
+            yield range(given.seed + at, given.seed + at + more), given.shrink
+            at += more
+
+    if given.workers == 1:
+        begin()
+        for each in work():
+            yield from some_cases(each)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(given.workers, begin, maxtasksperchild=50) as pool:
+        waiting: list[Any] = []
+        for each in work():
+            waiting.append(pool.apply_async(some_cases, (each,)))
+            while len(waiting) > 2 * given.workers:
+                yield from waiting.pop(0).get()
+        for each in waiting:
+            yield from each.get()
+
+
+def _one(seed: int, simplify: bool) -> int:
+    begin()
+    done = one_case(seed, simplify)
+    print(done["case"])
+    if done["outcome"] == "finding":
+        _tell(done)
+        return 1
+    print(f"{done['outcome']} {done['detail']}")
+    return 0
+
+
+def _tell(done: dict[str, Any]) -> None:
+    print(f"\nseed {done['seed']}: {done['kind']}: {done['detail']}", flush=True)
+    print(f"    {done['smallest']}", flush=True)
+
+
+def _table(counts: Counts, seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=110)
+    outcomes = [name for name, _ in counts.outcomes.most_common()]
+    for title, rows in (("family", counts.families), ("kind", counts.kinds)):
+        table = Table(title, *outcomes)
+        for name in sorted(rows):
+            table.add_row(name, *(str(rows[name][each] or "") for each in outcomes))
+        console.print(table)
+    for title, reasons in (
+        ("refused", counts.refusals),
+        ("equal exceptions", counts.exceptions),
+        ("not run", counts.not_run),
+    ):
+        table = Table("cases", title)
+        for reason, count in reasons.most_common(25):
+            table.add_row(str(count), reason)
+        console.print(table)
+    rate = counts.total / max(seconds, 1e-9)
+    console.print(f"{counts.total} cases in {seconds:.0f} s ({rate:.1f} a second)")
+    console.print(", ".join(f"{count} {name}" for name, count in counts.outcomes.most_common()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What has to be equal on both sides, and when only the form can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fuzz import state
+from fuzz.case import Case
+from fuzz.drafters import is_drawn
+from fuzz.perform import Side, ids_of
+
+CLOSE = {"rtol": 1e-4, "atol": 2e-4}
+STATES = (
+    "attentions",
+    "hidden_states",
+    "decoder_attentions",
+    "decoder_hidden_states",
+    "cross_attentions",
+    "encoder_attentions",
+    "encoder_hidden_states",
+)
+
+
+class Finding(Exception):
+    """Something differs that has to be equal."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail = kind, detail
+
+
+def why_loose(case: Case, model: Any) -> str | None:
+    """Why the text may be another, so that only its form is compared; None: it may not."""
+    verification = case.settings.get("verification", "exact")
+    if case.dtype != "float32":
+        return f"{case.dtype} rounds by a forward's width"
+    if verification == "typical" or case.settings.get("lenience", 1.0) < 1.0:
+        return "a verification that changes the distribution"
+    if case.samples and is_drawn(case) and verification == "exact":
+        return "sampled drafts: the distribution is the target's, not the seed's text"
+    if case.samples and case.rows > 1 and not _together(case):
+        return "sampled rows that diverge draw for themselves"
+    return None
+
+
+def _together(case: Case) -> bool:
+    """Whether something is shown all rows at once, so that they surely advance together."""
+    shown = case.streamer or case.processors or case.criteria or case.cache != "own"
+    recorded = any(each.startswith("output_") for each in case.options)
+    return bool(shown or (recorded and case.options.get("return_dict_in_generate")))
+
+
+def compare(case: Case, plain: Side, ours: Side, *, loose: bool) -> None:
+    """Raise a Finding if the sides differ."""
+    if ours.changed:
+        _differ("arguments", "changed", ", ".join(ours.changed))
+    if len(plain.outputs) != len(ours.outputs):
+        _differ("cache", len(plain.outputs), f"{len(ours.outputs)} turns: no cache to go on with")
+    for first, second in zip(plain.outputs, ours.outputs, strict=True):
+        _same("type", type(first).__name__, type(second).__name__)
+        _compare_ids(case, ids_of(first), ids_of(second), loose=loose)
+        if loose and len(plain.outputs) > 1:
+            break  # texts differ, and so do second turns
+    _compare_rest(plain, ours, loose=loose)
+    changed = state.differences(plain.left, ours.left)
+    if changed:
+        _differ("left on the model", "nothing", ", ".join(changed[:5]))
+
+
+def _compare_ids(case: Case, first: torch.Tensor, second: torch.Tensor, *, loose: bool) -> None:
+    _same("dtype", first.dtype, second.dtype)
+    _same("batch", first.shape[0], second.shape[0])
+    if not loose:
+        if not torch.equal(first, second):
+            _differ("ids", *_around(first, second))
+        return
+    ends = case.options.get("eos_token_id") is not None or case.criteria
+    if not ends and first.shape != second.shape:
+        _differ("shape", tuple(first.shape), tuple(second.shape))
+    if not torch.equal(first[:, :1], second[:, :1]) and case.inputs == "ids":
+        _differ("prompt", first[:, :1].tolist(), second[:, :1].tolist())
+
+
+def _compare_rest(plain: Side, ours: Side, *, loose: bool) -> None:
+    for first, second in zip(plain.outputs, ours.outputs, strict=True):
+        if isinstance(first, torch.Tensor):
+            continue
+        _same("fields", [*first], [*second])
+        for name in ("scores", "logits", *STATES):
+            one, two = getattr(first, name, None), getattr(second, name, None)
+            if (one is None) != (two is None):
+                _differ(name, type(one).__name__, type(two).__name__)
+            if one is not None and not loose:
+                _compare_states(name, one, two, name)
+            elif one is not None and not name.startswith("encoder"):
+                new = len(two), len(one) + second.sequences.shape[1] - first.sequences.shape[1]
+                _same(f"number of {name}", new[1], new[0])
+    if loose:
+        return
+    if ours.emitted is not None and len(ours.outputs) == 1:
+        _compare_emitted(ours)
+    _compare_logs(plain, ours)
+    _same("cache", plain.held, ours.held)
+    if isinstance(plain.on, torch.Tensor) and isinstance(ours.on, torch.Tensor):
+        if not torch.equal(plain.on, ours.on):
+            _differ("continuation", *_around(plain.on, ours.on))
+    else:
+        _same("continuation", plain.on, ours.on)
+    if not torch.equal(plain.random, ours.random):
+        _differ("random numbers", "plain's state", "another")
+
+
+def _compare_states(kind: str, first: Any, second: Any, where: str) -> None:
+    if isinstance(first, tuple | list):
+        _same(f"length of {where}", len(first), len(second))
+        for at, (one, two) in enumerate(zip(first, second, strict=True)):
+            _compare_states(kind, one, two, f"{where}[{at}]")
+    elif isinstance(first, torch.Tensor):
+        if first.shape != second.shape or first.dtype != second.dtype:
+            what = ((tuple(each.shape), each.dtype) for each in (first, second))
+            _differ(kind, *(f"{where} {each}" for each in what))
+        if not torch.allclose(first, second, **CLOSE, equal_nan=True):
+            gap = (first.double() - second.double()).abs().nan_to_num(0.0, 0.0).max()
+            _differ(kind, f"{where} as plain's", f"off by {float(gap):.2g}")
+    elif first is not second:
+        _differ(kind, first, second)
+
+
+def _compare_emitted(ours: Side) -> None:
+    """on_step told every row's tokens, but for the padding behind its end."""
+    assert ours.emitted is not None
+    for row, told in ours.emitted.items():
+        text = ours.sequences[row].tolist()
+        where = len(text) - len(told)
+        if not any(text[at : at + len(told)] == told for at in range(where + 1)):
+            _differ("on_step", text, told)
+
+
+def _compare_logs(plain: Side, ours: Side) -> None:
+    for at, (one, two) in enumerate(zip(plain.log, ours.log, strict=False)):
+        if one != two:
+            _differ(one[0], f"call {at}: {_short(one)}", _short(two))
+    _same("number of calls", len(plain.log), len(ours.log))
+
+
+def _short(entry: Any) -> str:
+    text = str(entry)
+    return text if len(text) < 90 else f"{text[:30]}...{text[-50:]}"
+
+
+def _around(first: torch.Tensor, second: torch.Tensor) -> tuple[str, str]:
+    if first.shape != second.shape:
+        length = min(first.shape[1], second.shape[1])
+        places = (first[:, :length] != second[:, :length]).nonzero()
+        where = f", first at {places[0].tolist()}" if len(places) else ""
+        return str(tuple(first.shape)), f"{tuple(second.shape)}{where}"
+    row, at = (first != second).nonzero()[0].tolist()
+    return f"{int(first[row, at])} in row {row} at {at}", str(int(second[row, at]))
+
+
+def _same(kind: str, first: Any, second: Any) -> None:
+    if first != second:
+        _differ(kind, first, second)
+
+
+def _differ(kind: str, first: Any, second: Any) -> None:
+    raise Finding(kind, f"{second} in place of {first}"[:300])

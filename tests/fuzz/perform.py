@@ -1,0 +1,199 @@
+"""One side of a case: all its calls, by plain ``generate`` or by ours, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+import ngramspec
+from fuzz import state
+from fuzz.case import Case
+from fuzz.drafters import drafter_of
+from fuzz.inputs import arguments, next_turn
+from fuzz.watchers import Log
+from ngramspec import Speculator
+
+BEYOND = [7, 8, 5, 6, 100_000, 9, 2_000_000]  # ids, two of which no model here knows
+
+
+class NotAsked(Exception):
+    """The arguments of the case cannot be made: this model does not take them."""
+
+
+@dataclass
+class Side:
+    """What came of a case's calls.
+
+    Attributes:
+        outputs: what each returned.
+        error: what the last one raised.
+        log: what processors, criteria and streamers were shown.
+        random: torch's random state, or the generator's, at the end.
+        untouched: whether torch's own random state is as it was at the beginning.
+        held: positions in the cache that the caller holds.
+        on: the ids that plain generate goes on with from that cache; or how it failed.
+        changed: names of arguments that were changed.
+        left: what is on the model now.
+        faults: of the drafter.
+        emitted: each row's tokens as on_step told them; None: nobody asked.
+    """
+
+    outputs: list[Any] = field(default_factory=list)
+    error: Exception | None = None
+    log: Log = field(default_factory=list)
+    random: torch.Tensor | None = None
+    untouched: bool = True
+    held: int | None = None
+    on: Any = None
+    changed: list[str] = field(default_factory=list)
+    left: dict[str, Any] = field(default_factory=dict)
+    faults: int = 0
+    emitted: dict[int, list[int]] | None = None
+
+    @property
+    def sequences(self) -> torch.Tensor:
+        """Ids of the last call."""
+        return ids_of(self.outputs[-1])
+
+
+def ids_of(output: Any) -> torch.Tensor:
+    """The ids in what ``generate`` returned."""
+    return output if isinstance(output, torch.Tensor) else output.sequences
+
+
+def plain(case: Case, model: Any) -> Side:
+    """The case by plain ``generate``."""
+    return _perform(case, model, model.generate, Side())
+
+
+def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
+    """The case by ngramspec.
+
+    Args:
+        texts: what plain ``generate`` gave, for drafters that know.
+        vocab: tokens that drafters know.
+    """
+    side = Side()
+    speculator = _speculator(case, texts, vocab, side)
+    generator = torch.Generator().manual_seed(case.seed) if case.entry == "generator" else None
+    extra: dict[str, Any] = {} if generator is None else {"generator": generator}
+    if case.reference:
+        extra["reference_ids"] = BEYOND if case.reference == "beyond" else [*case.prompts]
+    if case.entry == "hook":
+
+        def call(**kwargs: Any) -> Any:
+            return model.generate(**kwargs, custom_generate=speculator, **extra)
+
+    elif case.entry in ("enabled", "overlapping"):
+
+        def call(**kwargs: Any) -> Any:
+            first = ngramspec.enabled(model, speculator)
+            second = ngramspec.enabled(model, speculator)
+            first.__enter__()
+            if case.entry == "overlapping":
+                second.__enter__()
+            try:
+                return model.generate(**kwargs, **extra)
+            finally:
+                first.__exit__(None, None, None)
+                if case.entry == "overlapping":
+                    second.__exit__(None, None, None)
+
+    else:
+
+        def call(**kwargs: Any) -> Any:
+            return ngramspec.generate(model, speculator=speculator, **kwargs, **extra)
+
+    _perform(case, model, call, side, generator)
+    side.faults = speculator.stats.drafter_faults
+    return side
+
+
+def _speculator(case: Case, texts: list[list[int]], vocab: int, side: Side) -> Speculator:
+    settings = dict(case.settings)
+    steps = 0
+
+    def on_step(event: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if side.emitted is not None:
+            side.emitted.setdefault(event.row, []).extend(event.verdict.emitted)
+        if case.swap and steps == 3:
+            speculator.drafter = drafter_of(case.swap, texts, vocab, case.seed + 1)
+
+    if settings.get("on_step") == "watch":
+        side.emitted = {}
+    if case.swap or "on_step" in settings:
+        settings["on_step"] = on_step
+    drafter = drafter_of(case.drafter, texts, vocab, case.seed)
+    speculator = Speculator(drafter, **settings)
+    return speculator
+
+
+def _perform(
+    case: Case,
+    model: Any,
+    call: Callable[..., Any],
+    side: Side,
+    generator: torch.Generator | None = None,
+) -> Side:
+    try:
+        kwargs = arguments(case, model, side.log)
+    except Exception as error:
+        raise NotAsked(f"{type(error).__name__}: {error}") from error
+    mask = kwargs.get("attention_mask")
+    cache = kwargs.get("past_key_values")
+    torch.manual_seed(case.seed)
+    begin = torch.get_rng_state()
+    process = state.of_process()
+    for turn in range(case.turns):
+        before = state.of_arguments(kwargs)
+        try:
+            output = call(**kwargs)
+        except Exception as error:
+            side.error = error
+            break
+        finally:
+            side.changed += state.differences(before, state.of_arguments(kwargs))
+        side.outputs.append(output)
+        cache = getattr(output, "past_key_values", cache)
+        if turn + 1 < case.turns:
+            if getattr(output, "past_key_values", None) is None or model.config.is_encoder_decoder:
+                break
+            kwargs = next_turn(case, output, {"attention_mask": mask}, side.log)
+    if state.of_process() != process:
+        side.changed.append("the process's random states or modes")
+    now = torch.get_rng_state()
+    side.untouched = torch.equal(now, begin)
+    side.random = now if generator is None else generator.get_state()
+    side.left = state.of_model(model)
+    side.held = state.length_of(cache)
+    if cache is not None and side.outputs and side.error is None:
+        side.on = _continued(case, model, side.sequences, cache, mask)
+    return side
+
+
+def _continued(case: Case, model: Any, ids: torch.Tensor, cache: Any, mask: Any) -> Any:
+    """What plain ``generate`` says next, from a cache that grows or was given."""
+    growing = type(cache) is DynamicCache
+    if model.config.is_encoder_decoder or case.inputs not in ("ids", "positions"):
+        return None
+    if not (growing or case.cache == "static") or case.family in UNSURE:
+        return None
+    more = torch.cat((ids, torch.full_like(ids[:, :2], 6)), dim=1)
+    whole = torch.ones_like(more)
+    if mask is not None and len(mask) == len(more):
+        whole[:, : mask.shape[1]] = mask
+    try:
+        return model.generate(
+            more, attention_mask=whole, past_key_values=cache, max_new_tokens=4, do_sample=False
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+UNSURE: tuple[str, ...] = ()  # families that do not go on from a cache of theirs

@@ -1,0 +1,150 @@
+"""Runs a case both ways and says what came of it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fuzz import models, perform, state
+from fuzz.case import Case
+from fuzz.compare import Finding, compare, why_loose
+from fuzz.drafters import FAULTY
+from fuzz.families import VOCAB
+from fuzz.inputs import _ids
+from fuzz.perform import Side
+from fuzz.ties import is_tie
+from ngramspec import UnsupportedError
+
+# Families whose rotary frequencies depend on the calls before: each side gets a new model.
+STATEFUL = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a case.
+
+    Attributes:
+        outcome: "identical", "structure" (sampled text that is not the seed's, or half
+            precision: only its form was compared), "tie", "refused", "equal exception",
+            "not run" (no such model here) or "finding".
+        kind: of a finding, what differs: "ids", "scores", "exception", ...
+        detail: the refusal, the exception or the difference, in a line.
+    """
+
+    outcome: str
+    kind: str = ""
+    detail: str = ""
+
+
+def run(case: Case) -> Result:
+    """Run a case both ways and compare."""
+    with state.isolated(case.default_dtype):
+        try:
+            with torch.no_grad():
+                torch.set_default_dtype(torch.float32)
+                model = models.model_of(case.family, case.shape, case.attention, case.dtype)
+        except Exception as error:
+            return Result("not run", detail=_line(error))
+        torch.set_default_dtype(getattr(torch, case.default_dtype))
+        try:
+            return _run(case, model)
+        except perform.NotAsked as error:
+            return Result("not run", detail=_line(error))
+        except Finding as finding:
+            models.forget(model)
+            return Result("finding", finding.kind, finding.detail)
+
+
+def _run(case: Case, model: Any) -> Result:
+    fresh = any(each in case.family for each in STATEFUL)
+    pristine = copy.deepcopy(model) if fresh else model
+    plain = perform.plain(case, model)
+    ours = perform.ours(case, pristine, _texts(case, model, plain), _vocab(model))
+    if isinstance(ours.error, UnsupportedError):
+        _check_refusal(case, ours)
+        return Result("refused", detail=_line(ours.error))
+    if plain.error is not None or ours.error is not None:
+        _check_errors(case, plain, ours)
+        return Result("equal exception", detail=_line(plain.error or ours.error))
+    loose = why_loose(case, model)
+    try:
+        compare(case, plain, ours, loose=loose is not None)
+    except Finding as finding:
+        if finding.kind in ("ids", "continuation") and is_tie(case, model, plain, ours):
+            return Result("tie", detail=finding.detail)
+        raise
+    if ours.faults and not (case.drafter in FAULTY or case.reference == "beyond"):
+        raise Finding("faults", f"{ours.faults} faults of a drafter that is sound")
+    return Result("identical") if loose is None else Result("structure", detail=loose)
+
+
+def _check_refusal(case: Case, ours: Side) -> None:
+    """A refusal has to come before anything was shown, drawn or kept, and not where plain
+    decoding was asked for."""
+    kinds = [each[0] for each in ours.log]
+    shown = kinds.count("put") > 1 or "processor" in kinds or "criterion" in kinds
+    if shown and not ours.outputs:
+        raise Finding("late refusal", _line(ours.error))
+    if not ours.outputs and not ours.untouched:
+        raise Finding("late refusal", f"random numbers were drawn: {_line(ours.error)}")
+    asked = case.settings.get("unsupported") == "plain" and case.entry != "generator"
+    if asked and "cannot be used here" not in str(ours.error):
+        raise Finding("refusal in place of plain", _line(ours.error))
+
+
+def _embeds_no_pad(case: Case, plain: Exception | None) -> bool:
+    """Whether plain decoding fails for feeding ended rows a pad id without an embedding; ours
+    need not fail there, nor in the same way."""
+    unknown = case.options.get("pad_token_id") in (-1, VOCAB)
+    return unknown and isinstance(plain, IndexError | RuntimeError)
+
+
+def _check_errors(case: Case, plain: Side, ours: Side) -> None:
+    first, second = plain.error, ours.error
+    if second is None and _embeds_no_pad(case, first):
+        return
+    if first is None or second is None:
+        if why_loose(case, None) is not None and second is None:
+            return
+        what = "plain" if second is None else "ours"
+        error = second or first
+        raise Finding("exception", f"{what} alone: {type(error).__name__}: {_line(error)}")
+    if _embeds_no_pad(case, first):
+        return
+    if (type(first), str(first)) != (type(second), str(second)):
+        texts = (f"{type(each).__name__}: {_line(each)}" for each in (second, first))
+        raise Finding("exception", " in place of ".join(texts))
+    changed = state.differences(plain.left, ours.left)
+    if changed:
+        raise Finding("left on the model", ", ".join(changed[:5]))
+
+
+def _vocab(model: Any) -> int:
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    return VOCAB if head is None else int(head.shape[0])
+
+
+def _texts(case: Case, model: Any, plain: Side) -> list[list[int]]:
+    """Each row's whole text without what its mask leaves out."""
+    if not plain.outputs:
+        return []
+    rows = plain.sequences.tolist()
+    if model.config.is_encoder_decoder or case.inputs not in ("ids", "positions", "image"):
+        return rows
+    _, mask = _ids(case, model)
+    every = len(rows) // len(mask)
+    masks = [each for each in mask.tolist() for _ in range(every)]
+    if case.mask == "none":
+        return rows
+    return [
+        [token for at, token in enumerate(row) if at >= len(own) or own[at]]
+        for row, own in zip(rows, masks, strict=False)
+    ]
+
+
+def _line(error: BaseException | None) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return (text or type(error).__name__)[:160]

@@ -1,0 +1,91 @@
+"""What a process, a model and a call's arguments hold: put back, or compared."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from conftest import AssumedPace
+
+from ngramspec import costs, prepare
+
+
+@contextmanager
+def isolated(default_dtype: str) -> Iterator[None]:
+    """Nothing that ran before counts, and forwards take what is assumed of them."""
+    costs._curves.clear()
+    before = torch.get_default_dtype()
+    with warnings.catch_warnings(), mock.patch.object(prepare, "Pace", AssumedPace):
+        warnings.simplefilter("ignore")
+        torch.set_default_dtype(getattr(torch, default_dtype))
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def of_model(model: Any) -> dict[str, Any]:
+    """What can be left on a model: attributes, modes, hooks, its configurations."""
+    found: dict[str, Any] = {"config": model.config.to_dict()}
+    found["generation_config"] = model.generation_config.to_dict()
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key in ("_modules", "_parameters", "_buffers"):
+                value = [*value]
+            found[f"{name}.{key}"] = _brief(value)
+    return found
+
+
+def of_process() -> tuple[Any, ...]:
+    """Random states that are nobody's here, and torch's modes."""
+    numpy = np.random.get_state()
+    return (
+        random.getstate(),
+        (numpy[0], numpy[1].tobytes(), *numpy[2:]),  # type: ignore[index]
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+    )
+
+
+def of_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, but for its cache, which a call is to change."""
+    return {name: _brief(value) for name, value in kwargs.items() if name != "past_key_values"}
+
+
+def length_of(cache: Any) -> int | None:
+    """How many positions a cache holds; None: there is none."""
+    try:
+        return None if cache is None else int(cache.get_seq_length())
+    except ValueError:  # of recurrent layers
+        return None
+
+
+def _brief(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, list | tuple):
+        return [_brief(each) for each in value]
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, dict):
+        if value and all(isinstance(each, int) for each in value):  # hooks, by running numbers
+            return [_brief(each) for each in value.values()]
+        return {str(key): _brief(each) for key, each in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return type(value).__name__
+
+
+def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Names under which two states differ."""
+    names = sorted(first.keys() | second.keys())
+    missing = object()
+    return [each for each in names if first.get(each, missing) != second.get(each, missing)]
