@@ -27,8 +27,8 @@ from ngramspec import Draft, Drafter, DraftSession, Speculator, generate
 from ngramspec.cli.demo import read_texts
 from ngramspec.cli.measure import Measurement
 from ngramspec.cli.models import load
-from ngramspec.compiled import bucket_sizes
 from ngramspec.draft import Int32
+from ngramspec.target.compiled import bucket_sizes
 
 
 class AllWidths(Drafter):

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.speculator import REMOTE, Speculator, refusal
+from ngramspec.speculator import Speculator
+from ngramspec.target.support import REMOTE, refusal
 
 ASSISTANTS = ("assistant_model", "assistant_tokenizer")
 

@@ -12,17 +12,15 @@ from typing import Any
 
 import torch
 
-from ngramspec.adapters import check_adapter
-from ngramspec.controller import Ahead, check_gamma, check_tree
-from ngramspec.decode import StepEvent, decode
-from ngramspec.draft import DecodeStats, Drafter
+from ngramspec.decoding.distributed import ALONE, ranks_of
+from ngramspec.decoding.loop import decode
+from ngramspec.decoding.setup import Asked, Settings, make_run, make_target
+from ngramspec.draft_length.cost_file import SavedCosts
+from ngramspec.draft_length.schedule import Ahead, check_gamma, check_tree
 from ngramspec.drafters import build_drafter
-from ngramspec.dropout import drops_out
+from ngramspec.drafters.base import Drafter
 from ngramspec.errors import UnsupportedError, check_int, check_real
-from ngramspec.prepare import Asked, Settings, make_run, make_target
-from ngramspec.ranks import ALONE, ranks_of
-from ngramspec.saved import SavedCosts
-from ngramspec.stored import (
+from ngramspec.persistence import (
     FOLDER,
     check_pickles,
     copied_drafter,
@@ -31,36 +29,17 @@ from ngramspec.stored import (
     read_settings,
     write_settings,
 )
-from ngramspec.target import plain_method
-from ngramspec.verify.rule import Rule
-from ngramspec.width import FIT, check_width
+from ngramspec.stats import DecodeStats, StepEvent
+from ngramspec.target.dropout import drops_out
+from ngramspec.target.padding import FIT, check_width
+from ngramspec.target.support import check_adapter, check_prompt, check_request, plain_method
+from ngramspec.verification.rule import Rule
 
 logger = logging.getLogger("ngramspec")
 
 GAMMA_LIMIT = 4096
 VERIFICATIONS = ("exact", "match", "typical")
 OWN = ("stats", "_ahead", "_lock", "_logged")  # attributes that copies make anew
-
-# Ways to decode that transformers fetches from its hub, with trust_remote_code=True; and what of
-# each, beside None, leaves it switched off.
-REMOTE = {
-    "constraints": None,
-    "dola_layers": None,
-    "force_words_ids": None,
-    "num_beam_groups": 1,
-    "penalty_alpha": 0,
-}
-# Arguments of ``generate`` that rule speculation out, by what switches each off.
-OFF = REMOTE | {
-    "assistant_early_exit": None,
-    "assistant_model": None,
-    "assistant_tokenizer": None,
-    "cache_implementation": "dynamic",
-    "num_beams": 1,
-    "prompt_lookup_num_tokens": None,
-    "token_healing": False,
-    "use_mtp": False,
-}
 
 
 class Speculator:
@@ -417,59 +396,3 @@ class Speculator:
             ahead=self._ahead,
             log=self.log_once,
         )
-
-
-def check_request(config: Any) -> None:
-    """Raise an UnsupportedError that names the settings of ``generate`` which rule it out."""
-    asked = {
-        "num_beams": (config.num_beams or 1) > 1,
-        "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
-        "use_mtp": bool(getattr(config, "use_mtp", False)),
-        "assistant_early_exit": config.assistant_early_exit is not None,
-    }
-    asked |= {name: getattr(config, name, None) not in (None, off) for name, off in REMOTE.items()}
-    refused = {name: getattr(config, name) for name, ruled_out in asked.items() if ruled_out}
-    if refused:
-        raise UnsupportedError(refusal(refused))
-
-
-def refusal(settings: dict[str, Any]) -> str:
-    """What to say of settings that rule speculation out: name -> value, or None not to show it.
-
-    The remedy is an argument, since that also overrides what a checkpoint's own config says.
-    """
-    shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
-    found = ", ".join(shown)
-    remedy = ", ".join(f"{name}={OFF[name]!r}" for name in settings)
-    return f"{found} cannot be combined with a Speculator; pass {remedy}"
-
-
-def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
-    """Raise a ValueError for an empty prompt or ids that the model has no embedding for.
-
-    Ids that stand for something else, such as an image, may lie outside its vocabulary.
-    """
-    if model_kwargs.get("inputs_embeds") is not None:
-        return
-    if input_ids.shape[1] == 0:
-        raise ValueError(f"input_ids must hold at least one token, got shape {(*input_ids.shape,)}")
-    embedder = model.get_decoder() if model.config.is_encoder_decoder else model
-    vocab = getattr(getattr(embedder.get_input_embeddings(), "weight", None), "shape", (None,))[0]
-    if vocab is None:  # it does not say
-        return
-    low, high = int(input_ids.min()), int(input_ids.max())
-    if low < 0 or high >= vocab:
-        wrong = set(input_ids[(input_ids < 0) | (input_ids >= vocab)].tolist())
-        for bad in sorted(wrong - placeholders(model.config)):
-            raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad}")
-
-
-def placeholders(config: Any) -> set[int]:
-    """Ids of a model's configuration in whose place something else than a token is embedded."""
-    text = ("bos", "eos", "pad", "decoder_start", "sep", "cls", "mask", "unk")
-    return {
-        value
-        for name, value in vars(config).items()
-        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
-        if name.removesuffix("_token_id") not in text
-    }

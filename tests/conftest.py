@@ -13,7 +13,8 @@ import pytest
 import torch
 from prompts import PROMPTS
 
-from ngramspec import costs, prepare
+from ngramspec.decoding import setup
+from ngramspec.draft_length import cost_curve, step_cost
 
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -50,7 +51,7 @@ def prompts(smollm2: SimpleNamespace) -> list[dict[str, torch.Tensor]]:
     return [smollm2.encode(text) for text in PROMPTS[:8]]
 
 
-class AssumedPace(costs.Pace):
+class AssumedPace(step_cost.Pace):
     """Forwards that take what is assumed of them."""
 
     def took(self, width: int, seconds: float, tree: bool = False) -> None:
@@ -61,9 +62,9 @@ class AssumedPace(costs.Pace):
 @pytest.fixture(autouse=True)
 def no_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drafted depends neither on how fast this machine is nor on the tests before."""
-    costs._curves.clear()
+    cost_curve._curves.clear()
     if "measured" not in request.keywords:
-        monkeypatch.setattr(prepare, "Pace", AssumedPace)
+        monkeypatch.setattr(setup, "Pace", AssumedPace)
 
 
 def tiny_llama(seed: int = 0, vocab: int = 97, positions: int = 512, **config: object):

@@ -116,7 +116,7 @@ def test_host_syncs_one_a_step_unless_the_history_is_needed(tiny, settings, per_
 
 
 def test_recorded_scores_cost_no_reads_where_tokens_are_chosen_ahead(tiny, monkeypatch):
-    monkeypatch.setattr("ngramspec.prepare.choose_ahead", lambda device: True)
+    monkeypatch.setattr("ngramspec.decoding.setup.choose_ahead", lambda device: True)
     kwargs = {"do_sample": True, "max_new_tokens": 40, "top_k": 20, "output_scores": True}
     kwargs["return_dict_in_generate"] = True
     torch.manual_seed(0)
@@ -135,7 +135,7 @@ def test_recorded_scores_cost_no_reads_where_tokens_are_chosen_ahead(tiny, monke
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_interrupted_stream_leaves_the_generator_where_it_was(tiny, ahead, monkeypatch):
     """As many numbers are drawn as tokens were committed, whatever was chosen ahead of them."""
-    monkeypatch.setattr("ngramspec.prepare.choose_ahead", lambda device: ahead)
+    monkeypatch.setattr("ngramspec.decoding.setup.choose_ahead", lambda device: ahead)
     kwargs = {"do_sample": True, "max_new_tokens": 40}
     torch.manual_seed(0)
     text = tiny.generate(PROMPT, **kwargs)[0].tolist()
@@ -322,7 +322,7 @@ def test_one_speculator_in_several_threads(tiny):
 
 
 def test_the_heuristic_grows_and_shrinks_within_its_bounds():
-    from ngramspec.controller import HeuristicGamma
+    from ngramspec.draft_length.schedule import HeuristicGamma
 
     controller = HeuristicGamma(40)
     seen = []
@@ -344,7 +344,7 @@ def test_the_heuristic_grows_and_shrinks_within_its_bounds():
 def test_the_drafts_of_a_batch_are_cut_where_all_rows_together_gain_most():
     from itertools import product
 
-    from ngramspec.analysis import worthwhile
+    from ngramspec.draft_length.optimal import worthwhile
 
     rng = np.random.default_rng(0)
     for _ in range(50):

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ngramspec import Speculator, generate
-from ngramspec.prepare import Settings
-from ngramspec.verify.rule import Rule
+from ngramspec.decoding.setup import Settings
+from ngramspec.verification.rule import Rule
 
 DRAWN, MATCHED, FREQUENT = "drawn, Algorithm 1", "drawn, exact match", "most frequent"
 WAYS = (DRAWN, MATCHED, FREQUENT)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ngramspec.bench.replay import Acceptance, Plan, Player, Share, Tally, geometric_mean
 from ngramspec.bench.traces import Trace, halves
-from ngramspec.draft import Drafter
+from ngramspec.drafters.base import Drafter
 
 RATIOS = ("tokens_per_call", "tokens_per_cost")
 COUNTED = (*RATIOS, "alpha", "accepted_fraction", "drafted_per_step")

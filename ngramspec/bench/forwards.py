@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ngramspec.attention import in_place
 from ngramspec.bench.machine import synchronize
-from ngramspec.cache import rollback_for
+from ngramspec.target.gqa_attention import in_place
+from ngramspec.target.kv_cache import rollback_for
 
 CHUNK = 2048  # positions of a prefill's forward
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.saved import processor
+from ngramspec.draft_length.cost_file import processor
 
 PACKAGES = ("ngramspec", "torch", "transformers", "numpy", "triton")
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession
 
 ARCTIC_DEPTH = 64
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from ngramspec import Speculator, decode, generate
+from ngramspec import Speculator, generate
 from ngramspec.bench.forced import forced_model
 from ngramspec.bench.machine import synchronize
 from ngramspec.bench.tasks import Prompt
-from ngramspec.drafting import Drafting
-from ngramspec.group import Group
-from ngramspec.target import Target
+from ngramspec.decoding import loop as decode
+from ngramspec.decoding.draft_runner import Drafting
+from ngramspec.decoding.group import Group
+from ngramspec.target.model import Target
 
 FORWARD, PYTHON = "forward", "rest of Python"
 SECTIONS = (

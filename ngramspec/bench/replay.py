@@ -15,8 +15,10 @@ import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec.bench.traces import Trace
-from ngramspec.controller import CostGamma, FixedGamma, GammaController, make_controller
-from ngramspec.draft import DecodeStats, Draft, Drafter, Float32, Verdict, judged_nodes
+from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
+from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
+from ngramspec.drafters.base import Drafter
+from ngramspec.stats import DecodeStats
 
 MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # the least length of each
 BINS = 20  # of confidence

@@ -12,7 +12,8 @@ from time import perf_counter, perf_counter_ns
 import numpy as np
 
 from ngramspec.bench.replay import accepted_path
-from ngramspec.draft import Drafter, Int32
+from ngramspec.draft import Int32
+from ngramspec.drafters.base import Drafter
 
 STEPS = 2000
 SECONDS = 3.0  # for the steps of one measurement; a slow drafter takes fewer

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from ngramspec import Speculator, StepEvent, generate, prepare
+from ngramspec import Speculator, StepEvent, generate
+from ngramspec.decoding import setup as prepare
 
 # Methods of a tensor that need its values on the host.
 READS = (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ngramspec.draft import Drafter, DraftSession, Int32
+from ngramspec._reference.value import Calibration, ValueEngine
+from ngramspec.draft import Int32
+from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.value import ValueDrafter, ValueSession
-from ngramspec.reference_value import Calibration, ValueEngine
 
 
 class TwinSession(ValueSession):

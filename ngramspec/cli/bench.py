@@ -19,7 +19,7 @@ from ngramspec.cli.arguments import check_least, usable
 from ngramspec.cli.demo import DTYPES, parse_gamma
 
 if TYPE_CHECKING:
-    from ngramspec.draft import Drafter
+    from ngramspec.drafters.base import Drafter
 
 SUMMARY = "measure drafters and whole generations, and peers beside them"
 INSTALL_PLOTS = "pip install 'ngramspec[plots]'"
@@ -342,7 +342,7 @@ def write(path: Path | None, fields: dict[str, Any]) -> None:
     """Write what was measured, with where it was measured, as JSON."""
     if path is None:
         return
-    from ngramspec.saved import processor
+    from ngramspec.draft_length.cost_file import processor
 
     packages = {}
     for name in ("ngramspec", "numpy", "torch", "transformers", "arctic-inference"):

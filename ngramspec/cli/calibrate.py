@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from ngramspec.bench.forwards import forward_seconds
-    from ngramspec.saved import SavedCosts, described
+    from ngramspec.draft_length.cost_file import SavedCosts, described
 
     check_least(arguments, contexts=1, repeats=1)
     loaded = load_on_device(arguments)

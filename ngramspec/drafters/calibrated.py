@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ngramspec.analysis import worthwhile_nodes
-from ngramspec.checks import check_tiers
-from ngramspec.draft import Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.draft_length.optimal import worthwhile_nodes
+from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
+from ngramspec.drafters.validation import check_tiers
 
 DEPTHS = 16  # positions told apart; those behind count as the last
 RANKS = 4  # and places among siblings

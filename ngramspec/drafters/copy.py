@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.copyindex import CopyIndex
-from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.draft import NO_TOKENS, Draft, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.prefix_tree import pack
 from ngramspec.errors import check_int
 

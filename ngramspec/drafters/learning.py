@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from ngramspec.draft import Drafter
+from ngramspec.drafters.base import Drafter
 
 
 class LearningDrafter(Drafter):

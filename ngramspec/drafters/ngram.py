@@ -8,7 +8,8 @@ import numpy as np
 
 from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.ngram import NGramTable
-from ngramspec.draft import NO_TOKENS, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.draft import NO_TOKENS, Draft, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.stochastic import DrawingNGramSession, check_temperature
 from ngramspec.errors import check_bool, check_int
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Drafter, DraftSession, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession
 
 
 class NullSession(DraftSession):

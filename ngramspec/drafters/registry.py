@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable
 
-from ngramspec.draft import Drafter
+from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.ngram import NGramDrafter

@@ -9,33 +9,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ngramspec._native.ngram import NGramTable
-from ngramspec.draft import (
-    EMPTY_DRAFT,
-    NO_TOKENS,
-    Draft,
-    DraftSession,
-    Float32,
-    Int32,
-    Proposal,
-)
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32, Proposal
+from ngramspec.drafters.base import DraftSession
 from ngramspec.errors import check_real
 
 REQUEST = "request"  # in place of a temperature: the request's own
 MOST = 64  # continuations of a context that may be drawn, the most frequent ones
-
-
-def seed_of(generator: torch.Generator) -> int:
-    """A seed that follows from a generator's state, which it leaves alone."""
-    state = generator.get_state().numpy().tobytes()
-    return int.from_bytes(blake2b(state, digest_size=16).digest(), "little")
 
 
 class Gate(Protocol):
@@ -49,11 +34,10 @@ class Gate(Protocol):
 
 
 class DrawingSession(DraftSession):
-    """A session that draws its tokens; what from, is its subclass's affair.
+    """A session that draws its tokens. Subclasses supply the counts to draw from.
 
-    The draws follow from the seed that a sampled request brings, or else from the state of torch's
-    global generator at the start, and leave that alone: with the same seed a generation drafts the
-    same.
+    The draws follow from the seed that a sampled request brings (``begin_sampling``), in other
+    requests from a constant: with the same seed a generation drafts the same.
 
     Args:
         temperature: T; a token is drawn with probability in proportion to count ** (1 / T).
@@ -61,7 +45,7 @@ class DrawingSession(DraftSession):
     """
 
     def __init__(self, temperature: float | str) -> None:
-        self._rng = np.random.default_rng(seed_of(torch.default_generator))
+        self._rng = np.random.default_rng(0)
         self._by_request = temperature == REQUEST
         self._temperature = 1.0 if isinstance(temperature, str) else temperature
 

@@ -7,19 +7,10 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from ngramspec.checks import check_draft, check_tiers, sound_head
-from ngramspec.draft import (
-    EMPTY_DRAFT,
-    NO_TOKENS,
-    Draft,
-    Drafter,
-    DraftSession,
-    Float32,
-    Int8,
-    Int32,
-    joined,
-)
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int8, Int32, joined
+from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.prefix_tree import pack
+from ngramspec.drafters.validation import check_draft, check_tiers, sound_head
 
 ANY = 1 << 31  # in place of the vocabulary's size, which only the whole draft is checked against
 

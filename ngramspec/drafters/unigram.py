@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ngramspec._native.unigram import UnigramCounts
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, DraftSession, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
+from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.stochastic import DrawingUnigramSession, check_temperature
 from ngramspec.errors import check_bool

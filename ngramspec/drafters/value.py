@@ -8,7 +8,8 @@ from typing import Any
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.value import ValueEngine
-from ngramspec.draft import Draft, DraftSession, Float32, Int32
+from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.errors import check_int
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
+from ngramspec.persistence import FOLDER, SETTINGS
 from ngramspec.speculator import Speculator
-from ngramspec.stored import FOLDER, SETTINGS
-from ngramspec.target import check_model
+from ngramspec.target.support import check_model
 
 GGUF = ".gguf"
 LINKED = (".safetensors", ".bin", GGUF, ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ckpt")

@@ -11,8 +11,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ngramspec.hf import speculate
+from ngramspec.persistence import FOLDER, SETTINGS
 from ngramspec.speculator import Speculator
-from ngramspec.stored import FOLDER, SETTINGS
 
 LOG_VARIABLE = "NGRAMSPEC_LOG"
 

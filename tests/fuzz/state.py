@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from conftest import AssumedPace
 
-from ngramspec import costs, prepare
+from ngramspec.decoding import setup
+from ngramspec.draft_length import cost_curve
 
 
 @contextmanager
 def isolated(default_dtype: str) -> Iterator[None]:
     """Nothing that ran before counts, and forwards take what is assumed of them."""
-    costs._curves.clear()
+    cost_curve._curves.clear()
     before = torch.get_default_dtype()
-    with warnings.catch_warnings(), mock.patch.object(prepare, "Pace", AssumedPace):
+    with warnings.catch_warnings(), mock.patch.object(setup, "Pace", AssumedPace):
         warnings.simplefilter("ignore")
         torch.set_default_dtype(getattr(torch, default_dtype))
         try:

@@ -1,0 +1,1 @@
+"""The plain-Python twin of each native structure: oracle and readable documentation."""

@@ -1,0 +1,1 @@
+"""THE loop over steps, and one call's state."""

@@ -1,0 +1,165 @@
+"""Processes that decode together: one text under tensor parallelism, or equally many forwards.
+
+Under tensor parallelism every process (rank) runs the same loop over its share of the weights, and
+all have to forward the same tokens. What a drafter knows, and how long a draft is worth while, may
+differ between them; so the first rank drafts, and tells the others.
+
+Where weights are gathered for each forward (FSDP, ZeRO-3: ``synced_gpus``), every rank has a text
+of its own, and the ranks that have finished go on forwarding until all have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.errors import UnsupportedError
+
+SENT = 64  # nodes of each draft that the first message has room for
+CHAIN = -2  # in place of a parent: the draft is a chain
+
+
+class Ranks:
+    """What a generation has to agree on with other processes; with none by itself, nothing.
+
+    Args:
+        group: the processes that decode the same text, or None.
+        device: where messages to them live.
+        synced: whether all processes have to do equally many forwards.
+    """
+
+    def __init__(self, group: Any = None, device: str = "cpu", synced: bool = False) -> None:
+        self.group = group
+        self.device = torch.device(device)
+        self.synced = synced
+
+    @property
+    def drafts(self) -> bool:
+        """Whether this process drafts: it is alone, or the first of its group."""
+        return self.group is None or dist.get_rank(self.group) == 0
+
+    def share(self, drafts: list[Draft], width: int) -> tuple[list[Draft], int]:
+        """The first rank's drafts and its forward's width, on every rank.
+
+        One broadcast, of int32 (batch, 2 + 2 * SENT); where a draft is longer, a second one.
+        Proposals are not sent: a stochastic draft is verified like a deterministic one, which
+        keeps the target's distribution, too.
+        """
+        if self.group is None:
+            return drafts, width
+        message = self._broadcast(_pack(drafts, SENT, width))
+        longest = int(message[:, 0].max())
+        if longest > SENT:
+            message = self._broadcast(_pack(drafts, longest, width))
+        if self.drafts:
+            return [replace(draft, proposal=None) for draft in drafts], width
+        return _unpack(message), int(message[0, 1])
+
+    def going(self, mine: bool) -> bool:
+        """Whether another forward is due; ``mine``: whether this process needs it."""
+        if not self.synced:
+            return mine
+        count = torch.tensor(float(mine), device=self.device)
+        dist.all_reduce(count)
+        return bool(count.item())
+
+    def _broadcast(self, message: Int32) -> Int32:
+        tensor = torch.from_numpy(message).to(self.device)
+        dist.broadcast(tensor, group=self.group, group_src=0)
+        received: Int32 = tensor.cpu().numpy()
+        return received
+
+
+ALONE = Ranks()
+
+
+def ranks_of(model: Any, device: torch.device, synced_gpus: bool | None = None) -> Ranks:
+    """The processes that a generation of ``model`` takes part in.
+
+    Args:
+        model: a transformers model; loaded with a tensor-parallel plan it has a device mesh.
+        device: of its inputs.
+        synced_gpus: as in ``generate``; None: where the model's weights are sharded over data.
+
+    Raises:
+        UnsupportedError: pipeline parallelism, or synced_gpus without processes.
+    """
+    processes = dist.is_available() and dist.is_initialized()
+    if synced_gpus and not processes:
+        raise UnsupportedError("synced_gpus=True needs an initialized torch.distributed; remove it")
+    if not processes or dist.get_world_size() == 1:
+        return ALONE
+    synced = _gathers_weights(model) if synced_gpus is None else synced_gpus
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is None:
+        return Ranks(None, device.type, synced)
+    axes = mesh.mesh_dim_names or ("tp",)  # a mesh of one nameless axis is a tensor-parallel one
+    sizes = dict(zip(axes, mesh.mesh.shape, strict=True))
+    if sizes.get("pp", 1) > 1:
+        raise UnsupportedError(
+            "pipeline parallelism keeps each layer's cache on another rank, and cannot be rolled"
+            " back; use tensor parallelism"
+        )
+    group = None
+    if sizes.get("tp", 1) > 1:
+        group = mesh.get_group() if mesh.mesh.ndim == 1 else mesh["tp"].get_group()
+    return Ranks(group, device.type, synced)
+
+
+def _gathers_weights(model: Any) -> bool:
+    """Whether every forward gathers weights from all processes, as FSDP and ZeRO-3 do."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    if getattr(model, "_is_fsdp_managed_module", False):
+        return True
+    if isinstance(model, FSDPModule | FullyShardedDataParallel):
+        return True
+    return hasattr(next(model.parameters(), None), "ds_id")  # DeepSpeed's mark of a ZeRO-3 weight
+
+
+def _pack(drafts: Sequence[Draft], nodes: int, width: int) -> Int32:
+    """Drafts as int32 (batch, 2 + 2 * nodes): length, width, tokens, parents, cut to ``nodes``."""
+    message = np.full((len(drafts), 2 + 2 * nodes), CHAIN, np.int32)
+    for row, draft in zip(message, drafts, strict=True):
+        count = min(len(draft), nodes)
+        row[:2] = len(draft), width
+        row[2 : 2 + count] = draft.tokens[:nodes]
+        if draft.parents is not None:
+            row[2 + nodes : 2 + nodes + count] = draft.parents[:nodes]
+    return message
+
+
+def _unpack(message: Int32) -> list[Draft]:
+    """The drafts of a message that has room for all their nodes."""
+    nodes = message.shape[1] // 2 - 1
+    drafts = []
+    for row in message:
+        length = int(row[0])
+        tokens, parents = row[2 : 2 + length], row[2 + nodes : 2 + nodes + length]
+        chain = not length or parents[0] == CHAIN
+        drafts.append(Draft(tokens, None if chain else parents) if length else EMPTY_DRAFT)
+    return drafts
+
+
+class Follower(Drafter):
+    """The drafter of the ranks whose drafts come from the first one."""
+
+    tiers = ("first rank",)
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return _FollowerSession()
+
+
+class _FollowerSession(DraftSession):
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return EMPTY_DRAFT
+
+    def extend(self, tokens: Int32) -> None:
+        return None

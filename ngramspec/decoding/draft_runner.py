@@ -1,0 +1,200 @@
+"""The drafting side of one generation: its session, hot swaps, and a drafter's faults."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from ngramspec.draft import EMPTY_DRAFT, Draft, Int32, Verdict
+from ngramspec.draft_length.schedule import GammaController
+from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.validation import check_draft, check_tiers, sound_head
+from ngramspec.stats import DecodeStats
+
+logger = logging.getLogger("ngramspec")
+
+
+FAULTS = 4  # after so many a drafter is not asked any more: each may cost reading the whole text
+FORGIVEN = 8  # unless so many steps without one came between
+
+
+class Drafting:
+    """Asks the current drafter, whichever that is at each step, and survives its errors.
+
+    A drafter that raises, or returns what cannot be verified, costs its draft: the step goes on
+    undrafted, the fault is logged once a generation and counted in the statistics. A session that
+    raised is closed and begun anew from the committed tokens. A drafter that failed ``FAULTS``
+    times in a row, or with fewer than ``FORGIVEN`` sound steps in between, is not asked any more in
+    this generation; another one, after a hot swap, begins with a clean record.
+
+    Drafters never see ids that the target has no logits for: placeholders of images, say, or a
+    reference text's ids of another vocabulary. No drafter could be right with them, and a
+    stochastic one that draws one of them now and then would lose just those drafts, by what it
+    drew. Tokens committed later are always the target's own.
+
+    Args:
+        current: returns the drafter to use; another one than before is a hot swap.
+        controller: how many tokens to ask for.
+        tokens: the committed tokens, int32 (n,); those outside 0..vocab - 1 are left out.
+        vocab: size of the target's vocabulary.
+        stats: of the run, where faults are counted.
+        tree: whether drafts may be trees,
+        always: and that also where no cost says which branches are worth it.
+        temperature: that tokens are sampled at; None: they are not.
+        seed: of the call and the row, for drafts that are drawn.
+    """
+
+    def __init__(
+        self,
+        current: Callable[[], Drafter],
+        controller: GammaController,
+        tokens: Int32,
+        vocab: int,
+        stats: DecodeStats,
+        *,
+        tree: bool = False,
+        always: bool = False,
+        temperature: float | None = None,
+        seed: tuple[int, ...] = (),
+    ) -> None:
+        self._current = current
+        self._controller = controller
+        self._vocab = vocab
+        self._stats = stats
+        self._tree = tree
+        self._always = always
+        self._temperature = temperature
+        self._seed = seed
+        tokens = tokens[(tokens >= 0) & (tokens < vocab)]
+        self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
+        self._tokens[: len(tokens)] = tokens
+        self._count = len(tokens)
+        self._drafter: Drafter | None = None
+        self._tiers: tuple[str, ...] = ()
+        self._session: DraftSession | None = None
+        self._proposed = EMPTY_DRAFT  # as the session proposed it
+        self._sound = False  # whether the step's draft was
+        self._sound_steps = 0  # since the last fault
+        self._faults = 0  # not forgiven
+        self._stopped = False
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Tier names that the sources of the last draft index, as they were at the start."""
+        return self._tiers
+
+    def propose(self, limit: int, *, tree: bool = True) -> Draft:
+        """A draft of at most ``limit`` tokens, or the empty one; a chain if trees are not to be.
+
+        A tree without branches comes as a chain: it needs no mask of its own.
+        """
+        self._swap(self._current())
+        if limit < 1 or self._gave_up():
+            return EMPTY_DRAFT
+        try:
+            gamma, tree, draft = self._ask(limit, tree and self._tree)
+        except Exception as error:
+            self._fault(error)
+            self.close()
+            return EMPTY_DRAFT
+        if not gamma:
+            return EMPTY_DRAFT
+        self._proposed = draft
+        try:
+            checked = check_draft(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
+            self._sound = True
+        except Exception as error:
+            self._fault(error)
+            checked = sound_head(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
+        return checked.straight()
+
+    def _swap(self, drafter: Drafter) -> None:
+        """Let ``drafter`` be the one to ask."""
+        if drafter is self._drafter:
+            return
+        self.close()
+        self._drafter, self._tiers = drafter, ()
+        self._faults, self._stopped = 0, False
+
+    def _ask(self, limit: int, tree: bool) -> tuple[int, bool, Draft]:
+        """The drafter's draft, after how many tokens and whether a tree was asked for; 0: none."""
+        drafter = self._drafter
+        assert drafter is not None
+        if self._session is None:
+            self._tiers = check_tiers(drafter.tiers)
+            self._session = drafter.start(self._tokens[: self._count].copy())
+            if not isinstance(self._session, DraftSession):
+                what = type(self._session).__name__
+                raise TypeError(f"start must return a DraftSession, got {what}")
+            if self._temperature is not None:
+                self._session.heat(self._temperature, (*self._seed, self._count))
+        gamma, cost = self._controller.plan(drafter.estimates)
+        gamma = min(limit, gamma)
+        if gamma < 1:
+            return 0, False, EMPTY_DRAFT
+        tree = tree and (self._always or (cost is not None and bool(drafter.branches)))
+        cost = None if cost is None else cost.copy()  # the controller's own stays as it is
+        return gamma, tree, self._session.propose(gamma, cost, tree=tree)
+
+    def learn(self, draft: Draft, verdict: Verdict) -> None:
+        """Tell the controller and the session what became of a draft, and what was committed.
+
+        The session gets its own draft back, as far as it was verified: what it does to that, or
+        to the lists of the verdict, is nobody else's business.
+        """
+        if len(draft):
+            self._controller.observe(len(draft), len(verdict.accepted))
+        tokens = np.array(verdict.emitted, np.int32)
+        self._append(tokens)
+        if self._session is None:
+            return
+        try:
+            if len(draft):
+                proposed = self._proposed.head(len(draft))
+                self._session.observe(proposed, tuple(verdict.accepted), verdict.tested)
+            self._session.extend(tokens)
+        except Exception as error:
+            self._fault(error)
+            self.close()
+            return
+        self._sound_steps, self._sound = self._sound_steps + self._sound, False
+        if self._sound_steps >= FORGIVEN:
+            self._faults = 0
+
+    def close(self) -> None:
+        """End the session; the next propose begins a new one."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        try:
+            session.close()
+        except Exception as error:
+            self._fault(error)
+
+    def _append(self, tokens: Int32) -> None:
+        end = self._count + len(tokens)
+        if end > len(self._tokens):
+            self._tokens = np.concatenate((self._tokens, np.empty(end, np.int32)))
+        self._tokens[self._count : end] = tokens
+        self._count = end
+
+    def _fault(self, error: Exception) -> None:
+        self._faults, self._sound_steps, self._sound = self._faults + 1, 0, False
+        self._stats.drafter_faults += 1
+        if self._stats.drafter_faults == 1:  # of all rows
+            name = type(self._drafter).__name__
+            logger.warning("%s failed, the step goes on undrafted: %r", name, error, exc_info=error)
+
+    def _gave_up(self) -> bool:
+        """Whether the drafter is not asked any more; the first time its session is closed."""
+        if not self._stopped and self._faults >= FAULTS:
+            self._stopped = True
+            self.close()
+            self._stats.drafters_stopped += 1
+            if self._stats.drafters_stopped == 1:
+                name, faults = type(self._drafter).__name__, self._faults
+                what = "%s failed %d times and is not asked any more in this generation"
+                logger.warning(what, name, faults)
+        return self._stopped

@@ -1,0 +1,189 @@
+"""What one call asks for: reference text, its own settings, and whether its rows may part."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ngramspec.draft import NO_TOKENS, Int32
+from ngramspec.target.model import Target
+from ngramspec.verification.sampler import Choosing
+
+# Processors of transformers that look at each row by itself, whichever batch it is in.
+BY_ROW = frozenset(
+    {
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "ExponentialDecayLengthPenalty",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "MinPLogitsWarper",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    }
+)
+# Those whose result does not depend on the committed tokens either.
+HISTORY_FREE = frozenset(
+    {
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    }
+)
+STOCK_PROCESSORS = "transformers.generation.logits_process"
+KEYS = ("reference_ids",)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a call asks for beside the Speculator's own settings.
+
+    Attributes:
+        reference: text that drafters read before the prompt, int32 (n,).
+    """
+
+    reference: Int32
+
+
+def read_request(config: Any, reference_ids: Any = None) -> Request:
+    """The request of one call.
+
+    Args:
+        config: its GenerationConfig; an entry ``ngramspec``, a dict, may hold ``reference_ids``.
+        reference_ids: the argument, which comes before the entry.
+
+    Raises:
+        TypeError, ValueError: what is wrong, by name.
+    """
+    entry = getattr(config, "ngramspec", None)
+    entry = {} if entry is None else entry
+    if not isinstance(entry, dict):
+        raise TypeError(f"generation_config.ngramspec must be a dict, got {type(entry).__name__}")
+    unknown = [key for key in entry if key not in KEYS]
+    if unknown:
+        known = ", ".join(KEYS)
+        raise ValueError(f"generation_config.ngramspec has no entry {unknown[0]!r}; known: {known}")
+    given = reference_ids if reference_ids is not None else entry.get("reference_ids")
+    return Request(NO_TOKENS if given is None else _flat(given))
+
+
+def _flat(given: Any) -> Int32:
+    """Token ids, or several sequences of them, as one int32 array."""
+    if isinstance(given, torch.Tensor):
+        given = given.detach().cpu().numpy()
+    many = isinstance(given, list | tuple) and any(not np.isscalar(each) for each in given)
+    parts = [_flat(each) for each in given] if many else [np.asarray(given).ravel()]
+    ids = np.concatenate(parts) if parts else NO_TOKENS
+    if ids.size and not np.issubdtype(ids.dtype, np.integer):
+        raise TypeError(f"reference_ids must hold token ids, got {ids.dtype}")
+    if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
+        bad = ids[(ids < 0) | (ids >= 2**31)][0]
+        raise ValueError(f"reference_ids must lie in 0..{2**31 - 1}, got {bad}")
+    return ids.astype(np.int32)
+
+
+def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int], Int32]:
+    """What each row's drafter reads first: reference, the encoder's input, the prompt.
+
+    Args:
+        target: whose prompt and masks they are.
+        request: with the reference.
+        encoded: int64 (batch, n), what the encoder of an encoder-decoder model read; else unused.
+
+    Returns:
+        A function of the row's index, to int32 (n,). Padding on the left is left out, by the masks
+        as they are now, ahead of the prefill.
+    """
+
+    masks = ("attention_mask", "decoder_attention_mask")
+    encoder_mask, decoder_mask = (target.kwargs.get(name) for name in masks)
+    mask = decoder_mask if target.encodes else encoder_mask
+
+    def history(row: int) -> Int32:
+        parts = [request.reference]
+        if target.encodes and isinstance(encoded, torch.Tensor) and not encoded.is_floating_point():
+            each = target.prompt.shape[0] // encoded.shape[0]  # sequences of one encoded text
+            mask_of = None if encoder_mask is None else encoder_mask[row]
+            parts.append(_own(encoded[row // each], mask_of))
+        parts.append(_own(target.prompt[row], None if mask is None else mask[row]))
+        return np.concatenate(parts)
+
+    return history
+
+
+def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
+    """A row's ids, int32 (n,), without those that its mask leaves out."""
+    tokens: Int32 = ids.to("cpu", torch.int32).numpy()
+    if mask is None or mask.ndim != 1 or mask.shape[0] < len(tokens):
+        return tokens
+    own: Int32 = tokens[mask[len(mask) - len(tokens) :].to("cpu", torch.bool).numpy()]
+    return own
+
+
+def must_lockstep(choosing: Choosing, target: Target) -> bool:
+    """Whether the rows of a batch have to advance together.
+
+    They do where something is shown all rows at once: a streamer, what is recorded of each token,
+    custom stopping criteria, and processors that are not known to look at each row by itself; and
+    where the cache is returned, which a later call reads as plain decoding would have left it.
+    """
+    if choosing.streamer is not None or choosing.record or target.states or choosing.stop.custom:
+        return True
+    if target.config.return_dict_in_generate:
+        return True
+    return not all_in(choosing.processors, BY_ROW)
+
+
+def all_in(processors: Any, names: frozenset[str]) -> bool:
+    """Whether all processors are transformers' own, of classes named; those of no list are."""
+    return all(
+        type(each).__name__ in names and type(each).__module__ == STOCK_PROCESSORS
+        for each in processors or ()
+    )
+
+
+def by_row(choosing: Choosing, rows: int) -> list[Choosing]:
+    """How each row's tokens are chosen by itself, where ``must_lockstep`` allows it."""
+    if not choosing.processors:
+        return [choosing] * rows
+    return [
+        replace(choosing, processors=_of_row(choosing.processors, row, rows)) for row in range(rows)
+    ]
+
+
+def _of_row(processors: Any, row: int, rows: int) -> Any:
+    """The processors, those that keep something of every row cut to one."""
+    own = []
+    for processor in processors:
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, torch.Tensor) and ignored.shape == (rows,):
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = ignored[row : row + 1]
+        own.append(processor)
+    return type(processors)(own)

@@ -1,0 +1,1 @@
+"""How many tokens to draft, by what forwards cost."""

@@ -1,0 +1,117 @@
+"""Costs measured ahead by ``ngramspec calibrate``: a JSON file, and what it depends on."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ngramspec.draft import Float32
+
+FORMAT = "ngramspec costs 1"
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    path = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*:\s*(.*)", path.read_text()) if path.exists() else []
+    return str(names[0]) if names else platform.processor()
+
+
+def described(model: Any) -> dict[str, Any]:
+    """What the costs of a model's forwards depend on, as plain JSON values."""
+    import torch
+
+    device, name = model.device, model.device.type
+    if device.type == "cpu":
+        name = processor()
+    elif device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return {
+        "model": type(model).__name__,
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": str(model.config.get_text_config(decoder=True)._attn_implementation),
+        "device": name,
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCosts:
+    """Seconds of forwards of one sequence, by context length and width.
+
+    Attributes:
+        depends: what ``described`` said of the model they were measured on.
+        seconds: positions in the cache -> width -> seconds.
+    """
+
+    depends: dict[str, Any]
+    seconds: dict[int, dict[int, float]]
+
+    def write(self, path: Path) -> None:
+        """Write them as JSON."""
+        seconds = {str(at): {str(w): t for w, t in each.items()} for at, each in self._rows()}
+        fields = {"format": FORMAT, "depends": self.depends, "seconds": seconds}
+        path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+
+    def _rows(self) -> list[tuple[int, dict[int, float]]]:
+        return sorted(self.seconds.items())
+
+    @classmethod
+    def read(cls, path: Path) -> SavedCosts:
+        """Read what ``write`` wrote.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is not such a file; the message says what is wrong.
+        """
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            if fields["format"] != FORMAT:
+                raise ValueError(f"format must be {FORMAT!r}, got {fields['format']!r}")
+            seconds = {
+                int(at): {int(width): float(each) for width, each in sorted(of.items())}
+                for at, of in fields["seconds"].items()
+            }
+            depends = dict(fields["depends"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{path} is no file of ngramspec calibrate: {error}") from error
+        for at, of in seconds.items():
+            if 1 not in of or not all(0 < each < float("inf") for each in of.values()):
+                raise ValueError(f"{path}: context {at} needs a time for width 1, all times > 0")
+        if not seconds:
+            raise ValueError(f"{path} holds no times")
+        return cls(depends, seconds)
+
+    def differences(self, model: Any) -> list[str]:
+        """What of ``depends`` is otherwise here; empty: the costs are this model's."""
+        here = described(model)
+        return [
+            f"{name} is {here[name]}, was {self.depends.get(name)}"
+            for name in here
+            if here[name] != self.depends.get(name)
+        ]
+
+    def curve(self, length: int, limit: int) -> Float32:
+        """float32 (limit + 1,): cost[n] in contexts of about ``length`` positions.
+
+        Linear between the widths measured, and behind the last one by its cost a position.
+        """
+        nearest = min(self.seconds, key=lambda at: abs(np.log(max(at, 1) / max(length, 1))))
+        times = dict(sorted(self.seconds[nearest].items()))
+        widths = np.array(list(times))
+        costs = np.array(list(times.values())) / times[1]
+        positions = np.arange(limit + 1)
+        curve = np.interp(positions, widths, costs)
+        curve += costs[-1] / widths[-1] * np.maximum(positions - widths[-1], 0)
+        cost: Float32 = curve.astype(np.float32)
+        return cost

@@ -1,0 +1,163 @@
+"""How many tokens to draft in the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ngramspec.draft import Float32
+from ngramspec.errors import check_int
+
+
+class GammaController(Protocol):
+    """One generation's choice of gamma. One thread at a time."""
+
+    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+        """What to ask the drafter for.
+
+        Args:
+            estimates: whether it ends its drafts where the cost says.
+
+        Returns:
+            (gamma, 0 for no draft; cost as ``DraftSession.propose`` takes it, or None).
+        """
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Learn from a step that drafted ``drafted`` >= 1 tokens."""
+
+
+class FixedGamma:
+    """The same gamma at every step (Leviathan et al. 2023, Algorithm 1)."""
+
+    def __init__(self, gamma: int) -> None:
+        self._gamma = gamma
+
+    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+        return self._gamma, None
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        return None
+
+
+class HeuristicGamma:
+    """Doubles when a whole draft was accepted, else goes half way to what was accepted.
+
+    A draft shorter than asked for that was accepted whole says nothing about longer ones, and
+    changes nothing. Bounded by ``LOWEST`` (or gamma_max, if that is less) and gamma_max: below
+    LOWEST a forward hardly gets cheaper.
+    """
+
+    FIRST = 8
+    LOWEST = 6
+
+    def __init__(self, gamma_max: int) -> None:
+        self._max = gamma_max
+        self._gamma = min(self.FIRST, gamma_max)
+
+    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+        return self._gamma, None
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if accepted < drafted:
+            wanted = (self._gamma + accepted + 1) // 2
+        elif drafted >= self._gamma:
+            wanted = 2 * self._gamma
+        else:
+            return
+        self._gamma = min(max(wanted, self.LOWEST), self._max)
+
+
+class CostGamma:
+    """By expected tokens per cost where the drafter estimates them, else the heuristic.
+
+    A drafter without estimates whose drafts give less than they cost is asked only now and then.
+
+    Args:
+        gamma_max: most tokens to ask for.
+        cost: returns float32 (gamma_max + 2,), cost[n] of a forward of n positions, as it is known
+            now.
+    """
+
+    TRIED_EVERY = 8  # plans, while drafting does not pay
+    MEMORY = 0.9  # of a drafted step's gain and cost, at the next one
+
+    def __init__(self, gamma_max: int, cost: Callable[[], Float32]) -> None:
+        self._max = gamma_max
+        self._cost = cost
+        self._heuristic = HeuristicGamma(gamma_max)
+        self._surplus = 0.5  # tokens per cost - 1 of drafted steps, fading; begins in good faith
+        self._skipped = 0
+
+    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+        if estimates:
+            return self._max, self._cost()
+        if self._surplus < 0:
+            self._skipped += 1
+            if self._skipped % self.TRIED_EVERY:
+                return 0, None
+        return self._heuristic.plan(estimates)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self._heuristic.observe(drafted, accepted)
+        surplus = (1 + accepted) / float(self._cost()[1 + drafted]) - 1
+        self._surplus = self.MEMORY * self._surplus + (1 - self.MEMORY) * surplus
+        self._surplus = max(self._surplus, -(1 - self.MEMORY))  # one good draft is enough again
+
+
+class Ahead:
+    """How many tokens to draft behind a prompt, from what became of earlier such drafts.
+
+    Where answers begin as prompts lead to expect is a matter of the task, so it is learned over a
+    Speculator's calls: doubled when a whole draft stands, halved when nothing of it does. Counts
+    only; threads may share it.
+
+    Args:
+        most: tokens at most.
+    """
+
+    FIRST = 32
+    LEAST = 2  # hardly costs anything, and notices when answers begin to be known
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.limit = min(self.FIRST, most)
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Learn from a prefill that checked ``drafted`` tokens."""
+        if drafted and accepted == 0:
+            self.limit = max(self.limit // 2, min(self.LEAST, self._most))
+        elif drafted and accepted == drafted >= self.limit:
+            self.limit = min(2 * self.limit, self._most)
+
+
+def check_gamma(gamma: int | str, gamma_max: int) -> int | str:
+    """Return a valid ``gamma`` argument: an integer in 1..gamma_max, "heuristic" or "auto"."""
+    if isinstance(gamma, str):
+        if gamma not in ("auto", "heuristic"):
+            raise ValueError(f"gamma must be an integer, 'auto' or 'heuristic', got {gamma!r}")
+        return gamma
+    return check_int("gamma", gamma, 1, gamma_max)
+
+
+def check_tree(tree: int | str | None, most: int) -> int | str | None:
+    """Return a valid ``tree`` argument: an integer in 1..most, "auto" or None."""
+    if isinstance(tree, str) and tree != "auto":
+        raise ValueError(f"tree must be an integer, 'auto' or None, got {tree!r}")
+    return check_int("tree", tree, 1, most) if tree not in ("auto", None) else tree
+
+
+def make_controller(
+    gamma: int | str, gamma_max: int, cost: Callable[[], Float32]
+) -> GammaController:
+    """A controller for one row of a generation.
+
+    Args:
+        gamma: an integer; "heuristic"; or "auto", by cost.
+        gamma_max: most tokens to ask for.
+        cost: see CostGamma.
+    """
+    if isinstance(gamma, int):
+        return FixedGamma(gamma)
+    if gamma == "heuristic":
+        return HeuristicGamma(gamma_max)
+    return CostGamma(gamma_max, cost)

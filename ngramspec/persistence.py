@@ -1,0 +1,117 @@
+"""A Speculator's arguments outside of it: in a folder, as a JSON file, and in copies of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+from ngramspec.drafters.base import Drafter
+
+FOLDER = "custom_generate"  # transformers' name for a folder that brings its own generate
+SETTINGS = "ngramspec.json"
+
+
+def settings_file(folder: Path) -> Path:
+    """Where a folder's settings lie, or would: a folder that was wrapped has one in FOLDER."""
+    wrapped = folder / FOLDER / SETTINGS
+    return wrapped if wrapped.is_file() else folder / SETTINGS
+
+
+def write_settings(folder: Path, arguments: dict[str, Any]) -> Path:
+    """Write arguments into a folder, which is made if need be; a file there is replaced whole.
+
+    Raises:
+        NotADirectoryError: it is a file.
+        OSError: it cannot be written.
+    """
+    text = json.dumps(arguments, indent=2) + "\n"
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"folder must be a folder, got the file {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = settings_file(folder)
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+    return path
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The arguments in a settings file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no such file; the message names it and says what is wrong.
+    """
+    try:
+        arguments = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{path}: must hold an object, got {type(arguments).__name__}")
+    return arguments
+
+
+def find_settings(place: Path) -> Path:
+    """The settings file that is meant by a path: itself, or that of a folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    path = settings_file(place) if place.is_dir() else place
+    if path.is_file():
+        return path
+    what = f"neither {SETTINGS} nor {FOLDER}/{SETTINGS} in" if place.is_dir() else "no file or"
+    raise FileNotFoundError(
+        f"there is {what} folder {place}; from_pretrained reads local files only"
+    )
+
+
+class _Trial(threading.local):
+    """Whether this thread is pickling something only to see whether that can be done."""
+
+    running = False
+
+
+_trial = _Trial()
+
+
+def check_pickles(name: str, value: Any, remedy: str) -> None:
+    """Raise a TypeError that names a value which cannot be pickled, and says what to do.
+
+    Inside another trial nothing is looked at: the value holds what is being pickled.
+    """
+    if _trial.running:
+        return
+    _trial.running = True
+    try:
+        pickle.dumps(value)
+    except Exception as error:
+        raise TypeError(f"{name} cannot be pickled: {error}; {remedy}") from error
+    finally:
+        _trial.running = False
+
+
+def pickled_drafter(drafter: Drafter) -> Drafter | str:
+    """What to pickle for a drafter: itself, or where that fails its spec; else a TypeError."""
+    try:
+        check_pickles(f"drafter {type(drafter).__name__}", drafter, "give it a spec")
+    except TypeError:
+        if drafter.spec is None:
+            raise
+        return drafter.spec
+    return drafter
+
+
+def copied_drafter(drafter: Drafter, memo: dict[int, Any]) -> Drafter | str:
+    """A deep copy of a drafter, or where that fails its spec; else a TypeError."""
+    try:
+        return copy.deepcopy(drafter, memo)
+    except Exception as error:
+        if drafter.spec is None:
+            name = type(drafter).__name__
+            raise TypeError(f"drafter {name} cannot be copied: {error}; give it a spec") from error
+        return drafter.spec

@@ -1,0 +1,152 @@
+"""Counts and times of decoding, and what one step did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ngramspec.draft import Draft, Verdict, judged_nodes
+
+
+@dataclass(slots=True)
+class TierStats:
+    """Counts of one tier's draft tokens."""
+
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class DecodeStats:
+    """Counts and times of decoding; of prefills and the token each emits, only their number.
+
+    Attributes:
+        runs: generations; each has one prefill, which emits its first token.
+        prefill_drafted, prefill_accepted: draft tokens that prefills checked behind the prompt, and
+            those that stand, which prefills emitted too. Counted nowhere else.
+        target_calls: target forwards after the prefill.
+        emitted: tokens committed by those forwards.
+        drafted, tested, accepted: draft tokens; see Verdict for ``tested``.
+        plain_steps: target calls that had no draft to verify.
+        host_syncs: transfers of the target's results to the host.
+        chains: why runs that asked for trees had chains, with the number of runs.
+        drafter_faults: steps that went on undrafted, or drafters restarted, because the drafter
+            raised or returned what cannot be verified.
+        drafters_stopped: rows in which a drafter failed so often that it was not asked any more.
+        tiers: the draft tokens' counts by the tier they came from.
+        prefill_seconds, draft_seconds, forward_seconds, other_seconds: wall time. A forward ends
+            when its result has reached the host, or where that comes later, with its launch.
+    """
+
+    runs: int = 0
+    prefill_drafted: int = 0
+    prefill_accepted: int = 0
+    target_calls: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    plain_steps: int = 0
+    host_syncs: int = 0
+    drafter_faults: int = 0
+    drafters_stopped: int = 0
+    chains: dict[str, int] = field(default_factory=dict)
+    tiers: dict[str, TierStats] = field(default_factory=dict)
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    other_seconds: float = 0.0
+
+    @property
+    def alpha(self) -> float:
+        """Accepted / tested draft tokens; 0.0 if none was tested."""
+        return self.accepted / self.tested if self.tested else 0.0
+
+    @property
+    def accepted_fraction(self) -> float:
+        """Accepted / drafted tokens; 0.0 if none was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Emitted tokens / target calls; 0.0 without calls."""
+        return self.emitted / self.target_calls if self.target_calls else 0.0
+
+    def count_step(self, draft: Draft, verdict: Verdict, tiers: Sequence[str]) -> None:
+        """Add one target call."""
+        accepted = len(verdict.accepted)
+        self.target_calls += 1
+        self.emitted += len(verdict.emitted)
+        self.drafted += len(draft)
+        self.tested += verdict.tested
+        self.accepted += accepted
+        self.plain_steps += not len(draft)
+        source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+        for tier in source:
+            self.tiers.setdefault(tiers[tier], TierStats()).drafted += 1
+        for node, _ in judged_nodes(draft, verdict.accepted, verdict.tested):
+            self.tiers[tiers[source[node]]].tested += 1
+        for node in verdict.accepted:
+            self.tiers[tiers[source[node]]].accepted += 1
+
+    def add(self, other: DecodeStats) -> None:
+        """Add another run's counts and times to these."""
+        for name in self.__slots__:
+            if name in ("tiers", "chains"):
+                continue
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, runs in other.chains.items():
+            self.chains[reason] = self.chains.get(reason, 0) + runs
+        for tier, theirs in other.tiers.items():
+            mine = self.tiers.setdefault(tier, TierStats())
+            mine.drafted += theirs.drafted
+            mine.tested += theirs.tested
+            mine.accepted += theirs.accepted
+
+    def reset(self) -> None:
+        """Set every count and time to zero."""
+        fresh = DecodeStats()
+        for name in self.__slots__:
+            setattr(self, name, getattr(fresh, name))
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """What one step did for one row, for ``on_step``.
+
+    Attributes:
+        index: 0 for the prefill, which emits the first token, and those drafted behind the prompt
+            that stand.
+        drafted: the draft's token ids, of a tree in the order of its nodes.
+        source: for each of them the name of the tier it came from.
+        verdict: what the target made of it.
+        draft_seconds, forward_seconds, other_seconds: the step's wall time, of all rows.
+        row: which sequence of the batch.
+        width: positions of the step's forward in every row, padding included; of the prefill,
+            those behind the prompt and its last one.
+        parents: for each drafted token the index of the one that it follows, -1 for the last
+            committed token; None: each follows the one before.
+    """
+
+    index: int
+    drafted: tuple[int, ...]
+    source: tuple[str, ...]
+    verdict: Verdict
+    draft_seconds: float
+    forward_seconds: float
+    other_seconds: float
+    row: int = 0
+    width: int = 1
+    parents: tuple[int, ...] | None = None
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """Draft tokens that stand."""
+        return tuple(self.drafted[node] for node in self.verdict.accepted)
+
+    @property
+    def rejected(self) -> tuple[int, ...]:
+        """Draft tokens that do not, untested ones included."""
+        accepted = set(self.verdict.accepted)
+        return tuple(token for node, token in enumerate(self.drafted) if node not in accepted)

@@ -1,0 +1,1 @@
+"""The model: its forward, its cache, and what it cannot do."""

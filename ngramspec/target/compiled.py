@@ -1,0 +1,85 @@
+"""Compiled verification: one graph for each of a few widths, and no other shape.
+
+Drafts of any length are padded up to the next of these widths, rollback changes a tensor in place,
+and the mask is an input; so what was compiled once serves all steps of all calls whose static
+caches have the same size. A call's cache is made a little larger than it needs, for that reason.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+ROOM = 256  # a cache's size is rounded up to a multiple of it: fewer sizes, fewer graphs
+SIZES = 8  # of caches that are compiled for; dynamo's own limit, for a single width
+
+
+def bucket_sizes(widest: int) -> tuple[int, ...]:
+    """Powers of two, then ``widest`` itself, unless a power is almost as wide.
+
+    Example:
+        >>> bucket_sizes(65), bucket_sizes(11), bucket_sizes(1)
+        ((1, 2, 4, 8, 16, 32, 65), (1, 2, 4, 8, 11), (1,))
+    """
+    powers = [1 << i for i in range(widest.bit_length()) if 4 << i <= 3 * widest]
+    return (*powers, widest)
+
+
+def compilations() -> int:
+    """How many times torch has begun to compile, or to record a CUDA graph, in this process.
+
+    Counted from the first call on.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    started = callback_handler.start_callbacks
+    if _begun not in started:
+        started.append(_begun)
+    return _beginnings
+
+
+_beginnings = 0
+
+
+def _begun(*_: Any) -> None:
+    global _beginnings
+    _beginnings += 1
+
+
+class Graphs:
+    """A model's compiled forward.
+
+    Attributes:
+        compiled: whether the last call compiled something, or recorded a CUDA graph.
+
+    Args:
+        model: a transformers model.
+        config: the GenerationConfig, whose ``compile_config`` says how; shapes are static unless
+            it says otherwise.
+        widths: how many different ones there will be.
+    """
+
+    def __init__(self, model: Any, config: Any, widths: int) -> None:
+        settings = copy.copy(config.compile_config or model._default_compile_config())
+        if settings.dynamic is None:
+            settings.dynamic = False
+        self._call: Callable[..., Any] = model.get_compiled_call(settings)
+        self._limit = SIZES * widths
+        self.compiled = False
+
+    def __call__(self, **inputs: Any) -> Any:
+        before = compilations()
+        with self._allowing():
+            outputs = self._call(**inputs)
+        self.compiled = compilations() != before
+        return outputs
+
+    def _allowing(self) -> AbstractContextManager[Any]:
+        """The context in which dynamo compiles for all the widths: by default for eight shapes."""
+        import torch._dynamo.config as dynamo
+
+        known = max(self._limit, dynamo.recompile_limit)
+        patch: AbstractContextManager[Any] = dynamo.patch(recompile_limit=known)
+        return patch

@@ -1,0 +1,1 @@
+"""Which tokens the target says, and which drafted ones they accept."""

@@ -1,0 +1,129 @@
+"""Which rule of verification chooses a token, where some were drafted and where none was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ngramspec.draft import Draft
+from ngramspec.verification.draws import draw
+from ngramspec.verification.greedy import lenient_tokens
+from ngramspec.verification.rejection import speculative_tokens
+from ngramspec.verification.typical import typical_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the target's tokens are chosen.
+
+    Attributes:
+        do_sample: draw from the distribution, or take the most probable token.
+        verification: "exact", by the target's distribution alone or, for stochastic drafts, by
+            Algorithm 1; "match", by the target's distribution alone, always; or "typical".
+        lenience: of "exact", in (0, 1]; below 1 the text's distribution is not the target's.
+        epsilon, delta: the thresholds of "typical".
+        generator: to draw with; None: torch's global one.
+    """
+
+    do_sample: bool
+    verification: str = "exact"
+    lenience: float = 1.0
+    epsilon: float = 0.09
+    delta: float = 0.3
+    generator: torch.Generator | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the text, or its distribution, is the target's."""
+        return self.verification != "typical" and self.lenience == 1.0
+
+    @property
+    def argmax(self) -> bool:
+        """Whether the token is the argmax of the scores, whatever was drafted."""
+        return self.exact and not self.do_sample
+
+    def ignores(self, draft: Draft) -> bool:
+        """Whether the token does not depend on what was drafted: it is compared afterwards."""
+        stochastic = draft.proposal is not None and self.do_sample and self.verification == "exact"
+        return self.exact and not stochastic
+
+    def choose(
+        self,
+        scores: torch.Tensor,
+        children: torch.Tensor | None = None,
+        draft_probs: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The tokens at m positions; one that equals a child accepts it.
+
+        Args:
+            scores: float32 (m, vocab), behind all processors.
+            children: int64 (m, k), the tokens drafted there, -1 where there are fewer; None: of no
+                interest to the rule.
+            draft_probs: float32 (m, vocab) that they were drawn from; None: deterministic.
+
+        Returns:
+            int64 (m,); -1 where the scores are no distribution.
+        """
+        if self.argmax:
+            return scores.argmax(dim=-1)
+        probs = torch.softmax(scores, dim=-1)
+        broken = torch.isnan(probs[:, 0])  # softmax spreads what is not finite over the row
+        return self._from(probs, children, draft_probs).masked_fill(broken, -1)
+
+    def _from(
+        self,
+        probs: torch.Tensor,
+        children: torch.Tensor | None,
+        draft_probs: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if children is None:
+            return draw(probs, self.generator)
+        if self.verification == "typical":
+            own = draw(probs, self.generator) if self.do_sample else probs.argmax(dim=-1)
+            return typical_tokens(probs, children, self.epsilon, self.delta, own)
+        if not self.do_sample:
+            return lenient_tokens(probs, children, self.lenience)
+        return speculative_tokens(probs, children, draft_probs, self.lenience, self.generator)
+
+
+def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Lists of token ids, one for each position, as int64 (m, k), padded with -1."""
+    width = max((len(each) for each in nodes), default=0)
+    table = np.full((len(nodes), width), -1, np.int64)
+    for row, tokens in enumerate(nodes):
+        table[row, : len(tokens)] = tokens
+    return torch.from_numpy(table).to(device, non_blocking=True)
+
+
+def proposal_tensor(
+    drafts: Sequence[tuple[Draft, int | None]], vocab: int, device: torch.device
+) -> torch.Tensor | None:
+    """What each position's children were drawn from.
+
+    Args:
+        drafts: for each of m positions its draft and its first child, or None for no child.
+        vocab: size of the vocabulary.
+        device: where it is needed.
+
+    Returns:
+        float32 (m, vocab); None if all drafts are deterministic. A deterministic draft's row is
+        one-hot at its first child.
+    """
+    if all(draft.proposal is None for draft, _ in drafts):
+        return None
+    places, values = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
+    for row, (draft, node) in enumerate(drafts):
+        if node is None:
+            continue
+        tokens, probs = draft.tokens[node : node + 1], np.ones(1, np.float32)
+        if draft.proposal is not None:
+            tokens, probs = draft.proposal.of(node)
+        places.append(row * vocab + tokens.astype(np.int64))
+        values.append(probs)
+    table = torch.zeros(len(drafts) * vocab, dtype=torch.float32, device=device)
+    where = torch.from_numpy(np.concatenate(places)).to(device, non_blocking=True)
+    table[where] = torch.from_numpy(np.concatenate(values)).to(device, non_blocking=True)
+    return table.view(len(drafts), vocab)

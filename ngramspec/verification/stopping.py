@@ -1,0 +1,80 @@
+"""When generation ends, asked after every committed token as plain ``generate`` asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+CRITERIA = "transformers.generation.stopping_criteria"
+
+
+class StopRules:
+    """A list of stopping criteria, of which the common ones need no transfer to the host.
+
+    End-of-sequence and maximum length are decided from the token's id and the length, and
+    maximum time is a call that ignores the tokens. Everything else (``custom``) is called with
+    the committed tokens, once per token, in the order of the list.
+    """
+
+    def __init__(self, criteria: Iterable[Any]) -> None:
+        self.eos: set[int] = set()
+        self.max_length: int | None = None
+        self.timers: list[Any] = []
+        self.custom: list[Any] = []
+        for criterion in criteria:
+            kind = type(criterion)
+            name = kind.__name__ if kind.__module__ == CRITERIA else ""
+            if name == "EosTokenCriteria":
+                self.eos.update(criterion.eos_token_id.flatten().tolist())
+            elif name == "MaxLengthCriteria":
+                lengths = [criterion.max_length, self.max_length]
+                self.max_length = min(each for each in lengths if each is not None)
+            elif name == "MaxTimeCriteria":
+                self.timers.append(criterion)
+            else:
+                self.custom.append(criterion)
+
+    @property
+    def pads(self) -> bool:
+        """Whether ended rows of a batch are padded, as ``generate`` does with an EOS criterion."""
+        return bool(self.eos) or any(hasattr(each, "eos_token_id") for each in self.custom)
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        length: int,
+        ids: Callable[[], torch.Tensor],
+        scores: Sequence[torch.Tensor] | None,
+    ) -> list[bool]:
+        """Whether each row ends behind its token.
+
+        Args:
+            tokens: each row's last one.
+            length: of the rows, with it.
+            ids: gives all of them, int64 (rows, length); asked only for criteria that look.
+            scores: as generate hands them to criteria.
+        """
+        all_done = self.max_length is not None and length >= self.max_length
+        for criterion in self.timers:
+            none = torch.empty(
+                (len(tokens), 0), dtype=torch.int64, device="cpu"
+            )  # it looks at the clock
+            all_done |= any(_of_rows(criterion(none, None), len(tokens)))
+        done = [all_done or token in self.eos for token in tokens]
+        given = tuple(scores) if scores is not None and self.custom else None
+        for criterion in self.custom:  # every one is called, as they may keep state
+            answer = _of_rows(criterion(ids(), given), len(tokens))
+            done = [was or bool(now) for was, now in zip(done, answer, strict=True)]
+        return done
+
+
+def _of_rows(answer: Any, rows: int) -> list[bool]:
+    """A criterion's answer for each row: one for all, or one each in whatever shape."""
+    tensor = answer if isinstance(answer, torch.Tensor) else torch.tensor(answer, device="cpu")
+    flat = tensor.flatten()
+    if flat.shape[0] not in (1, rows):
+        shape = tuple(tensor.shape)
+        raise ValueError(f"a stopping criterion must answer for {rows} rows, got shape {shape}")
+    return [bool(each) for each in flat.expand(rows).tolist()]

@@ -1,1 +1,0 @@
-"""How the target's tokens are chosen and compared with a draft: pure functions on tensors."""

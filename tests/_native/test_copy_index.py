@@ -1,0 +1,448 @@
+"""The native copy index against its twin, brute force, and what its documentation promises."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+from native_strategies import (
+    INDICES,
+    LAST_ID,
+    LONG,
+    NOT_INT32_ARRAYS,
+    NOT_TOKENS,
+    QUICK,
+    TEXTS,
+    VOCABULARIES,
+    TwinMachine,
+    int32,
+    needs_rlimit,
+    run_beside,
+    run_short_of_memory,
+)
+
+from ngramspec._native.copyindex import CopyIndex
+from ngramspec._reference import structures as reference
+from ngramspec._reference.structures import longest_repeated_suffix
+
+BOTH = pytest.mark.parametrize("index_type", [CopyIndex, reference.CopyIndex])
+
+
+def built(text, index_type=CopyIndex):
+    index = index_type()
+    index.extend(np.asarray(text, np.int32))
+    return index
+
+
+def assert_same_draft(native, twin) -> None:
+    assert native[0].dtype == twin[0].dtype
+    assert (native[0].tolist(), native[1]) == (twin[0].tolist(), twin[1])
+
+
+class CopyMachine(TwinMachine):
+    @initialize(ids=VOCABULARIES)
+    def make(self, ids):
+        self.begin(ids, CopyIndex(), reference.CopyIndex())
+
+    @rule(
+        gamma=st.integers(0, 40),
+        prefix=st.lists(INDICES, max_size=10),
+        min_match=st.integers(1, 4),
+    )
+    def draft(self, gamma, prefix, min_match):
+        self.compare(gamma, self.tokens(prefix), min_match)
+
+    @rule(gamma=st.integers(1, 20), start=st.integers(0, 300), length=st.integers(1, 20))
+    def draft_after_what_was_there(self, gamma, start, length):
+        start %= len(self.text) + 1
+        self.compare(gamma, self.text[start : start + length], 1)
+
+    def compare(self, gamma, prefix, min_match):
+        draft = self.native.draft(gamma, int32(prefix), min_match)
+        assert_same_draft(draft, self.twin.draft(gamma, prefix, min_match))
+        length, ends = longest_repeated_suffix(self.text, prefix)
+        assert draft[1] == (length if length >= min_match else 0)
+        if draft[1]:
+            assert draft[0].tolist() in [copied(self.text, prefix, end, gamma) for end in ends]
+
+    @rule(gamma=st.integers(0, 20), most=st.integers(1, 8), min_match=st.integers(1, 4))
+    def copies(self, gamma, most, min_match):
+        found = [each.tolist() for each in self.native.copies(gamma, most, min_match)]
+        assert found == [each.tolist() for each in self.twin.copies(gamma, most, min_match)]
+        length, _ = longest_repeated_suffix(self.text, [])
+        assert bool(found) == (length >= min_match)
+        ends = range(len(self.text))
+        assert all(each in [copied(self.text, [], end, gamma) for end in ends] for each in found)
+
+    @rule()
+    def longest_match(self):
+        assert self.native.longest_match() == self.twin.longest_match()
+        self.twin.check_integrity()
+
+
+TestCopyMachine = CopyMachine.TestCase
+TestCopyMachine.settings = QUICK
+
+
+@pytest.mark.slow
+class TestCopyMachineLong(CopyMachine.TestCase):
+    settings = LONG
+
+
+def copied(text: list[int], prefix: list[int], end: int, gamma: int) -> list[int]:
+    whole = [*text, *prefix]
+    for i in range(gamma):
+        whole.append(whole[end + i])
+    return whole[len(text) + len(prefix) :]
+
+
+# By hand.
+
+
+@BOTH
+def test_worked_example(index_type):
+    a, b, c, d, e = 10, 20, 30, 40, 50
+    index = built([a, b, c, d, a, b, c, e, a, b, c], index_type)
+    # a b c ended at 3 and at 7 before.
+    assert index.longest_match() == (3, 7)
+
+    def draft(*args):
+        tokens, matched = index.draft(*args)
+        return tokens.tolist(), matched
+
+    assert draft(2) == ([e, a], 3)  # the more recent one
+    assert draft(4) == ([e, a, b, c], 3)  # with just enough behind it
+    assert draft(5) == ([d, a, b, c, e], 3)  # too much for it: the first one
+    assert draft(10) == ([d, a, b, c, e, a, b, c, d, a], 3)  # past the end: its own draft
+    assert draft(3, int32([d])) == ([a, b, c], 4)  # a prefix chooses the branch
+    assert draft(4, int32([e, a])) == ([b, c, e, a], 5)  # at 9; past the end: the prefix
+    assert draft(2, int32([99])) == ([], 0)
+    assert draft(2, int32([99, d])) == ([a, b], 1)  # 99 is new: only d matches
+    assert draft(2, None, 3) == ([e, a], 3)
+    assert draft(2, None, 4) == ([], 0)
+    assert draft(0) == ([], 3)
+
+
+@BOTH
+def test_the_most_recent_with_enough_behind_it(index_type):
+    index = built([7, 1, 1, 7, 2, 7, 3, 7], index_type)
+    assert index.draft(1)[0].tolist() == [3]
+    assert index.draft(2)[0].tolist() == [3, 7]
+    assert index.draft(3)[0].tolist() == [1, 1, 7]  # 2 ... is no longer remembered: the first
+    index = built([7, 1, 1, 7, 2, 7], index_type)
+    assert index.draft(2)[0].tolist() == [2, 7]
+    assert index.draft(3)[0].tolist() == [1, 1, 7]
+
+
+# The match's length is exact.
+
+
+@BOTH
+@QUICK
+@given(TEXTS, st.lists(st.integers(0, 3), max_size=8))
+def test_length_is_exact(index_type, text, prefix):
+    text = text[:150]
+    prefix = [text[i % len(text)] if i < 3 and text else 123 for i in prefix]
+    index = built(text, index_type)
+    assert index.draft(1, int32(prefix))[1] == longest_repeated_suffix(text, prefix)[0]
+    length, ends = longest_repeated_suffix(text)
+    found = index.longest_match()
+    assert found[0] == length
+    assert found[1] in (ends or [0])
+
+
+@BOTH
+@QUICK
+@given(st.lists(st.integers(0, 4), max_size=50), st.lists(st.integers(0, 4), max_size=3), st.data())
+def test_the_documented_occurrence_is_copied(index_type, text, prefix, data):
+    """Where no match was longer than 8, every suffix was refreshed: the last two ends are known."""
+    assume(all(longest_repeated_suffix(text[:n])[0] <= 8 for n in range(len(text) + 1)))
+    index = built(text, index_type)
+    length, ends = longest_repeated_suffix(text, prefix)
+    matched = [*text, *prefix][len(text) + len(prefix) - length :]
+    known = [*ends, len(text)] if text[len(text) - length :] == matched else ends
+    gamma = data.draw(st.integers(1, len(text) + 1))
+    tokens, found = index.draft(gamma, int32(prefix))
+    assert found == length
+    if length:
+        enough = [end for end in known[-2:] if end + gamma <= len(text)]
+        end = enough[-1] if enough else ends[0]
+        assert tokens.tolist() == copied(text, prefix, end, gamma)
+
+
+# Boundaries.
+
+
+@BOTH
+def test_empty_and_one_token(index_type):
+    index = index_type()
+    for tokens in ([], [7]):
+        index.extend(int32(tokens))
+        index.check_integrity()
+        assert len(index) == len(tokens)
+        assert index.longest_match() == (0, 0)
+        draft, matched = index.draft(3)
+        assert (draft.dtype, draft.shape, matched) == (np.int32, (0,), 0)
+        assert index.draft(3, int32([7]))[1] == 0  # nothing follows it
+    index.extend(int32([7]))
+    assert index.longest_match() == (1, 1)
+    assert index.draft(3)[0].tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 7, LAST_ID])
+def test_around_each_growth(vocabulary):
+    """Edges double their index at 48, 96, ...; arrays grow at every size: all are passed."""
+    text = np.random.default_rng(vocabulary).integers(0, vocabulary, 500, np.int32)
+    index, twin = CopyIndex(), reference.CopyIndex()
+    for n in range(len(text)):
+        index.extend(text[n : n + 1])
+        twin.extend(text[n : n + 1])
+        index.check_integrity()
+        assert index.longest_match() == twin.longest_match()
+        assert_same_draft(index.draft(9), twin.draft(9))
+        if n % 10 == 0:
+            for start in range(0, n, 3):
+                prefix = text[start : start + 4]
+                assert_same_draft(index.draft(3, prefix), twin.draft(3, prefix))
+
+
+def test_chunks_of_any_size_build_alike():
+    text = np.random.default_rng(6).integers(0, 3, 400, np.int32)
+    whole = built(text)
+    for size in (1, 2, 16, 17, 399):
+        index = CopyIndex()
+        for start in range(0, len(text), size):
+            index.extend(text[start : start + size])
+        for start in range(0, len(text), 5):
+            prefix = text[start : start + 7]
+            assert_same_draft(index.draft(12, prefix), whole.draft(12, prefix))
+
+
+# Long and adversarial.
+
+N = 200_000
+
+
+def bounded(text: np.ndarray) -> CopyIndex:
+    start = time.perf_counter()
+    index = built(text)
+    index.draft(64)
+    assert time.perf_counter() - start < 20  # seconds; a quadratic step would take hours
+    index.check_integrity()
+    assert len(index) == len(text)
+    return index
+
+
+def test_long_equal_text():
+    index = bounded(np.full(N, 5, np.int32))
+    assert index.longest_match() == (N - 1, N - 1)
+    assert index.draft(64)[0].tolist() == [5] * 64
+    index.extend(int32([6]))  # breaks the longest match there can be
+    index.check_integrity()
+    assert index.draft(4)[1] == 0
+    assert index.draft(3, int32([5] * 9))[1] == 9
+
+
+def test_long_period_of_two():
+    index = bounded(np.tile(int32([3, LAST_ID]), N // 2))
+    assert index.longest_match() == (N - 2, N - 2)
+    assert index.draft(5)[0].tolist() == [3, LAST_ID, 3, LAST_ID, 3]
+
+
+def test_long_distinct_text():
+    text = np.arange(N, dtype=np.int32)
+    index = bounded(text)
+    assert index.longest_match() == (0, 0)
+    for at in (0, 1, N // 2, N - 3):
+        tokens, matched = index.draft(2, text[max(0, at - 4) : at + 1])
+        assert tokens.tolist() == [at + 1, at + 2]
+        assert matched == min(5, at + 1)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 1000])
+def test_long_random_text(vocabulary):
+    text = np.random.default_rng(7).integers(0, vocabulary, N, np.int32)
+    index = bounded(text)
+    length, end = index.longest_match()
+    assert end < N
+    np.testing.assert_array_equal(text[end - length : end], text[N - length :])
+    for start in range(0, N - 200, N // 40):
+        there = text[start : start + 60]  # long enough to be found in one place only
+        tokens, matched = index.draft(100, there)
+        assert matched >= 60
+        np.testing.assert_array_equal(tokens, text[start + 60 : start + 160])
+
+
+def test_memory_is_linear():
+    for text in (
+        np.zeros(N, np.int32),
+        np.arange(N, dtype=np.int32),
+        np.random.default_rng(8).integers(0, 2, N, np.int32),
+        np.random.default_rng(9).integers(0, 1000, N, np.int32),
+    ):
+        index = built(text)
+        # 2 states and 3 edges (of which one is implicit), arrays grown by a half at most
+        assert index.sizeof() <= N * (1.5 * (4 + 16 + 24 + 2 * 16) + 2 * 2 * 4 * 4 / 3)
+
+
+# Wrong input.
+
+SAMPLE = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
+
+
+def assert_as_before(index: CopyIndex) -> None:
+    index.check_integrity()
+    assert len(index) == len(SAMPLE)
+    twin = built(SAMPLE, reference.CopyIndex)
+    assert index.longest_match() == twin.longest_match() == (2, 6)
+    assert_same_draft(index.draft(7), twin.draft(7))
+    assert_same_draft(index.draft(7, int32([3, 4])), twin.draft(7, int32([3, 4])))
+    index.extend(int32([3]))  # still open for more
+    assert index.longest_match() == (3, 7)
+
+
+@pytest.mark.parametrize(("tokens", "said"), NOT_TOKENS)
+def test_extend_refuses_what_is_no_int32_array(tokens, said):
+    index = built(SAMPLE)
+    with pytest.raises(TypeError, match=rf"^tokens must .*int32 array, got {said}"):
+        index.extend(tokens)
+    assert_as_before(index)
+
+
+def test_extend_refuses_negative_ids_and_appends_nothing():
+    index = built(SAMPLE)
+    with pytest.raises(ValueError, match=r"token ids must be >= 0, got -5 at index 2"):
+        index.extend(int32([8, 9, -5, 8]))
+    assert_as_before(index)
+
+
+@pytest.mark.parametrize(("prefix", "said"), NOT_INT32_ARRAYS)
+def test_draft_refuses_what_is_no_int32_array(prefix, said):
+    index = built(SAMPLE)
+    with pytest.raises(TypeError, match=rf"^prefix must .*int32 array, got {said}"):
+        index.draft(2, prefix)
+    assert_as_before(index)
+
+
+@BOTH
+def test_out_of_range_numbers_are_named(index_type):
+    index = built(SAMPLE, index_type)
+    for draft in (index.draft, lambda gamma: index.copies(gamma, 2)):
+        with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
+            draft(-1)
+        for gamma in (2**16 + 1, 2**31 - 1, 2**40):
+            with pytest.raises(ValueError, match=rf"gamma must be <= 65536, got {gamma}"):
+                draft(gamma)
+    assert len(index.draft(2**16)[0]) == 2**16
+    with pytest.raises(ValueError, match=r"most must be >= 1, got 0"):
+        index.copies(2, 0)
+    for min_match in (0, -2):
+        with pytest.raises(ValueError, match=rf"min_match must be >= 1, got {min_match}"):
+            index.draft(1, None, min_match)
+        with pytest.raises(ValueError, match=rf"min_match must be >= 1, got {min_match}"):
+            index.copies(1, 2, min_match)
+    index.check_integrity()
+    assert index.longest_match() == (2, 6)
+
+
+def test_read_only_arrays_are_taken():
+    text = int32([1, 2, 1, 2])
+    text.flags.writeable = False
+    index = built(text)
+    assert index.draft(2, text)[0].tolist() == [1, 2]
+
+
+def test_drafts_stay_what_they_were():
+    index = built([1, 2, 3, 1])
+    tokens, _ = index.draft(3)
+    index.extend(int32([5, 1, 5, 1]))
+    index.draft(3)
+    assert tokens.tolist() == [2, 3, 1]
+
+
+# Threads and lack of memory.
+
+
+def test_two_threads_are_kept_apart():
+    text = np.random.default_rng(5).integers(0, 50_000, 400_000, np.int32)
+    index = CopyIndex()
+    refused = run_beside(
+        lambda: index.extend(text),
+        {
+            "draft": lambda: index.draft(4),
+            "longest_match": index.longest_match,
+            "check_integrity": index.check_integrity,
+        },
+    )
+    assert min(refused.values()) > 0, refused
+    assert len(index) == len(text)
+    index.extend(text[:5])
+    index.check_integrity()
+
+
+SAME = """
+def assert_same(index, text):
+    fresh = CopyIndex()
+    fresh.extend(text)
+    index.check_integrity()
+    assert len(index) == len(text)
+    assert index.longest_match() == fresh.longest_match()
+    for at in range(0, len(text), len(text) // 50):
+        for prefix in (text[at : at + 1], text[at : at + 30]):
+            (ours, matched), (theirs, expected) = index.draft(8, prefix), fresh.draft(8, prefix)
+            assert matched == expected
+            assert np.array_equal(ours, theirs)
+"""
+
+
+@needs_rlimit
+def test_lack_of_memory_leaves_a_valid_index():
+    """At several limits, so that different arrays are the ones that cannot grow."""
+    run_short_of_memory(
+        SAME
+        + """
+for vocabulary in (2, 40, 3000, 2**31 - 1):
+    for headroom in (2 * MB, 3.1 * MB, 4.7 * MB, 7 * MB):
+        stream = rng.integers(0, vocabulary, 400_000, np.int32)
+        index = CopyIndex()
+        n = fill(index, stream, headroom)
+        assert len(index) == n
+        assert_same(index, stream[:n])
+        index.extend(stream[n : n + 20_000])
+        assert_same(index, stream[: n + 20_000])
+"""
+    )
+
+
+@needs_rlimit
+def test_lack_of_memory_undoes_a_half_added_token():
+    """After a long run of equals, one other token adds an edge to each state of the run.
+
+    Its arrays and their index grow several times before memory ends, and all edges are undone.
+    """
+    run_short_of_memory(
+        SAME
+        + """
+for headroom in (0.4 * MB, 1 * MB, 1.5 * MB, 2.2 * MB):
+    run = np.zeros(150_000, np.int32)
+    index = CopyIndex()
+    index.extend(run)
+    before = index.sizeof()
+    with memory(headroom):
+        try:
+            index.extend(np.array([1], np.int32))
+        except MemoryError as error:
+            assert str(len(run)) in str(error)
+        else:
+            raise AssertionError("memory did not end")
+    assert index.sizeof() > before + headroom / 4  # it had grown: the undo spans resizes
+    assert_same(index, run)
+    text = np.concatenate([run, np.array([1, 0, 0, 1, 0, 0, 0], np.int32)])
+    index.extend(text[len(run) :])
+    assert_same(index, text)
+"""
+    )

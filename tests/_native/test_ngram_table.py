@@ -1,0 +1,540 @@
+"""The native n-gram table against its twin, xxhash, and what its documentation promises."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+from native_strategies import (
+    INDICES,
+    LAST_ID,
+    LONG,
+    NOT_INT32_ARRAYS,
+    NOT_TOKENS,
+    QUICK,
+    TEXTS,
+    TOKEN_IDS,
+    VOCABULARIES,
+    TwinMachine,
+    int32,
+    needs_rlimit,
+    run_beside,
+    run_short_of_memory,
+    salted,
+)
+
+from ngramspec._native.ngram import NGramTable
+from ngramspec._reference import structures as reference
+
+BOTH = pytest.mark.parametrize("table_type", [NGramTable, reference.NGramTable])
+
+
+def assert_same_draft(native, twin) -> None:
+    for ours, theirs in zip(native, twin, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def assert_same_counts(native, other, text: list[int]) -> None:
+    """Both know the same contexts and rank the same continuations behind each one in ``text``."""
+    assert set(native.contexts()) == set(other.contexts())
+    for n in range(1, native.order):
+        for start in range(len(text) - n + 1):
+            context = int32(text[start : start + n])
+            assert native.top_k(context, 99) == other.top_k(context, 99)
+
+
+def keys(text: list[int], order: int, salt: int) -> set[int]:
+    """The key of every context of up to order - 1 tokens that something follows in ``text``."""
+    return {
+        reference.context_key(tuple(text[end - n : end]), salt)
+        for n in range(1, order)
+        for end in range(n, len(text))
+    }
+
+
+class NGramMachine(TwinMachine):
+    @initialize(
+        ids=VOCABULARIES,
+        order=st.integers(2, 8),
+        beyond=st.one_of(st.none(), st.sampled_from([0, 1, 2, 9, 56])),
+    )
+    def make(self, ids, order, beyond):
+        window = None if beyond is None else order + beyond
+        self.begin(ids, NGramTable(order, window), reference.NGramTable(order, window))
+
+    @rule(gamma=st.integers(0, 20), prefix=st.lists(INDICES, max_size=10))
+    def draft(self, gamma, prefix):
+        prefix = self.tokens(prefix)
+        assert_same_draft(self.native.draft(gamma, int32(prefix)), self.twin.draft(gamma, prefix))
+
+    @rule(end=st.integers(0, 400), n=st.integers(1, 7), token=INDICES, k=st.integers(1, 13))
+    def look_up_text(self, end, n, token, k):
+        n = min(n, self.native.order - 1)
+        end = max(len(self.text) - end, n)
+        if end <= len(self.text):
+            self.look_up(self.text[end - n : end], self.tokens([token])[0], k)
+
+    @rule(context=st.lists(INDICES, min_size=1, max_size=7), token=TOKEN_IDS, k=st.integers(1, 3))
+    def look_up_any(self, context, token, k):
+        self.look_up(self.tokens(context)[: self.native.order - 1], token, k)
+
+    def look_up(self, context, token, k):
+        array = int32(context)
+        assert self.native.best(array) == self.twin.best(context)
+        assert self.native.top_k(array, k) == self.twin.top_k(context, k)
+        assert self.native.count(array, token) == self.twin.count(context, token)
+        assert self.native.total(array) == self.twin.total(context)
+
+    @invariant()
+    def same_contexts(self):
+        assert set(self.native.contexts()) == set(self.twin.contexts())
+
+
+TestNGramMachine = NGramMachine.TestCase
+TestNGramMachine.settings = QUICK
+
+
+@pytest.mark.slow
+class TestNGramMachineLong(NGramMachine.TestCase):
+    settings = LONG
+
+
+# By hand, after the trace in akunu's n-gram chapter.
+
+THE, CAT, SAT, ON, MAT, STOP, DOWN, A, CHAIR = range(9)
+STORY = [
+    *(THE, MAT, STOP),
+    *(THE, CAT, SAT, ON, A, CHAIR),
+    *(THE, CAT, SAT, DOWN),
+    *(THE, CAT, SAT, ON, THE, MAT),
+]
+
+
+@BOTH
+def test_worked_example(table_type):
+    table = table_type(4)
+    table.extend(int32(STORY))
+    sat = int32([THE, CAT, SAT])
+    assert table.top_k(sat, 9) == [(ON, 2), (DOWN, 1)]
+    assert (table.best(sat), table.total(sat), table.count(sat, DOWN)) == ((ON, 2), 3, 1)
+    assert table.best(int32([CAT, SAT, ON])) == (THE, 1)  # as often as A, but later
+    assert table.best(int32([ON, THE, MAT])) is None  # the end of the text: nothing followed
+    assert table.top_k(int32([THE]), 9) == [(CAT, 3), (MAT, 2)]
+    tokens, orders = table.draft(4, sat)
+    assert tokens.tolist() == [ON, THE, MAT, STOP]
+    assert orders.tolist() == [4, 4, 4, 3]  # (ON, THE, MAT) is unknown, (THE, MAT) is not
+
+
+@BOTH
+def test_forgotten_tokens_change_the_prediction(table_type):
+    table = table_type(3, window=6)
+    table.extend(int32([1, 2, 1, 2, 1, 3]))
+    assert table.top_k(int32([1]), 9) == [(2, 2), (3, 1)]
+    table.extend(int32([9]))  # 1 -> 2 leaves: the tie goes to the more recent 3
+    assert table.top_k(int32([1]), 9) == [(3, 1), (2, 1)]
+    table.extend(int32([9]))
+    assert table.top_k(int32([1]), 9) == [(3, 1), (2, 1)]  # 2 -> 1 left
+    table.extend(int32([9]))
+    assert table.top_k(int32([1]), 9) == [(3, 1)]
+    assert len(table) == 6
+
+
+# Keys.
+
+
+@QUICK
+@given(st.lists(TOKEN_IDS, min_size=2, max_size=12), st.integers(2, 8), st.integers(0, 2**64 - 1))
+def test_keys_are_salted_xxh64(text, order, salt):
+    with salted(salt):
+        table = NGramTable(order)
+    table.extend(int32(text))
+    assert set(table.contexts().tolist()) == keys(text, order, salt)
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_key_of_each_context_length_without_salt(n):
+    context = [LAST_ID - i * i for i in range(n)]
+    with salted(0):
+        table = NGramTable(n + 1)
+    table.extend(int32([*context, 5]))
+    data = b"".join(token.to_bytes(4, "little") for token in context)
+    assert xxhash.xxh64_intdigest(data, seed=n + 1) in table.contexts().tolist()
+
+
+# Boundaries.
+
+
+@BOTH
+def test_empty_and_one_token(table_type):
+    table = table_type()
+    for tokens in ([], [7]):
+        table.extend(int32(tokens))
+        table.check_integrity()
+        assert len(table) == len(tokens)
+        assert table.contexts().dtype == np.uint64
+        assert len(table.contexts()) == 0
+        assert [part.tolist() for part in table.draft(3)] == [[], []]
+        assert table.best(int32([7])) is None
+        assert table.top_k(int32([7]), 2) == []
+        assert table.count(int32([7]), 7) == table.total(int32([7])) == 0
+
+
+@BOTH
+def test_draft_of_no_tokens_and_after_a_prefix(table_type):
+    table = table_type(4)
+    table.extend(int32([1, 2, 3, 4, 5]))
+    assert [part.dtype.name for part in table.draft(0)] == ["int32", "int8"]
+    assert table.draft(0, int32([1]))[0].shape == (0,)
+    assert table.draft(2, int32([]))[0].tolist() == table.draft(2)[0].tolist() == []
+    assert table.draft(9, int32([1]))[0].tolist() == [2, 3, 4, 5]
+    assert table.draft(9, int32([1]))[1].tolist() == [2, 3, 4, 4]
+    assert table.draft(1, int32([9, 9, 1, 2, 3]))[1].tolist() == [4]
+
+
+@pytest.mark.parametrize("order", [2, 4, 8])
+def test_around_each_growth_of_the_slots(order):
+    """64 slots, doubled before they are 2/3 full: every size up to 1024 is passed."""
+    table, text = NGramTable(order), []
+    for token in range(700 // (order - 1)):
+        text.append(token)
+        table.extend(int32([token]))
+        table.check_integrity()
+        assert len(table.contexts()) == sum(min(i, order - 1) for i in range(len(text)))
+    assert set(table.contexts().tolist()) == keys(text, order, table.salt)
+
+
+def test_around_each_growth_of_the_ranks():
+    """One context with up to 250 continuations, all equal, then each counted once more."""
+    table, hub, expected = NGramTable(2), int32([500]), []
+    for token in range(250):
+        table.extend(int32([500, token]))
+        table.check_integrity()
+        expected.insert(0, (token, 1))
+        assert table.top_k(hub, 999) == expected
+    for token in range(0, 250, 7):
+        table.extend(int32([500, token]))
+        table.check_integrity()
+        expected.remove((token, 1))
+        expected.insert(0, (token, 2))
+        assert table.top_k(hub, 999) == expected
+
+
+@pytest.mark.parametrize(("order", "window"), [(2, 2), (2, 3), (4, 4), (4, 5), (8, 8), (5, 17)])
+@pytest.mark.parametrize("vocabulary", [1, 2, 5])
+def test_around_the_end_of_the_window(order, window, vocabulary):
+    text = np.random.default_rng(order).integers(0, vocabulary, 4 * window, np.int32).tolist()
+    table, twin = NGramTable(order, window), reference.NGramTable(order, window)
+    for n, token in enumerate(text, start=1):
+        table.extend(int32([token]))
+        twin.extend([token])
+        table.check_integrity()
+        assert len(table) == min(n, window)
+        assert_same_counts(table, twin, text[max(0, n - window) : n])
+
+
+def test_appending_has_room_for_its_worst_case():
+    """One token that needs 17 new buckets: four to forget by, fourteen to count by, one free.
+
+    The sweep over fillers passes the sizes at which the array of buckets is just about full.
+    """
+    fresh = iter(range(1000, 10**6))
+    old, aside, new = range(1, 6), range(11, 16), range(20, 27)
+    for fillers in range(60):
+        text = [*old, next(fresh)] * 2
+        for depth in range(4, 0, -1):  # each prefix of old: two continuations, equally often
+            for _ in range(2 ** (5 - depth)):
+                text += [*old[:depth], aside[depth], next(fresh)]
+        for _ in range(fillers):
+            hub = next(fresh)
+            text += [hub, next(fresh), hub, next(fresh)]
+        text += [*new, 30, *new, 30, *new]
+        table = NGramTable(8, window=len(text))
+        table.extend(int32(text))
+        table.extend(int32([31]))
+        table.check_integrity()
+
+
+# Ties.
+
+
+@BOTH
+def test_ties_go_to_the_more_recent(table_type):
+    table = table_type(2)
+    table.extend(int32([0, 1, 0, 2, 0, 3]))
+    assert table.top_k(int32([0]), 9) == [(3, 1), (2, 1), (1, 1)]
+    table.extend(int32([0, 1, 0, 2]))
+    assert table.top_k(int32([0]), 9) == [(2, 2), (1, 2), (3, 1)]
+    table.extend(int32([0, 3]))
+    assert table.top_k(int32([0]), 2) == [(3, 2), (2, 2)]
+
+
+def test_forgetting_among_more_ties_than_are_walked():
+    """Beyond 64 newer equals only the order among equals may differ, never a count."""
+    rng = np.random.default_rng(1)
+    text = np.empty(4000, np.int32)
+    text[::2] = 7
+    text[1::2] = rng.integers(100, 400, 2000)  # 300 continuations behind one context
+    table, twin = NGramTable(2, window=1500), reference.NGramTable(2, window=1500)
+    hub = int32([7])
+    for start in range(0, len(text), 250):
+        table.extend(text[start : start + 250])
+        twin.extend(text[start : start + 250])
+        table.check_integrity()
+        ours, theirs = table.top_k(hub, 999), twin.top_k(hub, 999)
+        assert [count for _, count in ours] == [count for _, count in theirs]
+        assert sorted(ours) == sorted(theirs)
+
+
+# The window.
+
+
+@QUICK
+@given(TEXTS, TEXTS, st.integers(2, 6), st.integers(0, 30))
+def test_after_a_window_nothing_old_is_left(old, new, order, beyond):
+    window = order + beyond
+    new = (new + list(range(window)))[-window:]
+    table, fresh = NGramTable(order, window), NGramTable(order)
+    table.extend(int32(old))
+    table.extend(int32(new))
+    fresh.extend(int32(new))
+    assert_same_counts(table, fresh, new)
+    for gamma in (1, 8):
+        assert_same_draft(table.draft(gamma), fresh.draft(gamma))
+
+
+@pytest.mark.parametrize("vocabulary", [2, 50, LAST_ID])
+def test_size_stays_bounded_in_a_long_stream(vocabulary):
+    stream = np.random.default_rng(2).integers(0, vocabulary, 200_000, np.int32)
+    table, fresh = NGramTable(4, window=512), NGramTable(4, window=512)
+    table.extend(stream)
+    fresh.extend(stream[-512:])
+    table.check_integrity()
+    assert set(table.contexts()) == set(fresh.contexts())
+    assert table.sizeof() <= 2 * fresh.sizeof()
+
+
+# Long and adversarial.
+
+N = 200_000
+LONG_TEXTS = {
+    "equal": np.zeros(N, np.int32),
+    "period": np.tile(int32([3, LAST_ID]), N // 2),
+    "binary": np.random.default_rng(3).integers(0, 2, N, np.int32),
+    "random": np.random.default_rng(4).integers(0, 1000, N, np.int32),
+    "distinct": np.arange(N, dtype=np.int32),
+}
+
+
+@pytest.mark.parametrize("window", [None, 1000])
+@pytest.mark.parametrize("name", LONG_TEXTS)
+def test_long_texts_in_bounded_time(name, window):
+    text = LONG_TEXTS[name]
+    table = NGramTable(4, window)
+    start = time.perf_counter()
+    table.extend(text)
+    tokens, orders = table.draft(64)
+    assert time.perf_counter() - start < 20  # seconds; a quadratic step would take hours
+    table.check_integrity()
+    last = text if window is None else text[-window:]
+    assert len(table) == len(last)
+    for token in last[:3]:
+        expected = Counter(last[1:][last[:-1] == token].tolist())
+        found = table.top_k(int32([token]), 2000)
+        assert dict(found) == expected
+        assert table.total(int32([token])) == expected.total()
+    if name == "distinct":
+        assert tokens.size == 0
+    if name in ("equal", "period"):
+        np.testing.assert_array_equal(tokens, text[:64])
+        assert (orders == 4).all()
+
+
+# Wrong input.
+
+
+def example() -> NGramTable:
+    table = NGramTable(4, window=8)
+    table.extend(int32([1, 2, 3, 1, 2, 3, 1, 2, 4, 1]))
+    return table
+
+
+def assert_as_before(table: NGramTable) -> None:
+    table.check_integrity()
+    assert len(table) == 8
+    assert_same_counts(table, example(), [3, 1, 2, 3, 1, 2, 4, 1])
+    assert_same_draft(table.draft(5), example().draft(5))
+    table.extend(int32([2]))  # still open for more
+    assert table.draft(1)[0].tolist() == [4]
+
+
+@pytest.mark.parametrize(("tokens", "said"), NOT_TOKENS)
+def test_extend_refuses_what_is_no_int32_array(tokens, said):
+    table = example()
+    with pytest.raises(TypeError, match=rf"^tokens must .*int32 array, got {said}"):
+        table.extend(tokens)
+    assert_as_before(table)
+
+
+def test_extend_refuses_negative_ids_and_counts_nothing():
+    table = example()
+    with pytest.raises(ValueError, match=r"token ids must be >= 0, got -5 at index 2"):
+        table.extend(int32([8, 9, -5, 8]))
+    assert_as_before(table)
+
+
+@pytest.mark.parametrize(("prefix", "said"), NOT_INT32_ARRAYS)
+def test_draft_refuses_what_is_no_int32_array(prefix, said):
+    table = example()
+    with pytest.raises(TypeError, match=rf"^prefix must .*int32 array, got {said}"):
+        table.draft(2, prefix)
+    assert_as_before(table)
+
+
+@pytest.mark.parametrize(("context", "said"), NOT_TOKENS)
+def test_look_up_refuses_what_is_no_int32_array(context, said):
+    table = example()
+    for look_up in (
+        lambda: table.best(context),
+        lambda: table.top_k(context, 1),
+        lambda: table.count(context, 1),
+        lambda: table.total(context),
+    ):
+        with pytest.raises(TypeError, match=rf"^context must .*int32 array, got {said}"):
+            look_up()
+    assert_as_before(table)
+
+
+@BOTH
+@pytest.mark.parametrize("context", [[], [1, 2, 3, 4]])
+def test_look_up_refuses_contexts_of_a_wrong_length(table_type, context):
+    table = table_type(4)
+    table.extend(int32([1, 2, 3, 4, 5]))
+    said = rf"context must have 1..3 tokens, got {len(context)}"
+    for look_up in (table.best, table.total):
+        with pytest.raises(ValueError, match=said):
+            look_up(int32(context))
+    with pytest.raises(ValueError, match=said):
+        table.top_k(int32(context), 1)
+    with pytest.raises(ValueError, match=said):
+        table.count(int32(context), 1)
+    table.check_integrity()
+
+
+@BOTH
+def test_out_of_range_numbers_are_named(table_type):
+    for order in (1, 9, 0, -3):
+        with pytest.raises(ValueError, match=rf"order must be in 2..8, got {order}$"):
+            table_type(order)
+    for window in (3, 1, 0, -1):
+        with pytest.raises(ValueError, match=rf"window must be .* 4 \(the order\).*, got {window}"):
+            table_type(4, window)
+    table = table_type(4)
+    table.extend(int32([1, 2, 1, 2]))
+    with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
+        table.draft(-1)
+    for gamma in (2**16 + 1, 2**31 - 1, 2**40):
+        with pytest.raises(ValueError, match=rf"gamma must be <= 65536, got {gamma}"):
+            table.draft(gamma)
+    assert table.draft(2**16)[0].tolist() == [1, 2] * 2**15
+    for k in (0, -2):
+        with pytest.raises(ValueError, match=rf"k must be >= 1, got {k}"):
+            table.top_k(int32([1]), k)
+    table.check_integrity()
+    assert table.best(int32([1])) == (2, 2)
+
+
+def test_a_window_beyond_the_longest_text_is_refused():
+    with pytest.raises(ValueError, match=rf"window must be in 4 .*, got {2**30 + 1}"):
+        NGramTable(4, 2**30 + 1)
+
+
+def test_read_only_arrays_are_taken():
+    text = int32([1, 2, 1, 2])
+    text.flags.writeable = False
+    table = NGramTable(3)
+    table.extend(text)
+    assert table.draft(2, text)[0].tolist() == [1, 2]
+    assert table.best(text[:1]) == (2, 2)
+
+
+def test_drafts_stay_what_they_were():
+    table = NGramTable(3)
+    table.extend(int32([1, 2, 3, 1]))
+    tokens, orders = table.draft(3)
+    table.extend(int32([5, 1, 5, 1]))
+    table.draft(3)
+    assert (tokens.tolist(), orders.tolist()) == ([2, 3, 1], [2, 3, 3])
+
+
+# Threads and lack of memory.
+
+
+def test_two_threads_are_kept_apart():
+    text = np.random.default_rng(5).integers(0, 50_000, 400_000, np.int32)
+    table, context, more = NGramTable(4), text[:2], int32([1])
+    refused = run_beside(
+        lambda: table.extend(text),
+        {
+            "draft": lambda: table.draft(4),
+            "best": lambda: table.best(context),
+            "top_k": lambda: table.top_k(context, 4),
+            "count": lambda: table.count(context, 1),
+            "total": lambda: table.total(context),
+            "contexts": table.contexts,
+            "check_integrity": table.check_integrity,
+        },
+    )
+    assert min(refused.values()) > 0, refused
+    assert len(table) == len(text)
+    table.extend(more)
+    table.check_integrity()
+
+
+@needs_rlimit
+def test_lack_of_memory_leaves_a_valid_table():
+    run_short_of_memory("""
+for window in (None, 100_000):
+    for vocabulary, headroom in ((2**31 - 1, 8 * MB), (300, 8 * MB), (300, 3 * MB)):
+        stream = rng.integers(0, vocabulary, 400_000, np.int32)
+        if window is not None:
+            stream[: window + 10_000] = 5  # the table grows when it already forgets
+        table, fresh = NGramTable(5, window), NGramTable(5, window)
+        n = fill(table, stream, headroom)
+        assert len(table) == (n if window is None else window)
+        fresh.extend(stream[:n])
+        for step in range(2):
+            assert np.array_equal(np.sort(table.contexts()), np.sort(fresh.contexts()))
+            for at in range(0, n, n // 50):
+                for ours, theirs in zip(
+                    table.draft(8, stream[at : at + 4]), fresh.draft(8, stream[at : at + 4])
+                ):
+                    assert np.array_equal(ours, theirs)
+            table.extend(stream[n : n + 50_000])
+            fresh.extend(stream[n : n + 50_000])
+            table.check_integrity()
+with memory(64 * MB):
+    try:
+        NGramTable(4, window=2**30)
+    except MemoryError:
+        pass
+    else:
+        raise AssertionError("a window of 4 GB was granted")
+""")
+
+
+def test_chunks_of_any_size_count_alike():
+    text = np.random.default_rng(6).integers(0, 5, 300, np.int32)
+    whole = NGramTable(4, window=100)
+    whole.extend(text)
+    for size in (1, 2, 7, 99, 100, 101, 299):
+        table = NGramTable(4, window=100)
+        for start in range(0, len(text), size):
+            table.extend(text[start : start + size])
+        assert_same_counts(table, whole, text[-100:].tolist())

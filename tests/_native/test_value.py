@@ -1,0 +1,405 @@
+"""The value engine equals its twin, learns, and ends its drafts where that pays."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_strategies import MISALIGNED
+
+from ngramspec import build_drafter
+from ngramspec._native.calibration import Calibration
+from ngramspec._native.value import ValueEngine
+from ngramspec._reference import value as reference_value
+from ngramspec.bench.replay import accepted_path
+from ngramspec.draft import Draft
+from ngramspec.drafters.validation import check_draft
+
+
+def ids(tokens):
+    return np.array(tokens, np.int32)
+
+
+def costs(gamma, slope):
+    """A forward of n positions costs 1 + slope * (n - 1)."""
+    return (1 + slope * (np.arange(gamma + 2) - 1)).astype(np.float32)
+
+
+def noisy_repetition(seed, n, vocab=12, noise=0.1):
+    """A text that copies itself with some tokens replaced."""
+    rng = np.random.default_rng(seed)
+    base = rng.integers(0, vocab, n // 3)
+    text = np.concatenate([base] * 3)
+    spoilt = rng.random(len(text)) < noise
+    return np.where(spoilt, rng.integers(0, vocab, len(text)), text).astype(np.int32)
+
+
+def play(engine, text, prompt, gamma, cost=None):
+    """Verify drafts against ``text``; returns (steps, emitted, probabilities, outcomes, drafts)."""
+    engine.extend(text[:prompt])
+    at, steps, probabilities, outcomes, drafts = prompt, 0, [], [], []
+    while at < len(text):
+        tokens, confidence, source = engine.draft(gamma, cost)
+        drafts.append((tokens.tolist(), confidence, source.tolist()))
+        agree = 0
+        while agree < len(tokens) and at + agree < len(text) and tokens[agree] == text[at + agree]:
+            agree += 1
+        for j in range(min(agree + 1, len(tokens))):
+            probabilities.append(float(confidence[j]))
+            outcomes.append(j < agree)
+        engine.extend(text[at : at + agree + 1])
+        at += agree + 1
+        steps += 1
+    return steps, len(text) - prompt, probabilities, outcomes, drafts
+
+
+@pytest.mark.parametrize("slope", [None, 0.0, 0.02, 0.3])
+@pytest.mark.parametrize("seed", range(4))
+def test_native_equals_twin_on_noisy_repetition(seed, slope):
+    text = noisy_repetition(seed, 240)
+    cost = None if slope is None else costs(9, slope)
+    native = play(ValueEngine(Calibration()), text, 20, 9, cost)
+    twin = play(reference_value.ValueEngine(reference_value.Calibration()), text, 20, 9, cost)
+    assert native[0] == twin[0]
+    for (tokens, confidence, source), (t_tokens, t_confidence, t_source) in zip(
+        native[4], twin[4], strict=True
+    ):
+        assert tokens == t_tokens
+        assert source == t_source
+        np.testing.assert_allclose(confidence, t_confidence, rtol=2e-3, atol=1e-4)
+
+
+OPTIONS = [
+    (True, True, True, 2),
+    (True, False, False, 2),
+    (False, True, False, 2),
+    (False, False, True, 2),
+    (True, False, True, 1),
+    (True, True, True, 5),
+]
+
+
+def play_trees(engine, text, prompt, gamma, cost=None):
+    """Verify trees against ``text``; returns (steps, probabilities, outcomes, trees)."""
+    engine.extend(text[:prompt])
+    at, steps, probabilities, outcomes, trees = prompt, 0, [], [], []
+    while at < len(text):
+        tokens, parents, confidence, source = engine.draft_tree(gamma, cost)
+        draft = check_draft(
+            Draft(tokens, parents, confidence, None, source), gamma, 2**31, tree=True
+        )
+        trees.append(draft)
+        path = list(accepted_path(tokens.tolist(), draft, [*text.tolist(), -1], at))
+        for node, parent in enumerate(parents.tolist()):
+            if parent in (-1, *path):
+                probabilities.append(float(confidence[node]))
+                outcomes.append(node in path)
+        engine.extend(text[at : at + len(path) + 1])
+        at += len(path) + 1
+        steps += 1
+    return steps, probabilities, outcomes, trees
+
+
+def same_trees(ours, theirs):
+    """Of (tokens, parents, confidence, source) all but confidence to the last bit."""
+    for i in (0, 1, 3):
+        assert ours[i].tolist() == theirs[i].tolist()
+    np.testing.assert_allclose(ours[2], theirs[2], rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("slope", [None, 0.0, 0.002, 0.05])
+@pytest.mark.parametrize(("seed", "vocab"), [(0, 12), (1, 3), (2, 150)])
+def test_native_trees_equal_the_twins(seed, vocab, slope):
+    text = noisy_repetition(seed, 240, vocab)
+    cost = None if slope is None else costs(32, slope)
+    native, twin = (
+        ValueEngine(Calibration()),
+        reference_value.ValueEngine(reference_value.Calibration()),
+    )
+    for begin in range(0, len(text), 5):
+        same_trees(native.draft_tree(32, cost), twin.draft_tree(32, cost))
+        native.extend(text[begin : begin + 5])
+        twin.extend(text[begin : begin + 5])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=14),
+    st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=14, max_size=14),
+    st.sampled_from(OPTIONS),
+)
+def test_native_equals_twin_in_chains_and_trees_by_turns(chunks, asked, options):
+    native = ValueEngine(Calibration(), *options)
+    twin = reference_value.ValueEngine(reference_value.Calibration(), *options)
+    for chunk, (gamma, tree) in zip(chunks, asked, strict=False):
+        if tree:
+            ours, theirs = native.draft_tree(gamma), twin.draft_tree(gamma)
+            same_trees(ours, theirs)
+            check_draft(Draft(ours[0], ours[1]), gamma, 4, tree=True)
+        else:
+            assert native.draft(gamma)[0].tolist() == twin.draft(gamma)[0].tolist()
+        native.extend(ids(chunk))
+        twin.extend(ids(chunk))
+
+
+def test_trees_after_a_long_text_equal_the_twins():
+    """Recent tokens are counted when a tree first asks for them, as far back as they can matter."""
+    text = noisy_repetition(0, 6000, vocab=300)
+    native = ValueEngine(Calibration())
+    twin = reference_value.ValueEngine(reference_value.Calibration())
+    for part in (text[:5000], text[5000:5100], text[5100:5103]):
+        native.extend(part)
+        twin.extend(part)
+        same_trees(native.draft_tree(64), twin.draft_tree(64))
+        assert native.draft(8)[0].tolist() == twin.draft(8)[0].tolist()
+
+
+def test_nodes_come_in_order_of_their_reach():
+    text = noisy_repetition(5, 600)
+    *_, trees = play_trees(ValueEngine(Calibration()), text, 60, 24)
+    assert max(len(tree) for tree in trees) == 24
+    for tree in trees:
+        reach = []
+        for p, parent in zip(tree.confidence.tolist(), tree.parents.tolist(), strict=True):
+            reach.append(p * (reach[parent] if parent >= 0 else 1))
+        assert all(b <= a * 1.001 for a, b in pairwise(reach))
+        siblings = np.bincount(tree.parents + 1, tree.confidence)
+        assert len(siblings) == 0 or siblings.max() <= 1.1
+
+
+def test_a_tree_knows_what_a_chain_misses():
+    """After 1 2 came 3 and came 4, each with its own sequel: the tree follows both."""
+    engine = ValueEngine(Calibration())
+    engine.extend(ids([1, 2, 3, 30, 31, 9, 1, 2, 4, 40, 41, 8, 1, 2]))
+    tokens, parents, _, _ = engine.draft_tree(16)
+    paths = {-1: ()}
+    for i, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+        paths[i] = (*paths[parent], token)
+    assert {(3, 30, 31), (4, 40, 41)} <= set(paths.values())
+    assert engine.draft(16)[0].tolist()[:2] == [4, 40]
+
+
+def test_trees_take_fewer_steps_than_chains():
+    steps = np.zeros(2)
+    for seed in range(6):
+        text = noisy_repetition(seed, 600, noise=0.2)
+        steps += (
+            play(ValueEngine(Calibration()), text, 60, 16)[0],
+            play_trees(ValueEngine(Calibration()), text, 60, 16)[0],
+        )
+    assert steps[1] < 0.9 * steps[0]
+
+
+def test_trees_are_as_large_as_pays():
+    """Of the sizes up to the budget, the one where expected tokens per cost are highest."""
+    text = noisy_repetition(3, 600)
+    sizes = []
+    for slope in (0.0, 0.01, 0.1, 2.0):
+        cost = costs(32, slope)
+        *_, trees = play_trees(ValueEngine(Calibration()), text, 300, 32, cost)
+        sizes.append(np.mean([len(tree) for tree in trees]))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < 0.3 < 10 < sizes[0]
+
+
+def test_confidence_in_trees_is_calibrated():
+    """Of all nodes judged with confidence p, first and last candidates, about p is accepted."""
+    calibration = Calibration()
+    probabilities, outcomes = [], []
+    for seed in range(40):
+        text = noisy_repetition(seed, 900, noise=0.15)
+        _, p, y, _ = play_trees(ValueEngine(calibration), text, 100, 16)
+        if seed >= 10:
+            probabilities += p
+            outcomes += y
+    p, y = np.array(probabilities), np.array(outcomes)
+    for low, high in ((0, 0.05), (0.05, 0.1), (0.1, 0.2), (0.2, 0.5), (0.5, 0.8), (0.8, 1)):
+        inside = (p >= low) & (p < high)
+        if inside.sum() >= 300:
+            assert abs(p[inside].mean() - y[inside].mean()) < 0.25 * (low + high) / 2 + 0.02
+
+
+def test_tokens_used_lately_are_drafted_where_nothing_else_is_known():
+    engine = ValueEngine(Calibration())
+    engine.extend(ids([5, 6, 7, 8]))  # nothing followed 8 yet
+    tokens, parents, confidence, source = engine.draft_tree(16)
+    assert set(tokens[parents == -1].tolist()) == {5, 6, 7, 8}
+    assert 3 in set(source.tolist()) <= {2, 3}  # behind 5, 6 and 7 their own continuation
+    assert 0 < confidence[parents == -1].min() < 0.2
+    without = ValueEngine(Calibration(), falls_back=False)
+    without.extend(ids([5, 6, 7, 8]))
+    assert len(without.draft_tree(8)[0]) == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=14),
+    st.lists(st.integers(0, 9), min_size=14, max_size=14),
+    st.sampled_from(OPTIONS),
+)
+def test_native_equals_twin_on_any_sequence_of_calls(chunks, gammas, options):
+    native = ValueEngine(Calibration(), *options)
+    twin = reference_value.ValueEngine(reference_value.Calibration(), *options)
+    for chunk, gamma in zip(chunks, gammas, strict=False):
+        ours, theirs = native.draft(gamma), twin.draft(gamma)
+        np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-3, atol=1e-4)
+        assert ours[0].tolist() == theirs[0].tolist()
+        assert ours[2].tolist() == theirs[2].tolist()
+        native.extend(ids(chunk))
+        twin.extend(ids(chunk))
+        native.check_integrity()
+
+
+@pytest.mark.parametrize(("seed", "n"), [(0, 600), (1, 600), (2, 600), (3, 9000)])
+def test_native_equals_twin_whatever_is_committed_at_once(seed, n):
+    """Commits of any length, with and without a draft before them, and enough to fade counts."""
+    rng = np.random.default_rng(seed)
+    text = noisy_repetition(seed, n, vocab=30)
+    native = ValueEngine(Calibration())
+    twin = reference_value.ValueEngine(reference_value.Calibration())
+    at = 0
+    while at < len(text):
+        chunk = text[at : at + rng.integers(1, 9)]
+        native.extend(chunk)
+        twin.extend(chunk)
+        at += len(chunk)
+        if rng.random() < 0.8:
+            ours, theirs = native.draft(9), twin.draft(9)
+            assert ours[0].tolist() == theirs[0].tolist()
+            assert ours[2].tolist() == theirs[2].tolist()
+            np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-3, atol=1e-4)
+
+
+def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():
+    shared, fresh = Calibration(), Calibration()
+    before = shared.to_array()
+    assert np.array_equal(before, fresh.to_array())
+    play(ValueEngine(shared), noisy_repetition(1, 600), 40, 8)
+    learned = shared.to_array()
+    assert not np.array_equal(before, learned)
+    other = ValueEngine(shared)
+    other.extend(ids([3, 1]))
+    assert set(other.draft(5)[0].tolist()) <= {1, 3}  # nothing of the first text comes back
+    relabelled = Calibration()  # the same text in other token ids teaches exactly the same
+    play(ValueEngine(relabelled), noisy_repetition(1, 600) + 1000, 40, 8)
+    assert np.array_equal(relabelled.to_array(), learned)
+
+
+def test_confidence_is_calibrated():
+    """Of the tokens drafted with confidence p, a share of about p is accepted."""
+    calibration = Calibration()
+    probabilities, outcomes = [], []
+    for seed in range(30):
+        text = noisy_repetition(seed, 900, noise=0.15)
+        _, _, p, y, _ = play(ValueEngine(calibration), text, 100, 8)
+        if seed >= 10:
+            probabilities += p
+            outcomes += y
+    p, y = np.array(probabilities), np.array(outcomes)
+    for low in (0.0, 0.2, 0.4, 0.6, 0.8):
+        inside = (p >= low) & (p < low + 0.2)
+        if inside.sum() >= 300:
+            assert abs(p[inside].mean() - y[inside].mean()) < 0.15, (low, inside.sum())
+    assert abs(p.mean() - y.mean()) < 0.03
+
+
+def test_it_learns_to_stop_drafting_what_is_never_right():
+    rng = np.random.default_rng(0)
+    engine = ValueEngine(Calibration())
+    text = rng.integers(0, 40, 1500).astype(np.int32)  # nothing to predict
+    *_, drafts = play(engine, text, 100, 8, costs(8, 0.1))
+    assert np.mean([len(tokens) for tokens, _, _ in drafts[-200:]]) < 0.5
+
+
+def test_drafts_are_longer_where_positions_are_cheaper():
+    text = noisy_repetition(3, 900)
+    lengths = []
+    for slope in (0.0, 0.05, 0.3, 2.0):
+        *_, drafts = play(ValueEngine(Calibration()), text, 300, 32, costs(32, slope))
+        lengths.append(np.mean([len(tokens) for tokens, _, _ in drafts]))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < 0.3 < 5 < lengths[0]
+
+
+def test_on_a_long_verbatim_match_drafts_are_long_at_once():
+    text = ids(range(400))
+    for gamma in (64, 256):
+        engine = ValueEngine(Calibration())  # without any experience
+        engine.extend(np.concatenate((text, text[:60])))
+        tokens, confidence, _ = engine.draft(gamma, costs(gamma, 0.001))
+        assert tokens.tolist() == text[60 : 60 + gamma].tolist()
+        assert confidence.min() > 0.95
+
+
+def test_a_copy_is_resumed_behind_a_substituted_token():
+    """After the one changed token, the old copy goes on though nothing matches yet."""
+    base = list(range(100, 140))
+    engine = ValueEngine(Calibration())
+    engine.extend(ids([*base, *base[:6]]))
+    for upto in (8, 10, 12):
+        assert engine.draft(2)[0].tolist() == base[upto - 2 : upto]
+        engine.extend(ids(base[upto - 2 : upto]))
+    engine.draft(4)
+    engine.extend(ids([7777]))  # instead of base[12]
+    tokens, _, source = engine.draft(4)
+    assert tokens.tolist() == base[13:17]
+    assert set(source.tolist()) == {1}
+
+
+def test_a_copy_is_found_again_behind_a_deletion():
+    """The output leaves out three tokens of its source; one token behind them is enough."""
+    base = list(range(100, 140))
+    engine = ValueEngine(Calibration(), counts=False)
+    engine.extend(ids([base[16], 7, *base, 8, base[16], 9, *base[:6]]))  # its last place is not it
+    for upto in (8, 10, 12):
+        assert engine.draft(2)[0].tolist() == base[upto - 2 : upto]
+        engine.extend(ids(base[upto - 2 : upto]))
+    engine.draft(4)
+    engine.extend(ids([base[16]]))
+    tokens, _, source = engine.draft(3)
+    assert tokens.tolist() == base[17:20]
+    assert set(source.tolist()) == {1}
+
+
+def test_the_worst_inputs_are_bounded():
+    for text in (np.zeros(5000), np.arange(5000) % 2, np.arange(5000)):
+        engine = ValueEngine(Calibration())
+        engine.extend(text.astype(np.int32))
+        tokens, confidence, source = engine.draft(256, costs(256, 0.0))
+        assert len(tokens) == len(confidence) == len(source) <= 256
+        assert np.isfinite(confidence).all()
+        assert engine.sizeof() < 400 * 5000
+
+
+def test_bad_arguments_are_named():
+    engine = ValueEngine(Calibration())
+    engine.extend(ids([1, 2, 1, 2]))
+    with pytest.raises(ValueError, match="gamma must be >= 0, got -1"):
+        engine.draft(-1)
+    for draft in (engine.draft, engine.draft_tree):
+        for gamma in (2**16 + 1, 2**31 - 2, 2**31 - 1, 2**40):
+            with pytest.raises(ValueError, match=f"gamma must be <= 65536, got {gamma}"):
+                draft(gamma, costs(8, 0.1))
+        assert 1 <= len(draft(2**16)[0]) <= 2**16
+    with pytest.raises(ValueError, match="min_match must be >= 1, got 0"):
+        ValueEngine(Calibration(), min_match=0)
+    with pytest.raises(ValueError, match="cost must have 6 entries, got 3"):
+        engine.draft(4, costs(1, 0.1))
+    for tokens in (np.array([1.0]), MISALIGNED, memoryview(MISALIGNED), None, [1]):
+        with pytest.raises(TypeError, match="int32"):
+            engine.extend(tokens)
+    with pytest.raises(ValueError, match="-3"):
+        engine.extend(ids([1, -3]))
+    assert len(engine.draft(2)[0]) == 2
+
+
+def test_the_drafter_hands_over_confidence_and_source():
+    drafter = build_drafter("auto")
+    session = drafter.start(ids([1, 2, 3, 4, 5, 1, 2, 3]))
+    draft = session.propose(3)
+    assert draft.tokens.tolist() == [4, 5, 1]
+    assert draft.confidence.dtype == np.float32
+    assert [drafter.tiers[i] for i in draft.source] == ["copy"] * 3

@@ -1,0 +1,268 @@
+"""Greedy text through speculation equals plain generate, token for token, in float32."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import tiny_llama
+from doubles import half_right, liar, oracle, random_drafter
+from prompts import PROMPTS
+
+from ngramspec import Speculator
+
+SPECS = [
+    "auto",
+    "copy",
+    "copy(min_match=1)",
+    "ngram",
+    "ngram(order=2,window=64)",
+    "unigram",
+    "none",
+]
+
+
+def plain(model, inputs, **kwargs):
+    return model.generate(**inputs, do_sample=False, **kwargs)
+
+
+def speculative(model, inputs, speculator, **kwargs):
+    return model.generate(**inputs, do_sample=False, custom_generate=speculator, **kwargs)
+
+
+def assert_same(model, expected, got, prompt_length):
+    """Equal ids; a first divergence is forgiven only where two logits lie within 1e-4."""
+    if torch.equal(expected, got):
+        return
+    n = min(expected.shape[1], got.shape[1])
+    differs = (expected[0, :n] != got[0, :n]).nonzero()
+    at = int(differs[0]) if len(differs) else n
+    assert at >= prompt_length, "the prompt was changed"
+    with torch.no_grad():
+        top = model(expected[:, :at]).logits[0, -1].float().topk(2).values
+    gap = float(top[0] - top[1])
+    assert gap <= 1e-4, f"differs at token {at - prompt_length}, logits {gap} apart"
+    print(f"near tie at token {at - prompt_length}: logits {gap} apart")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("gamma", [1, 5, "heuristic"])
+def test_tiny_model_every_drafter_and_gamma(tiny, spec, gamma):
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+    expected = plain(tiny, {"input_ids": ids}, max_new_tokens=120)
+    got = speculative(tiny, {"input_ids": ids}, Speculator(spec, gamma), max_new_tokens=120)
+    assert torch.equal(expected, got)
+
+
+@pytest.mark.parametrize("which", range(8))
+def test_real_model(smollm2, prompts, which):
+    """Eight real prompts of 24 tokens; the drafters and gammas take turns over the prompts."""
+    inputs = prompts[which]
+    expected = plain(smollm2.model, inputs, max_new_tokens=24)
+    for i, gamma in enumerate([3, "auto"]):
+        spec = SPECS[(2 * which + i) % len(SPECS)]
+        got = speculative(smollm2.model, inputs, Speculator(spec, gamma), max_new_tokens=24)
+        assert_same(smollm2.model, expected, got, inputs["input_ids"].shape[1])
+
+
+def test_real_model_right_wrong_and_random_drafters(smollm2, prompts):
+    inputs = prompts[1]
+    length = inputs["input_ids"].shape[1]
+    expected = plain(smollm2.model, inputs, max_new_tokens=24)
+    text, vocab = expected[0].tolist(), smollm2.model.config.vocab_size
+    for drafter in [
+        oracle(text),
+        liar(text, vocab),
+        half_right(text, vocab),
+        random_drafter(vocab),
+    ]:
+        got = speculative(smollm2.model, inputs, Speculator(drafter, 4), max_new_tokens=24)
+        assert_same(smollm2.model, expected, got, length)
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3, 7, 16, 63])
+@pytest.mark.parametrize("new_tokens", [1, 2, 9, 40])
+def test_an_always_right_drafter_needs_the_least_target_calls(tiny, gamma, new_tokens):
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    expected = plain(tiny, {"input_ids": ids}, max_new_tokens=new_tokens)
+    speculator = Speculator(oracle(expected[0].tolist()), gamma)
+    got = speculative(tiny, {"input_ids": ids}, speculator, max_new_tokens=new_tokens)
+    assert torch.equal(expected, got)
+    stats = speculator.stats
+    assert stats.target_calls == math.ceil((new_tokens - 1) / (gamma + 1))
+    assert stats.emitted == new_tokens - 1
+    assert stats.accepted == stats.tested == stats.drafted
+    assert stats.alpha == (1.0 if stats.drafted else 0.0)
+
+
+def test_an_always_wrong_drafter_costs_no_calls_more_than_plain(tiny):
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    expected = plain(tiny, {"input_ids": ids}, max_new_tokens=30)
+    drafter = liar(expected[0].tolist(), tiny.config.vocab_size)
+    speculator = Speculator(drafter, 4)
+    got = speculative(tiny, {"input_ids": ids}, speculator, max_new_tokens=30)
+    assert torch.equal(expected, got)
+    stats = speculator.stats
+    assert stats.target_calls == stats.emitted == 29
+    assert stats.accepted == 0
+    assert stats.tested == 28  # the last step has no room for a draft
+    assert stats.tokens_per_call == 1.0
+    assert stats.alpha == stats.accepted_fraction == 0.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_eos_in_the_middle_of_an_accepted_draft_ends_the_text(seed):
+    model = tiny_llama(seed=seed)
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    free = plain(model, {"input_ids": ids}, max_new_tokens=40)[0, 5:].tolist()
+    eos = free[seed + 7]
+    stop_at = free.index(eos) + 1
+    kwargs = {"max_new_tokens": 40, "eos_token_id": [eos, 96], "pad_token_id": 0}
+    expected = plain(model, {"input_ids": ids}, **kwargs)
+    assert expected.shape[1] <= 5 + stop_at
+    for drafter in [
+        oracle([*ids[0].tolist(), *free]),
+        half_right(expected[0].tolist(), 97),
+        "auto",
+    ]:
+        speculator = Speculator(drafter, 16)
+        got = speculative(model, {"input_ids": ids}, speculator, **kwargs)
+        assert torch.equal(expected, got)
+
+
+def test_a_cut_at_eos_is_no_rejection(tiny):
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    free = plain(tiny, {"input_ids": ids}, max_new_tokens=40)[0].tolist()
+    eos = free[5 + 9]
+    stop = free.index(eos, 5) - 5
+    speculator = Speculator(oracle(free), 32)
+    kwargs = {"max_new_tokens": 40, "eos_token_id": eos}
+    speculative(tiny, {"input_ids": ids}, speculator, **kwargs)
+    stats = speculator.stats
+    assert stats.target_calls == 1
+    assert stats.accepted == stats.tested == stats.emitted == stop
+    assert stats.drafted == 32
+    draft, accepted, tested = speculator.drafter.observed[0]
+    assert (len(draft), accepted, tested) == (32, list(range(stop)), stop)
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 5])
+def test_no_draft_passes_the_maximum_length(tiny, new_tokens):
+    asked = []
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    expected = plain(tiny, {"input_ids": ids}, max_new_tokens=new_tokens)
+    drafter = oracle(expected[0].tolist() + [0] * 64)
+    guess = drafter.guess
+    drafter.guess = lambda at, gamma: asked.append((at, gamma)) or guess(at, gamma)
+    got = speculative(tiny, {"input_ids": ids}, Speculator(drafter, 64), max_new_tokens=new_tokens)
+    assert torch.equal(expected, got)
+    assert all(at + gamma + 1 <= 5 + new_tokens for at, gamma in asked)
+
+
+@pytest.mark.parametrize("positions", [24, 32])
+def test_no_forward_passes_the_position_limit(positions):
+    """Learned positions: a forward past the table would raise an IndexError."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": positions}
+    config = GPT2Config(vocab_size=50, eos_token_id=None, bos_token_id=1, **sizes)
+    model = GPT2LMHeadModel(config).eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+
+    def full(ids, scores, **kwargs):  # plain ends at the last position; a draft knows nothing of it
+        return torch.tensor([ids.shape[1] > positions])
+
+    kwargs = {"max_new_tokens": 200, "pad_token_id": 0, "stopping_criteria": [full]}
+    expected = plain(model, {"input_ids": ids}, **kwargs)
+    assert expected.shape[1] == positions + 1
+    speculator = Speculator(oracle(expected[0].tolist() + [0] * 99), 64)
+    got = speculative(model, {"input_ids": ids}, speculator, **kwargs)
+    assert torch.equal(expected, got)
+    assert speculator.stats.target_calls == 1
+
+
+def test_left_padding_and_an_attention_mask(tiny):
+    ids = torch.tensor([[0, 0, 0, 3, 1, 4, 1, 5, 3, 1]])
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1]])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    expected = plain(tiny, inputs, max_new_tokens=60)
+    for drafter in ["auto", half_right(expected[0].tolist(), 97)]:
+        got = speculative(tiny, inputs, Speculator(drafter, 6), max_new_tokens=60)
+        assert torch.equal(expected, got)
+
+
+def test_token_type_ids_grow_with_the_draft():
+    """What generate grows per token besides the mask and positions, grown for n tokens at once."""
+    from ngramspec.target.inputs import grow
+
+    for name, expected in {
+        "token_type_ids": [4, 5, 5, 5],
+        "mm_token_type_ids": [4, 5, 0, 0],
+        "position_ids": [4, 5, 6, 7],
+        "attention_mask": [4, 5, 1, 1],
+    }.items():
+        assert grow(name, torch.tensor([[4, 5]]), 2).tolist() == [expected]
+        assert grow(name, torch.tensor([[4, 5]]), 0).tolist() == [[4, 5]]
+
+
+def test_chunked_prefill(tiny):
+    ids = torch.arange(40).view(1, 40) % 13 + 1
+    kwargs = {"max_new_tokens": 40, "prefill_chunk_size": 7}
+    expected = plain(tiny, {"input_ids": ids}, **kwargs)
+    calls = []
+    handle = tiny.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        got = speculative(tiny, {"input_ids": ids}, Speculator(gamma=4), **kwargs)
+    finally:
+        handle.remove()
+    assert torch.equal(expected, got)
+    assert calls[:6] == [7, 7, 7, 7, 7, 5]
+
+
+def test_inputs_embeds(tiny):
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    embeds = tiny.get_input_embeddings()(ids).detach()
+    for more in [{}, {"input_ids": ids}, {"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}]:
+        inputs = {"inputs_embeds": embeds} | more
+        expected = plain(tiny, inputs, max_new_tokens=40)
+        got = speculative(tiny, inputs, Speculator(gamma=4), max_new_tokens=40)
+        assert torch.equal(expected, got)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_and_ends_alike(dtype):
+    model = tiny_llama().to(dtype)
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    speculator = Speculator("none")
+    expected = plain(model, {"input_ids": ids}, max_new_tokens=40)
+    assert torch.equal(
+        expected, speculative(model, {"input_ids": ids}, speculator, max_new_tokens=40)
+    )
+    got = speculative(model, {"input_ids": ids}, Speculator(), max_new_tokens=40)
+    assert got.shape == expected.shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", range(len(PROMPTS)))
+def test_forty_four_real_prompts_every_drafter_several_gammas(smollm2, which):
+    inputs = smollm2.encode(PROMPTS[which])
+    length = inputs["input_ids"].shape[1]
+    expected = plain(smollm2.model, inputs, max_new_tokens=24)
+    assert expected.shape[1] > length + 1, "a one-token output tests nothing"
+    text, vocab = expected[0].tolist(), smollm2.model.config.vocab_size
+    drafters = [
+        *SPECS,
+        oracle(text),
+        liar(text, vocab),
+        half_right(text, vocab),
+        random_drafter(vocab),
+    ]
+    gammas = [1, 3, 8, 32, "heuristic"]
+    for i, drafter in enumerate(drafters):  # over the prompts every drafter meets every gamma
+        speculator = Speculator(drafter, gammas[(which + i) % len(gammas)])
+        got = speculative(smollm2.model, inputs, speculator, max_new_tokens=24)
+        assert_same(smollm2.model, expected, got, length)

@@ -1,0 +1,30 @@
+"""A hundred seeds of the fuzzer, and the cases that failed once."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuzz.kept import KEPT
+from fuzz.options import draw
+from fuzz.run import run
+
+SEEDS = range(100)
+
+
+@pytest.mark.parametrize("tens", range(0, len(SEEDS), 10))
+def test_seeds_are_as_plain(tens):
+    for seed in SEEDS[tens : tens + 10]:
+        case = draw(seed)
+        result = run(case)
+        assert result.outcome != "finding", f"seed {seed}: {result.kind}: {result.detail}\n{case}"
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_cases_are_as_plain(name):
+    result = run(KEPT[name])
+    assert result.outcome != "finding", f"{result.kind}: {result.detail}"
+
+
+def test_a_seed_is_the_same_case_everywhere():
+    assert repr(draw(11)) == repr(draw(11))
+    assert len({repr(draw(seed)) for seed in range(50)}) == 50

@@ -1,0 +1,315 @@
+"""The rules of verification against exact distributions: pure functions, a million samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+from scipy.stats import chisquare
+
+from ngramspec import Draft, Proposal, Speculator
+from ngramspec.verification import rejection as sampled
+from ngramspec.verification.draws import draw, draw_at_depths
+from ngramspec.verification.greedy import greedy_tokens, lenient_tokens
+from ngramspec.verification.rejection import speculative_tokens
+from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
+from ngramspec.verification.typical import typical_tokens
+
+SAMPLES = 1_000_000
+LEAST = 1e-7  # p-value: a right implementation fails less than once in a million runs of the suite
+VOCAB = 6
+P = torch.tensor([0.35, 0.25, 0.2, 0.1, 0.1, 0.0])
+Q = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.0, 0.15])
+
+
+def warped(temperature=1.0, top_k=None, top_p=None, min_p=None):
+    """P behind transformers' own warpers."""
+    from transformers import generation
+
+    scores = P.log()[None]
+    none = torch.empty((1, 0), dtype=torch.int64)
+    scores = generation.TemperatureLogitsWarper(temperature)(none, scores)
+    if top_k is not None:
+        scores = generation.TopKLogitsWarper(top_k)(none, scores)
+    if top_p is not None:
+        scores = generation.TopPLogitsWarper(top_p)(none, scores)
+    if min_p is not None:
+        scores = generation.MinPLogitsWarper(min_p)(none, scores)
+    return torch.softmax(scores, -1)[0]
+
+
+def without_replacement(q: torch.Tensor, k: int, rows: int, generator) -> torch.Tensor:
+    """k children for each row, drawn from q one after another, none twice; int64 (rows, k)."""
+    noise = torch.empty((rows, len(q))).exponential_(generator=generator)
+    return (q / noise).topk(k, dim=1).indices  # exponential races: the order of drawing
+
+
+def speculate(p, q, k, rows=SAMPLES, lenience=1.0, seed=0):
+    """Children and tokens of many independent positions."""
+    generator = torch.Generator().manual_seed(seed)
+    if q is None:
+        children = torch.randperm(VOCAB, generator=generator)[:k].expand(rows, k)
+        draft_probs = None
+    else:
+        children = without_replacement(q, k, rows, generator)
+        draft_probs = q.expand(rows, -1)
+    tokens = speculative_tokens(p.expand(rows, -1), children, draft_probs, lenience, generator)
+    return children, tokens
+
+
+def fits(tokens, p) -> float:
+    """The p-value of the tokens' counts under p; tokens of probability 0 must not occur."""
+    counts = torch.bincount(tokens.flatten(), minlength=len(p)).double().numpy()
+    expected = p.double().numpy()
+    assert counts[expected == 0].sum() == 0
+    live = expected > 0
+    return chisquare(counts[live], counts.sum() * expected[live] / expected[live].sum()).pvalue
+
+
+WARPS = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 1.6},
+    {"top_k": 3},
+    {"top_p": 0.7},
+    {"min_p": 0.4},
+]
+
+
+@pytest.mark.parametrize("warp", WARPS, ids=str)
+@pytest.mark.parametrize("k", [0, 1, 2, 4])
+@pytest.mark.parametrize("q", [None, Q], ids=["one-hot", "sparse"])
+def test_the_token_has_the_target_s_distribution(q, k, warp):
+    p = warped(**warp)
+    _, tokens = speculate(p, q, k, rows=250_000)
+    assert fits(tokens, p) > LEAST
+
+
+@pytest.mark.parametrize("q", [None, Q], ids=["one-hot", "sparse"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_million_samples(q, k):
+    assert fits(speculate(P, q, k)[1], P) > LEAST
+
+
+def test_a_wrong_residual_is_seen(monkeypatch):
+    monkeypatch.setattr(sampled, "_residual", lambda p, q, index, lenience: p)
+    assert fits(speculate(P, Q, 1)[1], P) < 1e-12
+    assert fits(speculate(P, None, 1)[1], P) < 1e-12
+
+
+def test_children_drawn_with_replacement_in_mind_are_seen(monkeypatch):
+    """Without taking x out of q the second child is judged by a distribution it is not from."""
+    monkeypatch.setattr(sampled, "_normalised", lambda mass, otherwise: otherwise)
+    assert fits(speculate(P, Q, 2)[1], P) < 1e-12
+
+
+def test_one_child_is_accepted_with_the_overlap_of_p_and_q():
+    children, tokens = speculate(P, Q, 1)
+    observed = (tokens == children[:, 0]).double().mean().item()
+    alpha = torch.minimum(P, Q).sum().item()  # Leviathan et al. 2023, Theorem 3.5
+    assert abs(observed - alpha) < 5 * (alpha * (1 - alpha) / SAMPLES) ** 0.5
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.7, 0.4, 0.1])
+def test_alpha_under_lenience(lenience):
+    """Leviathan et al. 2023, Table 5: alpha(l) = E[sum min(p / l, q)], as far as min allows."""
+    children, tokens = speculate(P, Q, 1, lenience=lenience)
+    observed = (tokens == children[:, 0]).double().mean().item()
+    alpha = torch.minimum(P / lenience, Q).sum().item()
+    assert abs(observed - alpha) < 5 * (alpha * (1 - alpha) / SAMPLES) ** 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("lenience", [0.7, 0.3])
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("q", [None, Q], ids=["one-hot", "sparse"])
+def test_lenience_keeps_every_probability_below_its_bound(q, k, lenience):
+    _, tokens = speculate(P, q, k, lenience=lenience)
+    shares = torch.bincount(tokens, minlength=VOCAB).double() / SAMPLES
+    bound = P.double() / lenience
+    slack = 5 * (bound.clamp(max=1.0) / SAMPLES) ** 0.5
+    assert (shares <= bound + slack).all()
+    assert shares[P == 0].sum() == 0
+
+
+def test_chains_and_trees_keep_the_joint_distribution_of_two_tokens():
+    """Two levels: two children each, sparse q; the second level's p depends on the first token."""
+    generator = torch.Generator().manual_seed(3)
+    second = torch.softmax(torch.randn((VOCAB, VOCAB), generator=generator), -1)
+    q2 = torch.softmax(torch.randn((VOCAB, VOCAB), generator=generator), -1)
+    for q, k in [(None, 1), (Q, 1), (None, 2), (Q, 2)]:
+        _, first = speculate(P, q, k, seed=5)
+        p_next = second[first]
+        if q is None:
+            children = torch.arange(k).expand(SAMPLES, k)
+            last = speculative_tokens(p_next, children, None, generator=generator)
+        else:
+            noise = torch.empty((SAMPLES, VOCAB)).exponential_(generator=generator)
+            children = (q2[first] / noise).topk(k, dim=1).indices
+            last = speculative_tokens(p_next, children, q2[first], generator=generator)
+        joint = (P[:, None] * second).flatten()
+        assert fits(VOCAB * first + last, joint) > LEAST
+
+
+def test_positions_with_fewer_children_are_padded():
+    children = torch.tensor([[1, 2], [3, -1], [-1, -1]]).repeat(100_000, 1)
+    generator = torch.Generator().manual_seed(0)
+    tokens = speculative_tokens(
+        P.expand(len(children), -1), children, None, generator=generator
+    ).view(-1, 3)
+    for column in range(3):
+        assert fits(tokens[:, column], P) > LEAST
+
+
+def test_equal_distributions_are_always_accepted():
+    children, tokens = speculate(Q, Q, 1, rows=100_000)
+    assert (tokens == children[:, 0]).all()
+
+
+def test_a_residual_without_mass_falls_back_to_what_was_before():
+    p = torch.tensor([[1.0 - 2**-24, 0.0, 0.0]]).expand(4, -1)
+    q = torch.tensor([[1.0, 0.0, 0.0]]).expand(4, -1)
+    rest = sampled._residual(p, q, torch.zeros((4, 1), dtype=torch.int64), 1.0)
+    assert torch.equal(rest, p)
+    rest = sampled._residual(p, None, torch.zeros((4, 1), dtype=torch.int64), 1.0)
+    assert torch.equal(rest, p)
+
+
+def test_masked_tokens_never_come_out():
+    p = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0, 0.0])
+    for q, k in [(None, 3), (Q, 3), (Q, 1)]:
+        _, tokens = speculate(p, q, k, rows=100_000)
+        assert set(tokens.tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_draw_is_torch_s_multinomial(rows):
+    probs = torch.softmax(torch.randn((rows, 5003)), -1)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        theirs = [torch.multinomial(probs, 1).squeeze(1) for _ in range(3)]
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        ours = [draw(probs) for _ in range(3)]
+        assert all(map(torch.equal, theirs, ours))
+        assert torch.equal(state, torch.get_rng_state())
+
+
+def test_drawing_ahead_is_drawing_one_after_another():
+    probs = torch.softmax(torch.randn((2, 5, 101)), -1)
+    depths = [0, 1, 1, 2, 2]
+    torch.manual_seed(1)
+    tokens, states = draw_at_depths(probs, depths, torch.default_generator)
+    for path in ([0, 1, 3], [0, 2, 4], [0, 1]):
+        torch.manual_seed(1)
+        one_by_one = [draw(probs[:, at]) for at in path]
+        assert torch.equal(tokens[:, path], torch.stack(one_by_one, 1))
+        assert torch.equal(states[len(path) - 1], torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_greedy_tokens_are_those_of_generate(dtype):
+    """Its argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
+    logits[0, 0] = 1.0
+    logits[0, 1, 7:] = float("-inf")
+    logits[0, 2, [50, 20, 30]] = float("inf")
+    logits[0, 3, [600, 400]] = float("nan")
+    logits[1] = logits[1].round()  # ties everywhere
+    expected = logits.to(torch.float32).argmax(dim=-1)
+    assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
+    for each in (logits, logits.requires_grad_()):
+        for at_once in (False, True):
+            rows = greedy_tokens(each, at_once)
+            assert [[row[at] for at in range(20)] for row in rows] == expected.tolist()
+
+
+def test_lenient_greedy_takes_the_best_child_that_is_likely_enough():
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
+    children = torch.tensor([[2, 1], [2, -1], [1, 0], [-1, -1]])
+    assert lenient_tokens(p, children, 0.5).tolist() == [1, 0, 0, 0]
+    assert lenient_tokens(p, children, 0.4).tolist() == [1, 2, 0, 0]
+    assert lenient_tokens(p, children, 1.0).tolist() == [0, 0, 0, 0]
+
+
+def test_typical_accepts_less_likely_tokens_where_entropy_is_high():
+    flat = torch.full((1, 100), 0.01)
+    sharp = torch.tensor([[0.97] + [0.03 / 99] * 99])
+    children, own = torch.tensor([[7]]), torch.tensor([0])
+    # H = ln 100: the threshold is 0.3 / 100, below the child's 0.01
+    assert typical_tokens(flat, children, 0.09, 0.3, own).tolist() == [7]
+    assert typical_tokens(sharp, children, 0.09, 0.3, own).tolist() == [0]
+    assert typical_tokens(flat, children, 0.09, 1.01, own).tolist() == [0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf"), float("inf")])
+def test_scores_that_are_no_distribution_are_marked(bad):
+    scores = torch.zeros((3, 4))
+    scores[1] = torch.full((4,), bad) if bad == float("-inf") else torch.tensor([0, bad, 0, 0])
+    tokens = Rule(do_sample=True).choose(scores).tolist()
+    assert tokens[1] == -1
+    assert min(tokens[0], tokens[2]) >= 0
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float64], ids=str)
+def default_dtype(request):
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def chosen(rule_settings):
+    """What a rule chooses at many positions, with and without a proposal."""
+    rows = 300
+    drafts = [
+        Draft(np.array([token], np.int32), proposal=proposal)
+        for token in (1, 3)
+        for proposal in (None, Proposal(*(np.array(each, dtype) for each, dtype in STATED)))
+    ]
+    found = []
+    for draft in drafts:
+        generator = torch.Generator().manual_seed(0)
+        rule = Rule(do_sample=True, generator=generator, **rule_settings)
+        q = proposal_tensor([(draft, 0)] * rows, VOCAB, P.device)
+        children = children_tensor([draft.tokens.tolist()] * rows, P.device)
+        found.append(rule.choose(P.log().expand(rows, -1), children, q))
+    return torch.stack(found)
+
+
+STATED = [([0, 3], np.int32), ([1, 3, 5], np.int32), ([0.4, 0.35, 0.25], np.float32)]
+SETTINGS = [{}, {"lenience": 0.5}, {"verification": "typical"}, {"verification": "match"}]
+EXPECTED = [chosen(each) for each in SETTINGS]  # under float32
+
+
+def test_torch_s_default_dtype_changes_nothing(default_dtype):
+    """Uniform numbers of few bits, above all, would bias what is accepted."""
+    for settings, expected in zip(SETTINGS, EXPECTED, strict=True):
+        assert torch.equal(chosen(settings), expected)
+
+
+def test_torch_s_default_dtype_changes_no_text(request):
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    model = tiny_llama(initializer_range=0.15)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+    texts = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        torch.set_default_dtype(dtype)
+        torch.manual_seed(3)
+        speculator = Speculator("ngram(order=2,sample=true)", 4)
+        kwargs = {"do_sample": True, "max_new_tokens": 30, "temperature": 0.5}
+        texts.append(model.generate(ids, custom_generate=speculator, **kwargs).tolist())
+        assert speculator.stats.drafter_faults == 0
+        assert speculator.stats.tested > 5
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+
+
+def test_match_and_algorithm_1_accept_with_what_the_formulas_say():
+    """A stochastic draft is accepted with sum min(p, q); compared with a draw, with sum p q."""
+    generator = torch.Generator().manual_seed(1)
+    children = without_replacement(Q, 1, SAMPLES, generator)
+    drawn = draw(P.expand(SAMPLES, -1), generator)
+    matched = (drawn == children[:, 0]).double().mean().item()
+    assert abs(matched - float((P * Q).sum())) < 3e-3
+    assert float((P * Q).sum()) < float(torch.minimum(P, Q).sum())
+    assert np.isclose(float(torch.minimum(P, Q).sum()), 0.5)
