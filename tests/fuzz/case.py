@@ -20,8 +20,8 @@ class Case:
         dtype: of the model.
         default_dtype: torch's, while it runs.
         prompts: token ids, one row each; shorter ones are padded on the left.
-        mask: "padding": only what pads is masked; "none": no mask is given; "holes": zeros inside
-            prompts; "right": prompts are padded on the right.
+        mask: "padding": only what pads is masked; "left": two more pads in every row; "none": no
+            mask is given; "holes": zeros inside prompts; "right": prompts are padded on the right.
         prompt_dtype: of the ids.
         inputs: "ids", "embeds", "embeds and ids" (beside ids of -200), "encoder outputs",
             "positions", "offset positions", "image", "decoder ids".

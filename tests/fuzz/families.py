@@ -166,6 +166,7 @@ CLASSES = (Path(__file__).parent / "classes.txt").read_text().split()
 EXCLUDED = {
     "BigBirdForCausalLM": "its attention draws random blocks",
     "BigBirdPegasusForConditionalGeneration": "its attention draws random blocks",
+    "HrmTextForCausalLM": "its loops amplify rounding: float32 off by 0.003, float64 identical",
     "Gemma3nForConditionalGeneration": "its vision tower needs the package timm",
     "Gemma4AssistantForCausalLM": "it reads another model's states and cache",
     "Gemma4UnifiedAssistantForCausalLM": "it reads another model's states and cache",

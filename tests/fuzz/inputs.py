@@ -57,7 +57,7 @@ def _ids(case: Case, model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if case.inputs == "image" and models.images_of(case.family) == "slots":
         slot = FAMILIES[case.family].settings["image_token_index"]
         prompts = [[each[0], *[slot] * IMAGE_IDS, *each[1:]] for each in prompts]
-    longest = max(len(each) for each in prompts)
+    longest = max(len(each) for each in prompts) + (2 if case.mask == "left" else 0)
     ids, mask = [], []
     for prompt in prompts:
         fill = longest - len(prompt)

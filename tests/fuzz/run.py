@@ -65,6 +65,7 @@ def _run(case: Case, model: Any) -> Result:
     ours = perform.ours(case, pristine, _texts(case, model, plain), _vocab(model))
     if isinstance(ours.error, UnsupportedError):
         _check_refusal(case, ours)
+        _check_left(case, plain, ours)
         return Result("refused", detail=_line(ours.error))
     if plain.error is not None or ours.error is not None:
         _check_errors(case, plain, ours)
@@ -105,6 +106,7 @@ def _embeds_no_pad(case: Case, plain: Exception | None) -> bool:
 def _check_errors(case: Case, plain: Side, ours: Side) -> None:
     first, second = plain.error, ours.error
     if second is None and _embeds_no_pad(case, first):
+        _check_left(case, plain, ours)
         return
     if first is None or second is None:
         if why_loose(case, None) is not None and second is None:
@@ -113,11 +115,20 @@ def _check_errors(case: Case, plain: Side, ours: Side) -> None:
         error = second or first
         raise Finding("exception", f"{what} alone: {type(error).__name__}: {_line(error)}")
     if _embeds_no_pad(case, first):
+        _check_left(case, plain, ours)
         return
     if (type(first), str(first)) != (type(second), str(second)):
         texts = (f"{type(each).__name__}: {_line(each)}" for each in (second, first))
         raise Finding("exception", " in place of ".join(texts))
+    _check_left(case, plain, ours)
+
+
+def _check_left(case: Case, plain: Side, ours: Side) -> None:
+    """After a call that failed. What a model keeps for itself counts only if both have run as far
+    on one model."""
     changed = state.differences(plain.left, ours.left)
+    if any(each in case.family for each in STATEFUL):
+        changed = [each for each in changed if "_hook" not in each and "max_seq" not in each]
     if changed:
         raise Finding("left on the model", ", ".join(changed[:5]))
 

@@ -65,7 +65,7 @@ def length_of(cache: Any) -> int | None:
     """How many positions a cache holds; None: there is none."""
     try:
         return None if cache is None else int(cache.get_seq_length())
-    except ValueError:  # of recurrent layers
+    except (AttributeError, TypeError, ValueError):  # recurrent layers, and caches of old kinds
         return None
 
 
