@@ -130,14 +130,15 @@ class Group:
                 record.logits.append(logits)
             if known is None:
                 known = self._from(scores, walks, position)
-        if choosing.pad is not None:
-            ended = zip(known, self.finished, strict=True)
-            known = [choosing.pad if finished else token for token, finished in ended]
-        if min(known) < 0:
+        rows = zip(known, self.finished, strict=True)
+        if min((token for token, ended in rows if not ended), default=0) < 0:
             raise RuntimeError(
                 "the target's scores are no distribution: NaN, or -inf for every token, at"
                 f" position {self.length}"
             )
+        if choosing.pad is not None:
+            rows = zip(known, self.finished, strict=True)
+            known = [choosing.pad if ended else token for token, ended in rows]
         return known
 
     def _from(self, scores: torch.Tensor, walks: Sequence[Walk], position: int) -> list[int]:

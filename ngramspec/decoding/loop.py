@@ -274,10 +274,11 @@ class _State:
         """Every row's last committed token and draft, int64 (batch, width).
 
         Behind that a row repeats its last committed token, which surely has an embedding; an
-        ended row among others goes on as plain decoding has it, with padding.
+        ended row among others goes on as plain decoding has it, with padding, if that has one.
         """
         block = np.repeat(np.array(self.last, np.int64)[:, None], width, axis=1)
-        for group in self.groups:
+        known = self.run.target.traits.embeddings
+        for group in self.groups if known is None or 0 <= self.pad < known else ():
             ended = set(range(len(group.rows))) - set(group.going)
             block[[group.rows[row] for row in ended if len(group.rows) > 1], 1:] = self.pad
         for row, draft in enumerate(drafts):

@@ -130,11 +130,8 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
     request = read_request(config, asked.reference_ids)
     choosing = _choosing(settings, target, asked)
     target.ragged = rows > 1 and target.can_be_ragged and not must_lockstep(choosing, target)
-    if target.rereads:
-        settings.log(
-            "drafting nothing: the cache given holds the whole prompt, which is read once more;"
-            " crop it by one token, cache.crop(-1)"
-        )
+    if target.unaligned is not None:
+        settings.log(f"drafting nothing: {target.unaligned}")
     history = history_of(target, request, asked.encoded)
     stats = DecodeStats()
     gamma = settings.gamma

@@ -81,11 +81,12 @@ class Target:
             )
         self._per_token = PER_DECODER_TOKEN if self.encodes else PER_TOKEN
         self._before = self.cache.length()  # what it held when we got it
-        self.rereads = self._before > 0 and self._before >= self._end()
+        self.unaligned = self._why_unaligned()
         self._prefilled: int | None = None
         self._slots = 0  # positions in the cache,
         self._used: list[int] = []  # and how many of them are a row's own, in a ragged batch
         self._width = 0  # of the forward that is not settled yet
+        self._reread = False  # whether it read the whole text anew
         self._outputs: Any = None  # of that forward, if it came to its end
         self._ahead = False  # whether it was the prefill, with a draft behind the prompt
         self.states: dict[str, list[Any]] = {  # per token, where they were asked for
@@ -175,11 +176,22 @@ class Target:
             return 0
         if self._stretch is not None or self.rope_turn is not None or self.vocab is None:
             return 0
-        if self.rereads:
+        if self.unaligned is not None:
             return 0
         if self.position_limit is None:
             return LONGEST_AHEAD
         return self.position_limit - max(self._end(), self._farthest + 1)
+
+    def _why_unaligned(self) -> str | None:
+        """Why the cache will hold other positions than masks say, so that nothing can be drafted.
+
+        Plain decoding goes on all the same.
+        """
+        if self._before > 0 and self._before >= self._end():
+            return "the cache given holds the whole prompt; crop it by one token, cache.crop(-1)"
+        if self.kwargs.get("inputs_embeds") is not None and self.config.prefill_chunk_size:
+            return "prefill_chunk_size reads all inputs_embeds in every chunk; remove it"
+        return None
 
     def _end(self) -> int:
         """How many positions a row has when it is prefilled, those in the cache before included."""
@@ -246,7 +258,7 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """How many tokens a draft may have after ``new`` generated ones; None: any number."""
-        if self.rereads:  # masks know less than the cache holds: what plain decoding runs, runs
+        if self.unaligned is not None:  # what plain decoding runs, runs
             return 0
         rooms = []
         if self._prefilled is not None:
@@ -309,7 +321,8 @@ class Target:
             inputs["logits_to_keep"] = self._width
         with in_place(block.device):
             self._outputs = self._call(**inputs, return_dict=True)
-        if inputs.get("past_key_values") is None:
+        self._reread = inputs.get("past_key_values") is None
+        if self._reread:
             self._replace_cache()
         logits: torch.Tensor = self._outputs.logits[:, -self._width :]
         return logits[:, :positions]
@@ -443,6 +456,9 @@ class Target:
         """Keep attentions and hidden states of the first ``count`` positions, one by one."""
         for name, kept in self.states.items():
             layers = getattr(self._outputs, name)
+            if layers is None or self._reread:  # not made; or made for the whole text
+                kept += [layers] * count
+                continue
             kept += [
                 tuple(self._cut(name, layer, position) for layer in layers)
                 for position in range(count)

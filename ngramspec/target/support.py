@@ -13,7 +13,7 @@ from ngramspec.target.padding import (
     rope_turn,
     rope_types,
 )
-from ngramspec.target.traits import makes_standard_masks
+from ngramspec.target.traits import embedding_count, makes_standard_masks
 from ngramspec.target.tree_attention import (
     ATTENTIONS,
     attention_of,
@@ -157,8 +157,8 @@ def why_not_fixed(target: Any, rows: int) -> str | None:
         return "a model that finds tokens by their slots in the cache; use width='fit'"
     if not target.traits.places:
         return "a model that counts its positions itself; use width='fit'"
-    if target.rereads:
-        return "a cache that holds the whole prompt; crop it by one token: cache.crop(-1)"
+    if target.unaligned is not None:
+        return f"a prefill whose positions masks do not know: {target.unaligned}"
     if not takes_masks(target.model):
         return "a model that makes its masks itself; use width='fit'"
     if rope_turn(config) is not None or "dynamic" in rope_types(config):
@@ -219,8 +219,8 @@ def why_no_graphs(target: Any) -> str | None:
         return "a model that counts its positions itself; pass compiled=False"
     if target.rope_turn is not None:
         return "rotary positions that change with the length; pass compiled=False"
-    if target.rereads:
-        return "a cache that holds the whole prompt; crop it by one token"
+    if target.unaligned is not None:
+        return f"a prefill whose positions masks do not know: {target.unaligned}"
     return None
 
 
@@ -282,8 +282,7 @@ def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, An
         return
     if input_ids.shape[1] == 0:
         raise ValueError(f"input_ids must hold at least one token, got shape {(*input_ids.shape,)}")
-    embedder = model.get_decoder() if model.config.is_encoder_decoder else model
-    vocab = getattr(getattr(embedder.get_input_embeddings(), "weight", None), "shape", (None,))[0]
+    vocab = embedding_count(model)
     if vocab is None:  # it does not say
         return
     low, high = int(input_ids.min()), int(input_ids.max())

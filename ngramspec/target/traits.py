@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ class Traits:
         by_slot: whether it finds a token by its slot in the cache, not by its position.
         reads_text: whether it prepares its inputs itself, and may look at all committed tokens.
         places: whether it takes the ``position_ids`` that it is given.
+        embeddings: how many tokens it has embeddings for; None: it does not say.
     """
 
     names: frozenset[str]
@@ -51,6 +53,7 @@ class Traits:
     by_slot: bool
     reads_text: bool
     places: bool
+    embeddings: int | None
 
 
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
@@ -72,7 +75,8 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     stock = stock_class(model)
     names = frozenset(kind.__name__ for kind in type(model).__mro__)
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
-    placed = kwargs.get("position_ids") is not None
+    given = kwargs.get("position_ids") is not None
+    placed = given and "position_ids" in inspect.signature(model.forward).parameters
     own = type(model).prepare_inputs_for_generation
     if not own.__module__.startswith("transformers.") and not model.config.is_encoder_decoder:
         placed = _takes_two(model, input_ids, kwargs) and placed
@@ -82,6 +86,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         by_slot=bool(names & BY_SLOT),
         reads_text=prepare is not GenerationMixin.prepare_inputs_for_generation,
         places=placed,
+        embeddings=embedding_count(model),
     )
 
 
@@ -93,6 +98,13 @@ def stock_class(model: Any) -> type | None:
         if any(name in vars(kind) for name in STEPS):
             return None
     return None
+
+
+def embedding_count(model: Any) -> int | None:
+    """How many tokens a model, or its decoder, has embeddings for; None: it does not say."""
+    embedder = model.get_decoder() if model.config.is_encoder_decoder else model
+    weight = getattr(embedder.get_input_embeddings(), "weight", None)
+    return None if weight is None else int(weight.shape[0])
 
 
 def makes_standard_masks(model: Any) -> bool:

@@ -111,7 +111,9 @@ def takes_masks(model: Any) -> bool:
 def has_alibi(model: Any) -> bool:
     """Whether a model's attention adds biases by distance, which it makes from a mask per token."""
     config = model.config.get_text_config(decoder=True)
-    return bool(getattr(config, "alibi", False)) or config.model_type == "bloom"
+    own = getattr(config, "attn_config", None)  # MPT's
+    asked = bool(getattr(config, "alibi", False) or getattr(own, "alibi", False))
+    return asked or config.model_type in ("bloom", "mpt")
 
 
 def has_windows(model: Any) -> bool:

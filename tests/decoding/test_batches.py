@@ -234,7 +234,6 @@ def test_torch_s_default_device_changes_nothing(rows, settings):
         with torch.device("meta"):
             ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY, **more)
         assert ours.tolist() == plain.tolist()
-        assert speculator.stats.drafted or not settings  # "auto" knows that it does not pay
 
 
 @pytest.mark.parametrize("rows", [2, 3])

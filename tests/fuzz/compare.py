@@ -54,8 +54,9 @@ def _together(case: Case) -> bool:
 
 def compare(case: Case, plain: Side, ours: Side, *, loose: bool) -> None:
     """Raise a Finding if the sides differ."""
-    if ours.changed:
-        _differ("arguments", "changed", ", ".join(ours.changed))
+    changed = [each for each in ours.changed if each not in plain.changed]
+    if changed:
+        _differ("arguments", "as plain leaves them", ", ".join(changed))
     if len(plain.outputs) != len(ours.outputs):
         _differ("cache", len(plain.outputs), f"{len(ours.outputs)} turns: no cache to go on with")
     for first, second in zip(plain.outputs, ours.outputs, strict=True):

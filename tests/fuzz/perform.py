@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -66,8 +66,18 @@ def ids_of(output: Any) -> torch.Tensor:
 
 
 def plain(case: Case, model: Any) -> Side:
-    """The case by plain ``generate``."""
-    return _perform(case, model, model.generate, Side())
+    """The case by plain ``generate``.
+
+    With ``use_cache=None`` that has a cache and reads the whole text into it at every step; ours
+    takes None for what is not said, which is True.
+    """
+    return _perform(_said(case), model, model.generate, Side())
+
+
+def _said(case: Case) -> Case:
+    if case.options.get("use_cache", True) is not None:
+        return case
+    return replace(case, options=case.options | {"use_cache": True})
 
 
 def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
@@ -78,6 +88,8 @@ def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
         vocab: tokens that drafters know.
     """
     side = Side()
+    if "guidance_scale" in case.options:  # whose processor takes use_cache=None for False
+        case = _said(case)
     speculator = _speculator(case, texts, vocab, side)
     generator = torch.Generator().manual_seed(case.seed) if case.entry == "generator" else None
     extra: dict[str, Any] = {} if generator is None else {"generator": generator}
