@@ -13,7 +13,7 @@ cdef extern from *:
     #include <stdint.h>
     #include <string.h>
     /* ln(x) for normal x > 0: the exponent's share, and a polynomial of the mantissa, whose error
-       stays below 1e-6. Zero and below give some very negative number. */
+       stays below 1e-6. Zero gives -88, beyond every bound. The twin has it, too. */
     static inline float ngs_log(float x) {
         uint32_t bits;
         float m, e;
