@@ -279,6 +279,14 @@ def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():
     assert np.array_equal(relabelled.to_array(), learned)
 
 
+def test_drafters_learn_each_for_themselves():
+    mine, other = build_drafter("auto"), build_drafter("auto")
+    before = other.calibration.to_array()
+    play(mine.start(ids([])).engine, noisy_repetition(1, 600), 40, 8)
+    assert not np.array_equal(mine.calibration.to_array(), before)
+    assert np.array_equal(other.calibration.to_array(), before)
+
+
 def test_confidence_is_calibrated():
     """Of the tokens drafted with confidence p, a share of about p is accepted."""
     calibration = Calibration()
