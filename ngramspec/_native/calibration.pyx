@@ -77,7 +77,7 @@ cdef inline float stretch(const Cell* c) noexcept nogil:
 
 
 cdef class Calibration:
-    """Counts and weights of one drafter, shared by its sequences: of repetition, never of tokens."""
+    """Counts and weights of one drafter, shared by its sequences: of repetition, not of tokens."""
 
     def __cinit__(self):
         cdef int i, m, seen, others, least, s
