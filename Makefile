@@ -1,4 +1,5 @@
-# make demo | make test | make lint | make fuzz | make test-slow | make test-matrix | make bench | make bench-native | make clean
+# make demo | make test | make lint | make fuzz | make sanitize | make test-slow | make test-matrix
+# make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
 PYTHON ?= python3
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test fuzz test-slow test-matrix lint format bench bench-native clean
+.PHONY: demo test fuzz sanitize test-slow test-matrix lint format bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -30,6 +31,20 @@ fuzz: $(VENV)/.built
 # Under each transformers that is checked, in .venv-matrix; ARGS goes to pytest.
 test-matrix: $(VENV)/.built
 	$(BIN)/python -m nox -- $(ARGS)
+
+# Random operations on the native structures, compiled apart, under the sanitizers; ends at the first
+# finding. Leaks are looked for, but not those of Python itself (leaks.txt).
+OPERATIONS ?= 1000000
+SEED ?= 0
+SANITIZED := build/sanitize
+sanitize: $(VENV)/.ready
+	NGRAMSPEC_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base $(SANITIZED) \
+	    --build-lib $(SANITIZED)/lib
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
+	    ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=1 \
+	    LSAN_OPTIONS=suppressions=tests/sanitize/leaks.txt:print_suppressions=0 \
+	    UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED)/lib:tests \
+	    $(BIN)/python -P -m sanitize.driver --operations $(OPERATIONS) --seed $(SEED)
 
 lint: $(VENV)/.built
 	$(BIN)/ruff check .

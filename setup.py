@@ -1,6 +1,7 @@
 """The compiled part of the package; everything else is declared in pyproject.toml.
 
-Set NGRAMSPEC_CHECKED=1 to compile with bounds checks, for a test run.
+Set NGRAMSPEC_CHECKED=1 to compile with bounds checks, for a test run; NGRAMSPEC_SANITIZE=1 for
+sanitizers and allocations that fail when told to (``make sanitize``).
 """
 
 import os
@@ -11,13 +12,20 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 checked = os.environ.get("NGRAMSPEC_CHECKED") == "1"
+# No fused multiply-adds: every machine rounds as the twin does.
+compile_args, link_args = ["-O3", "-ffp-contract=off"], []
+if os.environ.get("NGRAMSPEC_SANITIZE") == "1":
+    link_args = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
+    header = Path("tests/sanitize/allocation.h").resolve()
+    compile_args += ["-O1", "-g", "-fno-omit-frame-pointer", "-include", str(header), *link_args]
 extensions = [
     Extension(
         f"ngramspec._native.{path.stem}",
         [str(path)],
         include_dirs=[numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-        extra_compile_args=["-O3"],
+        extra_compile_args=compile_args,
+        extra_link_args=link_args,
     )
     for path in sorted(Path("ngramspec/_native").glob("*.pyx"))
 ]

@@ -5,7 +5,7 @@ a logistic one, p = squash(sum of weight * stretch(cell)), with one set of weigh
 and learns online.
 """
 
-from libc.math cimport expf
+from libc.math cimport exp
 from libc.stdint cimport int8_t, int16_t, int32_t
 
 cdef enum:
@@ -42,8 +42,8 @@ cdef struct Candidate:  # 36 bytes
     int8_t input[INPUTS - 1]
 
 cdef inline float squash(float odds) noexcept nogil:
-    """The probability of log-odds."""
-    return 1 / (1 + expf(-odds))
+    """The probability of log-odds, in double like the twin's: no two libraries' expf agree."""
+    return <float>(1 / (1 + exp(-odds)))
 
 
 cdef inline int count_bucket(int n) noexcept nogil:

@@ -4,6 +4,9 @@ The mixing is that of the PAQ compressors (Mahoney 2005): each input is the log-
 frequency, the weights follow the gradient of coding cost. Counts fade by halving, so that the table
 follows the text of today. One table per drafter; its methods run under the GIL, so that sessions
 in several threads may share it. Twenty kilobytes, whatever was seen.
+
+No token goes into it. What does is how texts repeat themselves: how often copies, counts and recent
+tokens were right. Sequences that share it can tell that much of each other; see ValueDrafter.
 """
 
 import numpy as np
@@ -13,7 +16,7 @@ cdef extern from *:
     #include <stdint.h>
     #include <string.h>
     /* ln(x) for normal x > 0: the exponent's share, and a polynomial of the mantissa, whose error
-       stays below 1e-6. Zero and below give some very negative number. */
+       stays below 1e-6. Zero gives -88, beyond every bound. The twin has it, too. */
     static inline float ngs_log(float x) {
         uint32_t bits;
         float m, e;
@@ -74,7 +77,7 @@ cdef inline float stretch(const Cell* c) noexcept nogil:
 
 
 cdef class Calibration:
-    """Counts and weights of one drafter."""
+    """Counts and weights of one drafter, shared by its sequences: of repetition, not of tokens."""
 
     def __cinit__(self):
         cdef int i, m, seen, others, least, s

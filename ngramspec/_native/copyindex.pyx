@@ -142,11 +142,11 @@ cdef class CopyIndex:
             raise ValueError(f"most must be >= 1, got {most}")
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
-        ends: list[int] = []
-        found: list[np.ndarray] = []
         self.idle()
         self.busy = True  # making arrays may collect garbage, and so let another thread run
         try:
+            ends: list[int] = []
+            found: list[np.ndarray] = []
             s = self.follow(self.prefixes[self.n].link, NULL, 0, &matched)
             while s != 0 and self.length(s) >= min_match and len(ends) < most:
                 for end in (self.state(s).recent, self.state(s).prior, self.first(s)):
@@ -159,9 +159,9 @@ cdef class CopyIndex:
                 for i in range(wanted):
                     out[i] = self.text[end + i] if end + i < self.n else out[end + i - self.n]
                 found.append(tokens)
+            return found
         finally:
             self.busy = False
-        return found
 
     def longest_match(self):
         """(length, end): the longest suffix that occurred before and an end of it; or (0, 0)."""

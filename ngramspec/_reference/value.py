@@ -1,7 +1,7 @@
 """Plain-Python twin of the value engine: which token is drafted at a position, and why.
 
-Same methods, arguments and results as the native one; in double precision, so that confidences
-agree to float32's precision. Nothing at run time uses it.
+Same methods, arguments and results as the native one, to the last bit: what decides is computed in
+float32 and in the native order, so that both round alike. Nothing at run time uses it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import numpy as np
 
 from ngramspec._reference.structures import Tokens
 
+Real = np.float32
+ZERO = Real(0)
 LEADERS, FADE_AT = 3, 255
-RATE, CONSTANT, STRONGEST = 0.02, 0.3, 7.6
+RATE, CONSTANT, STRONGEST = Real(0.02), Real(0.3), Real(7.6)
 GUESS = 0.05  # P(right) of the most frequent token where nothing else is known
 ALONE = (0, None)  # the set of weights there
-PRIOR, PRIOR_SHARE, HALVE_AT = 4.0, 100.0, 600
-HOPELESS, LOOKAHEAD, MOOD_RATE = 0.01, 12, 0.15
-HOPELESS_NODE, FAINT, LIKELY = 0.004, 0.0597, 0.5  # in trees
-MORE = 1.0001  # by which a node must be reached more probably to go before another
+PRIOR, PRIOR_SHARE, HALVE_AT = Real(4), Real(100), 600
+HOPELESS, LOOKAHEAD, MOOD_RATE = Real(0.01), 12, Real(0.15)
+HOPELESS_NODE, FAINT, LIKELY = Real(0.004), Real(0.0597), Real(0.5)  # in trees
+MORE = Real(1.0001)  # by which a node must be reached more probably to go before another
 RECENT, OLDEST, HALVE_SHARE_AT, FADED = 64, 6, 10000, 2048
 FAR, BEFORE, BEHIND = 64, 16, 32
 SKIP = 32  # seed of the context that skips a token
@@ -33,6 +35,27 @@ COUNT_OF = (0, 1, 2, 3, 5, 9, 15)
 LENGTH_OF = (2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60)
 SURPRISE = (0.4, 0.2, 0.1, 0.4)
 WEIGHTS = {"context 3": 0.05, "resume": 0.05, "session": 0.1, "bias": 0.4}
+
+LN2 = Real(0.69314718)
+LN = (0.99998116, -0.49947178, 0.32824221, -0.22589801, 0.13467453, -0.05514520, 0.01076451)
+
+
+def _log(x: Real) -> Real:
+    """The natural logarithm as the native one approximates it: a polynomial of the mantissa."""
+    mantissa, exponent = math.frexp(x)
+    m, total = Real(2 * mantissa - 1), Real(0)
+    for factor in reversed(LN):
+        total = m * (Real(factor) + total)
+    return Real(exponent - 1) * LN2 + total
+
+
+def _squash(odds: Real) -> Real:
+    """The probability of log-odds."""
+    return Real(1 / (1 + math.exp(-float(odds))))
+
+
+def _clipped(x: Real, most: Real) -> Real:
+    return min(max(x, -most), most)
 
 
 def _length_bucket(n: int) -> int:
@@ -101,18 +124,47 @@ class ContextTable:
         return [(token, count) for token, count in slot.leaders], slot.total, slot.last
 
 
+@dataclass
+class Cell:
+    """How many candidates in a situation were right, and how many tested; both fade."""
+
+    right: Real
+    tested: Real
+    stretched: Real | None = None  # what stretch() said of these counts
+
+    def count(self, right: bool, halve_at: int) -> None:
+        """Count a tested candidate, and halve the counts when they are full."""
+        self.right += Real(right)
+        self.tested += Real(1)
+        if self.tested > halve_at:
+            self.right, self.tested = self.right / Real(2), self.tested / Real(2)
+        self.stretched = None
+
+    def share(self) -> Real:
+        """The share of right candidates."""
+        return self.right / self.tested
+
+    def stretch(self) -> Real:
+        """Log-odds of that share, within +-STRONGEST."""
+        if self.stretched is None:
+            wrong = self.tested - self.right
+            odds = _log(self.right) - _log(wrong) if wrong > 0 else STRONGEST
+            self.stretched = _clipped(odds, STRONGEST)
+        return self.stretched
+
+
 class Calibration:
     """How often candidates in which situation were right, and weights to mix what that tells."""
 
     def __init__(self) -> None:
-        self.cells: dict[Situation, list[float]] = {}
-        self.weights: dict[tuple[Situation, str], float] = {}
+        self.cells: dict[Situation, Cell] = {}
+        self.weights: dict[tuple[Situation, str], Real] = {}
 
-    def cell(self, situation: Situation) -> list[float]:
-        """[right, tested] of a situation; a new one begins with its prior."""
+    def cell(self, situation: Situation) -> Cell:
+        """A situation's counts; a new one begins with its prior."""
         if situation not in self.cells:
             tested = PRIOR_SHARE if situation[0] == "recent" else PRIOR
-            self.cells[situation] = [tested * self.prior(situation), tested]
+            self.cells[situation] = Cell(tested * Real(self.prior(situation)), tested)
         return self.cells[situation]
 
     def prior(self, situation: Situation) -> Any:
@@ -126,7 +178,7 @@ class Calibration:
             if not newest:
                 return 0.6 - 0.04 * others
             if others == 0:
-                return 1 - SURPRISE[m] / count
+                return 1 - float(Real(SURPRISE[m]) / Real(count))
             return float(max((count - 0.8) / (count + COUNT_OF[others]), 0.18))
         if kind == "recent":
             age, seen = rest
@@ -142,19 +194,16 @@ class Calibration:
         least = LENGTH_OF[rest[0]]
         return 1 - 1 / least if rest[-1] else 0.15 / least
 
-    def weight(self, set: Situation, name: str) -> float:
+    def weight(self, set: Situation, name: str) -> Real:
         """The weight of an input in a set; a new one begins as WEIGHTS says, 0.3 elsewhere."""
-        begin = WEIGHTS.get(name, 0.3) + (0.05 * set[0] if name == "match" else 0.0)
+        if (set, name) in self.weights:
+            return self.weights[set, name]
+        begin = Real(WEIGHTS.get(name, 0.3))
+        if name == "match":
+            begin = Real(float(begin) + 0.05 * set[0])
         if set == ALONE and name in ("session", "bias"):
-            begin = 1.0 if name == "session" else 0.0
-        return self.weights.get((set, name), begin)
-
-    def stretch(self, situation: Situation) -> float:
-        """Log-odds of a situation's share of right candidates, within +-STRONGEST."""
-        right, tested = self.cell(situation)
-        odds = right / (tested - right) if tested > right else math.inf
-        x = math.log(odds) if odds > 0 else -math.inf
-        return min(max(x, -STRONGEST), STRONGEST)
+            begin = Real(name == "session")
+        return begin
 
 
 @dataclass
@@ -164,7 +213,8 @@ class Candidate:
     token: int
     situations: dict[str, Situation]
     set: Situation
-    p: float = 0.0
+    odds: Real = ZERO
+    p: Real = ZERO
 
 
 @dataclass
@@ -172,7 +222,7 @@ class Position:
     """What may come after the committed text and the drafted tokens of a path behind it."""
 
     path: list[int]
-    reach: float
+    reach: Real
     along: Place | None
     near: Place | None
     length: int  # of the match, while it is read along
@@ -182,7 +232,7 @@ class Position:
     @property
     def best(self) -> Candidate:
         """The most probable candidate, the first of equals."""
-        return max(self.found, key=lambda each: each.p)
+        return max(self.found, key=lambda each: each.odds)
 
 
 @dataclass
@@ -190,8 +240,8 @@ class Node:
     """A token that may be drafted: P(it is next), P(the path to it and it), the position behind."""
 
     token: int
-    p: float
-    reach: float
+    p: Real
+    reach: Real
     parent: int
     at: Position
     source: int
@@ -236,7 +286,7 @@ class ValueEngine:
         self.match: Place | None = None
         self.resume: Place | None = None
         self.near: Place | None = None
-        self.mood = 0.5
+        self.mood = Real(0.5)
 
     def __len__(self) -> int:
         return len(self.text)
@@ -261,15 +311,16 @@ class ValueEngine:
         self.find_match()
         self.find_near()
         length = 0 if self.match is None else self.match.length
-        self.root = Position([], 1.0, self.match, self.near, length)
+        self.root = Position([], Real(1), self.match, self.near, length)
         self.look_at(self.root, -1, gamma)
-        expected, best, highest = 1.0, 0, 0.0 if cost is None else 1 / float(cost[1])
+        expected, best = Real(1), 0
+        highest = Real(0) if cost is None else Real(1) / Real(cost[1])
         for k in range(gamma):
             if k >= len(self.nodes):
                 break
             node = self.nodes[k]
             expected += node.reach
-            value = 0.0 if cost is None else expected / float(cost[k + 2])
+            value = Real(0) if cost is None else expected / Real(cost[k + 2])
             if cost is None or value >= highest:
                 best, highest = k + 1, value
             hopeless = HOPELESS_NODE if tree else HOPELESS
@@ -306,18 +357,20 @@ class ValueEngine:
             if at.found:
                 self.offer(at, parent, gamma, at.best.token, at.best.p)
             return
-        known = sum(each.p for each in at.found)
+        rest = Real(1)
         for each in at.found:
-            self.offer(at, parent, gamma, each.token, each.p / max(known, 1.0))
-        if not self.falls_back or (1 - known) * at.reach <= LIKELY:
+            rest -= each.p
+        scale = Real(1) if rest >= 0 else Real(1 / (1 - float(rest)))
+        for each in at.found:
+            self.offer(at, parent, gamma, each.token, each.p * scale)
+        if not self.falls_back or rest * at.reach <= LIKELY:
             return
         for token, situation in self.others(at):
-            right, tested = self.calibration.cell(situation)
-            p = (1 - known) * right / tested
+            p = rest * self.calibration.cell(situation).share()
             if at.reach * p > HOPELESS_NODE:
                 self.offer(at, parent, gamma, token, p)
 
-    def offer(self, at: Position, parent: int, gamma: int, token: int, p: float) -> None:
+    def offer(self, at: Position, parent: int, gamma: int, token: int, p: Real) -> None:
         """Insert a node among the best ``gamma``, behind those reached as probably."""
         reach = at.reach * p
         ahead = (
@@ -377,7 +430,7 @@ class ValueEngine:
         orders = sum(m < 3 for m in known)
         tokens = self.gather(known, votes, at.reach)
         bucket = _length_bucket(max(at.length, orders))
-        mood = min(int(5 * self.mood), 4)
+        mood = min(int(Real(5) * self.mood), 4)
         for token in tokens:
             situations: dict[str, Situation] = {}
             for m, slot in known.items():
@@ -401,16 +454,14 @@ class ValueEngine:
             situations["session"] = ("session", mood, bucket)
             at.found.append(self.mix(Candidate(token, situations, (bucket, resumed))))
 
-    def gather(
-        self, known: dict[int, Slot], votes: Sequence[int | None], reach: float
-    ) -> list[int]:
+    def gather(self, known: dict[int, Slot], votes: Sequence[int | None], reach: Real) -> list[int]:
         """The different tokens that may come next, in the order of preference among equals."""
         leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
         order = [votes[0], leaders.get(2), leaders.get(1), leaders.get(0)]
         order += [votes[1], votes[2], leaders.get(3)]
         if self.counts and self.tree and reach > FAINT:
             for slot in (known[m] for m in (2, 1, 0) if m in known):
-                least = FAINT / reach * slot.total
+                least = FAINT / reach * Real(slot.total)
                 order += [token for token, count in slot.leaders if count > least]
         tokens = list(dict.fromkeys(token for token in order if token is not None))
         if not tokens and self.falls_back and self.unigrams.total:
@@ -422,8 +473,9 @@ class ValueEngine:
         weight = self.calibration.weight
         z = weight(candidate.set, "bias") * CONSTANT
         for name, situation in candidate.situations.items():
-            z += weight(candidate.set, name) * self.calibration.stretch(situation)
-        candidate.p = 1 / (1 + math.exp(-min(max(z, -12.0), 12.0)))
+            z += weight(candidate.set, name) * self.calibration.cell(situation).stretch()
+        candidate.odds = _clipped(z, Real(12))
+        candidate.p = _squash(candidate.odds)
         return candidate
 
     def agreement(self, at: int, most: int) -> int:
@@ -482,14 +534,11 @@ class ValueEngine:
             for each in at.found:
                 self.learn(each, each.token == token)
             if at.found:
-                self.mood += MOOD_RATE * ((at.best.token == token) - self.mood)
+                self.mood += MOOD_RATE * (Real(at.best.token == token) - self.mood)
             if self.tree and self.falls_back and all(each.token != token for each in at.found):
                 for other, situation in self.others(at):
                     cell = self.calibration.cell(situation)
-                    cell[0] += other == token
-                    cell[1] += 1
-                    if cell[1] > HALVE_SHARE_AT:
-                        cell[0], cell[1] = cell[0] / 2, cell[1] / 2
+                    cell.count(other == token, HALVE_SHARE_AT)
             at, above = next(
                 (
                     (node.behind, k)
@@ -539,13 +588,9 @@ class ValueEngine:
     def learn(self, candidate: Candidate, right: bool) -> None:
         """One step down the coding cost's gradient for the weights; count in every cell."""
         weights, weight = self.calibration.weights, self.calibration.weight
-        error = (right - candidate.p) * RATE
+        error = (Real(right) - candidate.p) * RATE
         for name, situation in candidate.situations.items():
-            moved = weight(candidate.set, name) + error * self.calibration.stretch(situation)
-            weights[candidate.set, name] = moved
             cell = self.calibration.cell(situation)
-            cell[0] += right
-            cell[1] += 1
-            if cell[1] > HALVE_AT:
-                cell[0], cell[1] = cell[0] / 2, cell[1] / 2
+            weights[candidate.set, name] = weight(candidate.set, name) + error * cell.stretch()
+            cell.count(right, HALVE_AT)
         weights[candidate.set, "bias"] = weight(candidate.set, "bias") + error * CONSTANT

@@ -46,7 +46,12 @@ class ValueDrafter(LearningDrafter):
     """At every position the candidate most likely to be the next token, and no further than pays.
 
     Its sequences share one calibration: how often candidates in which situation were right. That
-    is counts and weights, never text.
+    is counts and weights, never text; but they tell how much the texts before repeated themselves,
+    and drafts and timings follow them. Where tenants must not learn that of each other, each gets
+    a drafter, and so a Speculator, of its own::
+
+        speculators = collections.defaultdict(Speculator)  # by tenant
+        model.generate(**inputs, custom_generate=speculators[tenant])
 
     Args:
         sources: where candidates come from, of "copy", "ngram" and "unigram", each once; their

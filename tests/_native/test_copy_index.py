@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
 
 import numpy as np
@@ -381,6 +383,31 @@ def test_two_threads_are_kept_apart():
     assert min(refused.values()) > 0, refused
     assert len(index) == len(text)
     index.extend(text[:5])
+    index.check_integrity()
+
+
+def test_copies_lets_nobody_in_while_it_makes_arrays():
+    """Making them may collect garbage, and that may run anything: here, what commits."""
+    index = built([7, 1, 1, 7, 2, 7, 3, 7] * 3)
+    expected = [each.tolist() for each in index.copies(40, 8)]
+    inside = False
+
+    def commit(phase, info):
+        if inside:
+            with contextlib.suppress(RuntimeError):
+                index.extend(int32([9, 7]))
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(commit)
+    gc.set_threshold(1)
+    try:
+        inside = True
+        found = index.copies(40, 8)
+        inside = False
+    finally:
+        gc.callbacks.remove(commit)
+        gc.set_threshold(*thresholds)
+    assert [each.tolist() for each in found] == expected
     index.check_integrity()
 
 

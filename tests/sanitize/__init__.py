@@ -1,0 +1,1 @@
+"""Random operations on the native structures, for ``make sanitize``."""
