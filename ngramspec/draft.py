@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,7 +82,7 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def head(self, n: int) -> Draft:
+    def first(self, n: int) -> Draft:
         """The first ``n`` nodes; of a tree they are one, too, as parents come first."""
         if n >= len(self):
             return self
@@ -94,11 +95,21 @@ class Draft:
             proposal = Proposal(starts, proposal.tokens[: starts[-1]], proposal.probs[: starts[-1]])
         return Draft(self.tokens[:n], parents, confidence, proposal, source)
 
-    def straight(self) -> Draft:
+    def as_chain(self) -> Draft:
         """As a chain, if it is a tree in which no node has a sibling; else as it is."""
         if self.parents is None or not np.array_equal(self.parents, np.arange(-1, len(self) - 1)):
             return self
         return replace(self, parents=None)
+
+    def head(self, n: int) -> Draft:
+        """Deprecated name of ``first``."""
+        warnings.warn("Draft.head is Draft.first now", DeprecationWarning, stacklevel=2)
+        return self.first(n)
+
+    def straight(self) -> Draft:
+        """Deprecated name of ``as_chain``."""
+        warnings.warn("Draft.straight is Draft.as_chain now", DeprecationWarning, stacklevel=2)
+        return self.as_chain()
 
     def children(self) -> list[list[int]]:
         """Nodes by their parent, in order: n + 1 lists, the first of the last committed token's."""

@@ -14,9 +14,9 @@ import torch
 
 from ngramspec.decoding.distributed import ALONE, ranks_of
 from ngramspec.decoding.loop import decode
-from ngramspec.decoding.setup import Asked, Settings, make_run, make_target
+from ngramspec.decoding.setup import GenerateCall, Settings, make_run, make_target
 from ngramspec.draft_length.cost_file import SavedCosts
-from ngramspec.draft_length.schedule import Ahead, check_gamma, check_tree
+from ngramspec.draft_length.schedule import PrefillDraftLength, check_gamma, check_tree
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import UnsupportedError, check_int, check_real
@@ -157,7 +157,7 @@ class Speculator:
     def _begin(self) -> None:
         """Make what this object alone has: what it counts, learns and has logged. See OWN."""
         self.stats = DecodeStats()
-        self._ahead = Ahead(self._most)
+        self._ahead = PrefillDraftLength(self._most)
         self._lock = threading.Lock()
         self._logged: set[str] = set()
 
@@ -310,6 +310,8 @@ class Speculator:
             UnsupportedError: the request cannot be speculated, and unsupported="error".
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
+        if model_kwargs.get("use_cache", True) is None:  # not said: there is one, so it is used
+            model_kwargs["use_cache"] = True
         ranks = ALONE
         settings = self.settings()
         try:
@@ -339,7 +341,7 @@ class Speculator:
                 **model_kwargs,
             )
         check_prompt(model, input_ids, model_kwargs)
-        asked = Asked(
+        asked = GenerateCall(
             config=generation_config,
             processors=logits_processor,
             criteria=stopping_criteria,

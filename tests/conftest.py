@@ -51,7 +51,7 @@ def prompts(smollm2: SimpleNamespace) -> list[dict[str, torch.Tensor]]:
     return [smollm2.encode(text) for text in PROMPTS[:8]]
 
 
-class AssumedPace(step_cost.Pace):
+class AssumedStepCosts(step_cost.StepCostTracker):
     """Forwards that take what is assumed of them."""
 
     def took(self, width: int, seconds: float, tree: bool = False) -> None:
@@ -64,7 +64,7 @@ def no_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """What is drafted depends neither on how fast this machine is nor on the tests before."""
     cost_curve._curves.clear()
     if "measured" not in request.keywords:
-        monkeypatch.setattr(setup, "Pace", AssumedPace)
+        monkeypatch.setattr(setup, "StepCostTracker", AssumedStepCosts)
 
 
 def tiny_llama(seed: int = 0, vocab: int = 97, positions: int = 512, **config: object):

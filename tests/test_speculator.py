@@ -116,7 +116,7 @@ def test_host_syncs_one_a_step_unless_the_history_is_needed(tiny, settings, per_
 
 
 def test_recorded_scores_cost_no_reads_where_tokens_are_chosen_ahead(tiny, monkeypatch):
-    monkeypatch.setattr("ngramspec.decoding.setup.choose_ahead", lambda device: True)
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: True)
     kwargs = {"do_sample": True, "max_new_tokens": 40, "top_k": 20, "output_scores": True}
     kwargs["return_dict_in_generate"] = True
     torch.manual_seed(0)
@@ -135,7 +135,7 @@ def test_recorded_scores_cost_no_reads_where_tokens_are_chosen_ahead(tiny, monke
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_interrupted_stream_leaves_the_generator_where_it_was(tiny, ahead, monkeypatch):
     """As many numbers are drawn as tokens were committed, whatever was chosen ahead of them."""
-    monkeypatch.setattr("ngramspec.decoding.setup.choose_ahead", lambda device: ahead)
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     kwargs = {"do_sample": True, "max_new_tokens": 40}
     torch.manual_seed(0)
     text = tiny.generate(PROMPT, **kwargs)[0].tolist()

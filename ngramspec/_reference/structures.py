@@ -201,15 +201,15 @@ class NGramTable(_Twin):
 
 
 @dataclasses.dataclass(eq=False)
-class _State:
+class DecodeLoop:
     """The strings that end at the same places of the text; an end is a count of tokens."""
 
     length: int  # of the longest string
     first: int  # end of its first occurrence
     recent: int  # end of its most recent occurrence noted, ...
     prior: int  # ... and of the one noted before
-    link: _State | None = None  # the longest suffix that ends elsewhere too; None: the root
-    after: dict[int, _State] = dataclasses.field(default_factory=dict)  # one token longer
+    link: DecodeLoop | None = None  # the longest suffix that ends elsewhere too; None: the root
+    after: dict[int, DecodeLoop] = dataclasses.field(default_factory=dict)  # one token longer
 
 
 class CopyIndex(_Twin):
@@ -223,7 +223,7 @@ class CopyIndex(_Twin):
 
     def __init__(self) -> None:
         self._text: list[int] = []
-        self._root = self._newest = _State(length=0, first=0, recent=0, prior=0)
+        self._root = self._newest = DecodeLoop(length=0, first=0, recent=0, prior=0)
 
     def __len__(self) -> int:
         """Tokens in the text."""
@@ -269,7 +269,7 @@ class CopyIndex(_Twin):
             raise ValueError(f"most must be >= 1, got {most}")
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
-        state: _State | None = self._follow([])[0]
+        state: DecodeLoop | None = self._follow([])[0]
         ends: list[int] = []
         while state is not None and state.link is not None and state.length >= min_match:
             known = (state.recent, state.prior, state.first)
@@ -298,8 +298,8 @@ class CopyIndex(_Twin):
     def _append(self, token: int) -> None:
         self._text.append(token)
         end = len(self._text)
-        newest = _State(length=end, first=end, recent=end, prior=end, link=self._root)
-        state: _State | None = self._newest
+        newest = DecodeLoop(length=end, first=end, recent=end, prior=end, link=self._root)
+        state: DecodeLoop | None = self._newest
         while state is not None and token not in state.after:  # strings that never had it behind
             state.after[token] = newest
             state = state.link
@@ -308,7 +308,7 @@ class CopyIndex(_Twin):
         self._newest = newest
         self._note(end)
 
-    def _longest(self, state: _State, token: int) -> _State:
+    def _longest(self, state: DecodeLoop, token: int) -> DecodeLoop:
         """The state whose longest string is that of ``state`` and ``token``; split off if need be.
 
         ``state.after[token]`` may also have longer strings, which do not end here: those keep the
@@ -319,7 +319,7 @@ class CopyIndex(_Twin):
             return longer
         split = dataclasses.replace(longer, length=state.length + 1, after=dict(longer.after))
         longer.link = split
-        source: _State | None = state
+        source: DecodeLoop | None = state
         while source is not None and source.after.get(token) is longer:
             source.after[token] = split
             source = source.link
@@ -333,7 +333,7 @@ class CopyIndex(_Twin):
             state.prior, state.recent = state.recent, end
             state = state.link
 
-    def _follow(self, prefix: list[int]) -> tuple[_State, int]:
+    def _follow(self, prefix: list[int]) -> tuple[DecodeLoop, int]:
         """The state of the longest suffix of text + prefix that text goes on behind; its length."""
         state = self._newest.link or self._root
         matched = state.length
@@ -349,7 +349,7 @@ class CopyIndex(_Twin):
             matched = state.length
         return state, matched
 
-    def _occurrence(self, state: _State, wanted: int) -> int:
+    def _occurrence(self, state: DecodeLoop, wanted: int) -> int:
         """The end to copy ``wanted`` tokens from, see draft."""
         for end in (state.recent, state.prior):
             if end + wanted <= len(self._text):

@@ -11,7 +11,7 @@ import torch
 
 from ngramspec.bench.machine import synchronize
 from ngramspec.target.gqa_attention import in_place
-from ngramspec.target.kv_cache import rollback_for
+from ngramspec.target.kv_cache import kv_cache_for
 
 CHUNK = 2048  # positions of a prefill's forward
 
@@ -45,8 +45,8 @@ def forward_seconds(
     for begin in range(0, context, CHUNK):
         block = tokens[:, begin : min(begin + CHUNK, context)]
         model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    rollback = rollback_for(cache)
-    rollback.record()
+    rolled = kv_cache_for(cache)
+    rolled.record()
     seconds: dict[int, list[float]] = {width: [] for width in sorted(set(widths))}
     for turn in range(repeats + 1):
         for width, times in seconds.items():
@@ -58,5 +58,5 @@ def forward_seconds(
             synchronize(device)
             if turn:
                 times.append(perf_counter() - began)
-            rollback.back(width)
+            rolled.truncate(width)
     return {width: median(times) for width, times in seconds.items()}

@@ -15,7 +15,7 @@ from ngramspec.bench.forced import forced_model
 from ngramspec.bench.machine import synchronize
 from ngramspec.bench.tasks import Prompt
 from ngramspec.decoding import loop as decode
-from ngramspec.decoding.draft_runner import Drafting
+from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.group import Group
 from ngramspec.target.model import Target
 
@@ -31,14 +31,14 @@ SECTIONS = (
 )
 # What is timed as which section: a call's time less that of the calls inside it.
 SEAMS: tuple[tuple[Any, str, str], ...] = (
-    (decode._State, "step", PYTHON),
-    (Drafting, "propose", "drafting"),
-    (Drafting, "learn", "drafting"),
-    (decode._State, "block", "input preparation"),
+    (decode.DecodeLoop, "step", PYTHON),
+    (DraftRunner, "propose", "drafting"),
+    (DraftRunner, "learn", "drafting"),
+    (decode.DecodeLoop, "block", "input preparation"),
     (Target, "forward", "input preparation"),
-    (decode._State, "choices", "verification"),
+    (decode.DecodeLoop, "choices", "verification"),
     (Group, "verify", "verification"),
-    (Target, "settle", "rollback"),
+    (Target, "rollback", "rollback"),
 )
 
 

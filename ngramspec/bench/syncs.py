@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ngramspec import Speculator, StepEvent, generate
-from ngramspec.decoding import setup as prepare
+from ngramspec.decoding import setup
 
 # Methods of a tensor that need its values on the host.
 READS = (
@@ -100,9 +100,9 @@ def _reads() -> Iterator[list[str]]:
 
         return read
 
-    far, prepare.choose_ahead = prepare.choose_ahead, lambda device: True
+    far, setup.prefers_one_transfer = setup.prefers_one_transfer, lambda device: True
     with ExitStack() as restore:
-        restore.callback(setattr, prepare, "choose_ahead", far)
+        restore.callback(setattr, setup, "prefers_one_transfer", far)
         for name in READS:
             own = vars(torch.Tensor).get(name)
             setattr(torch.Tensor, name, counted(name))

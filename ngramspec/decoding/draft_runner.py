@@ -20,7 +20,7 @@ FAULTS = 4  # after so many a drafter is not asked any more: each may cost readi
 FORGIVEN = 8  # unless so many steps without one came between
 
 
-class Drafting:
+class DraftRunner:
     """Asks the current drafter, whichever that is at each step, and survives its errors.
 
     A drafter that raises, or returns what cannot be verified, costs its draft: the step goes on
@@ -44,6 +44,8 @@ class Drafting:
         always: and that also where no cost says which branches are worth it.
         temperature: that tokens are sampled at; None: they are not.
         seed: of the call and the row, for drafts that are drawn.
+        unplaced: an id behind which the target counts positions otherwise in a wider forward:
+            drafts end before it, and none begins behind it. None: there is none.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Drafting:
         always: bool = False,
         temperature: float | None = None,
         seed: tuple[int, ...] = (),
+        unplaced: int | None = None,
     ) -> None:
         self._current = current
         self._controller = controller
@@ -67,6 +70,7 @@ class Drafting:
         self._always = always
         self._temperature = temperature
         self._seed = seed
+        self._unplaced = unplaced
         tokens = tokens[(tokens >= 0) & (tokens < vocab)]
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
@@ -108,7 +112,20 @@ class Drafting:
         except Exception as error:
             self._fault(error)
             checked = sound_head(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
-        return checked.straight()
+        return self._placed(checked).as_chain()
+
+    def _placed(self, draft: Draft) -> Draft:
+        """As much of a chain as the target counts right.
+
+        Of a drawn one that is nothing: no token drawn may decide how many are verified.
+        """
+        if self._unplaced is None or not len(draft):
+            return draft
+        last = int(self._tokens[self._count - 1]) if self._count else self._unplaced
+        if last == self._unplaced or draft.proposal is not None:
+            return EMPTY_DRAFT
+        wrong = (draft.tokens == self._unplaced).nonzero()[0]
+        return draft.first(int(wrong[0])) if len(wrong) else draft
 
     def _swap(self, drafter: Drafter) -> None:
         """Let ``drafter`` be the one to ask."""
@@ -129,7 +146,7 @@ class Drafting:
                 what = type(self._session).__name__
                 raise TypeError(f"start must return a DraftSession, got {what}")
             if self._temperature is not None:
-                self._session.heat(self._temperature, (*self._seed, self._count))
+                self._session.begin_sampling(self._temperature, (*self._seed, self._count))
         gamma, cost = self._controller.plan(drafter.estimates)
         gamma = min(limit, gamma)
         if gamma < 1:
@@ -152,7 +169,7 @@ class Drafting:
             return
         try:
             if len(draft):
-                proposed = self._proposed.head(len(draft))
+                proposed = self._proposed.first(len(draft))
                 self._session.observe(proposed, tuple(verdict.accepted), verdict.tested)
             self._session.extend(tokens)
         except Exception as error:

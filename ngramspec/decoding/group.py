@@ -8,7 +8,7 @@ import torch
 
 from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.greedy import Tokens
-from ngramspec.verification.sampler import Choosing, Walk, behind
+from ngramspec.verification.sampler import DraftCursor, TokenSampler, behind
 
 ROOM = 256  # tokens that a group's buffer has room for at first
 NOTHING = Verdict((), 0, ())
@@ -23,13 +23,13 @@ class Group:
         choosing: how their tokens are chosen.
     """
 
-    def __init__(self, rows: Sequence[int], prompt: torch.Tensor, choosing: Choosing) -> None:
+    def __init__(self, rows: Sequence[int], prompt: torch.Tensor, choosing: TokenSampler) -> None:
         self.rows = rows
         self.choosing = choosing
         self.length = self.prompt_length = prompt.shape[1]
         self.finished = [False] * len(rows)
         self.last = [0] * len(rows)  # each row's last committed token
-        self.path: list[int] = []  # the step's positions that plain decoding would have forwarded
+        self.accepted_positions: list[int] = []  # of the step, those that plain decoding forwards
         self.device = prompt.device
         self._dtype = prompt.dtype  # which plain decoding gives up with the first token
         self._host = torch.empty((len(rows), self.length + ROOM), dtype=torch.int64, device="cpu")
@@ -80,16 +80,16 @@ class Group:
             choices: the target's tokens, n + 1 for each row, or None: choose as far as the drafts
                 agree.
         """
-        walks = [Walk(draft) for draft in drafts]
+        walks = [DraftCursor(draft) for draft in drafts]
         going = self.going
         emitted: list[list[int]] = [[] for _ in self.rows]
         accepted: list[list[int]] = [[] for _ in self.rows]
         tested = [0] * len(self.rows)
         rejected: list[int | None] = [None] * len(self.rows)
-        self.path = []
+        self.accepted_positions = []
         position = 0
         while position >= 0:
-            self.path.append(position)
+            self.accepted_positions.append(position)
             known = None if choices is None else [row[position] for row in choices]
             tokens = self.choose(logits[:, position], known, walks, position)
             agreed = set()
@@ -114,7 +114,7 @@ class Group:
         self,
         logits: torch.Tensor,
         known: list[int] | None,
-        walks: Sequence[Walk],
+        walks: Sequence[DraftCursor],
         position: int,
     ) -> list[int]:
         """The target's tokens at one position, from its logits (rows, vocab), and their record."""
@@ -141,7 +141,7 @@ class Group:
             known = [choosing.pad if ended else token for token, ended in rows]
         return known
 
-    def _from(self, scores: torch.Tensor, walks: Sequence[Walk], position: int) -> list[int]:
+    def _from(self, scores: torch.Tensor, walks: Sequence[DraftCursor], position: int) -> list[int]:
         """The rule's tokens for processed scores, float32 (rows, vocab)."""
         rule = self.choosing.rule
         if all(rule.ignores(walk.draft) for walk in walks):

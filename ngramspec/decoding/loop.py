@@ -10,15 +10,15 @@ import numpy as np
 import torch
 
 from ngramspec.decoding.distributed import ALONE, Ranks
-from ngramspec.decoding.draft_runner import Drafting
+from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.group import NOTHING, Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
 from ngramspec.draft_length.optimal import worthwhile
-from ngramspec.draft_length.schedule import Ahead
-from ngramspec.draft_length.step_cost import Pace
+from ngramspec.draft_length.schedule import PrefillDraftLength
+from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.target.model import Target
-from ngramspec.verification.sampler import Choices, Choosing
+from ngramspec.verification.sampler import SampledTokens, TokenSampler
 
 
 @dataclass(slots=True)
@@ -27,8 +27,8 @@ class Generation:
 
     Attributes:
         target: the model, not yet prefilled.
-        drafting: makes a row's Drafting once the vocabulary is known; called with the row's index
-            and the vocabulary's size.
+        drafting: makes a row's DraftRunner once the vocabulary is known; called with the row's
+            index and the vocabulary's size.
         choosing: how tokens are chosen.
         by_row: each row's own choosing, if rows advance each by its own number of tokens; None:
             all advance together.
@@ -41,11 +41,11 @@ class Generation:
     """
 
     target: Target
-    drafting: Callable[[int, int], Drafting]
-    choosing: Choosing
-    by_row: Sequence[Choosing] | None = None
-    pace: Pace | None = None
-    ahead: Ahead = field(default_factory=lambda: Ahead(0))
+    drafting: Callable[[int, int], DraftRunner]
+    choosing: TokenSampler
+    by_row: Sequence[TokenSampler] | None = None
+    pace: StepCostTracker | None = None
+    ahead: PrefillDraftLength = field(default_factory=lambda: PrefillDraftLength(0))
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None
     ranks: Ranks = ALONE
@@ -61,26 +61,26 @@ def decode(run: Generation) -> torch.Tensor:
         int64 (batch, prompt + generated), on the prompt's device; rows that ended before others
         are padded.
     """
-    state = _State(run)
+    state = DecodeLoop(run)
     try:
         state.prefill()
         with run.target.decoding():
             while run.ranks.going(not state.stopped):
                 if state.stopped:
-                    state.idle()
+                    state.forward_for_other_ranks()
                 else:
                     state.step()
         return state.sequences()
     finally:
         try:
-            run.target.settle(state.kept(), state.path())
+            run.target.rollback(state.kept(), state.accepted_positions())
         finally:
             run.target.close()
             for drafting in state.draftings:
                 drafting.close()
 
 
-class _State:
+class DecodeLoop:
     """The groups of a run, and each row's drafting."""
 
     def __init__(self, run: Generation) -> None:
@@ -93,7 +93,7 @@ class _State:
         else:
             rows = zip(self.rows, run.by_row, strict=True)
             self.groups = [Group((row,), prompt[[row]], choosing) for row, choosing in rows]
-        self.draftings: list[Drafting] = []
+        self.draftings: list[DraftRunner] = []
         self.last = [0] * len(self.rows)  # each row's last committed token
         self.steps = 0
 
@@ -119,11 +119,11 @@ class _State:
 
     def kept(self) -> list[int]:
         """Per row, how many positions of the last forward plain decoding would have done."""
-        return [len(group.path) for group in self.groups for _ in group.rows]
+        return [len(group.accepted_positions) for group in self.groups for _ in group.rows]
 
-    def path(self) -> list[int]:
+    def accepted_positions(self) -> list[int]:
         """The positions themselves, where all rows advance together."""
-        return self.groups[0].path
+        return self.groups[0].accepted_positions
 
     def prefill(self) -> None:
         """Run the prompt, and where the target can check one, a draft behind it."""
@@ -134,7 +134,7 @@ class _State:
         longest = len(drafts[0])
         logits = run.target.prefill(self.block(drafts, 1 + longest)[:, 1:] if longest else None)
         verdicts = self.verify(drafts, logits, self.choices(drafts, logits))
-        run.target.settle(self.kept(), self.path())
+        run.target.rollback(self.kept(), self.accepted_positions())
         prefilled = perf_counter()
         if not self.stopped:
             self.start(logits.shape[-1])
@@ -156,7 +156,7 @@ class _State:
         """Each row's draft behind the prompt; all empty where the prefill is to check none."""
         target, group, pace = self.run.target, self.groups[0], self.run.pace
         drafts = [EMPTY_DRAFT] * len(self.rows)
-        limit = min(target.room_ahead(), self.draft_limit(group), self.run.ahead.limit)
+        limit = min(target.prefill_room(), self.draft_limit(group), self.run.ahead.limit)
         vocab = target.vocab
         if limit < 1 or vocab is None or pace is None or self.run.ranks is not ALONE:
             return drafts
@@ -173,7 +173,7 @@ class _State:
         """One step: propose, forward, verify, roll back, observe and extend."""
         run = self.run
         for group in self.groups:
-            group.path = []
+            group.accepted_positions = []
         started = perf_counter()
         drafts = self.propose()
         drafts, width = run.ranks.share(drafts, self.width(drafts))
@@ -184,7 +184,7 @@ class _State:
         choices = self.choices(drafts, logits)
         forwarded = perf_counter()
         verdicts = self.verify(drafts, logits, choices)
-        run.target.settle(self.kept(), self.path())
+        run.target.rollback(self.kept(), self.accepted_positions())
         for row, verdict in enumerate(verdicts):
             if verdict.emitted:
                 self.draftings[row].learn(drafts[row], verdict)
@@ -204,13 +204,13 @@ class _State:
         run.stats.other_seconds += seconds[2]
         self.report(drafts, verdicts, seconds, width)
 
-    def idle(self) -> None:
+    def forward_for_other_ranks(self) -> None:
         """A forward of which nothing stays: other ranks need this one's share of the weights."""
         for group in self.groups:
-            group.path = []
+            group.accepted_positions = []
         drafts = [EMPTY_DRAFT] * len(self.rows)
         self.run.target.forward(self.block(drafts, 1), [1] * len(drafts), None, self.committed())
-        self.run.target.settle(self.kept(), self.path())
+        self.run.target.rollback(self.kept(), self.accepted_positions())
 
     def propose(self) -> list[Draft]:
         """Each row's draft; in lock-step all of one length, unless some were drawn."""
@@ -222,8 +222,9 @@ class _State:
                 return drafts
         for group in self.groups:
             limit = self.draft_limit(group)
-            if group.stopped:
-                continue
+            ended = len(group.rows) - len(group.going)
+            if group.stopped or (ended and self.run.target.traits.unplaced is not None):
+                continue  # an ended row's padding would take no position
             going = [group.rows[row] for row in group.going]
             for row in going:
                 drafts[row] = self.draftings[row].propose(limit)
@@ -231,10 +232,10 @@ class _State:
                     limit = min(limit, len(drafts[row]))
             if all(drafts[row].proposal is None for row in going):  # no token drawn may decide
                 for row in going:
-                    drafts[row] = drafts[row].head(limit)
+                    drafts[row] = drafts[row].first(limit)
         if len(self.groups) > 1:
             longest = self.common_length(drafts)
-            drafts = [draft.head(longest) for draft in drafts]
+            drafts = [draft.first(longest) for draft in drafts]
         return drafts
 
     def common_length(self, drafts: list[Draft]) -> int:
@@ -285,13 +286,13 @@ class _State:
             block[row, 1 : 1 + len(draft)] = draft.tokens
         return torch.from_numpy(block).to(self.device, non_blocking=True)
 
-    def choices(self, drafts: list[Draft], logits: torch.Tensor) -> Choices | None:
+    def choices(self, drafts: list[Draft], logits: torch.Tensor) -> SampledTokens | None:
         """The target's tokens at all positions, where they can be had at once; else None."""
         choosing = self.run.choosing
         return choosing.all(drafts, logits) if choosing.at_once else None
 
     def verify(
-        self, drafts: list[Draft], logits: torch.Tensor, choices: Choices | None
+        self, drafts: list[Draft], logits: torch.Tensor, choices: SampledTokens | None
     ) -> list[Verdict]:
         """Commit in every group as far as its drafts agree with the target: a verdict for each row.
 
@@ -314,8 +315,8 @@ class _State:
                 for row, verdict, last in zip(rows, found, group.last, strict=True):
                     verdicts[row], self.last[row] = verdict, last
         finally:  # an error of a streamer, say, leaves the generator where plain decoding would
-            if choices is not None and len(self.groups) == 1 and self.path():
-                choices.rewind(len(self.path()))
+            if choices is not None and len(self.groups) == 1 and self.accepted_positions():
+                choices.rewind(len(self.accepted_positions()))
         return verdicts
 
     def count(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
@@ -324,7 +325,7 @@ class _State:
         for row, verdict in enumerate(verdicts):
             if verdict.emitted:
                 stats.count_step(drafts[row], verdict, self.draftings[row].tiers)
-        positions = sum(len(group.path) for group in self.groups)
+        positions = sum(len(group.accepted_positions) for group in self.groups)
         stats.host_syncs += 1 if choosing.at_once else positions
         stats.host_syncs += positions if choosing.stop.custom else 0
 

@@ -12,7 +12,7 @@ import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.target.model import Target
-from ngramspec.verification.sampler import Choosing
+from ngramspec.verification.sampler import TokenSampler
 
 # Processors of transformers that look at each row by itself, whichever batch it is in.
 BY_ROW = frozenset(
@@ -146,7 +146,7 @@ def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
     return own
 
 
-def must_lockstep(choosing: Choosing, target: Target) -> bool:
+def must_lockstep(choosing: TokenSampler, target: Target) -> bool:
     """Whether the rows of a batch have to advance together.
 
     They do where something is shown all rows at once: a streamer, what is recorded of each token,
@@ -168,7 +168,7 @@ def all_in(processors: Any, names: frozenset[str]) -> bool:
     )
 
 
-def by_row(choosing: Choosing, rows: int) -> list[Choosing]:
+def by_row(choosing: TokenSampler, rows: int) -> list[TokenSampler]:
     """How each row's tokens are chosen by itself, where ``must_lockstep`` allows it."""
     if not choosing.processors:
         return [choosing] * rows

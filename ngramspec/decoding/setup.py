@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ngramspec.decoding.distributed import Follower, Ranks
-from ngramspec.decoding.draft_runner import Drafting
+from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.loop import Generation
 from ngramspec.decoding.request import (
     HISTORY_FREE,
@@ -19,10 +19,10 @@ from ngramspec.decoding.request import (
     must_lockstep,
     read_request,
 )
-from ngramspec.draft_length.cost_curve import Kind
+from ngramspec.draft_length.cost_curve import ForwardKind
 from ngramspec.draft_length.cost_file import SavedCosts
-from ngramspec.draft_length.schedule import Ahead, make_controller
-from ngramspec.draft_length.step_cost import Pace
+from ngramspec.draft_length.schedule import PrefillDraftLength, make_controller
+from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.rng import default_generator, seed_of
@@ -31,7 +31,7 @@ from ngramspec.target.model import Target
 from ngramspec.target.support import why_no_tree
 from ngramspec.target.tree_attention import attention_of
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import Choosing, Record
+from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
 
 ENDLESS = 4096  # tokens that may be generated where nothing says how many
@@ -64,12 +64,12 @@ class Settings:
     width: int | None
     compiled: bool | None
     on_step: Callable[[StepEvent], None] | None
-    ahead: Ahead
+    ahead: PrefillDraftLength
     log: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerateCall:
     """What a call of ``generate`` brings beside the model and its inputs.
 
     Attributes:
@@ -120,7 +120,7 @@ def make_target(
     return target
 
 
-def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> Generation:
+def make_run(settings: Settings, ranks: Ranks, target: Target, asked: GenerateCall) -> Generation:
     """The run that decodes what was asked for.
 
     Raises:
@@ -142,15 +142,15 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
     trees = obstacle is None and (asked_for or (settings.tree == "auto" and priced))
     if asked_for and obstacle is not None:
         stats.chains[obstacle] = 1
-    pace = _pace(settings, target, choosing.stop.max_length, trees)
+    pace = _step_costs(settings, target, choosing.stop.max_length, trees)
     temperature = float(config.temperature or 1.0) if config.do_sample else None
     seed = 0
     if config.do_sample:
         seed = seed_of(asked.generator or default_generator(target.prompt.device))
 
-    def drafting(row: int, vocab: int) -> Drafting:
+    def drafting(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
-        return Drafting(
+        return DraftRunner(
             lambda: follower or settings.drafter(),
             make_controller(gamma, settings.most, pace.cost),
             history(row),
@@ -160,6 +160,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
             always=asked_for,
             temperature=temperature,
             seed=(seed, row),
+            unplaced=target.traits.unplaced,
         )
 
     return Generation(
@@ -175,14 +176,14 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: Asked) -> 
     )
 
 
-def _choosing(settings: Settings, target: Target, asked: Asked) -> Choosing:
+def _choosing(settings: Settings, target: Target, asked: GenerateCall) -> TokenSampler:
     """How the call's tokens are chosen."""
     config = asked.config
     keep = config.return_dict_in_generate
     stop = StopRules(asked.criteria or ())
-    far = choose_ahead(target.prompt.device)
+    far = prefers_one_transfer(target.prompt.device)
     pad = getattr(config, "_pad_token_tensor", None)
-    return Choosing(
+    return TokenSampler(
         processors=asked.processors,
         stop=stop,
         rule=settings.rule(bool(config.do_sample), asked.generator),
@@ -197,16 +198,18 @@ def _choosing(settings: Settings, target: Target, asked: Asked) -> Choosing:
     )
 
 
-def choose_ahead(device: torch.device) -> bool:
+def prefers_one_transfer(device: torch.device) -> bool:
     """Whether a transfer from the device costs more than choosing for positions in vain."""
     return device.type != "cpu"
 
 
-def _pace(settings: Settings, target: Target, max_length: int | None, trees: bool) -> Pace:
+def _step_costs(
+    settings: Settings, target: Target, max_length: int | None, trees: bool
+) -> StepCostTracker:
     """What the call's forwards cost; measured under gamma="auto"."""
     rows, length = target.prompt.shape
     tokens = ENDLESS if max_length is None else max_length - length
-    kind = Kind(
+    kind = ForwardKind(
         machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
         dtype=str(target.model.dtype).removeprefix("torch."),
         rows=rows,
@@ -224,4 +227,4 @@ def _pace(settings: Settings, target: Target, max_length: int | None, trees: boo
             settings.log(f"not using the saved costs: {'; '.join(differences)}")
             saved = None
     limit, sizes = settings.most + 1, target.widths.sizes
-    return Pace(target.model, kind, limit, tokens, saved, sizes)
+    return StepCostTracker(target.model, kind, limit, tokens, saved, sizes)

@@ -198,7 +198,7 @@ class Saved(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ForwardKind:
     """What forwards of one model have in common that share a curve.
 
     Attributes:
@@ -224,14 +224,14 @@ class Kind:
         return assumed_cost(self.machine, limit - 1, self.rows, self.dtype)
 
 
-_curves: WeakKeyDictionary[Any, dict[tuple[Kind, int], CostCurve]] = WeakKeyDictionary()
+_curves: WeakKeyDictionary[Any, dict[tuple[ForwardKind, int], CostCurve]] = WeakKeyDictionary()
 
 
 _lock = threading.Lock()
 
 
 def curve_of(
-    model: Any, kind: Kind, octave: int, limit: int, saved: Saved | None = None
+    model: Any, kind: ForwardKind, octave: int, limit: int, saved: Saved | None = None
 ) -> CostCurve:
     """The curve of a kind of a model's forwards, of which there is one for the whole process.
 

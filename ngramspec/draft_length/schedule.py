@@ -104,7 +104,7 @@ class CostGamma:
         self._surplus = max(self._surplus, -(1 - self.MEMORY))  # one good draft is enough again
 
 
-class Ahead:
+class PrefillDraftLength:
     """How many tokens to draft behind a prompt, from what became of earlier such drafts.
 
     Where answers begin as prompts lead to expect is a matter of the task, so it is learned over a

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import Float32
-from ngramspec.draft_length.cost_curve import SHORTEST, Kind, Saved, curve_of
+from ngramspec.draft_length.cost_curve import SHORTEST, ForwardKind, Saved, curve_of
 
 PAYS = 0.98  # a wider forward runs in place of a narrower one if it costs at most this share of it
 
 
-class Pace:
+class StepCostTracker:
     """How wide one generation's forwards run: its costs as they are now.
 
     Args:
@@ -46,7 +46,7 @@ class Pace:
     def __init__(
         self,
         model: Any,
-        kind: Kind,
+        kind: ForwardKind,
         limit: int,
         tokens: int,
         saved: Saved | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -58,14 +59,21 @@ class DraftSession(ABC):
     def extend(self, tokens: Int32) -> None:
         """Append committed tokens, int32 (n,); legal without propose or observe before."""
 
-    def heat(self, temperature: float, seed: Sequence[int]) -> None:
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         """Take note that the request samples, before the first propose.
 
         Args:
             temperature: that it samples at.
             seed: to draw drafts with; another one for each call, row and beginning of a session.
         """
-        return None
+        former = getattr(self, "heat", None)
+        if former is not None:
+            warnings.warn(
+                f"{type(self).__name__}.heat is called begin_sampling now; rename it",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            former(temperature, seed)
 
     def sizeof(self) -> int | None:
         """Bytes of the session's own structures; None if it does not know."""

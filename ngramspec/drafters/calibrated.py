@@ -48,7 +48,7 @@ class CalibratedSession(DraftSession):
             whole, reached = order(whole, reached), -np.sort(-reached)
         if cost is None or draft.proposal is not None:
             return whole
-        return whole.head(worthwhile_nodes(reached, cost))
+        return whole.first(worthwhile_nodes(reached, cost))
 
     def drawn(self, length: int, gamma: int) -> Draft:
         """A draft that is drawn, of a length that was decided before.
@@ -60,7 +60,7 @@ class CalibratedSession(DraftSession):
         if not len(draft):
             return draft
         self.last = draft
-        return replace(draft, confidence=self.drafter.confidence(draft)).head(length)
+        return replace(draft, confidence=self.drafter.confidence(draft)).first(length)
 
     def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
         self.session.observe(draft, accepted, tested)
@@ -71,8 +71,8 @@ class CalibratedSession(DraftSession):
             self.last = None
         self.session.extend(tokens)
 
-    def heat(self, temperature: float, seed: Sequence[int]) -> None:
-        self.session.heat(temperature, seed)
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
+        self.session.begin_sampling(temperature, seed)
 
     def sizeof(self) -> int | None:
         return self.session.sizeof()

@@ -80,7 +80,7 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
         None,
         np.array(source, np.int8),
     )
-    best = order(whole, reach(whole)).head(limit)
+    best = order(whole, reach(whole)).first(limit)
     known = any(draft.confidence is not None for draft in drafts)
     return Draft(best.tokens, best.parents, best.confidence if known else None, None, best.source)
 

@@ -49,7 +49,7 @@ class DrawingSession(DraftSession):
         self._by_request = temperature == REQUEST
         self._temperature = 1.0 if isinstance(temperature, str) else temperature
 
-    def heat(self, temperature: float, seed: Sequence[int]) -> None:
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         self._rng = np.random.default_rng(seed)
         if self._by_request:
             self._temperature = temperature

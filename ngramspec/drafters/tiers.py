@@ -112,9 +112,9 @@ class TieredSession(DraftSession):
         for session in self.sessions:
             session.extend(tokens)
 
-    def heat(self, temperature: float, seed: Sequence[int]) -> None:
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         for which, session in enumerate(self.sessions):
-            session.heat(temperature, (*seed, which))
+            session.begin_sampling(temperature, (*seed, which))
 
     def sizeof(self) -> int | None:
         sizes = [session.sizeof() for session in self.sessions]

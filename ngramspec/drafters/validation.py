@@ -102,7 +102,7 @@ def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, tiers: int)
     while low < high:
         middle = (low + high + 1) // 2
         try:
-            sound = check_draft(draft.head(middle), middle, vocab, tree=tree, tiers=tiers)
+            sound = check_draft(draft.first(middle), middle, vocab, tree=tree, tiers=tiers)
             low = middle
         except Exception:  # head of fields that are no arrays: anything
             high = middle - 1

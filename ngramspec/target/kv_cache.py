@@ -27,7 +27,7 @@ SLIDING_STATIC = "StaticSlidingWindowLayer"
 CACHES = "transformers.cache_utils"
 
 
-class Rollback:
+class KVCache:
     """The self-attention layers of a cache, all of kinds that can be rolled back.
 
     Args:
@@ -44,7 +44,7 @@ class Rollback:
         self._updated: list[tuple[Any, Any]] = []  # layers, with an ``update`` of their own or None
 
     @property
-    def holes(self) -> bool:
+    def allows_gaps(self) -> bool:
         """Whether rows may have gaps in it: positions are what masks say, and can be moved."""
         return not self._sliding and not self._static
 
@@ -100,7 +100,7 @@ class Rollback:
         for layer in self._sliding:
             layer.activate_past_recording()
 
-    def back(self, count: int) -> None:
+    def truncate(self, count: int) -> None:
         """Drop the last ``count`` positions of a whole forward; call it after each, 0 included."""
         if count and self._static:
             torch._foreach_sub_([layer.cumulative_length for layer in self._static], count)
@@ -108,7 +108,7 @@ class Rollback:
             if layer not in self._static and (count or layer.is_sliding):
                 layer.crop(-count)
 
-    def to(self, length: int) -> None:
+    def truncate_to(self, length: int) -> None:
         """Drop every position from ``length`` on, layer by layer: a forward was interrupted."""
         for layer in self.layers:
             surplus = max(int(layer.get_seq_length()) - length, 0)
@@ -117,6 +117,8 @@ class Rollback:
             elif layer.is_sliding and length == 0:  # it may have let go of what a crop would need
                 layer.keys = layer.values = None
                 layer.is_initialized, layer.cumulative_length = False, 0
+            elif layer.is_sliding and not layer.record_past:  # a prefill in chunks, which let go
+                continue  # of what slid out: plain decoding, too, leaves what it came to
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 layer.crop(-surplus)
 
@@ -137,7 +139,7 @@ class Rollback:
                 close_up(layer)
         self._updated, self._stretched = [], 0
 
-    def pick(self, start: int, path: Sequence[int]) -> None:
+    def keep_path(self, start: int, path: Sequence[int]) -> None:
         """Move the positions start + path[0], start + path[1], ... to start, start + 1, ...
 
         Of a batch of one row; what lay there, and behind, is not kept.
@@ -152,7 +154,7 @@ class Rollback:
                 moved = states.index_select(2, indices[states.device])
                 states[:, :, start + stay : start + len(path)] = moved
 
-    def gather(self, slots: torch.Tensor) -> None:
+    def compact(self, slots: torch.Tensor) -> None:
         """Keep some positions of each row, in the order given: int64 (batch, kept)."""
         for layer in self.layers:
             for name in ("keys", "values"):
@@ -187,7 +189,7 @@ def transformers_before(version: tuple[int, int]) -> bool:
     return tuple(int(each) for each in __version__.split(".")[:2]) < version
 
 
-def rollback_for(cache: Any) -> Rollback:
+def kv_cache_for(cache: Any) -> KVCache:
     """The way to roll ``cache`` back.
 
     Raises:
@@ -213,7 +215,7 @@ def rollback_for(cache: Any) -> Rollback:
             f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
             f" rolled back; {remedy}"
         )
-    return Rollback(cache, layers)
+    return KVCache(cache, layers)
 
 
 def kind_of(each: Any) -> str:

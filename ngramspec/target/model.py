@@ -13,8 +13,8 @@ from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.target.compiled import ROOM, Graphs, bucket_sizes
 from ngramspec.target.gqa_attention import in_place
-from ngramspec.target.inputs import grow, grow_ragged, keep_slots
-from ngramspec.target.kv_cache import is_callers, rollback_for
+from ngramspec.target.inputs import grow, grow_ragged, used_slots
+from ngramspec.target.kv_cache import is_callers, kv_cache_for
 from ngramspec.target.padding import Widths, needed_positions, rope_turn, rope_types
 from ngramspec.target.support import NOT_STATIC, check_model, require_fixed, wants_graphs
 from ngramspec.target.traits import traits_of
@@ -27,17 +27,17 @@ DECODER_STATES = {
     "output_hidden_states": ("decoder_hidden_states",),
 }
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
-WASTE = 0.25  # share of the cache's positions that may be holes before they are closed,
+WASTE = 0.25  # share of the cache's positions that may be gaps before they are closed,
 LEAST_WASTE = 32  # and how many may be at least
 MASK_LENGTH = "_mask_length"  # of a config whose mask, all ones, generate left out
-LONGEST_AHEAD = 1 << 20  # tokens of a draft that the prefill checks, where nothing else says
+LONGEST_PREFILL_DRAFT = 1 << 20  # tokens that the prefill checks, where nothing else says
 
 
 class Target:
     """One generation of a model, from its prefill on.
 
-    Invariant after ``settle``: the cache holds the positions of all committed tokens but each
-    row's last, and, in a ragged batch, holes that no row attends to.
+    Invariant after ``rollback``: the cache holds the positions of all committed tokens but each
+    row's last, and, in a ragged batch, gaps that no row attends to.
 
     Args:
         model: a transformers model with a language-model head.
@@ -67,12 +67,10 @@ class Target:
         self.model = model
         self.config = config
         self.kwargs = dict(model_kwargs)
-        if self.kwargs.get("use_cache", True) is None:  # not said: there is one, so it is used
-            self.kwargs["use_cache"] = True
         self.prompt = input_ids
         self.encodes: bool = model.config.is_encoder_decoder
         self.ragged = False
-        self.cache = rollback_for(self.kwargs.get("past_key_values"))
+        self.cache = kv_cache_for(self.kwargs.get("past_key_values"))
         self.traits = traits_of(model, input_ids, self.kwargs)
         if self.cache.capacity is not None and self.traits.names & NOT_STATIC:
             raise UnsupportedError(
@@ -85,7 +83,7 @@ class Target:
         self._prefilled: int | None = None
         self._slots = 0  # positions in the cache,
         self._used: list[int] = []  # and how many of them are a row's own, in a ragged batch
-        self._width = 0  # of the forward that is not settled yet
+        self._width = 0  # of the forward that was not rolled back yet
         self._reread = False  # whether it read the whole text anew
         self._outputs: Any = None  # of that forward, if it came to its end
         self._ahead = False  # whether it was the prefill, with a draft behind the prompt
@@ -132,7 +130,7 @@ class Target:
 
     @property
     def can_be_ragged(self) -> bool:
-        """Whether rows may have holes: each token's place is what masks and positions say.
+        """Whether rows may have gaps: each token's place is what masks and positions say.
 
         A model that takes no positions counts them itself, by the cache's length as a rule; and
         so does the next call, if the cache is the caller's own. Where rotary frequencies follow
@@ -143,7 +141,7 @@ class Target:
         own = self.traits.reads_text and self.traits.stock is None  # and it may count on the text
         if given or couples or own or self.encodes or self.traits.by_slot:
             return False
-        return self.cache.holes and self.traits.places
+        return self.cache.allows_gaps and self.traits.places
 
     @property
     def compiling(self) -> bool:
@@ -158,7 +156,7 @@ class Target:
             return int(weight.shape[0])
         return None
 
-    def room_ahead(self) -> int:
+    def prefill_room(self) -> int:
         """How many tokens a draft may have that the prefill checks, 0 if it can check none.
 
         It can where it is one forward of plain text into a cache that grows, for a single row.
@@ -174,12 +172,13 @@ class Target:
         simple = self.cache.key_length is None and not self.cache.slides and not self.widths.sizes
         if self.prompt.shape[0] > 1 or self.encodes or not (whole and simple):
             return 0
-        if self._stretch is not None or self.rope_turn is not None or self.vocab is None:
+        turns = self.rope_turn is not None or self._rope_grows  # by the prefill's length, too
+        if self._stretch is not None or turns or self.vocab is None:
             return 0
         if self.unaligned is not None:
             return 0
         if self.position_limit is None:
-            return LONGEST_AHEAD
+            return LONGEST_PREFILL_DRAFT
         return self.position_limit - max(self._end(), self._farthest + 1)
 
     def _why_unaligned(self) -> str | None:
@@ -232,7 +231,7 @@ class Target:
         )
         self._use_cache()
         if count == 0:
-            self.cache.back(0)  # windows are as long as they are
+            self.cache.truncate(0)  # windows are as long as they are
         self._prefilled = self._slots = self.cache.length() - count
         self._ahead, self._width, self._outputs = count > 0, count, outputs
         if self.ragged:
@@ -244,7 +243,7 @@ class Target:
 
     def _use_cache(self) -> None:
         """Roll back, from here on, the cache that the model has returned."""
-        self.cache = rollback_for(self.kwargs["past_key_values"])
+        self.cache = kv_cache_for(self.kwargs["past_key_values"])
         self.cache.record()
         if self._stretch is not None:
             self.cache.stretch(self._stretch)
@@ -262,12 +261,13 @@ class Target:
             return 0
         rooms = []
         if self._prefilled is not None:
-            next_position = max(self._prefilled, self._farthest + 1) + new
+            places = {self._prefilled + new, self._farthest + 1 + new}  # by slots, by positions
             if self.position_limit is not None:
-                rooms.append(self.position_limit - next_position)
-            # no forward reaches over the turn, and the first one behind it may read all anew
-            if self.rope_turn is not None and next_position <= self.rope_turn + 1:
-                rooms.append(self.rope_turn - next_position)
+                rooms.append(self.position_limit - max(places))
+            # No forward reaches over the turn, and the first one behind it may read all anew.
+            # Rotary factors turn by positions, models that read anew by the number of tokens.
+            if self.rope_turn is not None:
+                rooms += [self.rope_turn - at for at in places if at <= self.rope_turn + 1]
         capacity = self.cache.capacity
         most = self.widths.most(None if capacity is None else capacity - self._slots)
         if most is not None:
@@ -333,7 +333,7 @@ class Target:
         self.kwargs["past_key_values"] = self._outputs.past_key_values
         self._use_cache()
 
-    def settle(self, kept: Sequence[int], path: Sequence[int] = ()) -> None:
+    def rollback(self, kept: Sequence[int], path: Sequence[int] = ()) -> None:
         """Roll the last forward back to what stays; the masks and positions follow.
 
         Whatever became of that forward, and if the prefill did not come to its end, that too.
@@ -344,7 +344,7 @@ class Target:
                 Of the prefill the first position counted is that of the prompt's last token.
         """
         if self._prefilled is None:
-            self.cache.to(self._before)
+            self.cache.truncate_to(self._before)
         if self._width == 0:
             return
         if self._ahead:  # the prompt's last token, which comes first, is in the cache to stay
@@ -352,19 +352,19 @@ class Target:
         self._ahead = False
         stays = max(kept)
         if self._outputs is None:
-            self.cache.to(self._slots + stays)
+            self.cache.truncate_to(self._slots + stays)
         else:
             if len(path) == stays and list(path) != list(range(stays)):
-                self.cache.pick(self._slots, path)
-            self.cache.back(self._width - stays)
+                self.cache.keep_path(self._slots, path)
+            self.cache.truncate(self._width - stays)
             self._keep_states(stays)
         self._outputs = None
-        self.kwargs |= self._grown(stays, [each + 1 for each in kept], settled=True)
+        self.kwargs |= self._grown(stays, [each + 1 for each in kept], committed=True)
         self._slots += stays
         self._width = 0
         if self.ragged:
             self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
-            self._close_holes()
+            self._close_gaps()
 
     def close(self) -> None:
         """Leave the cache as plain decoding would."""
@@ -372,7 +372,7 @@ class Target:
         self.cache.release(outlives=returned or is_callers(self.cache.cache))
 
     def _grown(
-        self, count: int, lengths: Sequence[int], *, settled: bool = False
+        self, count: int, lengths: Sequence[int], *, committed: bool = False
     ) -> dict[str, Any]:
         """The kwargs for ``count`` more positions behind each row's last committed token."""
         kwargs = dict(self.kwargs)
@@ -380,7 +380,7 @@ class Target:
             if kwargs.get(name) is None:
                 continue
             if self.ragged:
-                kwargs[name] = grow_ragged(name, kwargs[name], count, lengths, settled=settled)
+                kwargs[name] = grow_ragged(name, kwargs[name], count, lengths, committed=committed)
             else:
                 kwargs[name] = grow(name, kwargs[name], count)
         return kwargs
@@ -473,14 +473,14 @@ class Target:
             return own
         return own[..., : self._slots + position + 1]
 
-    def _close_holes(self) -> None:
+    def _close_gaps(self) -> None:
         """Move every row's positions together once too many lie between them unused."""
         used = max(self._used)
         if self._slots - used <= max(WASTE * self._slots, LEAST_WASTE):
             return
         mask = self.kwargs["attention_mask"][:, :-1]  # the last is of the token to be forwarded
-        slots = keep_slots(mask, used)
-        self.cache.gather(slots)
+        slots = used_slots(mask, used)
+        self.cache.compact(slots)
         for name in self._per_token:
             value = self.kwargs.get(name)
             if value is not None:

@@ -155,6 +155,8 @@ def why_not_fixed(target: Any, rows: int) -> str | None:
         )
     if target.traits.by_slot:
         return "a model that finds tokens by their slots in the cache; use width='fit'"
+    if any("attentions" in name for name in target.states):
+        return "attentions asked for, which show the cache's size; pass output_attentions=False"
     if not target.traits.places:
         return "a model that counts its positions itself; use width='fit'"
     if target.unaligned is not None:

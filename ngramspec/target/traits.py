@@ -46,6 +46,8 @@ class Traits:
         reads_text: whether it prepares its inputs itself, and may look at all committed tokens.
         places: whether it takes the ``position_ids`` that it is given.
         embeddings: how many tokens it has embeddings for; None: it does not say.
+        unplaced: the id that takes no position, where it counts them itself by what the forward's
+            tokens are (M2M-100, TrOCR): behind such a token a wider forward counts otherwise.
     """
 
     names: frozenset[str]
@@ -54,6 +56,7 @@ class Traits:
     reads_text: bool
     places: bool
     embeddings: int | None
+    unplaced: int | None
 
 
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
@@ -87,7 +90,16 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         reads_text=prepare is not GenerationMixin.prepare_inputs_for_generation,
         places=placed,
         embeddings=embedding_count(model),
+        unplaced=None if placed else _unplaced(model),
     )
+
+
+def _unplaced(model: Any) -> int | None:
+    """The padding id of embeddings that count positions by which tokens are padding, or None."""
+    for module in model.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            return int(getattr(module, "padding_idx", model.config.pad_token_id))
+    return None
 
 
 def stock_class(model: Any) -> type | None:

@@ -33,7 +33,7 @@ class Record:
         return self.scores is not None or self.logits is not None
 
 
-class Walk:
+class DraftCursor:
     """A draft as the verifier goes through it, from position to position of its forward.
 
     Position 0 is behind the last committed token, position i + 1 behind node i.
@@ -67,7 +67,7 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class SampledTokens:
     """The tokens of all positions of a forward, chosen at once.
 
     Attributes:
@@ -87,7 +87,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Choosing:
+class TokenSampler:
     """How tokens are chosen, and what is told of them.
 
     Attributes:
@@ -117,7 +117,7 @@ class Choosing:
         plain = self.rule.argmax and not self.processors
         return plain or self.ahead
 
-    def all(self, drafts: Sequence[Draft], logits: torch.Tensor) -> Choices:
+    def all(self, drafts: Sequence[Draft], logits: torch.Tensor) -> SampledTokens:
         """Choose at all positions of a forward.
 
         Args:
@@ -125,31 +125,31 @@ class Choosing:
             logits: (rows, n + 1, vocab).
         """
         if self.rule.argmax and not self.processors:
-            return Choices(greedy_tokens(logits, self.far))
+            return SampledTokens(greedy_tokens(logits, self.far))
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
         if self.processors:
             none = torch.empty((rows * positions, 0), dtype=torch.int64, device=logits.device)
             scores = self.processors(none, scores)
-        walks = [Walk(draft) for draft in drafts]
+        walks = [DraftCursor(draft) for draft in drafts]
         if self.rule.do_sample and all(self.rule.ignores(draft) for draft in drafts):
             return self._draw(walks, scores.view(rows, positions, vocab))
         spots = [(walk, at) for walk in walks for at in range(positions)]
         tokens = self.rule.choose(scores, *behind(spots, vocab, scores.device))
-        return Choices(tokens.view(rows, positions).tolist())
+        return SampledTokens(tokens.view(rows, positions).tolist())
 
-    def _draw(self, walks: Sequence[Walk], scores: torch.Tensor) -> Choices:
+    def _draw(self, walks: Sequence[DraftCursor], scores: torch.Tensor) -> SampledTokens:
         positions = scores.shape[1]
         probs = torch.softmax(scores, dim=-1)
         generator = self.rule.generator or default_generator(scores.device)
         depths = max((walk.depths(positions) for walk in walks), key=len)
         tokens, states = draw_at_depths(probs, depths, generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
-        return Choices(tokens.tolist(), states, generator)
+        return SampledTokens(tokens.tolist(), states, generator)
 
 
 def behind(
-    spots: Sequence[tuple[Walk, int]], vocab: int, device: torch.device
+    spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What was drafted at some positions, as the rule takes it: children and their proposals."""
     nodes = [walk.nodes(at) if at <= len(walk.tokens) else () for walk, at in spots]

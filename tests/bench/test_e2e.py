@@ -41,7 +41,7 @@ from ngramspec.bench.ways import PLAIN, Caller, Way, forwards_of, usual_ways
 from ngramspec.cli import main
 from ngramspec.cli.bench_e2e import _as_chat, built_in
 from ngramspec.decoding import loop as decode
-from ngramspec.decoding.draft_runner import Drafting
+from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.target.model import Target
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
@@ -418,7 +418,7 @@ def slow(seconds):
 
 
 def test_a_profile_says_where_the_time_went(model, monkeypatch):
-    before = {owner: dict(vars(owner)) for owner in (Drafting, Target, decode._State)}
+    before = {owner: dict(vars(owner)) for owner in (DraftRunner, Target, decode.DecodeLoop)}
     row = profile_steps(model, prompt(), 30, repeats=1)
     assert set(row["seconds"]) == set(SECTIONS)
     assert sum(row["share"].values()) == pytest.approx(1)

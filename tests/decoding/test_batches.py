@@ -13,8 +13,8 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.draft_length.step_cost import Pace
-from ngramspec.target.inputs import grow_ragged, keep_slots
+from ngramspec.draft_length.step_cost import StepCostTracker
+from ngramspec.target.inputs import grow_ragged, used_slots
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
@@ -77,15 +77,15 @@ def test_wasted_positions_stay_bounded(monkeypatch):
     waste = []
     from ngramspec.target.model import Target
 
-    settle = Target.settle
+    rollback = Target.rollback
 
     def watch(self, kept, path):
-        settle(self, kept, path)
+        rollback(self, kept, path)
         mask = self.kwargs["attention_mask"][:, :-1]
         assert mask.shape[1] == self._slots == self.cache.length()
         waste.append(1 - float(mask.sum(dim=1).max()) / self._slots)
 
-    monkeypatch.setattr(Target, "settle", watch)
+    monkeypatch.setattr(Target, "rollback", watch)
     ours, _ = run(model, inputs, RowOracle(texts, 0.6), **kwargs)
     assert torch.equal(plain, ours)
     assert max(waste) < 0.5  # at first up to LEAST_WASTE positions
@@ -272,7 +272,7 @@ def test_a_forward_wider_than_its_draft_needs_no_padding_token(monkeypatch):
     def wider(pace, positions, room):
         return max(positions, min(positions + 3, room))
 
-    monkeypatch.setattr(Pace, "width", wider)
+    monkeypatch.setattr(StepCostTracker, "width", wider)
     model, inputs = build("llama"), batch(1)
     asked = {"pad_token_id": -1, "eos_token_id": VOCAB - 1, "suppress_tokens": [VOCAB - 1]}
     plain = model.generate(**inputs, **GREEDY, **asked)
@@ -305,7 +305,7 @@ def test_batches_on_a_static_cache_have_masks_for_every_row(kind, config, settin
     assert ours.tolist() == plain.tolist()
 
 
-def test_a_batch_over_a_cache_of_the_caller_s_leaves_no_holes_in_it():
+def test_a_batch_over_a_cache_of_the_caller_s_leaves_no_gaps_in_it():
     model = build("llama")
     ids = torch.randint(3, VOCAB, (2, 10), generator=torch.Generator().manual_seed(0))
     texts = []
@@ -344,15 +344,15 @@ def test_positions_and_masks_of_unequal_rows_by_hand():
     """Rows that keep 3 and 1 of a forward of 3; the last column is of the token to come."""
     mask = torch.tensor([[1, 1, 1], [0, 1, 1]])
     positions = torch.tensor([[0, 1, 2], [0, 0, 1]])
-    before = grow_ragged("attention_mask", mask, 2, [3, 2], settled=False)
+    before = grow_ragged("attention_mask", mask, 2, [3, 2], committed=False)
     assert before.tolist() == [[1, 1, 1, 1, 1], [0, 1, 1, 1, 0]]
-    after = grow_ragged("attention_mask", mask, 3, [4, 2], settled=True)
+    after = grow_ragged("attention_mask", mask, 3, [4, 2], committed=True)
     assert after.tolist() == [[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1]]
-    after = grow_ragged("position_ids", positions, 3, [4, 2], settled=True)
+    after = grow_ragged("position_ids", positions, 3, [4, 2], committed=True)
     assert after.tolist() == [[0, 1, 2, 3, 4, 5], [0, 0, 1, 2, 2, 2]]
-    ended = grow_ragged("attention_mask", mask, 2, [3, 1], settled=True)
+    ended = grow_ragged("attention_mask", mask, 2, [3, 1], committed=True)
     assert ended.tolist() == [[1, 1, 1, 1, 1], [0, 1, 0, 0, 0]]
-    slots = keep_slots(torch.tensor([[1, 0, 1, 1], [0, 0, 1, 1]]), 3)
+    slots = used_slots(torch.tensor([[1, 0, 1, 1], [0, 0, 1, 1]]), 3)
     assert slots.tolist() == [[0, 2, 3], [1, 2, 3]]
 
 

@@ -11,7 +11,7 @@ from conftest import tiny_llama
 from doubles import ScriptedDrafter, draft_of
 
 from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Proposal, Speculator, Verdict
-from ngramspec.decoding.draft_runner import FAULTS, FORGIVEN, Drafting
+from ngramspec.decoding.draft_runner import FAULTS, FORGIVEN, DraftRunner
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import FixedGamma, make_controller
 from ngramspec.drafters import CalibratedDrafter, TieredDrafter
@@ -34,7 +34,9 @@ class Counting(Drafter):
 
     def __init__(self, make=lambda gamma: draft_of([1, 2]), failing=()):
         self.make, self.failing = make, set(failing)
-        self.calls = dict.fromkeys(("start", "propose", "observe", "extend", "close", "heat"), 0)
+        self.calls = dict.fromkeys(
+            ("start", "propose", "observe", "extend", "close", "begin_sampling"), 0
+        )
         self.read = 0
 
     def called(self, method):
@@ -62,18 +64,18 @@ class CountingSession(DraftSession):
     def extend(self, tokens):
         self.owner.called("extend")
 
-    def heat(self, temperature, seed):
-        self.owner.called("heat")
+    def begin_sampling(self, temperature, seed):
+        self.owner.called("begin_sampling")
 
     def close(self):
         self.owner.called("close")
 
 
 def drafting_of(drafter, *, tokens=TEXT, controller=None, **more):
-    """A Drafting of a drafter, or of what a function returns, and its statistics."""
+    """A DraftRunner of a drafter, or of what a function returns, and its statistics."""
     current = drafter if callable(drafter) else lambda: drafter
     stats = DecodeStats()
-    return Drafting(current, controller or FixedGamma(8), tokens, VOCAB, stats, **more), stats
+    return DraftRunner(current, controller or FixedGamma(8), tokens, VOCAB, stats, **more), stats
 
 
 def step(drafting, stats):
@@ -109,10 +111,10 @@ class Lying(Draft):
     def __len__(self):
         return 1
 
-    def straight(self):
+    def as_chain(self):
         raise ZeroDivisionError
 
-    head = straight
+    head = as_chain
 
 
 def raising(error):
@@ -331,7 +333,7 @@ def test_a_session_observes_its_own_draft_as_far_as_it_was_verified():
     scripted = ScriptedDrafter(lambda at, gamma: mine)
     drafting, _ = drafting_of(scripted)
     for length in (4, 2):
-        draft = drafting.propose(8).head(length)
+        draft = drafting.propose(8).first(length)
         drafting.learn(draft, Verdict([0], 2, [1, 6]))
     first, second = (draft for draft, _, _ in scripted.observed)
     assert first is mine
@@ -396,7 +398,7 @@ def test_a_reference_with_ids_of_another_vocabulary_is_read_as_far_as_it_can_be(
 # Drafters that keep failing
 
 
-@pytest.mark.parametrize("method", ["start", "propose", "observe", "extend", "heat"])
+@pytest.mark.parametrize("method", ["start", "propose", "observe", "extend", "begin_sampling"])
 def test_a_drafter_that_keeps_failing_reads_the_text_a_few_times_only(method, caplog):
     caplog.set_level(logging.WARNING, "ngramspec")
     drafter = Counting(failing=[method])
@@ -421,7 +423,7 @@ def test_drafts_that_cannot_be_verified_stop_it_too():
         step(drafting, stats)
     assert drafter.calls == {
         **{"start": 1, "propose": 4, "extend": 4, "close": 1},
-        **{"observe": 0, "heat": 0},
+        **{"observe": 0, "begin_sampling": 0},
     }
     assert (stats.drafter_faults, stats.drafters_stopped) == (4, 1)
 

@@ -18,7 +18,7 @@ from families import build
 from transformers import DynamicCache
 
 from ngramspec import Speculator, generate
-from ngramspec.draft_length.schedule import Ahead
+from ngramspec.draft_length.schedule import PrefillDraftLength
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 VOCAB = 97
@@ -230,7 +230,7 @@ def test_nor_do_windows_and_encoders_have_one(family):
 
 
 def test_how_far_is_learned_from_what_became_of_it():
-    ahead = Ahead(40)
+    ahead = PrefillDraftLength(40)
     seen = []
     for drafted, accepted in [(32, 0), (9, 0), (8, 0), (4, 0), (2, 0), (2, 2), (4, 1), (0, 0)]:
         ahead.learn(drafted, accepted)
@@ -239,7 +239,7 @@ def test_how_far_is_learned_from_what_became_of_it():
     for drafted in (3, 4, 8, 16, 32, 40):
         ahead.learn(drafted, drafted)
     assert ahead.limit == 40
-    assert Ahead(1).limit == 1
+    assert PrefillDraftLength(1).limit == 1
 
 
 def test_a_speculator_learns_it_over_its_calls(model):

@@ -19,12 +19,12 @@ import ngramspec
 from ngramspec import Speculator
 from ngramspec.bench.forced import forced_model
 from ngramspec.cli import main
-from ngramspec.draft_length.cost_curve import CostCurve, Kind, assumed_cost, curve_of
+from ngramspec.draft_length.cost_curve import CostCurve, ForwardKind, assumed_cost, curve_of
 from ngramspec.draft_length.cost_file import SavedCosts, described
 from ngramspec.draft_length.schedule import CostGamma
-from ngramspec.draft_length.step_cost import Pace
+from ngramspec.draft_length.step_cost import StepCostTracker
 
-KIND = Kind("cpu", "float32")
+KIND = ForwardKind("cpu", "float32")
 FLAT = np.ones(66, np.float32)
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -73,8 +73,8 @@ def test_without_a_plain_step_the_others_say_what_one_would_take():
     assert cost[5] == pytest.approx(1.15, abs=0.1)
 
 
-def pace(model=None, tokens=200, **more) -> Pace:
-    return Pace(model or tiny_llama(), KIND, 65, tokens, **more)
+def pace(model=None, tokens=200, **more) -> StepCostTracker:
+    return StepCostTracker(model or tiny_llama(), KIND, 65, tokens, **more)
 
 
 def test_a_draft_is_padded_to_a_width_that_is_measured_to_be_cheaper():
@@ -175,7 +175,7 @@ def test_contexts_of_another_length_begin_with_what_is_known():
 
 def test_a_longer_limit_goes_on_from_what_is_known():
     model = tiny_llama()
-    short = Pace(model, KIND, 9, 200)
+    short = StepCostTracker(model, KIND, 9, 200)
     fed(short.curve, {1: 0.02, 9: 0.1})
     assert len(short.cost()) == 10
     long = pace(model)
@@ -187,7 +187,7 @@ def test_a_longer_limit_goes_on_from_what_is_known():
 
 
 def test_trees_have_costs_of_their_own():
-    trees = Pace(tiny_llama(), replace(KIND, tree=True), 65, 200)
+    trees = StepCostTracker(tiny_llama(), replace(KIND, tree=True), 65, 200)
     trees.plain(), trees.plain()
     for width, tree, seconds in [(1, False, 0.02), (9, True, 0.06), (9, False, 0.03)] * 9:
         trees.took(width, seconds, tree)
@@ -199,7 +199,7 @@ def test_trees_have_costs_of_their_own():
 
 
 def test_until_trees_ran_they_cost_what_chains_do():
-    trees = Pace(tiny_llama(), replace(KIND, tree=True), 65, 200)
+    trees = StepCostTracker(tiny_llama(), replace(KIND, tree=True), 65, 200)
     trees.plain(), trees.plain()
     for width, seconds in [(1, 0.02), (9, 0.06), (17, 0.05)] * 9:
         trees.took(width, seconds)

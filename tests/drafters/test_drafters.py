@@ -211,7 +211,7 @@ def test_tiers_that_know_no_trees_add_their_chains():
 def test_calibration_learns_each_place_among_siblings():
     """The second of three siblings is right: it comes first in the end."""
     tree = Draft(ids(1, 2, 3, 4), ids(-1, -1, -1, 1))
-    drafter = CalibratedDrafter(ScriptedDrafter(lambda at, gamma: tree.head(gamma)))
+    drafter = CalibratedDrafter(ScriptedDrafter(lambda at, gamma: tree.first(gamma)))
     session = drafter.start(ids(0))
     for _ in range(100):
         session.propose(4, tree=True)

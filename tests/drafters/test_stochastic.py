@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Speculator, build_drafter
 from ngramspec.bench.acceptance import DRAWN, MATCHED, WAYS, measure
 from ngramspec.cli import main
-from ngramspec.decoding.draft_runner import Drafting
+from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.draft import EMPTY_DRAFT, Proposal
 from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import TieredDrafter
@@ -21,14 +21,14 @@ from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.stochastic import DrawingSession
 from ngramspec.drafters.validation import check_draft
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import Walk, behind
+from ngramspec.verification.sampler import DraftCursor, behind
 
 TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)
 
 
 def session_of(spec, tokens=TEXT, seed=0):
     session = build_drafter(spec, policy="priority").start(tokens)
-    session.heat(1.0, (seed,))
+    session.begin_sampling(1.0, (seed,))
     return session
 
 
@@ -47,14 +47,14 @@ def test_the_proposal_is_the_distribution_of_the_counts():
 
 
 def test_temperature_sharpens_it_and_the_request_s_is_taken_if_asked():
-    for spec, heat in [
+    for spec, temperature in [
         ("ngram(order=3,sample=True,temperature=0.5)", None),
         ("ngram(order=3,sample=True,temperature=request)", 0.5),
         ("copy+ngram(order=3,sample=True,temperature=request)", 0.5),
     ]:
         session = session_of(spec)
-        if heat is not None:
-            session.heat(heat, (1, 2))
+        if temperature is not None:
+            session.begin_sampling(temperature, (1, 2))
         session = getattr(session, "sessions", [session])[-1]
         _, probs = session.propose(1).proposal.of(0)
         assert sorted(probs.tolist()) == pytest.approx([1 / 5, 4 / 5])
@@ -109,7 +109,7 @@ def test_a_request_s_seed_is_what_drafts_are_drawn_with():
     drafts = []
     for seed in ((1, 0, 9), (1, 0, 9), (1, 1, 9), (2, 0, 9)):  # call, row, committed tokens
         session = session_of("ngram(order=3,sample=True)+unigram(sample=True)")
-        session.heat(1.0, seed)
+        session.begin_sampling(1.0, seed)
         drafts.append([session.propose(8).tokens.tolist() for _ in range(5)])
     assert drafts[0] == drafts[1]
     assert drafts[1] != drafts[2] != drafts[3] != drafts[1]
@@ -122,7 +122,7 @@ def test_drawn_drafts_grow_again_where_they_stand():
     cost = (1 + 0.14 * np.arange(-1, 17).clip(0)).astype(np.float32)
     text = np.tile(np.arange(5, 25, dtype=np.int32), 60)  # one continuation each
     session = CalibratedDrafter(drafter).start(text[:60])
-    session.heat(1.0, (0,))
+    session.begin_sampling(1.0, (0,))
     owner = session.drafter
     lengths = []
     for _ in range(100):  # a poor stretch
@@ -143,10 +143,13 @@ def test_drawn_drafts_grow_again_where_they_stand():
 def test_rows_and_calls_draw_each_for_itself(monkeypatch):
     """Where sampling leaves torch's global generator alone, drafts must not be the same again."""
     seeds = []
-    heat = DrawingSession.heat
-    monkeypatch.setattr(
-        DrawingSession, "heat", lambda self, t, seed: seeds.append(seed) or heat(self, t, seed)
-    )
+    begin = DrawingSession.begin_sampling
+
+    def watched(session, temperature, seed):
+        seeds.append(seed)
+        begin(session, temperature, seed)
+
+    monkeypatch.setattr(DrawingSession, "begin_sampling", watched)
     model = tiny_llama(initializer_range=0.15)
     generator = torch.Generator().manual_seed(3)
     kwargs = {"do_sample": True, "max_new_tokens": 4, "generator": generator}
@@ -167,7 +170,7 @@ def test_rows_and_calls_draw_each_for_itself(monkeypatch):
     ],
 )
 def test_text_drafted_at_random_has_the_target_s_distribution(spec, gamma, own, ahead, monkeypatch):
-    monkeypatch.setattr("ngramspec.decoding.setup.choose_ahead", lambda device: ahead)
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     generator = torch.Generator().manual_seed(0) if own else None
     model = tiny_llama(vocab=4, initializer_range=0.15, bos_token_id=None, pad_token_id=None)
     ids = torch.tensor([[1, 2, 3, 1, 2, 0, 3, 1]])
@@ -221,7 +224,7 @@ def two_tokens(drafter, tokens, gamma=4):
     """
     stats, drafts = DecodeStats(), []
     for row in range(SAMPLES):
-        drafting = Drafting(
+        drafting = DraftRunner(
             lambda: drafter,
             FixedGamma(gamma),
             tokens,
@@ -232,11 +235,11 @@ def two_tokens(drafter, tokens, gamma=4):
         )
         drafts.append(drafting.propose(gamma))
     rule = Rule(True, generator=torch.Generator().manual_seed(0))
-    walks = [Walk(draft) for draft in drafts]
+    walks = [DraftCursor(draft) for draft in drafts]
     cpu = torch.device("cpu")
     scores = P.log().expand(SAMPLES, -1)
     first = rule.choose(scores, *behind([(walk, 0) for walk in walks], VOCAB, cpu))
-    nothing = Walk(EMPTY_DRAFT)
+    nothing = DraftCursor(EMPTY_DRAFT)
     stands = [walk.drafted(0) == [token] for walk, token in zip(walks, first.tolist(), strict=True)]
     walks = [walk if stood else nothing for walk, stood in zip(walks, stands, strict=True)]
     spots = [(walk, 1 if walk.tokens else 0) for walk in walks]

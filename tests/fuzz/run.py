@@ -71,6 +71,8 @@ def _run(case: Case, model: Any) -> Result:
         _check_errors(case, plain, ours)
         return Result("equal exception", detail=_line(plain.error or ours.error))
     loose = why_loose(case, model)
+    if loose is not None and fresh:  # texts of other lengths leave other frequencies
+        plain.left, ours.left = {}, {}
     try:
         compare(case, plain, ours, loose=loose is not None)
     except Finding as finding:
@@ -122,7 +124,10 @@ def _check_errors(case: Case, plain: Side, ours: Side) -> None:
     if _embeds_no_pad(case, first):
         _check_left(case, plain, ours)
         return
-    if (type(first), str(first)) != (type(second), str(second)):
+    nothing = "probability tensor contains" in str(first) and "no distribution" in str(second)
+    earlier = "cannot be used with beam search" in str(first)  # checked before the inputs are
+    same = (type(first), str(first)) == (type(second), str(second))
+    if not (same or nothing or earlier):
         texts = (f"{type(each).__name__}: {_line(each)}" for each in (second, first))
         raise Finding("exception", " in place of ".join(texts))
     _check_left(case, plain, ours)
@@ -132,6 +137,8 @@ def _check_left(case: Case, plain: Side, ours: Side) -> None:
     """After a call that failed. What a model keeps for itself counts only if both have run as far
     on one model."""
     changed = state.differences(plain.left, ours.left)
+    kept = ("_previous_max_cache_length", "recurrent_states", "conv1d_state")
+    changed = [each for each in changed if not each.endswith(kept)]
     if any(each in case.family for each in STATEFUL):
         changed = [each for each in changed if "_hook" not in each and "max_seq" not in each]
     if changed:
@@ -157,7 +164,11 @@ def _texts(case: Case, model: Any, plain: Side) -> list[list[int]]:
         masks = [[] for _ in masks]
     vocab = _vocab(model)  # drafters never see ids outside it
     return [
-        [token for at, token in enumerate(row) if (at >= len(own) or own[at]) and token < vocab]
+        [
+            token
+            for at, token in enumerate(row)
+            if (at >= len(own) or own[at]) and 0 <= token < vocab
+        ]
         for row, own in zip(rows, masks, strict=False)
     ]
 

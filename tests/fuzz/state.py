@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from conftest import AssumedPace
+from conftest import AssumedStepCosts
 
 from ngramspec.decoding import setup
 from ngramspec.draft_length import cost_curve
@@ -22,7 +22,7 @@ def isolated(default_dtype: str) -> Iterator[None]:
     """Nothing that ran before counts, and forwards take what is assumed of them."""
     cost_curve._curves.clear()
     before = torch.get_default_dtype()
-    with warnings.catch_warnings(), mock.patch.object(setup, "Pace", AssumedPace):
+    with warnings.catch_warnings(), mock.patch.object(setup, "StepCostTracker", AssumedStepCosts):
         warnings.simplefilter("ignore")
         torch.set_default_dtype(getattr(torch, default_dtype))
         try:

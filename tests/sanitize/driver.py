@@ -40,7 +40,12 @@ class Player:
     """
 
     def __init__(
-        self, name: str, kind: Kind, rng: random.Random, failures: Failures, counts: Counter[str]
+        self,
+        name: str,
+        kind: Kind,
+        rng: random.Random,
+        failures: Failures,
+        counts: Counter[str],
     ) -> None:
         self.name, self.kind, self.rng = name, kind, rng
         self.failures, self.counts = failures, counts

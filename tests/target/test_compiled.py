@@ -110,13 +110,13 @@ def test_a_step_in_which_something_is_compiled_is_not_timed():
     model, widths, timed = tiny_llama(num_hidden_layers=1), [], []
     text = model.generate(IDS, **GREEDY)[0].tolist()
 
-    class Noting(setup.Pace):
+    class Noting(setup.StepCostTracker):
         def took(self, width, seconds, tree=False):
             timed.append(width)
             super().took(width, seconds, tree)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "Pace", Noting)
+        patch.setattr(setup, "StepCostTracker", Noting)
         speculator = Speculator(
             all_lengths(text), gamma_max=8, compiled=True, on_step=lambda e: widths.append(e.width)
         )

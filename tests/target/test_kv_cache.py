@@ -9,7 +9,7 @@ from families import build
 from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.target.kv_cache import rollback_for
+from ngramspec.target.kv_cache import kv_cache_for
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -214,6 +214,6 @@ def test_caches_that_cannot_be_rolled_back_are_refused_by_name(tiny):
     from transformers import MistralConfig
 
     sliding = MistralConfig(num_hidden_layers=2, sliding_window=4)
-    assert not rollback_for(DynamicCache(config=sliding)).holes
+    assert not kv_cache_for(DynamicCache(config=sliding)).allows_gaps
     with pytest.raises(UnsupportedError, match="no key-value cache"):
-        rollback_for(None)
+        kv_cache_for(None)

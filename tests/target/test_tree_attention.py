@@ -61,11 +61,11 @@ OUTCOMES = [
 def test_every_greedy_outcome_of_stratos_tree(says, accepted, tested, emitted):
     from ngramspec.decoding.group import Group
     from ngramspec.verification.rule import Rule
-    from ngramspec.verification.sampler import Choosing, Record
+    from ngramspec.verification.sampler import Record, TokenSampler
     from ngramspec.verification.stopping import StopRules
 
     for seed in (None, 0):  # greedy, and sampled from a distribution that is sure of itself
-        choosing = Choosing(None, StopRules(()), Rule(seed is not None), None, None, Record())
+        choosing = TokenSampler(None, StopRules(()), Rule(seed is not None), None, None, Record())
         group = Group((0,), torch.tensor([[A, B]]), choosing)
         logits = torch.full((1, 7, 50), float("-inf"))
         logits[:, :, 49] = 0.0  # behind what is not on the path
@@ -78,7 +78,7 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, tested, emitted):
         assert list(verdict.accepted) == accepted
         assert verdict.tested == tested
         assert list(verdict.emitted) == emitted
-        assert group.path == [0, *(node + 1 for node in accepted)]
+        assert group.accepted_positions == [0, *(node + 1 for node in accepted)]
         judged = [node for node, _ in judged_nodes(STRATOS, accepted, tested)]
         assert len(judged) == tested
         assert judged == [node for node, _ in judged_nodes(STRATOS, accepted)]
@@ -240,9 +240,9 @@ def test_a_tree_without_branches_runs_as_a_chain_and_its_drafter_sees_the_tree(m
     seen = []
     forward = Target.forward
 
-    def spied(self, block, lengths, parents=None):
+    def spied(self, block, lengths, parents=None, committed=None):
         seen.append((block.shape[1] - 1, parents))
-        return forward(self, block, lengths, parents)
+        return forward(self, block, lengths, parents, committed)
 
     def guess(at, gamma):
         tokens = text[at : at + min(at % 4, gamma)]  # none, too
@@ -295,7 +295,7 @@ def test_a_kept_cache_and_a_padded_prompt():
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.9}])
 def test_sampled_trees_are_plain_sampling_with_the_same_seed(settings, ahead, monkeypatch):
-    monkeypatch.setattr("ngramspec.decoding.setup.choose_ahead", lambda device: ahead)
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     model = tiny_llama(initializer_range=0.15)
     for seed in range(3):
         torch.manual_seed(seed)
@@ -423,7 +423,7 @@ def test_lenience_and_typical_accept_more_than_the_exact_rule():
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_nan_scores_are_named(ahead, monkeypatch):
-    monkeypatch.setattr("ngramspec.decoding.setup.choose_ahead", lambda device: ahead)
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     model = tiny_llama()
     with torch.no_grad():
         model.lm_head.weight[3] = float("nan")
@@ -472,6 +472,6 @@ def test_the_head_of_a_tree_is_a_tree():
     proposal = proposal_of(*((STRATOS.tokens, share) for _ in STRATOS.tokens))
     draft = Draft(STRATOS.tokens, STRATOS.parents, None, proposal)
     for n in range(7):
-        head = check_draft(draft.head(n), 6, 97, tree=True)
+        head = check_draft(draft.first(n), 6, 97, tree=True)
         assert len(head) == n
         assert head.children()[0] == [node for node in (0, 3) if node < n]
