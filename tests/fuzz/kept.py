@@ -16,4 +16,147 @@ KEPT: dict[str, Case] = {
         drafter="bushy",
         settings={"tree": 9},
     ),
+    "rotary factors that turn while text is written": Case(
+        family="phi3 longrope", prompts=((11,),), options={"max_new_tokens": 21}
+    ),
+    "states of the forward that reads all anew": Case(
+        family="phi3 longrope",
+        prompts=((47, 50, 52, 32, 36, 51, 20, 42, 51, 47, 6, 11, 45, 17),),
+        options={
+            "max_new_tokens": 8,
+            "return_dict_in_generate": True,
+            "output_hidden_states": True,
+        },
+    ),
+    "a turn by positions, which gaps in the mask keep below the slots": Case(
+        family="llama longrope",
+        prompts=((4, 24, 38, 4),),
+        mask="holes",
+        options={"max_new_tokens": 20},
+    ),
+    "a prefill's draft up to where scaled frequencies are set back": Case(
+        family="llama dynamic",
+        shape=3,
+        attention="eager",
+        prompts=((39, 37, 39, 37, 39, 37, 39, 37, 39, 37, 39, 37),),
+        options={"max_new_tokens": 16, "encoder_repetition_penalty": 0.7},
+    ),
+    "a padding id in a draft, which takes no position": Case(
+        seed=6002024,
+        family="m2m100",
+        shape=2,
+        prompts=((47, 49), (13,), (42, 42, 42, 42, 42, 42, 42, 42)),
+        options={"max_new_tokens": 24},
+        drafter="bushy",
+        settings={"gamma": 8},
+    ),
+    "branches behind positions that a model with ALiBi does not look at": Case(
+        family="mpt",
+        shape=3,
+        prompts=((7, 14, 28, 17, 47, 18, 33),),
+        inputs="offset positions",
+        options={
+            "max_new_tokens": 22,
+            "return_dict_in_generate": True,
+            "output_logits": True,
+        },
+    ),
+    "embeddings that every chunk of a prefill reads as a whole": Case(
+        prompts=((10, 19, 42), PROMPT),
+        inputs="embeds and ids",
+        options={
+            "max_new_tokens": 24,
+            "do_sample": True,
+            "prefill_chunk_size": 1,
+            "eos_token_id": [8, 13, 33, 40, 48, 2],
+            "num_return_sequences": 3,
+        },
+        streamer=True,
+    ),
+    "a padding id of -1 beside an ended row": Case(
+        prompts=((40, 34, 4, 10, 38, 40, 34, 4, 10, 38, 40, 34), PROMPT),
+        options={
+            "max_new_tokens": 2,
+            "eos_token_id": [15, 9, 27, 55, 31, 6],
+            "pad_token_id": -1,
+            "return_dict_in_generate": True,
+        },
+    ),
+    "a criterion that raises where a draft would pass an ended row": Case(
+        shape=2,
+        prompts=((21, 28, 21, 28, 21, 28, 21, 28, 21, 28, 21, 28, 21), (35, 46, 44, 28, 23)),
+        options={
+            "max_new_tokens": 6,
+            "do_sample": True,
+            "eos_token_id": [34, 36, 20, 38, 51, 28],
+            "pad_token_id": -1,
+        },
+        criteria=("raises",),
+        settings={"gamma": 3},
+    ),
+    "hidden states that a model does not make": Case(
+        family="own inputs",
+        options={
+            "max_new_tokens": 16,
+            "return_dict_in_generate": True,
+            "output_hidden_states": True,
+        },
+    ),
+    "attentions over a static cache that a width makes larger": Case(
+        family="gptj",
+        prompts=((52,),),
+        options={
+            "max_new_tokens": 1,
+            "cache_implementation": "static",
+            "return_dict_in_generate": True,
+            "output_attentions": True,
+        },
+        settings={"width": 16},
+    ),
+    "a prefill in chunks that fails over sliding windows": Case(
+        seed=6000179,
+        family="gpt-oss",
+        shape=1,
+        attention="eager",
+        cache="begun",
+        options={
+            "max_new_tokens": 24,
+            "do_sample": True,
+            "prefill_chunk_size": 1,
+            "num_return_sequences": 3,
+        },
+        drafter="oracle",
+        settings={"gamma": 1},
+        entry="enabled",
+    ),
+    "use_cache=None where speculation is refused": Case(
+        family="MoshiForCausalLM",
+        prompts=((6,),),
+        options={"max_new_tokens": 3, "use_cache": None},
+        settings={"unsupported": "plain"},
+    ),
+    "a prompt wholly inside the cache": Case(cache="whole"),
+    "left padding over a fixed width": Case(
+        family="git image",
+        attention="eager",
+        mask="left",
+        drafter="half",
+        settings={"width": 16, "gamma": 5},
+        options={"max_new_tokens": 24},
+    ),
+    "two turns of a ragged batch": Case(
+        prompts=(PROMPT, (3, 4, 3, 4, 3, 4, 9, 3, 7, 7, 8, 9)),
+        turns=2,
+        options={"max_new_tokens": 16, "return_dict_in_generate": True},
+    ),
+    "LED on a static cache": Case(
+        family="led", options={"max_new_tokens": 16, "cache_implementation": "static"}
+    ),
+    "a drafter without names": Case(drafter="faulty: no tiers"),
+    "masks for every row of a static cache": Case(
+        family="xglm", prompts=((15, 53), (19, 19)), cache="static", options={"max_new_tokens": 2}
+    ),
+    "placeholders beside embeddings": Case(inputs="embeds and ids"),
+    "encoder outputs without ids": Case(family="t5", inputs="encoder outputs"),
+    "a loop of the model's own": Case(family="own sample", options={"max_new_tokens": 8}),
 }
