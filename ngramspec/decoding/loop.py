@@ -274,14 +274,18 @@ class DecodeLoop:
     def block(self, drafts: list[Draft], width: int) -> torch.Tensor:
         """Every row's last committed token and draft, int64 (batch, width).
 
-        Behind that a row repeats its last committed token, which surely has an embedding; an
-        ended row among others goes on as plain decoding has it, with padding, if that has one.
+        Behind that a row repeats its last committed token, which surely has an embedding. An ended
+        row among others goes on as plain decoding has it, with padding; where that has no
+        embedding, at which plain decoding fails, with token 0.
         """
         block = np.repeat(np.array(self.last, np.int64)[:, None], width, axis=1)
         known = self.run.target.traits.embeddings
-        for group in self.groups if known is None or 0 <= self.pad < known else ():
+        embedded = known is None or 0 <= self.pad < known
+        for group in self.groups if len(self.rows) > 1 else ():
             ended = set(range(len(group.rows))) - set(group.going)
-            block[[group.rows[row] for row in ended if len(group.rows) > 1], 1:] = self.pad
+            rows = [group.rows[row] for row in ended]
+            block[rows, 1:] = self.pad if embedded else 0
+            block[[row for row in rows if not embedded and self.last[row] == self.pad], 0] = 0
         for row, draft in enumerate(drafts):
             block[row, 1 : 1 + len(draft)] = draft.tokens
         return torch.from_numpy(block).to(self.device, non_blocking=True)

@@ -309,7 +309,7 @@ class Target:
         if parents is not None or (self._masks and self.cache.key_length is not None):
             grown["attention_mask"] = self._mask(parents)
         if committed is not None:
-            block = torch.cat((committed, block[:, 1:].to(committed.dtype)), dim=1)
+            block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
         inputs = self.model.prepare_inputs_for_generation(
             block, next_sequence_length=self._width, **grown
         )
