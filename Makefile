@@ -13,8 +13,10 @@ NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
 
+# Two processes of one torch thread each: WORKERS=0 runs all in one, with torch's own threads.
+WORKERS ?= 2
 test: $(VENV)/.built
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -m slow
@@ -22,7 +24,6 @@ test-slow: $(VENV)/.built
 # Random calls of random models against plain generate, from SEED on: for MINUTES, or CASES of them.
 MINUTES ?= 5
 SEED ?= 0
-WORKERS ?= 2
 CASES ?=
 fuzz: $(VENV)/.built
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) \

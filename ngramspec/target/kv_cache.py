@@ -117,7 +117,9 @@ class KVCache:
             elif layer.is_sliding and length == 0:  # it may have let go of what a crop would need
                 layer.keys = layer.values = None
                 layer.is_initialized, layer.cumulative_length = False, 0
-            elif layer.is_sliding and not layer.record_past:  # a prefill in chunks, which let go
+            elif layer.is_sliding and not getattr(
+                layer, "record_past", True
+            ):  # a prefill in chunks, which let go
                 continue  # of what slid out: plain decoding, too, leaves what it came to
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 layer.crop(-surplus)
