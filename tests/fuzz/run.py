@@ -137,8 +137,8 @@ def _check_left(case: Case, plain: Side, ours: Side) -> None:
     """After a call that failed. What a model keeps for itself counts only if both have run as far
     on one model."""
     changed = state.differences(plain.left, ours.left)
-    kept = ("_previous_max_cache_length", "recurrent_states", "conv1d_state")
-    changed = [each for each in changed if not each.endswith(kept)]
+    kept = ("_previous_max_cache_length", "recurrent_states", "conv1d_state", "_forward_hooks")
+    changed = [each for each in changed if not each.endswith((*kept, "_hooks_installed"))]
     if any(each in case.family for each in STATEFUL):
         changed = [each for each in changed if "_hook" not in each and "max_seq" not in each]
     if changed:
