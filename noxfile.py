@@ -1,6 +1,6 @@
 """The tests under each transformers that is checked, in an environment of its own.
 
-``make test-matrix``, or ``nox -s 'tests(transformers="5.19.0")' -- tests/test_batch.py``.
+``make test-matrix``, or ``nox -s 'tests(transformers="5.19.0")' -- tests/decoding``.
 """
 
 from __future__ import annotations

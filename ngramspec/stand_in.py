@@ -12,7 +12,7 @@ from typing import Any
 from ngramspec.hf import checked, speculate
 from ngramspec.speculator import Speculator
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the collector may end a forgotten block while another is entered
 
 
 @dataclass(frozen=True, slots=True, eq=False)

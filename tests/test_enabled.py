@@ -244,3 +244,18 @@ def test_the_stand_in_looks_like_what_it_stands_in_for(model):
         assert inspect.signature(model.generate) == inspect.signature(plain)
         assert model.generate.__name__ == "generate"
         assert model.generate.__doc__ == plain.__doc__
+
+
+def test_a_forgotten_block_may_end_while_another_is_entered():
+    """The collector ends it in whichever thread it runs, also in one that is entering a block."""
+    model = tiny_llama()
+
+    def entered():
+        with stand_in._lock, ngramspec.enabled(model):
+            pass
+
+    thread = threading.Thread(target=entered, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "generate" not in vars(model)

@@ -127,7 +127,7 @@ def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int]
 
     def history(row: int) -> Int32:
         parts = [request.reference]
-        if target.encodes and isinstance(encoded, torch.Tensor) and not encoded.is_floating_point():
+        if target.encodes and _holds_ids(encoded):
             each = target.prompt.shape[0] // encoded.shape[0]  # sequences of one encoded text
             mask_of = None if encoder_mask is None else encoder_mask[row]
             parts.append(_own(encoded[row // each], mask_of))
@@ -135,6 +135,12 @@ def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int]
         return np.concatenate(parts)
 
     return history
+
+
+def _holds_ids(encoded: Any) -> bool:
+    """Whether an encoder read token ids, (batch, n), and no sound or image."""
+    known = isinstance(encoded, torch.Tensor) and encoded.ndim == 2
+    return known and not encoded.is_floating_point()
 
 
 def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:

@@ -32,8 +32,8 @@ class DraftSession(ABC):
         Returns:
             A Draft itself, no subclass, of at most ``gamma`` nodes; an empty one when nothing was
             found. Its arrays are plain NumPy ones and stay valid after the next call. The target
-            verifies a copy of them; ``observe`` gets this very draft. If it has a ``proposal``,
-            the session promises what ``Proposal`` says.
+            verifies a copy of them; ``observe`` gets this draft, or under tiers a copy of it. If it
+            has a ``proposal``, the session promises what ``Proposal`` says.
         """
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:

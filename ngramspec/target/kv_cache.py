@@ -225,13 +225,18 @@ def kind_of(each: Any) -> str:
 
     A subclass that only adds, or is made otherwise, is rolled back as its base class is.
     """
-    added: set[str] = {"__init__", "__module__", "__doc__", "__dict__", "__weakref__"}
     for kind in type(each).__mro__:
         if kind.__module__ == CACHES:
             base = {name for above in kind.__mro__ for name in vars(above)}
-            changed = {name for below in _before(type(each), kind) for name in vars(below)} - added
-            return type(each).__name__ if changed & base else kind.__name__
+            changed = {name for below in _before(type(each), kind) for name in vars(below)}
+            return type(each).__name__ if any(map(_matters, changed & base)) else kind.__name__
     return type(each).__name__
+
+
+def _matters(name: str) -> bool:
+    """Whether a class that overrides a name behaves otherwise: Python itself sets many."""
+    special = ("__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__len__")
+    return name in special or not (name.startswith("__") or name == "_abc_impl")
 
 
 def _before(kind: type, base: type) -> list[type]:

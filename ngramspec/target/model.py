@@ -96,8 +96,9 @@ class Target:
         self._check_states()
         text_config = model.config.get_text_config(decoder=True)
         self.position_limit: int | None = getattr(text_config, "max_position_embeddings", None)
-        self._masks = not self.encodes and takes_masks(model)
-        self.rope_turn = rope_turn(text_config)
+        self._masks = not self.encodes and takes_masks(model) and self.traits.passes_masks
+        turns = (rope_turn(text_config), self.traits.rereads_at)
+        self.turns = sorted({each for each in turns if each is not None})  # lengths
         self._rope_grows = "dynamic" in rope_types(text_config)
         self._farthest = _farthest(self.kwargs.get("position_ids"))
         self._stretch: int | None = None  # to how many keys a forward attends
@@ -137,7 +138,7 @@ class Target:
         the largest position of a batch, rows have to be where plain decoding has them.
         """
         given = self._before > 0 or is_callers(self.cache.cache)
-        couples = self.rope_turn is not None or self._rope_grows  # by the largest position of all
+        couples = bool(self.turns) or self._rope_grows  # by the largest position of all
         own = self.traits.reads_text and self.traits.stock is None  # and it may count on the text
         if given or couples or own or self.encodes or self.traits.by_slot:
             return False
@@ -172,7 +173,7 @@ class Target:
         simple = self.cache.key_length is None and not self.cache.slides and not self.widths.sizes
         if self.prompt.shape[0] > 1 or self.encodes or not (whole and simple):
             return 0
-        turns = self.rope_turn is not None or self._rope_grows  # by the prefill's length, too
+        turns = bool(self.turns) or self._rope_grows  # by the prefill's length, too
         if self._stretch is not None or turns or self.vocab is None:
             return 0
         if self.unaligned is not None:
@@ -186,7 +187,7 @@ class Target:
 
         Plain decoding goes on all the same.
         """
-        if self._before > 0 and self._before >= self._end():
+        if not self.encodes and self._before > 0 and self._before >= self._end():
             return "the cache given holds the whole prompt; crop it by one token, cache.crop(-1)"
         if self.kwargs.get("inputs_embeds") is not None and self.config.prefill_chunk_size:
             return "prefill_chunk_size reads all inputs_embeds in every chunk; remove it"
@@ -204,7 +205,7 @@ class Target:
         """Run the prompt, in chunks if the config says so, and a draft behind it.
 
         Args:
-            ahead: int64 (1, n), n within ``room_ahead``; None: no draft.
+            ahead: int64 (1, n), n within ``prefill_room``; None: no draft.
 
         Returns:
             logits behind the prompt's last token and the n drafted ones, (batch, n + 1, vocab).
@@ -266,8 +267,8 @@ class Target:
                 rooms.append(self.position_limit - max(places))
             # No forward reaches over the turn, and the first one behind it may read all anew.
             # Rotary factors turn by positions, models that read anew by the number of tokens.
-            if self.rope_turn is not None:
-                rooms += [self.rope_turn - at for at in places if at <= self.rope_turn + 1]
+            for turn in self.turns:
+                rooms += [turn - at for at in places if at <= turn + 1]
         capacity = self.cache.capacity
         most = self.widths.most(None if capacity is None else capacity - self._slots)
         if most is not None:
@@ -306,7 +307,8 @@ class Target:
             grown["position_ids"] = self._tree_positions(parents)
         if self._width > positions:
             block, grown = self._padded(block, grown, self._width - positions)
-        if parents is not None or (self._masks and self.cache.key_length is not None):
+        static = self._masks and self.cache.key_length is not None and not self._will_reread()
+        if parents is not None or static:
             grown["attention_mask"] = self._mask(parents)
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
@@ -325,7 +327,18 @@ class Target:
         if self._reread:
             self._replace_cache()
         logits: torch.Tensor = self._outputs.logits[:, -self._width :]
+        if logits.shape[1] < self._width:
+            name = type(self.model).__name__
+            raise UnsupportedError(
+                f"{name} gives logits of {logits.shape[1]} tokens in a forward of {self._width};"
+                " pass Speculator('none')"
+            )
         return logits[:, :positions]
+
+    def _will_reread(self) -> bool:
+        """Whether the model drops its cache in a plain step from here; no draft reaches further."""
+        at = self.traits.rereads_at
+        return at is not None and self._slots == at
 
     def _replace_cache(self) -> None:
         """Go on with the cache that the last forward made in place of the one it was to use."""

@@ -10,7 +10,6 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.target.kv_cache import transformers_before
 from ngramspec.target.padding import (
-    rope_turn,
     rope_types,
 )
 from ngramspec.target.traits import embedding_count, makes_standard_masks
@@ -125,7 +124,7 @@ def why_no_tree(target: Any, rows: int) -> str | None:
         return "a model that counts its positions itself"
     if has_alibi(target.model):
         return "a model with ALiBi"
-    if not makes_standard_masks(target.model):
+    if not (makes_standard_masks(target.model) and target.traits.passes_masks):
         return "a model that makes its masks itself"
     return None
 
@@ -161,9 +160,9 @@ def why_not_fixed(target: Any, rows: int) -> str | None:
         return "a model that counts its positions itself; use width='fit'"
     if target.unaligned is not None:
         return f"a prefill whose positions masks do not know: {target.unaligned}"
-    if not takes_masks(target.model):
+    if not (takes_masks(target.model) and target.traits.passes_masks):
         return "a model that makes its masks itself; use width='fit'"
-    if rope_turn(config) is not None or "dynamic" in rope_types(config):
+    if target.turns or "dynamic" in rope_types(config):
         return "rotary positions that change with the length; use width='fit'"
     if any(_routes(name, module) for name, module in target.model.named_modules()):
         return "experts, which take each as many tokens as are routed to it; use width='fit'"
@@ -219,7 +218,7 @@ def why_no_graphs(target: Any) -> str | None:
         return f"attention implementation {attention}; load the model with sdpa or eager"
     if not target.traits.places:
         return "a model that counts its positions itself; pass compiled=False"
-    if target.rope_turn is not None:
+    if target.turns:
         return "rotary positions that change with the length; pass compiled=False"
     if target.unaligned is not None:
         return f"a prefill whose positions masks do not know: {target.unaligned}"

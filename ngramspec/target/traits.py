@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.errors import UnsupportedError
+from ngramspec.target.probe import probe
 
 STOCK = "transformers.models."
 # What a subclass must leave alone to run its base class's steps.
@@ -33,6 +33,8 @@ BY_SLOT = frozenset(
         "Kosmos2_5ForConditionalGeneration",  # so does this
     }
 )
+# Models that drop their cache at ``config.original_max_position_embeddings`` tokens.
+REREADS = frozenset({"Phi3ForCausalLM", "Phi4MultimodalForCausalLM", "PhimoeForCausalLM"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,12 @@ class Traits:
         by_slot: whether it finds a token by its slot in the cache, not by its position.
         reads_text: whether it prepares its inputs itself, and may look at all committed tokens.
         places: whether it takes the ``position_ids`` that it is given.
+        passes_masks: whether a mask of four dimensions reaches its attention as it is given.
         embeddings: how many tokens it has embeddings for; None: it does not say.
         unplaced: the id that takes no position, where it counts them itself by what the forward's
             tokens are (M2M-100, TrOCR): behind such a token a wider forward counts otherwise.
+        rereads_at: with more tokens than so many it drops a cache that holds fewer, and reads all
+            anew (Phi-3, whatever its rotary factors are); None: never.
     """
 
     names: frozenset[str]
@@ -55,15 +60,16 @@ class Traits:
     by_slot: bool
     reads_text: bool
     places: bool
+    passes_masks: bool
     embeddings: int | None
     unplaced: int | None
+    rereads_at: int | None
 
 
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
     """The traits of a model, for inputs as ``generate`` prepared them.
 
-    A ``prepare_inputs_for_generation`` from outside transformers is called once, with two tokens
-    behind the prompt and a cache of zeros, to see what it makes of them.
+    A ``prepare_inputs_for_generation`` from outside transformers is tried (``probe``).
 
     Args:
         model: a transformers model.
@@ -80,18 +86,30 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
     given = kwargs.get("position_ids") is not None
     placed = given and "position_ids" in inspect.signature(model.forward).parameters
+    masks = True
     own = type(model).prepare_inputs_for_generation
-    if not own.__module__.startswith("transformers.") and not model.config.is_encoder_decoder:
-        placed = _takes_two(model, input_ids, kwargs) and placed
+    if not own.__module__.startswith("transformers."):
+        found = probe(model, input_ids, kwargs)
+        placed, masks = placed and found.positions, found.masks
     return Traits(
         names=names,
         stock=stock,
         by_slot=bool(names & BY_SLOT),
         reads_text=prepare is not GenerationMixin.prepare_inputs_for_generation,
         places=placed,
+        passes_masks=masks,
         embeddings=embedding_count(model),
         unplaced=None if placed else _unplaced(model),
+        rereads_at=_rereads_at(model, names),
     )
+
+
+def _rereads_at(model: Any, names: frozenset[str]) -> int | None:
+    if not names & REREADS:
+        return None
+    at = getattr(model.config, "original_max_position_embeddings", None)
+    known = getattr(model.config, "max_position_embeddings", None)
+    return None if at is None or (known is not None and at >= known) else int(at)
 
 
 def _unplaced(model: Any) -> int | None:
@@ -123,43 +141,3 @@ def makes_standard_masks(model: Any) -> bool:
     """Whether a model's masks are made by transformers' own function, in its own module."""
     module = sys.modules.get((stock_class(model) or type(model)).__module__)
     return hasattr(module, "create_causal_mask")
-
-
-def _takes_two(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> bool:
-    """Whether a model's own ``prepare_inputs_for_generation`` passes positions of two tokens on.
-
-    Raises:
-        UnsupportedError: it does not pass both tokens on.
-    """
-    from transformers import DynamicCache
-
-    rows, length = input_ids.shape[0], _length(input_ids, kwargs)
-    cache = DynamicCache()
-    states = torch.zeros((rows, 1, length, 1), dtype=model.dtype, device=input_ids.device)
-    cache.update(states, states, 0)
-    grown = kwargs | {"past_key_values": cache}
-    mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-    if isinstance(mask, torch.Tensor) and mask.ndim == 2:
-        grown["attention_mask"] = torch.cat((mask, mask.new_ones((rows, 2))), dim=1)
-    if positions is not None:
-        steps = torch.arange(1, 3, device=positions.device, dtype=positions.dtype)
-        grown["position_ids"] = torch.cat((positions, positions[..., -1:] + steps), dim=-1)
-    text = torch.cat((input_ids, input_ids.new_zeros((rows, 2))), dim=1)
-    what = f"{type(model).__name__}.prepare_inputs_for_generation"
-    try:
-        inputs = model.prepare_inputs_for_generation(text, next_sequence_length=2, **grown)
-    except Exception as error:
-        raise UnsupportedError(f"{what} fails with two new tokens: {error}") from error
-    ids = inputs.get("input_ids")
-    if not isinstance(ids, torch.Tensor) or ids.shape[1] != 2:
-        raise UnsupportedError(
-            f"{what} does not pass two new tokens on; have it use next_sequence_length"
-        )
-    return inputs.get("position_ids") is not None
-
-
-def _length(input_ids: torch.Tensor, kwargs: dict[str, Any]) -> int:
-    mask, embeds = kwargs.get("attention_mask"), kwargs.get("inputs_embeds")
-    told = [input_ids.shape[1]]
-    told += [each.shape[1] for each in (mask, embeds) if isinstance(each, torch.Tensor)]
-    return max(told)

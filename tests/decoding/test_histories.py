@@ -66,6 +66,22 @@ def test_several_sequences_of_one_encoded_text(name):
     ]  # and the decoder's first two
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_pixels_of_integers_are_no_ids(dtype):
+    image = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    encoder = transformers.ViTConfig(num_attention_heads=2, image_size=8, patch_size=4, **image)
+    sizes = {"vocab_size": VOCAB, "d_model": 16, "decoder_layers": 1, "decoder_ffn_dim": 16}
+    decoder = transformers.TrOCRConfig(decoder_attention_heads=2, is_decoder=True, **sizes)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    torch.manual_seed(0)
+    model = transformers.VisionEncoderDecoderModel(config).eval()
+    model.generation_config.update(decoder_start_token_id=2, pad_token_id=0, eos_token_id=None)
+    pixels = torch.randint(0, 255, (1, 3, 8, 8)).to(dtype)
+    plain = model.generate(pixel_values=pixels, **GREEDY)
+    ours = ngramspec.generate(model, pixel_values=pixels, **GREEDY)
+    assert ours.tolist() == plain.tolist()
+
+
 def test_encoder_outputs_without_ids_leave_no_placeholders_in_a_history():
     model = build("t5")
     encoded = BaseModelOutput(last_hidden_state=torch.randn(1, 7, 32))

@@ -122,6 +122,10 @@ def _compare_states(kind: str, first: Any, second: Any, where: str) -> None:
         _same(f"length of {where}", len(first), len(second))
         for at, (one, two) in enumerate(zip(first, second, strict=True)):
             _compare_states(kind, one, two, f"{where}[{at}]")
+    elif isinstance(first, dict) and isinstance(second, dict):
+        _same(f"names in {where}", [*first], [*second])
+        for name in first:
+            _compare_states(kind, first[name], second[name], f"{where}[{name!r}]")
     elif isinstance(first, torch.Tensor):
         if first.shape != second.shape or first.dtype != second.dtype:
             what = ((tuple(each.shape), each.dtype) for each in (first, second))

@@ -155,14 +155,14 @@ def _texts(case: Case, model: Any, plain: Side) -> list[list[int]]:
     if not plain.outputs:
         return []
     rows = plain.sequences.tolist()
+    vocab = _vocab(model)  # drafters never see ids outside it
     if model.config.is_encoder_decoder or case.inputs not in ("ids", "positions", "image"):
-        return rows
+        return [[token for token in row if 0 <= token < vocab] for row in rows]
     _, mask = _ids(case, model)
     every = len(rows) // len(mask)
     masks = [each for each in mask.tolist() for _ in range(every)]
     if case.mask == "none":
         masks = [[] for _ in masks]
-    vocab = _vocab(model)  # drafters never see ids outside it
     return [
         [
             token

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
 from conftest import tiny_llama
 from doubles import bushy, half_right
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM, T5ForConditionalGeneration
 from transformers.cache_utils import DynamicLayer
 
 import ngramspec
@@ -63,6 +64,34 @@ class OneToken(LlamaForCausalLM):
         )
         if past_key_values.get_seq_length():
             inputs["input_ids"] = inputs["input_ids"][:, -1:]
+        return inputs
+
+
+class OwnPositions(LlamaForCausalLM):
+    """Counts positions on from the cache, whatever it is given."""
+
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        past, new = inputs["past_key_values"].get_seq_length(), inputs["input_ids"].shape[1]
+        inputs["position_ids"] = torch.arange(past, past + new)[None]
+        return inputs
+
+
+class DropsMask(LlamaForCausalLM):
+    """Prepares inputs without the mask, since it expects no padding."""
+
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        inputs.pop("attention_mask", None)
+        return inputs
+
+
+class LastOnly(T5ForConditionalGeneration):
+    """Decodes one token, however many are new."""
+
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        inputs["decoder_input_ids"] = inputs["decoder_input_ids"][:, -1:]
         return inputs
 
 
@@ -126,6 +155,38 @@ def test_trees_become_chains_where_positions_are_dropped():
     speculator = Speculator(tree=6)
     ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
     assert speculator.stats.chains == {"a model that counts its positions itself": 1}
+
+
+@pytest.mark.parametrize("kind", [OwnPositions, DropsMask])
+@pytest.mark.parametrize("settings", [{}, {"tree": 16}, {"gamma": 6}], ids=["auto", "tree", "6"])
+def test_positions_and_masks_of_a_tree_have_to_arrive(kind, settings, monkeypatch):
+    """In a module that makes its masks as transformers does, as copied modelling code is."""
+    monkeypatch.setattr(sys.modules[__name__], "create_causal_mask", None, raising=False)
+    model = as_kind(kind)
+    plain = model.generate(IDS, **GREEDY)
+    for drafter in ("auto", bushy(plain[0].tolist(), VOCAB)):
+        speculator = Speculator(drafter, **settings)
+        ours = ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
+        assert ours.tolist() == plain.tolist()
+    model.set_attn_implementation("eager")
+    with pytest.raises(UnsupportedError, match="width=8 is not supported with a model that"):
+        ngramspec.generate(model, IDS, speculator=Speculator(width=8), **GREEDY)
+
+
+def test_encoder_decoders_that_decode_one_token_are_refused_before_the_prefill():
+    from families import build
+
+    t5, streamer = build("t5"), Counting()
+    model = LastOnly(t5.config).eval()
+    model.load_state_dict(t5.state_dict())
+    with pytest.raises(UnsupportedError, match=r"LastOnly\.prepare_inputs_for_generation does not"):
+        ngramspec.generate(model, IDS, streamer=streamer, **GREEDY)
+    assert (streamer.puts, streamer.ends) == (1, 1)
+    plain = model.generate(IDS, **GREEDY)
+    speculator = Speculator(unsupported="plain")
+    assert (
+        ngramspec.generate(model, IDS, speculator=speculator, **GREEDY).tolist() == plain.tolist()
+    )
 
 
 def test_one_token_at_a_time_is_found_out_before_anything_is_streamed():
@@ -194,6 +255,10 @@ class Grudging(DynamicCache):
         raise NotImplementedError
 
 
+class PlainLayer(DynamicLayer):
+    """A layer that overrides nothing."""
+
+
 class OwnLayer(DynamicLayer):
     """A layer that concatenates in its own way."""
 
@@ -210,6 +275,18 @@ def test_caches_that_override_nothing_are_rolled_back():
     assert ours.tolist() == plain.tolist()
     assert cache.get_seq_length() == plain.shape[1] - 1
     assert cache.total() == 2 * 2 * 8 * (plain.shape[1] - 1)
+
+
+def test_layers_that_override_nothing_are_rolled_back(monkeypatch):
+    model = tiny_llama()
+    plain = model.generate(IDS, **GREEDY)
+    for name in ("__firstlineno__", "__static_attributes__"):  # which Python 3.13 sets
+        monkeypatch.setattr(PlainLayer, name, 0, raising=False)
+        monkeypatch.setattr(DynamicLayer, name, 0, raising=False)
+    cache = DynamicCache(config=model.config)
+    cache.layers = [PlainLayer() for _ in cache.layers]
+    ours = ngramspec.generate(model, IDS, past_key_values=cache, **GREEDY)
+    assert ours.tolist() == plain.tolist()
 
 
 def test_caches_and_layers_that_override_something_are_refused_by_name():

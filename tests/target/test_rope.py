@@ -63,6 +63,31 @@ def test_text_is_plain_where_the_factors_change(phi3, length, settings):
     assert plain.tolist() == ours.tolist()
 
 
+@pytest.fixture(scope="module")
+def short():
+    """A Phi-3 without long factors: it reads its text anew all the same."""
+    return model_of("Phi3ForCausalLM", "Phi3Config", original_max_position_embeddings=TURN)
+
+
+@pytest.mark.parametrize("name", ["phi3", "short"])
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    "settings", [{"drafter": "copy", "gamma": 6}, {}, {"tree": 6}], ids=["6", "auto", "tree"]
+)
+def test_the_cache_is_dropped_where_plain_decoding_drops_it(name, static, rows, settings, request):
+    model = request.getfixturevalue(name)
+    ids = torch.cat([prompt(seed=row) for row in range(rows)])
+    asked = GREEDY | {"return_dict_in_generate": True, "output_hidden_states": rows == 1}
+    asked |= {"cache_implementation": "static"} if static else {}
+    plain = model.generate(ids, **asked)
+    ours = ngramspec.generate(model, ids, speculator=Speculator(**settings), **asked)
+    assert plain.sequences.tolist() == ours.sequences.tolist()
+    if rows == 1:
+        shapes = [[each[-1].shape for each in out.hidden_states] for out in (plain, ours)]
+        assert shapes[0] == shapes[1]
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_drafts_are_accepted_on_both_sides_of_the_turn(phi3, right):
     ids = prompt()
