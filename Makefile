@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make fuzz | make sanitize | make test-slow | make test-matrix
-# make bench | make bench-native | make clean
+# make docs | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test fuzz sanitize test-slow test-matrix lint format bench bench-native clean
+.PHONY: demo test fuzz sanitize test-slow test-matrix lint format docs bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -56,6 +56,14 @@ lint: $(VENV)/.built
 format: $(VENV)/.built
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site, in build/docs. A broken link is an error.
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --site-dir build/docs
+
+$(VENV)/.docs: $(VENV)/.built
+	@$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
 
 bench: $(VENV)/.built
 	$(BIN)/python benchmarks/first_look.py --repeats 3 --json benchmarks/results/first_look.json
