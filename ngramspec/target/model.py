@@ -345,6 +345,8 @@ class Target:
         self.close()
         self.kwargs["past_key_values"] = self._outputs.past_key_values
         self._use_cache()
+        if self.cache.length() < self._slots + self._width:  # before transformers 5.20 or so
+            self.unaligned = "the model forgot the text behind its original length"
 
     def rollback(self, kept: Sequence[int], path: Sequence[int] = ()) -> None:
         """Roll the last forward back to what stays; the masks and positions follow.

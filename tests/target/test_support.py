@@ -12,6 +12,7 @@ from transformers import DynamicCache, StoppingCriteria
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.target.kv_cache import transformers_before
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30}
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -101,6 +102,8 @@ def test_falcon_s_attentions_under_eager_attention():
 @pytest.mark.parametrize("crop", [0, 1, 2])
 def test_a_prompt_wholly_inside_the_caller_s_cache(name, settings, crop):
     """Plain ``generate`` reads the prompt once more, behind itself; masks know nothing of that."""
+    if name.startswith("bloom") and transformers_before((5, 19)) and not crop:
+        pytest.skip("plain generate fails there")
     model = build(name)
     with torch.no_grad():
         ids = model.generate(IDS, **GREEDY)
