@@ -95,7 +95,7 @@ class Speculator:
     Raises:
         TypeError, ValueError: an argument is out of its bounds; the message says which.
 
-    Example:
+    Examples:
         >>> Speculator("copy+ngram", gamma=8).to_dict()["gamma"]
         8
     """
