@@ -13,6 +13,7 @@ import torch
 
 from ngramspec import Speculator, StepEvent, generate
 from ngramspec.bench.machine import PeakMemory, synchronize
+from ngramspec.target.hf_private import compile_on_every_device
 
 PLAIN = "plain"
 
@@ -169,7 +170,8 @@ class Caller:
         on_cpu = self.model.device.type == "cpu"
         mode = "default" if on_cpu else "reduce-overhead"
         config = CompileConfig(dynamic=False, mode=mode)  # one for all ways: another compiles anew
-        config._compile_all_devices = on_cpu
+        if on_cpu:
+            compile_on_every_device(config)
         return {"compile_config": config}
 
 

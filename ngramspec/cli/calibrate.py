@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ngramspec.bench.forwards import forward_seconds
     from ngramspec.draft_length.cost_file import SavedCosts, described
+    from ngramspec.target.hf_private import attention_of
 
     loaded = load_model(arguments, option="MODEL")
     model = loaded.model
@@ -63,6 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"cost of a forward, in forwards of one position ({milliseconds})")
     if arguments.json is not None:
         with writable("--json", arguments.json):
-            SavedCosts(described(model), seconds).write(arguments.json)
+            SavedCosts(described(model, attention_of(model)), seconds).write(arguments.json)
         console.print(f"saved; use Speculator(costs={str(arguments.json)!r})")
     return 0

@@ -221,7 +221,7 @@ def _step_costs(
     )
     saved = settings.saved
     if saved is not None:
-        differences = saved.differences(target.model)
+        differences = saved.differences(target.model, kind.attention)
         if rows > 1 or kind.static:
             differences.append("they are of one sequence, in a cache that grows")
         if differences:

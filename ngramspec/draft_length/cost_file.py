@@ -24,8 +24,13 @@ def processor() -> str:
     return str(names[0]) if names else platform.processor()
 
 
-def described(model: Any) -> dict[str, Any]:
-    """What the costs of a model's forwards depend on, as plain JSON values."""
+def described(model: Any, attention: str) -> dict[str, Any]:
+    """What the costs of a model's forwards depend on, as plain JSON values.
+
+    Args:
+        model: a transformers model.
+        attention: name of its decoder's attention implementation.
+    """
     import torch
 
     device, name = model.device, model.device.type
@@ -37,7 +42,7 @@ def described(model: Any) -> dict[str, Any]:
         "model": type(model).__name__,
         "parameters": sum(each.numel() for each in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "attention": str(model.config.get_text_config(decoder=True)._attn_implementation),
+        "attention": attention,
         "device": name,
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "torch": torch.__version__,
@@ -92,9 +97,9 @@ class SavedCosts:
             raise ValueError(f"{path} holds no times")
         return cls(depends, seconds)
 
-    def differences(self, model: Any) -> list[str]:
+    def differences(self, model: Any, attention: str) -> list[str]:
         """What of ``depends`` is otherwise here; empty: the costs are this model's."""
-        here = described(model)
+        here = described(model, attention)
         return [
             f"{name} is {here[name]}, was {self.depends.get(name)}"
             for name in here

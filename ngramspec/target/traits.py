@@ -129,7 +129,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         names=names,
         stock=stock_class(model),
         encodes=bool(model.config.is_encoder_decoder),
-        attention=hf_private.attention_of(config),
+        attention=hf_private.attention_of(model),
         standard_masks=_makes_standard_masks(model),
         own_masks=getattr(type(model), "create_masks_for_generate", None) is not None,
         passes_masks=passes_masks,

@@ -304,7 +304,7 @@ def test_saved_costs_are_begun_with_and_dropped_when_wrong(tmp_path, caplog):
     model = tiny_llama()
     seconds = {400: {1: 0.01, 9: 0.02, 17: 0.04}, 4000: {1: 0.02, 17: 0.03}}
     path = tmp_path / "costs.json"
-    SavedCosts(described(model), seconds).write(path)
+    SavedCosts(described(model, "sdpa"), seconds).write(path)
     saved = SavedCosts.read(path)
     assert saved.seconds == seconds
     assert saved.curve(512, 65)[[1, 5, 9, 17]].tolist() == pytest.approx([1, 1.5, 2, 4])
@@ -327,7 +327,7 @@ def test_a_generation_finds_out_that_saved_costs_are_wrong(tmp_path, caplog):
     assumed = KIND.assumed(65)
     times = {width: 0.01 * 2.5 * float(assumed[width]) for width in range(2, 66)}
     path = tmp_path / "costs.json"
-    SavedCosts(described(model), {400: {1: 0.01} | times}).write(path)
+    SavedCosts(described(model, "sdpa"), {400: {1: 0.01} | times}).write(path)
     text = model.generate(IDS, max_new_tokens=300)[0].tolist()
     speculator = Speculator(oracle(text), gamma_max=8, costs=path)
     ours = model.generate(IDS, max_new_tokens=300, custom_generate=speculator)
@@ -363,7 +363,7 @@ def test_what_the_machine_takes_is_what_is_learned():
 
 def test_costs_of_something_else_are_not_used(tmp_path, caplog):
     path = tmp_path / "costs.json"
-    SavedCosts(described(tiny_llama(vocab=50)), {400: {1: 0.01, 9: 0.5}}).write(path)
+    SavedCosts(described(tiny_llama(vocab=50), "sdpa"), {400: {1: 0.01, 9: 0.5}}).write(path)
     model = tiny_llama()
     speculator = Speculator(costs=path)
     assert Speculator.from_dict(speculator.to_dict()).costs == str(path)
