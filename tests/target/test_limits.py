@@ -74,7 +74,7 @@ def test_the_position_limit():
     assert (farther.longest(0, None), farther.prefill()) == (44, 44)
 
 
-def test_no_draft_reaches_over_a_turn():
+def test_no_draft_reaches_over_a_threshold():
     some = limits(rope_changes_at=32)
     assert [some.longest(new, None) for new in (0, 20, 22, 23)] == [22, 2, 0, 0]
     assert some.longest(24, None) is None
