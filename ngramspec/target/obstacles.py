@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ngramspec.errors import UnsupportedError
 from ngramspec.target import hf_private
 from ngramspec.target.call import CallTraits
-from ngramspec.target.traits import MASKED_ATTENTIONS, Traits
+from ngramspec.target.traits import MASKED_ATTENTIONS, WIDENS_MASK, Traits
 
 # Arguments of the prefill under which it can check a draft behind a prompt of plain text.
 PLAIN_PREFILL = (
@@ -67,7 +69,7 @@ def prefill_checks_drafts(
 
     It can where it is one forward of plain text into a dynamic cache, for a single row. Any other
     argument rules it out: token types, for instance, may say that a prompt is read in both
-    directions.
+    directions. A model that widens its masks only behind the prefill sees other positions there.
     """
     others = [
         name
@@ -75,8 +77,15 @@ def prefill_checks_drafts(
         if name not in PLAIN_PREFILL and value is not None and value is not False
     ]
     whole = config.prefill_chunk_size is None and not call.states and not others
+    if traits.names & WIDENS_MASK and not _attends_all(kwargs.get("attention_mask")):
+        return False
     cut = call.static or call.slides or call.unaligned is not None
     return whole and call.rows == 1 and not (cut or traits.encodes or traits.rope_varies)
+
+
+def _attends_all(mask: torch.Tensor | None) -> bool:
+    """Whether a mask, (batch, length), leaves no position out. One host sync on a device."""
+    return mask is None or bool((mask != 0).all())
 
 
 def check_fixed(model: Any, traits: Traits, call: CallTraits, width: int) -> None:

@@ -25,6 +25,9 @@ BY_SLOT = frozenset(
         "Kosmos2_5ForConditionalGeneration",  # so does this
     }
 )
+# Models that widen the mask they are given over an image in the cache, in forwards behind the
+# prefill only, and for prompts without an image too.
+WIDENS_MASK = frozenset({"GitForCausalLM"})
 # Models that drop their cache at ``config.original_max_position_embeddings`` tokens.
 REREADS = frozenset({"Phi3ForCausalLM", "Phi4MultimodalForCausalLM", "PhimoeForCausalLM"})
 
