@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="positions in the cache (default: 400 900)",
     )
-    add_count(parser, "--repeats", 9)
+    add_count(parser, "--repeats", 9, "timed forwards of each width")
     parser.add_argument("--json", type=Path, metavar="OUT", help="save the costs")
 
 

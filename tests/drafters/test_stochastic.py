@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,7 @@ from conftest import tiny_llama
 from scipy.stats import chisquare
 
 from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Speculator, build_drafter
-from ngramspec.bench.acceptance import DRAWN, MATCHED, WAYS, measure
-from ngramspec.cli import main
+from ngramspec.bench.acceptance import DRAWN, MATCHED, measure
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.draft import EMPTY_DRAFT, Proposal
 from ngramspec.draft_length.schedule import FixedGamma
@@ -463,13 +460,3 @@ def test_acceptance_is_what_the_formulas_say():
     assert drawn.formula(DRAWN) > drawn.formula(MATCHED) + 0.1
     assert matched.formulas == {}
     assert drawn.tokens_per_call > matched.tokens_per_call > 1
-
-
-def test_sampled_acceptance_from_the_command_line(tmp_path, capsys):
-    out = tmp_path / "a.json"
-    few = ["--temperatures", "0.5", "--draft-temperatures", "1", "--count", "1", "--tokens", "9"]
-    assert main(["bench", "acceptance", *few, "--json", str(out)]) == 0
-    assert "Algorithm 1" in capsys.readouterr().out
-    assert [row["way"] for row in json.loads(out.read_text())["rows"]] == [*WAYS]
-    assert main(["bench", "acceptance", "--gamma", "0"]) == 2
-    assert "--gamma must" in capsys.readouterr().err
