@@ -12,11 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import ScriptedDrafter, draft_of
 from families import build
 
 from ngramspec import Speculator, generate
@@ -24,9 +22,7 @@ from ngramspec.bench.e2e import Call, EndToEnd, Measured, Plan, by_model, first_
 from ngramspec.bench.forced import ForcedProcessor, forced_model
 from ngramspec.bench.forwards import forward_seconds
 from ngramspec.bench.machine import PeakMemory, machine
-from ngramspec.bench.profile import FORWARD, PYTHON, SECTIONS, profile_plain, profile_steps
 from ngramspec.bench.summary import summarize
-from ngramspec.bench.syncs import host_syncs, syncs_per_step
 from ngramspec.bench.tasks import (
     NOTHING,
     TASKS,
@@ -40,9 +36,6 @@ from ngramspec.bench.tasks import (
 from ngramspec.bench.ways import PLAIN, Caller, Way, forwards_of, usual_ways
 from ngramspec.cli import main
 from ngramspec.cli.bench_e2e import _as_chat, built_in
-from ngramspec.decoding import loop as decode
-from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.target.model import Target
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 VOCAB = 97
@@ -404,96 +397,6 @@ def test_memory_is_the_peak_since_it_was_reset():
     memory.reset()
     assert memory.read() < before + 30e6
     assert machine()["packages"]["torch"] == torch.__version__
-
-
-# Profile
-
-
-def slow(seconds):
-    def guess(at, gamma):
-        time.sleep(seconds)
-        return draft_of([])
-
-    return ScriptedDrafter(guess)
-
-
-def test_a_profile_says_where_the_time_went(model, monkeypatch):
-    before = {owner: dict(vars(owner)) for owner in (DraftRunner, Target, decode.DecodeLoop)}
-    row = profile_steps(model, prompt(), 30, repeats=1)
-    assert set(row["seconds"]) == set(SECTIONS)
-    assert sum(row["share"].values()) == pytest.approx(1)
-    assert sum(row["seconds"].values()) == pytest.approx(row["step_seconds"])
-    assert all(share > 0 for share in row["share"].values())
-    assert row["tokens_per_call"] > 2
-    assert row["share"][FORWARD] > 0.3
-    assert {owner: dict(vars(owner)) for owner in before} == before
-    assert "forward" not in vars(model)
-    monkeypatch.setattr("ngramspec.bench.profile.Speculator", lambda: Speculator(slow(0.02)))
-    row = profile_steps(model, prompt(), 10, repeats=1)
-    assert row["seconds"]["drafting"] > 0.01  # a step now and then drafts nothing
-    assert row["share"]["drafting"] > 0.5
-
-
-def test_plain_decoding_is_profiled_too(model):
-    row = profile_plain(model, prompt(), 30, repeats=1)
-    assert row["steps"] == 29
-    assert 0 < row["share"][FORWARD] < 1
-    assert row["share"][FORWARD] + row["share"][PYTHON] == 1
-    assert profile_plain(model, prompt(), 30, repeats=1, lookup=10)["steps"] < 20
-
-
-# Host synchronisation
-
-
-def test_every_read_of_a_tensor_is_counted_once():
-    tensor = torch.tensor([1.0])
-    with host_syncs(tensor.device) as places:
-        reads = [bool(tensor), int(tensor), float(tensor), tensor.item(), tensor.tolist()]
-        reads += [np.asarray(tensor), tensor.cpu(), tensor.nonzero(), 1.0 in tensor]
-        tensor + 1
-    assert len(places) == len(reads) == 9
-    assert all(place.startswith("test_e2e.py:") for place in places)
-    bool(tensor)
-    assert len(places) == 9
-
-
-@pytest.mark.parametrize("copying", [True, False])
-def test_a_step_waits_for_the_device_once(model, copying):
-    with forced_model(model, 256) as set_text:
-        text = TEXT if copying else [rng.randrange(VOCAB) for _ in TEXT]
-        set_text([*IDS, *text])
-        found = syncs_per_step(model, IDS, len(TEXT))
-    assert set(found["counts"]) == {1}
-
-
-KINDS = {
-    "a tree": ({"tree": 12}, {}),
-    "sampled": ({}, {"do_sample": True, "temperature": 0.7, "top_k": 20}),
-    "algorithm 1": ({"drafter": "ngram(sample=true)"}, {"do_sample": True}),
-    "a static cache": ({}, {"cache_implementation": "static"}),
-    "a fixed width": ({"width": 8}, {"cache_implementation": "static"}),
-    "recorded scores": ({}, {"return_dict_in_generate": True, "output_scores": True}),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_step_waits_once(model, kind):
-    speculator, arguments = KINDS[kind]
-    torch.manual_seed(0)
-    with forced_model(model, 256) as set_text:
-        set_text([*IDS, *TEXT])
-        speculator = Speculator(**speculator)
-        found = syncs_per_step(model, IDS, len(TEXT), speculator, **arguments)
-    assert set(found["counts"]) == {1}, found["places"]
-    assert speculator.stats.drafted > 0
-    assert speculator.stats.host_syncs == len(found["counts"])
-
-
-def test_a_processor_that_reads_the_history_costs_syncs(model):
-    found = syncs_per_step(model, IDS, 20, logits_processor=[ForcedProcessor(len(IDS), TEXT)])
-    assert found["most"] > 1
-    with pytest.raises(ValueError, match="more new tokens"):
-        syncs_per_step(model, IDS, 1)
 
 
 # Commands
