@@ -155,12 +155,12 @@ def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int]
     """
 
     masks = ("attention_mask", "decoder_attention_mask")
-    encoder_mask, decoder_mask = (target.kwargs.get(name) for name in masks)
-    mask = decoder_mask if target.encodes else encoder_mask
+    encoder_mask, decoder_mask = (target.inputs.kwargs.get(name) for name in masks)
+    mask = decoder_mask if target.traits.encodes else encoder_mask
 
     def history(row: int) -> Int32:
         texts = [request.reference]
-        if target.encodes and _holds_ids(encoded):
+        if target.traits.encodes and _holds_ids(encoded):
             each = target.prompt.shape[0] // encoded.shape[0]  # sequences of one encoded text
             mask_of = None if encoder_mask is None else encoder_mask[row]
             texts.append(_own(encoded[row // each], mask_of))
@@ -192,7 +192,8 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
     stopping criteria, and processors that are not known to treat each row by itself. They also do
     where the cache is returned: a later call reads it as plain decoding would have left it.
     """
-    if sampler.streamer is not None or sampler.record or target.states or sampler.stop.custom:
+    sees_all = sampler.streamer is not None or sampler.record or sampler.stop.custom
+    if sees_all or target.call.states:
         return True
     if target.config.return_dict_in_generate:
         return True

@@ -30,9 +30,9 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
+from ngramspec.target.hf_private import pad_token
 from ngramspec.target.model import Target
-from ngramspec.target.support import why_no_tree
-from ngramspec.target.tree_attention import attention_of
+from ngramspec.target.obstacles import allows_ragged, why_no_tree
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
@@ -97,9 +97,11 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     config, rows, stats = settings.config, target.prompt.shape[0], DecodeStats()
     request = read_request(call.config, call.reference_ids)
     sampler = _sampler(settings, target, call)
-    target.ragged = rows > 1 and target.can_be_ragged and not must_lockstep(sampler, target)
-    if target.unaligned is not None:
-        settings.log_once(f"drafting nothing: {target.unaligned}")
+    ragged = rows > 1 and allows_ragged(target.traits, target.call)
+    if ragged and not must_lockstep(sampler, target):
+        target.let_rows_diverge()
+    if target.limits.unaligned is not None:
+        settings.log_once(f"drafting nothing: {target.limits.unaligned}")
     history = history_of(target, request, call.encoded)
     trees = _may_branch(config, target, stats)
     costs = _step_costs(settings, target, sampler.stop.max_length, trees)
@@ -107,7 +109,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         target=target,
         make_runner=_runners(settings, ranks, target, call, history, costs, trees, stats),
         sampler=sampler,
-        row_samplers=samplers_by_row(sampler, rows) if target.ragged else None,
+        row_samplers=samplers_by_row(sampler, rows) if target.inputs.ragged else None,
         step_costs=costs if config.planned_gamma == "auto" else None,
         prefill_length=settings.prefill_length,
         stats=stats,
@@ -119,7 +121,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats) -> bool:
     """Whether drafts may be trees; why not is counted where trees were asked for."""
-    obstacle = why_no_tree(target, target.prompt.shape[0])
+    obstacle = why_no_tree(target.traits, target.call)
     if isinstance(config.tree, int) and obstacle is not None:
         stats.count_chains(obstacle)
     priced = config.tree == "auto" and config.planned_gamma == "auto"
@@ -165,13 +167,12 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
     config = call.config
     keep = config.return_dict_in_generate
     stop = StopRules(call.criteria or ())
-    pad = getattr(config, "_pad_token_tensor", None)
     one_transfer = settings.observer.one_transfer or prefers_one_transfer(target.prompt.device)
     return TokenSampler(
         processors=call.processors,
         stop=stop,
         rule=settings.rule(bool(config.do_sample), call.generator),
-        pad=int(pad) if pad is not None and stop.pads else None,
+        pad=pad_token(config) if stop.pads else None,
         streamer=call.streamer,
         record=Record(
             [] if keep and config.output_scores else None,
@@ -197,7 +198,7 @@ def _step_costs(
         machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
         dtype=str(target.model.dtype).removeprefix("torch."),
         rows=rows,
-        attention=attention_of(target.model),
+        attention=target.traits.attention,
         static=target.cache.capacity is not None,
         compiled=bool(target.widths.sizes),
         tree=trees,

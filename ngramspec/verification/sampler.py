@@ -198,7 +198,7 @@ class TokenSampler:
         if self._ignores(cursors):
             return self.rule.choose(scores)
         spots = [(cursor, position) for cursor in cursors for position in positions]
-        return self.rule.choose(scores, *behind(spots, scores.shape[-1], scores.device))
+        return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
 
     def _sample_depths(self, cursors: Sequence[DraftCursor], scores: torch.Tensor) -> SampledTokens:
         """Sample at all positions, at each depth with plain sampling's random numbers for it."""
@@ -211,7 +211,7 @@ class TokenSampler:
         return SampledTokens(tokens.tolist(), states, generator)
 
 
-def behind(
+def drafted_at(
     spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What was drafted at some positions, as ``Rule.choose`` takes it.

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from conftest import tiny_llama
 from doubles import ScriptedDrafter, draft_of
+from forced_text import VOCAB, prompt
 
 from ngramspec import Speculator
 from ngramspec.bench import profile
 from ngramspec.bench.profile import FORWARD, PYTHON, SECTIONS, profile_plain, profile_steps
-from ngramspec.bench.tasks import Prompt
 from ngramspec.decoding.observer import DRAFTING, STREAMING
 
-VOCAB = 97
-rng = random.Random(5)
-IDS = tuple(rng.randrange(1, VOCAB) for _ in range(40))
-TEXT = (*IDS[3:30], 7, 8, *IDS[10:25])
-COPY = Prompt("copy", "0", IDS, TEXT)
-OWN = Prompt("own", "0", IDS)  # the model's own text
+COPY = prompt()
+OWN = prompt(text=None)  # the model's own text
 
 
 class Clock:

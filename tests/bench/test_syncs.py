@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
+from forced_text import IDS, TEXT, VOCAB
 
 from ngramspec import Speculator
 from ngramspec.bench.forced import ForcedProcessor, forced_model
 from ngramspec.bench.syncs import host_syncs, syncs_per_step
-
-VOCAB = 97
-rng = random.Random(5)
-IDS = tuple(rng.randrange(1, VOCAB) for _ in range(40))
-TEXT = (*IDS[3:30], 7, 8, *IDS[10:25])
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +35,7 @@ def test_every_read_of_a_tensor_is_counted_once():
 @pytest.mark.parametrize("copying", [True, False])
 def test_a_step_waits_for_the_device_once(model, copying):
     with forced_model(model, 256) as set_text:
-        text = TEXT if copying else [rng.randrange(VOCAB) for _ in TEXT]
+        text = TEXT if copying else random.Random(6).choices(range(VOCAB), k=len(TEXT))
         set_text([*IDS, *text])
         found = syncs_per_step(model, IDS, len(TEXT))
     assert set(found["counts"]) == {1}
