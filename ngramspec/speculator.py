@@ -349,7 +349,7 @@ class Speculator:
             logger.warning("%s", message)
 
     def settings(self) -> Settings:
-        """What a call that begins now goes by."""
+        """What a call takes from this object when it begins."""
         return Settings(
             config=self._config,
             drafter=lambda: self._drafter,

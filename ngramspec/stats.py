@@ -119,7 +119,7 @@ class DecodeStats:
         self.host_syncs += syncs
 
     def count_chains(self, reason: str) -> None:
-        """Add a run whose drafts are chains, though trees were asked for."""
+        """Add a run with ``tree=N`` whose drafts are chains, for this reason."""
         self.chains[reason] = self.chains.get(reason, 0) + 1
 
     def count_fault(self) -> bool:

@@ -120,7 +120,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
 
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats) -> bool:
-    """Whether drafts may be trees; why not is counted where trees were asked for."""
+    """Whether drafts may be trees; with ``tree=N``, why not is counted."""
     obstacle = why_no_tree(target.traits, target.call)
     if isinstance(config.tree, int) and obstacle is not None:
         stats.count_chains(obstacle)
