@@ -1,4 +1,4 @@
-"""The settings of a Speculator: one frozen object behind its attributes, dictionaries and copies."""
+"""The settings of a Speculator: one frozen object behind its attributes and copies."""
 
 from __future__ import annotations
 
