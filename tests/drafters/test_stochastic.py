@@ -18,7 +18,7 @@ from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.stochastic import DrawingSession
 from ngramspec.drafters.validation import check_draft
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import DraftCursor, behind
+from ngramspec.verification.sampler import DraftCursor, drafted_at
 
 TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)
 
@@ -235,12 +235,12 @@ def two_tokens(drafter, tokens, gamma=4):
     walks = [DraftCursor(draft) for draft in drafts]
     cpu = torch.device("cpu")
     scores = P.log().expand(SAMPLES, -1)
-    first = rule.choose(scores, *behind([(walk, 0) for walk in walks], VOCAB, cpu))
+    first = rule.choose(scores, *drafted_at([(walk, 0) for walk in walks], VOCAB, cpu))
     nothing = DraftCursor(EMPTY_DRAFT)
     stands = [walk.drafted(0) == [token] for walk, token in zip(walks, first.tolist(), strict=True)]
     walks = [walk if stood else nothing for walk, stood in zip(walks, stands, strict=True)]
     spots = [(walk, 1 if walk.tokens else 0) for walk in walks]
-    second = rule.choose(P_NEXT[first].log(), *behind(spots, VOCAB, cpu))
+    second = rule.choose(P_NEXT[first].log(), *drafted_at(spots, VOCAB, cpu))
     counts = np.bincount((VOCAB * first + second).numpy(), minlength=VOCAB**2)
     return counts, drafts, stats
 
