@@ -200,9 +200,9 @@ def optimal_gamma_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> 
 def oracle_improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> float:
     """The improvement of an oracle that knows how many of n tokens each step would accept.
 
-    It drafts as many of these as make it fastest: all, unless costs rise too steeply. Which, follows
-    from the improvement r itself: the length with the highest tokens - r x cost. Starting from
-    r = 1 each round raises r, until it stays (Dinkelbach's method for a ratio).
+    It drafts as many of these as make it fastest: all, unless costs rise too steeply. How many
+    follows from the improvement r itself: the length with the highest tokens - r x cost. Starting
+    from r = 1 each round raises r, until it stays (Dinkelbach's method for a ratio).
 
     Args:
         acceptance: (n,), P(position i accepted | those before it accepted).
