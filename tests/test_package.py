@@ -41,7 +41,10 @@ MAY_IMPORT = {
     "cli": CORE | {"speculator", "hf", "__init__", "bench", "integrations", "stores"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = ("draft", "stats", "errors", "rng", "drafters", "draft_length", "persistence")
+WITHOUT_TORCH = (
+    *("draft", "stats", "errors", "rng", "theory"),
+    *("drafters", "draft_length", "persistence"),
+)
 
 
 def test_importing_ngramspec_imports_nothing_optional():
