@@ -70,6 +70,11 @@ class InterruptedStreamer:
         return None
 
 
+def ids(*tokens: int) -> np.ndarray:
+    """Tokens as drafters take them, int32 (n,)."""
+    return np.array(tokens, np.int32)
+
+
 def draft_of(tokens) -> Draft:
     """A chain."""
     return Draft(np.array(tokens, np.int32))

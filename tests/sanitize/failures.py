@@ -5,10 +5,31 @@ from __future__ import annotations
 import ctypes
 import random
 
-from ngramspec._native import committed, common, contexts, copyindex, count_order, ngram, search
-from ngramspec._native import unigram, value
+from ngramspec._native import (
+    automaton,
+    committed,
+    common,
+    contexts,
+    copyindex,
+    count_order,
+    ngram,
+    search,
+    unigram,
+    value,
+)
 
-MODULES = (common, committed, contexts, copyindex, count_order, ngram, search, unigram, value)
+MODULES = (
+    automaton,
+    committed,
+    common,
+    contexts,
+    copyindex,
+    count_order,
+    ngram,
+    search,
+    unigram,
+    value,
+)
 
 
 class Failures:
