@@ -55,15 +55,11 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     for which, draft in enumerate(drafts):
         n = len(draft)
         parents = range(-1, n - 1) if draft.parents is None else draft.parents.tolist()
-        if draft.confidence is None:
-            first = UNKNOWN * LOWER**which
-            sure = [first if above < 0 else UNKNOWN for above in parents]
-        else:
-            sure = draft.confidence.tolist()
+        assumed = _assumed(draft, parents, which)
         sources = [0] * n if draft.source is None else draft.source.tolist()
         mine: list[int] = []
         for token, above, p, tier in zip(
-            draft.tokens.tolist(), parents, sure, sources, strict=True
+            draft.tokens.tolist(), parents, assumed, sources, strict=True
         ):
             key = (mine[above] if above >= 0 else -1, token)
             node = places.setdefault(key, len(places))
@@ -84,6 +80,14 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     best = order(whole, reach(whole)).first(limit)
     known = any(draft.confidence is not None for draft in drafts)
     return Draft(best.tokens, best.parents, best.confidence if known else None, None, best.source)
+
+
+def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
+    """The confidence of each node; where a draft has none, less for each draft before it."""
+    if draft.confidence is not None:
+        return [float(each) for each in draft.confidence]
+    first = UNKNOWN * LOWER**which
+    return [first if above < 0 else UNKNOWN for above in parents]
 
 
 def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:
