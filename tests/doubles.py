@@ -83,6 +83,11 @@ class Puts:
         self.ended += 1
 
 
+def ids(*tokens: int) -> np.ndarray:
+    """Tokens as drafters take them, int32 (n,)."""
+    return np.array(tokens, np.int32)
+
+
 def draft_of(tokens) -> Draft:
     """A chain."""
     return Draft(np.array(tokens, np.int32))

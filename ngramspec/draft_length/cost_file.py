@@ -1,4 +1,4 @@
-"""Costs measured ahead by ``ngramspec calibrate``: a JSON file, and what it depends on."""
+"""Costs measured beforehand by ``ngramspec calibrate``: a JSON file, and what it depends on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SavedCosts:
     """Seconds of forwards of one sequence, by context length and width.
 
     Attributes:
-        depends: what ``described`` said of the model they were measured on.
+        depends: what ``described`` returned for the model they were measured on.
         seconds: positions in the cache -> width -> seconds.
     """
 
@@ -98,7 +98,7 @@ class SavedCosts:
         return cls(depends, seconds)
 
     def differences(self, model: Any, attention: str) -> list[str]:
-        """What of ``depends`` is otherwise here; empty: the costs are this model's."""
+        """What of ``depends`` differs here; empty: the costs are this model's."""
         here = described(model, attention)
         return [
             f"{name} is {here[name]}, was {self.depends.get(name)}"
@@ -107,9 +107,9 @@ class SavedCosts:
         ]
 
     def curve(self, length: int, limit: int) -> Float32:
-        """float32 (limit + 1,): cost[n] in contexts of about ``length`` positions.
+        """cost[n] in contexts of about ``length`` positions, float32 (limit + 1,).
 
-        Linear between the widths measured, and behind the last one by its cost a position.
+        Linear between the measured widths, and behind the last one by its cost per position.
         """
         nearest = min(self.seconds, key=lambda at: abs(np.log(max(at, 1) / max(length, 1))))
         times = dict(sorted(self.seconds[nearest].items()))
