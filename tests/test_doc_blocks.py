@@ -55,7 +55,10 @@ def commands() -> list[tuple[str, str]]:
     for path in TEXTS:
         for block in blocks(path):
             if block.kind == "bash" and block.reason is None:
-                lines = block.content.replace("\\\n", " ").splitlines()
+                joined = re.sub(
+                    r"^(# also: .*)\n(.*)$", r"\2 \1", block.content, flags=re.MULTILINE
+                )
+                lines = joined.replace("\\\n", " ").splitlines()
                 found += [(f"{name(path)}:{block.line}", line) for line in lines if line.strip()]
         prose = FENCE.sub("", path.read_text(encoding="utf-8"))
         found += [
