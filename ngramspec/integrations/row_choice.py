@@ -12,11 +12,15 @@ from ngramspec.draft import Draft, Float32, Int32
 
 def accepted_nodes(draft: Draft, new: Int32) -> list[int]:
     """The nodes of a draft that the committed tokens ``new``, int32 (n,), agree with, in order."""
-    tokens, committed = draft.tokens.tolist(), new.tolist()
+    committed = new.tolist()
     if draft.parents is None:
-        pairs = zip(tokens, committed, strict=False)
-        wrong = next((at for at, (mine, its) in enumerate(pairs) if mine != its), None)
-        return list(range(min(len(tokens), len(committed)) if wrong is None else wrong))
+        accepted = 0
+        for mine, its in zip(draft.tokens[: len(committed)].tolist(), committed, strict=False):
+            if mine != its:
+                break
+            accepted += 1
+        return list(range(accepted))
+    tokens = draft.tokens.tolist()
     children, path = draft.children(), [-1]
     for token in committed:
         right = next((node for node in children[path[-1] + 1] if tokens[node] == token), None)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.validation import check_draft
+from ngramspec.drafters.validation import ONE, UINT32, check_draft, largest
 from ngramspec.integrations.row_choice import accepted_nodes
 from ngramspec.integrations.row_texts import Row, RowText, RowTexts
 
@@ -160,13 +160,14 @@ class RowSessions:
             return check_draft(draft, room, self.vocab, tree=True, tiers=tiers).as_chain()
         if type(draft) is Draft and draft.parents is None and draft.proposal is None:
             tokens, confidence = draft.tokens, draft.confidence
-            if _usual(tokens, INT32) and len(tokens) <= room:
-                ids = tokens.tolist()
-                sound = not ids or 0 <= min(ids) <= max(ids) < self.vocab
-                if sound and confidence is not None:
-                    sound = _usual(confidence, FLOAT32) and len(confidence) == len(ids)
-                    sound = sound and all(0.0 <= each <= 1.0 for each in confidence.tolist())
-                if sound:
+            n = len(tokens) if _usual(tokens, INT32) else room + 1
+            if n == 0:
+                return EMPTY_DRAFT
+            if n <= room and largest(tokens.view(UINT32)) < self.vocab:
+                if confidence is None:
+                    return draft
+                fits = _usual(confidence, FLOAT32) and len(confidence) == n
+                if fits and largest(confidence.view(UINT32)) <= ONE:
                     return draft
         return check_draft(draft, room, self.vocab)
 

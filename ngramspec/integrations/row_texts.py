@@ -50,6 +50,8 @@ class PrefixHash:
         while len(self._powers) < end:
             more = np.uint64(pow(self._ratio, len(self._powers), 1 << 64))
             self._powers = np.concatenate((self._powers, self._powers * more))
+        if len(tokens) == 1:
+            return (int(tokens[0]) + 1) * int(self._powers[begin]) & MASK
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._powers[begin:end]
         return int(np.add.reduce(terms))
 

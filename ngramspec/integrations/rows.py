@@ -126,6 +126,10 @@ class Rows:
         if text is not None:
             self._sessions.drop(text)
 
+    def fault(self, error: Exception) -> None:
+        """Count a fault of the integration's own, and log the first."""
+        self._sessions.fault(error)
+
     def close(self) -> None:
         """Close every session."""
         for text in self._texts.all():

@@ -496,6 +496,7 @@ sys.meta_path.insert(0, Missing())
 import numpy as np
 from ngramspec.integrations.row_costs import LearnedCosts
 from ngramspec.integrations.rows import Row, Rows
+from ngramspec.integrations.vllm import NgramspecProposer
 rows = Rows("auto", 2, 50, 100, LearnedCosts(2))
 text = np.array([5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8], np.int32)
 drafts = [rows.step([Row(None, text, n, [1])])[0] for n in range(5, 17)]
