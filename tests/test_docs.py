@@ -16,7 +16,8 @@ TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 NOT_RUNNABLE = "<!-- not runnable -->"  # in the line above a block that is no Python file
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PLACES = ("decoding", "draft_length", "target", "verification")  # whose files are all named
+# The folders whose files are all named.
+PLACES = ("decoding", "draft_length", "target", "theory", "verification")
 
 
 def name(path: Path) -> str:

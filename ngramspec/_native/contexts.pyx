@@ -1,9 +1,9 @@
 """The leading continuations of every context, found with one cache miss.
 
-A context keeps its ``LEADERS`` latest continuations worth keeping, in order of recency: a new one
-replaces the one with the lowest count, the oldest of equals. At ``FADE_AT`` all its counts are
-halved. So what it says is exact for contexts with few continuations and recent for those with
-many, and its size is fixed; the exact counts of everything are the NGramTable's.
+A context keeps ``LEADERS`` continuations, in order of recency: a new one replaces the one with the
+lowest count, the oldest of equals. At ``FADE_AT`` all its counts are halved. So the counts are
+exact for contexts with few continuations, and recent for those with many, and a context's size is
+fixed. Exact counts of everything are the NGramTable's.
 
 Invariant: a context's counts are what remains when its continuations are counted in order under
 these rules, whatever the table's layout. Costs: find and count O(1) at worst, where a count splits
@@ -120,7 +120,7 @@ cdef class ContextTable:
             s = self.segment(<uint64_t>i << (64 - self.bits))
             for j in range(SEGMENT):
                 if s.slots[j].total and s.depth:
-                    assert s.slots[j].key >> (64 - s.depth) == i >> (self.bits - s.depth)
+                    assert s.slots[j].key >> (64 - s.depth) == <uint64_t>i >> (self.bits - s.depth)
 
     cdef uint64_t key_of(self, object context, int seed) except? 0:
         cdef const int32_t[::1] view = token_view(context, "context")

@@ -5,23 +5,36 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
-# Each is a module of this package with SUMMARY, add_arguments(parser) and run(arguments) -> int.
-# Parsing imports all of them: what is heavy is imported inside run.
+from ngramspec.cli.subcommands import add_subcommands
+from ngramspec.cli.usage import UsageError
+
+# A new command is a module here and its name in this list; see add_subcommands.
 COMMANDS = ("demo", "bench", "calibrate", "wrap")
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+NAMES = 28  # columns before the descriptions of a help text, at most
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
-class UsageError(ValueError):
-    """What the user gave cannot be used; the message is one line that says why."""
+class Help(argparse.HelpFormatter):
+    """Help with names and descriptions side by side."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=NAMES)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # argparse forgets their indentation
+            self._action_max_length += self._indent_increment
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": Help, **settings})
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` on stderr and exit with 2."""
@@ -36,11 +49,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ngramspec {version('ngramspec')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name in COMMANDS:
-        module = import_module(f"ngramspec.cli.{name}")
-        command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run, prog=command.prog)
+    add_subcommands(commands, __name__, COMMANDS)
     return parser
 
 
@@ -48,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: the arguments behind the program's name; None: those of the process.
+        argv: the arguments after the program's name; None: those of the process.
 
     Returns:
         The exit code: 0 for success, 2 for bad arguments, 130 after Ctrl-C, and what the
@@ -68,5 +77,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{arguments.prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # behind the terminal's ^C
+        print(file=sys.stderr)  # after the terminal's ^C
         return INTERRUPTED

@@ -5,9 +5,31 @@ from __future__ import annotations
 import ctypes
 import random
 
-from ngramspec._native import common, contexts, copyindex, ngram, ranks, unigram, value
+from ngramspec._native import (
+    automaton,
+    committed,
+    common,
+    contexts,
+    copyindex,
+    count_order,
+    ngram,
+    search,
+    unigram,
+    value,
+)
 
-MODULES = (common, contexts, copyindex, ngram, ranks, unigram, value)
+MODULES = (
+    automaton,
+    committed,
+    common,
+    contexts,
+    copyindex,
+    count_order,
+    ngram,
+    search,
+    unigram,
+    value,
+)
 
 
 class Failures:
