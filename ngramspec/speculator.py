@@ -98,7 +98,7 @@ class Speculator:
         TypeError: an argument has the wrong type; the message says which.
         ValueError: an argument is out of its bounds, or two of them exclude each other.
 
-    Example:
+    Examples:
         >>> Speculator("copy+ngram", gamma=8).to_dict()["gamma"]
         8
     """

@@ -68,7 +68,7 @@ def build_drafter(spec: str | Drafter, *, policy: str = "value") -> Drafter:
         ValueError: the part of the string that is wrong, marked, and what could stand there; or
             the policy.
 
-    Example:
+    Examples:
         >>> build_drafter("copy+ngram(order=4)+unigram", policy="priority").tiers
         ('copy', 'ngram', 'unigram')
     """
