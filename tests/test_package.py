@@ -151,21 +151,7 @@ SOURCES = sorted(
 )
 MOST_LINES, MOST_OF_FUNCTION = 400, 80
 # Files and functions that may be longer, each with the reason.
-LONGER = dict.fromkeys(
-    (
-        "ngramspec/_native/copyindex.pyx",
-        "ngramspec/speculator.py:__call__",
-        "tests/_native/test_copy_index.py",
-        "tests/_native/test_ngram_table.py",
-        "tests/decoding/test_draft_runner.py",
-        "tests/draft_length/test_costs.py",
-        "tests/drafters/test_drafters.py",
-        "tests/drafters/test_stochastic.py",
-        "tests/target/test_tree_attention.py",
-        "tests/test_hf.py",
-    ),
-    "being split",
-)
+LONGER: dict[str, str] = {}
 C_FUNCTION = re.compile(r"( *)(?:def|cdef|cpdef)\b[^=(]*?(\w+)\(")
 
 
