@@ -28,6 +28,9 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim"), 8),
     "rotary_dim": 4,
     "index_topk": 8,
+    **dict.fromkeys(("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 8),
+    **dict.fromkeys(("linear_num_heads", "linear_num_value_heads"), 4),
+    "linear_num_key_heads": 2,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("moe_num_experts", "num_routed_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token"), 2),
@@ -48,6 +51,7 @@ SMALL: dict[str, Any] = {
     "use_cache": True,
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 1}
+MAMBA["mamba_chunk_size"] = 16  # wider ones are padded, which takes long
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 # What a class of configurations needs in addition or instead.
 ODD: dict[str, dict[str, Any]] = {
@@ -72,6 +76,7 @@ ODD: dict[str, dict[str, Any]] = {
     },
     "Dots1Config": {"n_shared_experts": 1},
     "EncoderDecoderConfig": {"decoder": {"add_cross_attention": True}},
+    "FalconH1Config": {**MAMBA, "mamba_d_ssm": 64},
     "FSMTConfig": {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "Gemma3nTextConfig": {
@@ -91,7 +96,13 @@ ODD: dict[str, dict[str, Any]] = {
     "Lfm2Config": {"layer_types": ["conv", "full_attention"]},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "LongcatFlashConfig": {"expert_ffn_hidden_size": 16, "zero_expert_num": 2, "qk_head_dim": 16},
-    "Mamba2Config": {"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 1},
+    "Mamba2Config": {
+        "num_heads": 8,
+        "head_dim": 8,
+        "state_size": 16,
+        "n_groups": 1,
+        "chunk_size": 16,
+    },
     "Qwen3ASRConfig": {"eos_token_id": VOCAB - 1},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": 2,

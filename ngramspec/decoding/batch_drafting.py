@@ -103,10 +103,11 @@ class BatchDrafting:
     def width(self, drafts: list[Draft]) -> int:
         """How many positions the forward runs: those of the longest draft, or more."""
         positions = 1 + max(len(draft) for draft in drafts)
-        if self._run.step_costs is None or drafts[0].parents is not None:
-            return positions
+        costs, recurrent = self._run.step_costs, self._run.target.traits.recurrent
+        if costs is None or recurrent or drafts[0].parents is not None:
+            return positions  # padding would be rejected, and a recurrent state undone with it
         room = min(self.draft_limit(group) for group in self._groups if not group.stopped)
-        return self._run.step_costs.width(positions, 1 + room)
+        return costs.width(positions, 1 + room)
 
     def draft_limit(self, group: Group) -> int:
         """Most tokens of a draft, by the maximum length and the target's positions."""

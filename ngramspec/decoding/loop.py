@@ -133,6 +133,7 @@ class DecodeLoop:
         drafts, width = run.ranks.share(drafts, self.drafting.width(drafts))
         proposed = perf_counter()
         logits = self.forward(drafts, width)
+        width += run.target.again
         sampled = self.sample_all(drafts, logits)
         forwarded = perf_counter()
         verdicts = self.verify(drafts, logits, sampled)

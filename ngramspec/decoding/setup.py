@@ -84,6 +84,11 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
         raise UnsupportedError(
             "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
         )
+    if ranks.synced and target.traits.recurrent:
+        raise UnsupportedError(
+            "synced_gpus is not supported with a recurrent state, whose last forward other"
+            " processes would not run"
+        )
     return target
 
 

@@ -4,6 +4,7 @@ full attention   rejected positions are cut off; of an indexed layer, those of i
 sliding window   the layer keeps what slides out of its window until it is cropped; it must be
                  cropped after every forward
 convolution      see ``linear_state``
+recurrent state  see ``recurrent_state``
 static           the length is reduced in place; what lies behind it is masked
 
 A dynamic layer can also be made to return keys and values of one constant length, as a static one
@@ -22,11 +23,13 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.target.hf_private import is_user_defined
 from ngramspec.target.inplace_kv import InPlace, close_up
 from ngramspec.target.linear_state import LINEAR, LinearStates, can_record
+from ngramspec.target.recurrent_state import Checkpoint
 
 MARKING = (5, 19)  # since this version, transformers marks a cache that the caller gave
 DYNAMIC = "DynamicLayer"
 INDEXED = "DynamicIndexedLayer"
-CROPPED = {DYNAMIC, INDEXED, "DynamicSlidingWindowLayer", *LINEAR}
+DUMMY = "DummyLayer"  # of a layer that keeps nothing, or reads what another one keeps
+CROPPED = {DYNAMIC, INDEXED, "DynamicSlidingWindowLayer", DUMMY, *LINEAR}
 STATIC = "StaticLayer"
 SLIDING_STATIC = "StaticSlidingWindowLayer"
 CACHES = "transformers.cache_utils"
@@ -40,18 +43,22 @@ class KVCache:
     Args:
         cache: what the model's forward takes and returns.
         layers: all but those of its cross-attention.
+        recurrent: whether its linear layers have a recurrent state beside their convolution.
 
     Attributes:
         layers: those with keys and values of every position.
+        checkpoint: of the linear layers, if they have a recurrent state; else None.
     """
 
-    def __init__(self, cache: Any, layers: list[Any]) -> None:
+    def __init__(self, cache: Any, layers: list[Any], *, recurrent: bool = False) -> None:
         self.cache = cache
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self._sliding = [layer for layer in self.layers if layer.is_sliding]
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
         self._indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
-        self._linear = LinearStates(layers)
+        self._linear = [layer for layer in layers if hasattr(layer, "conv_states")]
+        self._convolutions = LinearStates([] if recurrent else self._linear)
+        self.checkpoint = Checkpoint(self._linear) if recurrent else None
         self._stretched = 0
         self._updated: list[tuple[Any, Any]] = []  # layers, and the ``update`` that each had of its
         # own, or None
@@ -64,14 +71,16 @@ class KVCache:
     @property
     def in_order(self) -> str | None:
         """Which layers need the cache's positions to be those of the text; None: there are none."""
+        if self.checkpoint is not None:
+            return "a recurrent state"
         if self._linear:
             return "convolutions over positions"
         return "attention with an index of its keys" if self._indexed else None
 
     @property
     def convolves(self) -> bool:
-        """Whether a layer keeps the last inputs of a convolution."""
-        return bool(self._linear)
+        """Whether a layer keeps the last inputs of a convolution, or a recurrent state."""
+        return bool(self._linear) or self.checkpoint is not None
 
     @property
     def slides(self) -> bool:
@@ -124,7 +133,19 @@ class KVCache:
         """From the next forward on, keep what slides out of windows until the next ``truncate``."""
         for layer in self._sliding:
             layer.activate_past_recording()
-        self._linear.record()
+        self._convolutions.record()
+
+    def save(self, *, only_if: bool = True) -> None:
+        """Copy the recurrent states, if there are any, for ``restore``; or have no copy."""
+        if self.checkpoint is not None:
+            self.checkpoint.save() if only_if else self.checkpoint.discard()
+
+    def restore(self) -> bool:
+        """Put recurrent states back as they were at ``save``: whether there was a copy."""
+        if self.checkpoint is None or not self.checkpoint.saved:
+            return False
+        self.checkpoint.restore()
+        return True
 
     def truncate(self, count: int) -> None:
         """Drop the last ``count`` positions; call it after every whole forward, with 0 too."""
@@ -133,7 +154,7 @@ class KVCache:
         for layer in self.layers:
             if layer not in self._static and (count or layer.is_sliding):
                 self._crop(layer, count)
-        self._linear.truncate(count)
+        self._convolutions.truncate(count)
 
     def _crop(self, layer: Any, count: int) -> None:
         """Drop the last ``count`` keys and values of a dynamic layer."""
@@ -145,12 +166,14 @@ class KVCache:
     def truncate_to(self, length: int) -> None:
         """Drop all positions from ``length`` on, layer by layer, after an interrupted forward.
 
-        Convolutions go back to where they were before the forward.
+        Convolutions go back to where they were before the forward, recurrent states to the
+        checkpoint, if there is one.
         """
         if length:
-            self._linear.undo()
+            self._convolutions.undo()
         else:
-            self._linear.clear()
+            self._convolutions.clear()
+        self.restore()
         for layer in self.layers:
             surplus = max(int(layer.get_seq_length()) - length, 0)
             if layer in self._static:
@@ -171,7 +194,7 @@ class KVCache:
         """
         for layer in self._sliding:
             layer.record_past = False
-        self._linear.release(outlives=outlives)
+        self._convolutions.release(outlives=outlives)
         for layer, own in self._updated:
             if own is None:
                 vars(layer).pop("update", None)
@@ -244,11 +267,18 @@ def transformers_before(version: tuple[int, int]) -> bool:
     return tuple(int(each) for each in __version__.split(".")[:2]) < version
 
 
-def kv_cache_for(cache: Any) -> KVCache:
+def cache_of(kwargs: dict[str, Any]) -> Any:
+    """The cache among the arguments or the outputs of a model's forward, or None."""
+    found = kwargs.get("past_key_values")
+    return kwargs.get("cache_params") if found is None else found  # the former is Mamba's
+
+
+def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
     """The KVCache that rolls a model's cache back.
 
     Args:
         cache: of transformers, or None.
+        recurrent: whether the model keeps a recurrent state.
 
     Raises:
         UnsupportedError: there is no cache, or it is of a kind that cannot be rolled back.
@@ -277,7 +307,7 @@ def kv_cache_for(cache: Any) -> KVCache:
             f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
             f" rolled back; {remedy}"
         )
-    return KVCache(cache, layers)
+    return KVCache(cache, layers, recurrent=recurrent)
 
 
 def kind_of(each: Any) -> str:

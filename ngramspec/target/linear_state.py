@@ -31,17 +31,11 @@ class LinearStates:
     the model's dtype.
 
     Args:
-        layers: of a cache of transformers.
+        layers: of a cache of transformers, all linear.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
-        self.layers = [layer for layer in layers if hasattr(layer, "conv_states")]
-
-    def __contains__(self, layer: Any) -> bool:
-        return layer in self.layers
-
-    def __bool__(self) -> bool:
-        return bool(self.layers)
+        self.layers = layers
 
     def record(self) -> None:
         """From the next forward on, keep all inputs until the next ``truncate``."""

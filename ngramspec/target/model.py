@@ -16,10 +16,12 @@ from ngramspec.target.call import call_traits_of
 from ngramspec.target.gqa_attention import in_place
 from ngramspec.target.growth import next_position
 from ngramspec.target.inputs import Inputs
-from ngramspec.target.kv_cache import is_callers, kv_cache_for
+from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
 from ngramspec.target.limits import DraftLimits
 from ngramspec.target.obstacles import prefill_checks_drafts
 from ngramspec.target.outputs import OutputRecorder
+from ngramspec.target.recurrent_probe import check_recurrent
+from ngramspec.target.recurrent_state import Pending
 from ngramspec.target.shapes import ForwardShapes
 from ngramspec.target.support import check_model, check_states, check_static
 from ngramspec.target.traits import head_size, traits_of
@@ -30,13 +32,17 @@ class _Forward:
     """The last forward, until it is rolled back.
 
     Attributes:
-        width: positions that it wrote to the cache behind what is committed.
+        width: positions that it wrote to the cache behind what was there.
+        block: int64 (batch, width or less), its tokens; None: it was the prefill.
+        again: how many of them had been accepted before, see ``Pending``.
         is_prefill: whether it was the prefill, with a draft behind the prompt.
         outputs: of the model; None: the forward was interrupted.
         reread: whether it read the whole text again.
     """
 
     width: int
+    block: torch.Tensor | None = None
+    again: int = 0
     is_prefill: bool = False
     outputs: Any = None
     reread: bool = False
@@ -46,7 +52,7 @@ class Target:
     """One generation of a model, from its prefill on.
 
     Invariant after ``rollback``: the cache holds the positions of all committed tokens but each
-    row's last, and, in a ragged batch, gaps that no row attends to.
+    row's last and those pending before it, and, in a ragged batch, gaps that no row attends to.
 
     Attributes:
         traits: of the model.
@@ -82,8 +88,10 @@ class Target:
     ) -> None:
         check_model(model, model_kwargs)
         self.model, self.config, self.prompt = model, config, input_ids
-        self.cache = kv_cache_for(model_kwargs.get("past_key_values"))
         self.traits = traits = traits_of(model, input_ids, model_kwargs)
+        self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
+        if traits.recurrent:
+            check_recurrent(model)
         check_static(traits, self.cache.capacity is not None)
         self.inputs = Inputs(model, traits, model_kwargs)
         self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
@@ -107,6 +115,7 @@ class Target:
         )
         self.widths = self._shapes.widths
         self._slots = 0  # positions in the cache
+        self._pending = Pending()
         self._forward: _Forward | None = None
 
     def let_rows_diverge(self) -> None:
@@ -148,12 +157,13 @@ class Target:
             config = hf_private.with_longer_mask(config, count)
         if self.call.cached and config.prefill_chunk_size is None:
             self.cache.record()  # so that an interrupted prefill can be rolled back
+        self.cache.save()
         outputs = hf_private.prefill(self.model, prompt, config, kwargs)
         self.inputs.carry(outputs)
         self._use_cache()
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
-        self._slots = self.cache.length() - count
+        self._slots = (self.cache.length() or self.call.end) - count
         self.limits.begin(self._slots)
         if draft is not None:
             self._forward = _Forward(count, is_prefill=True, outputs=outputs)
@@ -163,7 +173,7 @@ class Target:
 
     def _use_cache(self) -> None:
         """Use the cache that the model has returned, and roll it back from here on."""
-        self.cache = kv_cache_for(self.inputs.kwargs["past_key_values"])
+        self.cache = kv_cache_for(cache_of(self.inputs.kwargs), recurrent=self.traits.recurrent)
         self.cache.record()
         if self._shapes.keys is not None:
             self.cache.stretch(self._shapes.keys)
@@ -176,6 +186,8 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """Most tokens of a draft behind ``new`` generated ones; None: any number."""
+        if self._pending.full:
+            return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
         return self.limits.longest(new, self.widths.most(free))
@@ -204,15 +216,18 @@ class Target:
         Returns:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
-        positions, keys = block.shape[1], self.cache.key_length
+        new, keys = block.shape[1], self.cache.key_length
+        block, committed = self._pending.in_front(block, committed)
+        positions = block.shape[1]
         width = self.widths.of(positions)
-        forward = self._forward = _Forward(width)
+        forward = self._forward = _Forward(width, block, positions - new)
+        self.cache.save(only_if=new > 1 or self._outlives)
         inputs = self.inputs.prepare(
             block, lengths, parents, committed, width=width, slots=self._slots, keys=keys
         )
         with in_place(block.device):
             forward.outputs = self._shapes.run(**inputs, return_dict=True)
-        forward.reread = inputs.get("past_key_values") is None
+        forward.reread = cache_of(inputs) is None
         if forward.reread:
             self._replace_cache(forward)
         logits: torch.Tensor = forward.outputs.logits[:, -width:]
@@ -221,7 +236,12 @@ class Target:
                 f"{self.traits.name} gives logits of {logits.shape[1]} tokens in a forward of"
                 f" {width}; pass Speculator('none')"
             )
-        return logits[:, :positions]
+        return logits[:, forward.again : positions]
+
+    @property
+    def again(self) -> int:
+        """How many positions of the last forward had been accepted before it."""
+        return 0 if self._forward is None else self._forward.again
 
     def _replace_cache(self, forward: _Forward) -> None:
         """Go on with the cache that a forward made instead of using the one it was given."""
@@ -254,11 +274,19 @@ class Target:
         else:
             if len(path) == stays and list(path) != list(range(stays)):
                 self.cache.keep_path(self._slots, path)
-            self.cache.truncate(forward.width - stays)
             self._recorder.keep(
-                forward.outputs, stays, self._slots, whole_text=forward.reread, static=static
+                forward.outputs,
+                stays,
+                self._slots,
+                whole_text=forward.reread,
+                static=static,
+                first=forward.again,
             )
             forward.outputs = None
+            if self.cache.checkpoint is not None:
+                kept = [self._all_or_none(forward, stays)] * len(kept)
+                stays = max(kept)
+            self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
         self._slots += stays
         self._forward = None
@@ -268,10 +296,34 @@ class Target:
             self.inputs.compact(slots)
             self._slots = slots.shape[1]
 
+    def _all_or_none(self, forward: _Forward, accepted: int) -> int:
+        """How many positions of a forward over recurrent states stay: all, if all are accepted.
+
+        If not, its states are undone, and the accepted tokens are pending.
+        """
+        accepted += forward.again
+        whole = accepted == forward.width or not self.cache.restore()
+        assert forward.block is not None
+        self._pending.tokens = None if whole or not accepted else forward.block[:, :accepted]
+        return forward.width if whole else 0
+
+    @property
+    def _outlives(self) -> bool:
+        """Whether the cache is used after the generation."""
+        return bool(self.config.return_dict_in_generate) or is_callers(self.cache.cache)
+
     def close(self) -> None:
         """Leave the cache as plain decoding would."""
-        returned = self.config.return_dict_in_generate
-        self.cache.release(outlives=returned or is_callers(self.cache.cache))
+        try:
+            if self._outlives and self._pending.tokens is not None:
+                rows = len(self._pending.tokens)
+                nothing = self._pending.tokens[:, :0]
+                try:
+                    self.forward(nothing, [0] * rows, None, self._pending.text())
+                finally:
+                    self.rollback([0] * rows)
+        finally:
+            self.cache.release(outlives=self._outlives)
 
     def output(
         self,

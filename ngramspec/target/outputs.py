@@ -42,13 +42,21 @@ class OutputRecorder:
             kept.append(getattr(outputs, name))
 
     def keep(
-        self, outputs: Any, count: int, before: int, *, whole_text: bool, static: bool
+        self,
+        outputs: Any,
+        count: int,
+        before: int,
+        *,
+        whole_text: bool,
+        static: bool,
+        first: int = 0,
     ) -> None:
-        """Keep the states of a forward's first ``count`` positions, one entry each.
+        """Keep the states of ``count`` of a forward's positions, one entry each.
 
         Args:
             outputs: of the forward.
             count: positions that stay.
+            first: the first of them; those before it are kept already.
             before: positions in the cache before the forward.
             whole_text: whether the forward read the whole text again.
             static: whether it attended to all positions of a static cache.
@@ -58,7 +66,7 @@ class OutputRecorder:
             if layers is None or whole_text:  # not computed, or not of one position
                 kept += [layers] * count
                 continue
-            for position in range(count):
+            for position in range(first, first + count):
                 all_keys = static or name == "cross_attentions"
                 keys = None if all_keys else before + position + 1
                 kept.append(tuple(_of_position(name, each, position, keys) for each in layers))

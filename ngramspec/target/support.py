@@ -52,8 +52,7 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     name, names = type(model).__name__, class_names(model)
     if model_kwargs.get("use_cache") is False:
         raise UnsupportedError("use_cache=False leaves nothing to roll back; pass use_cache=True")
-    if hf_private.is_stateful(model):
-        raise UnsupportedError(f"{name} keeps a recurrent state that cannot be rolled back")
+    recurrent = hf_private.is_stateful(model)
     for one in sorted(names & ONE_AT_A_TIME.keys()):
         raise UnsupportedError(f"{name} cannot check several tokens: {ONE_AT_A_TIME[one]}")
     image = model_kwargs.get("pixel_values") is not None
@@ -63,7 +62,12 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
         )
     forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
     parameters = {each for forward in forwards for each in inspect.signature(forward).parameters}
-    if "input_ids" in parameters and "past_key_values" not in parameters:
+    if recurrent and not parameters & {"past_key_values", "cache_params"}:
+        raise UnsupportedError(
+            f"{name} keeps a recurrent state outside the caches of transformers, where it cannot be"
+            " rolled back"
+        )
+    if "input_ids" in parameters and "past_key_values" not in parameters and not recurrent:
         raise UnsupportedError(f"{name} keeps no key-value cache; speculation needs one")
     if hf_private.updates_kwargs_itself(type(model)):
         raise UnsupportedError(f"{name} prepares its inputs between steps by a method of its own")

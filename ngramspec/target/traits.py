@@ -58,6 +58,7 @@ class Traits:
         rope_changes_at: from this length on, the rotary frequencies of all of a forward's positions
             are different; None: never.
         rope_grows: whether the rotary frequencies follow the largest position of a forward.
+        recurrent: whether it keeps a recurrent state.
         rereads_at: with more tokens than this, it drops a cache that holds fewer and reads all
             tokens again (Phi-3); None: never.
     """
@@ -80,6 +81,7 @@ class Traits:
     unplaced: int | None
     rope_changes_at: int | None
     rope_grows: bool
+    recurrent: bool
     rereads_at: int | None
 
     @property
@@ -143,6 +145,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         unplaced=None if placed else _unplaced(model),
         rope_changes_at=rope_changes_at(config),
         rope_grows=any(each["rope_type"] == "dynamic" for each in _ropes(config)),
+        recurrent=hf_private.is_stateful(model),
         rereads_at=_rereads_at(model, names),
     )
 

@@ -151,8 +151,8 @@ REFUSED = {
         "has a custom_generate of its own",
     ),
     "recurrent": (
-        {WEIGHTS: "", "config.json": '{"architectures": ["MambaForCausalLM"]}'},
-        "MODEL_DIR: MambaForCausalLM keeps a recurrent state",
+        {WEIGHTS: "", "config.json": '{"architectures": ["RwkvForCausalLM"]}'},
+        "MODEL_DIR: RwkvForCausalLM keeps a recurrent state",
     ),
     "no generator": (
         {WEIGHTS: "", "config.json": '{"architectures": ["BertForMaskedLM"]}'},

@@ -34,6 +34,7 @@ OTHERS = {
     ("target/dropout.py", "_DropoutNd"): "the base class of torch's dropouts",
     ("target/kv_cache.py", "_abc_impl"): "Python sets it on every abstract class",
     ("target/kv_cache.py", "_foreach_sub_"): "torch's one launch for all layers",
+    ("target/recurrent_state.py", "_foreach_copy_"): "torch's one launch for all states",
     ("target/support.py", "_token_id"): "the end of public names in configs",
     ("target/support.py", "_token_index"): "the end of public names in configs",
 }
