@@ -74,6 +74,19 @@ def test_after_every_step_the_states_are_those_of_a_run_that_never_drafted(name)
     assert_same_cache(ours, cache_after(model, out[:, :-1]))
 
 
+@pytest.mark.parametrize("name", ATTENTION)
+def test_a_text_that_ends_inside_a_draft_leaves_nothing_pending(name):
+    """A last forward over the accepted tokens brings a kept cache to plain decoding's place."""
+    model = model_of(name)
+    text = model.generate(PROMPT, **GREEDY)[0].tolist()
+    for end in range(12, 20):
+        ours = new_cache(model)
+        kwargs = GREEDY | {"past_key_values": ours, "eos_token_id": text[end]}
+        speculator = Speculator(oracle([*text[: end + 1], *text[:10]]), 5)
+        out = model.generate(PROMPT, custom_generate=speculator, **kwargs)
+        assert_same_cache(ours, cache_after(model, out[:, :-1]))
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_returned_cache_is_plain_generate_s(name):
     model = model_of(name)
