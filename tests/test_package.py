@@ -40,7 +40,16 @@ MAY_IMPORT = {
     "cli": CORE | {"speculator", "hf", "__init__", "bench", "integrations", "stores"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = ("draft", "stats", "errors", "rng", "drafters", "draft_length", "persistence")
+WITHOUT_TORCH = (
+    "draft",
+    "stats",
+    "errors",
+    "rng",
+    "drafters",
+    "draft_length",
+    "persistence",
+    "stores",
+)
 
 
 def test_importing_ngramspec_imports_nothing_optional():
