@@ -20,8 +20,8 @@ import torch
 from first_look import machine
 
 from ngramspec import Speculator, generate
+from ngramspec.bench.models import load
 from ngramspec.bench.traces import read_traces
-from ngramspec.cli.models import load
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--json", type=Path, help="where to write the raw times")
     arguments = parser.parse_args()
-    model = load(None, arguments.dtype, on_stage=lambda stage: None).model
+    model = load(None, arguments.dtype).model
     traces = [each for each in read_traces(arguments.traces) if each.group == arguments.group]
     prompts = [each.prompt.tolist() for each in traces if len(each.prompt) <= arguments.longest]
     rows = []

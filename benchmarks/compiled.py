@@ -24,9 +24,9 @@ import torch
 from first_look import LOOKUP_TOKENS, machine
 
 from ngramspec import Draft, Drafter, DraftSession, Speculator, generate
-from ngramspec.cli.demo import read_texts
-from ngramspec.cli.measure import Measurement
-from ngramspec.cli.models import load
+from ngramspec.bench.measure import Measurement
+from ngramspec.bench.models import load
+from ngramspec.bench.sample_texts import demo_texts
 from ngramspec.draft import Int32
 from ngramspec.target.compiled import bucket_sizes
 
@@ -65,11 +65,11 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=4, help="how many of the demo's")
     parser.add_argument("--json", type=Path, help="where to write the raw times")
     arguments = parser.parse_args()
-    loaded = load(arguments.model, arguments.dtype, on_stage=lambda stage: None)
+    loaded = load(arguments.model, arguments.dtype)
     loaded.model.to(arguments.device)
     measurement = Measurement(loaded, Speculator(), arguments.max_new_tokens)
-    texts = list(read_texts(None))[: arguments.texts]
-    prompts = [measurement.encode(each.prompt, chat=each.chat) for each in texts]
+    texts = list(demo_texts())[: arguments.texts]
+    prompts = [loaded.encode(each.prompt, chat=each.chat) for each in texts]
     size = max(len(prompt) for prompt in prompts) + arguments.max_new_tokens
     bench = Bench(measurement, size, arguments.gamma_max, arguments.width)
     compile_seconds = bench.warm_up(min(prompts, key=len))

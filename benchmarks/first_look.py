@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from ngramspec import Speculator
-from ngramspec.cli.demo import read_texts
-from ngramspec.cli.measure import Measurement, timed
-from ngramspec.cli.models import load
+from ngramspec.bench.measure import Measurement, timed
+from ngramspec.bench.models import load
+from ngramspec.bench.sample_texts import demo_texts
 
 LOOKUP_TOKENS = 10  # prompt_lookup_num_tokens
 
@@ -40,17 +40,17 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--json", type=Path, help="where to write the raw times")
     arguments = parser.parse_args()
-    loaded = load(None, arguments.dtype, on_stage=lambda stage: None)
+    loaded = load(None, arguments.dtype)
     speculator = Speculator(arguments.drafter)
     measurement = Measurement(loaded, speculator, arguments.max_new_tokens)
     rows = []
     print(f"{arguments.dtype:<22}   tokens/s (median of {arguments.repeats})        ratios")
     print(f"{'':<22}{'plain':>9}{'lookup':>9}{'ours':>9}{'ours/plain':>13}{'ours/lookup':>13}")
-    for text in read_texts(None):
+    for text in demo_texts():
         row = measure(
             measurement,
             text.title,
-            measurement.encode(text.prompt, chat=text.chat),
+            loaded.encode(text.prompt, chat=text.chat),
             arguments.repeats,
         )
         rows.append(row)

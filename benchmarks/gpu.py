@@ -328,18 +328,17 @@ def examples(prompts: list[Prompt]) -> list[Prompt]:
 
 def smollm2(arguments: argparse.Namespace) -> Any:
     """(d) SmolLM2 with its own words, if its weights are installed."""
-    from ngramspec.cli import UsageError
-    from ngramspec.cli.bench_e2e import built_in as demo_texts
-    from ngramspec.cli.models import load, locate
+    from ngramspec.bench.models import load, locate
+    from ngramspec.bench.workload import sample_prompts
 
     try:
         locate(None)
-    except UsageError as error:
+    except ModuleNotFoundError as error:
         print(f"skipped: smollm2: {error}")
         return {"skipped": str(error)}
-    loaded = load(None, "bfloat16", on_stage=lambda stage: None)
+    loaded = load(None, "bfloat16")
     loaded.model.to(arguments.device)
-    prompts = demo_texts(loaded)
+    prompts = sample_prompts(loaded)
     if arguments.traces is not None:
         prompts = of_length(read_tasks(arguments.traces, loaded.tokenizer.encode))
     if arguments.tiny:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.speculator import Speculator
+from ngramspec.target.hf_private import mark_as_made_by_generate
 from ngramspec.target.support import REMOTE, refusal
 
 ASSISTANTS = ("assistant_model", "assistant_tokenizer")
@@ -50,7 +51,7 @@ class BoundSpeculator:
         self.called = True
         cache = model_kwargs.get("past_key_values")
         if self.own_cache and cache is not None:
-            cache._is_user_defined = False  # as later versions say of those that they made
+            mark_as_made_by_generate(cache)
         return self.speculator(
             model,
             input_ids,

@@ -1,9 +1,13 @@
 """Online calibration of draft candidates: logistic mixing of acceptance counts.
 
 The mixing is that of the PAQ compressors (Mahoney 2005): each input is the log-odds of a counted
-frequency, the weights follow the gradient of coding cost. Counts fade by halving, so that the table
-follows the text of today. One table per drafter; its methods run under the GIL, so that sessions
-in several threads may share it. Twenty kilobytes, whatever was seen.
+frequency, and the weights follow the gradient of the coding cost. Counts are halved when full, so
+that recent text counts most.
+
+Invariant: 0 <= right <= tested in every cell, and ``stretch`` is their log-odds, within
++-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 20 kB
+in all, whatever was seen. One calibration per drafter; its methods run under the GIL, so that
+sessions in several threads may share it.
 
 No token goes into it. What does is how texts repeat themselves: how often copies, counts and recent
 tokens were right. Sequences that share it can tell that much of each other; see ValueDrafter.
@@ -11,12 +15,18 @@ tokens were right. Sequences that share it can tell that much of each other; see
 
 import numpy as np
 
+from ngramspec._native.cells cimport (
+    ACCEPTANCES, AGES, BIAS, COUNTS, DISTANCES, LENGTHS, MATCH_CELLS, MATCH_INPUT, NEAR_CELLS,
+    NEAR_LENGTHS, NEAR_SINCE, RECENT_CELLS, RESUME_CELLS, RESUMED, SESSION_CELLS, SESSION_INPUT,
+)
+from ngramspec._native.keys cimport CONTEXTS
+
 cdef extern from *:
     """
     #include <stdint.h>
     #include <string.h>
-    /* ln(x) for normal x > 0: the exponent's share, and a polynomial of the mantissa, whose error
-       stays below 1e-6. Zero gives -88, beyond every bound. The twin has it, too. */
+    /* ln(x) for normal x > 0: the exponent's part, and a polynomial of the mantissa. Its error is
+       below 1e-6. Zero gives -88, beyond every bound. The twin computes the same. */
     static inline float ngs_log(float x) {
         uint32_t bits;
         float m, e;
@@ -41,8 +51,8 @@ cdef float STRONGEST = 7.6  # log-odds a cell can reach: a probability of 0.9995
 cdef float PRIOR = 4.0      # tested candidates that a cell begins with
 cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' begins with
 
-# How it begins: round figures for what other texts taught (library sources in two releases, and
-# answers of a small model). It matters for the first few hundred tokens.
+# Where it starts: round figures, measured on other texts (library sources in two releases, answers
+# of a small model). They matter for the first few hundred tokens.
 cdef float[9] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4]
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # of a bucket
 cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
@@ -61,7 +71,7 @@ cdef float newest_prior(int m, int seen, int others):
 
 
 cdef float older_prior(int seen, int others):
-    """P(right) of a token that something else speaks for, and that followed before."""
+    """P(right) of an older continuation of a context, by buckets of counts."""
     return 0.02 if seen == 0 else 0.6 - 0.04 * others
 
 
@@ -87,15 +97,15 @@ cdef class Calibration:
                     i = ((m * COUNTS + seen) * COUNTS + others) * 2
                     self.begin(i, older_prior(seen, others))
                     self.begin(i + 1, newest_prior(m, seen, others))
-        for i in range(LENGTHS * MOODS):
-            least = LENGTH_OF[i // MOODS]
+        for i in range(LENGTHS * ACCEPTANCES):
+            least = LENGTH_OF[i // ACCEPTANCES]
             self.begin_pair(MATCH_CELLS + 2 * i, 0.15 / least, 1 - 1.0 / least)
-        for i in range(6 * LENGTHS):
+        for i in range(RESUMED * LENGTHS):
             self.begin_pair(RESUME_CELLS + 2 * i, 0.25, 0.25)
-        for i in range(8 * 9 * 6):
-            least = max(i // 6 % 9, 1)
+        for i in range(NEAR_SINCE * NEAR_LENGTHS * DISTANCES):
+            least = max(i // DISTANCES % NEAR_LENGTHS, 1)
             self.begin_pair(NEAR_CELLS + 2 * i, 0.06, least / (least + 2.0))
-        for i in range(MOODS * LENGTHS):
+        for i in range(ACCEPTANCES * LENGTHS):
             least = min(i % LENGTHS, 3)
             self.begin(SESSION_CELLS + i, 0.1 + 0.08 * least if least else GUESS)
         for i in range(AGES * COUNTS):
@@ -103,8 +113,8 @@ cdef class Calibration:
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
-            self.weights[s][MATCH] += 0.05 * (s // 3)
-        self.weights[0][SESSION] = 1  # where nothing else is known, nothing else speaks
+            self.weights[s][MATCH_INPUT] += 0.05 * (s // 3)
+        self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
 
     cdef int begin_pair(self, int cell, float other, float same) except -1:

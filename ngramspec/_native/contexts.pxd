@@ -32,7 +32,7 @@ cdef extern from *:
     """
     #define NGS_PREFETCH(p) __builtin_prefetch(p)
     """
-    void prefetch "NGS_PREFETCH" (const void* p) nogil
+    void prefetch_line "NGS_PREFETCH" (const void* p) nogil
 cdef void note(Slot* c, int32_t token, int32_t at) noexcept nogil
 
 
@@ -55,9 +55,9 @@ cdef class ContextTable:
         cdef Segment* s = self.directory[key >> (64 - self.bits)]
         return s if s != NULL else self.inherit(key)
 
-    cdef inline void warm(self, uint64_t key) noexcept nogil:
+    cdef inline void prefetch(self, uint64_t key) noexcept nogil:
         """Start loading a context's slot."""
-        prefetch(&self.segment(key).slots[key & (SEGMENT - 1)])
+        prefetch_line(&self.segment(key).slots[key & (SEGMENT - 1)])
 
 
 cdef inline int leader(const Slot* c) noexcept nogil:

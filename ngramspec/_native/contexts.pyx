@@ -120,7 +120,7 @@ cdef class ContextTable:
             s = self.segment(<uint64_t>i << (64 - self.bits))
             for j in range(SEGMENT):
                 if s.slots[j].total and s.depth:
-                    assert s.slots[j].key >> (64 - s.depth) == i >> (self.bits - s.depth)
+                    assert s.slots[j].key >> (64 - s.depth) == <uint64_t>i >> (self.bits - s.depth)
 
     cdef uint64_t key_of(self, object context, int seed) except? 0:
         cdef const int32_t[::1] view = token_view(context, "context")

@@ -1,8 +1,8 @@
-"""N-gram frequency table: contexts of 1..order-1 tokens in one flat table, see ranks.pxd."""
+"""N-gram frequency table: contexts of 1..order-1 tokens in one flat table, see count_order.pxd."""
 
 from libc.stdint cimport int8_t, int32_t, uint64_t
 
-from ngramspec._native.ranks cimport Context, Ranks
+from ngramspec._native.count_order cimport Context, CountOrder
 
 
 cdef class NGramTable:
@@ -15,7 +15,7 @@ cdef class NGramTable:
     cdef int32_t* ring              # the window's tokens, at position modulo width
     cdef Context* slots             # open addressing, linear probing, at most 2/3 full
     cdef Py_ssize_t slot_cap, slot_n
-    cdef Ranks ranks
+    cdef CountOrder counts
     cdef readonly uint64_t salt
     cdef bint busy                  # an operation runs without the GIL
 

@@ -21,16 +21,16 @@ import numpy as np
 from ngramspec._native.common cimport (
     MAX_TOKENS, NONE, first_negative, gamma_of, process_salt, raise_negative, start_of, token_view,
 )
-from ngramspec._native.ranks cimport (
+from ngramspec._native.count_order cimport (
     Context,
-    ranks_count,
-    ranks_find,
-    ranks_free,
-    ranks_init,
-    ranks_longest_probe,
-    ranks_reserve,
-    ranks_sizeof,
-    ranks_uncount,
+    count_order_count,
+    count_order_find,
+    count_order_free,
+    count_order_init,
+    count_order_longest_probe,
+    count_order_reserve,
+    count_order_sizeof,
+    count_order_uncount,
 )
 from ngramspec._native.xxh64 cimport xxh64
 
@@ -57,7 +57,7 @@ cdef class NGramTable:
         self.order = order
         self.window = window
         self.width = 0 if window is None else window
-        ranks_init(&self.ranks)
+        count_order_init(&self.counts)
         self.slot_cap = 64
         self.slots = <Context*>calloc(64, sizeof(Context))
         if self.width:
@@ -68,7 +68,7 @@ cdef class NGramTable:
     def __dealloc__(self):
         free(self.slots)
         free(self.ring)
-        ranks_free(&self.ranks)
+        count_order_free(&self.counts)
 
     def __len__(self):
         """Tokens now counted: all, or at most the window's."""
@@ -157,11 +157,11 @@ cdef class NGramTable:
         try:
             b = c.top
             while b != NONE and len(found) < k:
-                e = self.ranks.buckets[b].first
+                e = self.counts.buckets[b].first
                 while e != NONE and len(found) < k:
-                    found.append((self.ranks.entries[e].token, self.ranks.buckets[b].count))
-                    e = self.ranks.entries[e].next
-                b = self.ranks.buckets[b].down
+                    found.append((self.counts.entries[e].token, self.counts.buckets[b].count))
+                    e = self.counts.entries[e].next
+                b = self.counts.buckets[b].down
         finally:
             self.busy = False
         return found
@@ -174,8 +174,8 @@ cdef class NGramTable:
             return 0
         if c.top == NONE:
             return c.total if c.token == token else 0
-        e = ranks_find(&self.ranks, c.key, token)
-        return 0 if e == NONE else self.ranks.buckets[self.ranks.entries[e].bucket].count
+        e = count_order_find(&self.counts, c.key, token)
+        return 0 if e == NONE else self.counts.buckets[self.counts.entries[e].bucket].count
 
     def total(self, context):
         """How often anything followed ``context``."""
@@ -198,7 +198,7 @@ cdef class NGramTable:
             sizeof(NGramTable)
             + self.slot_cap * sizeof(Context)
             + self.width * sizeof(int32_t)
-            + ranks_sizeof(&self.ranks)
+            + count_order_sizeof(&self.counts)
         )
 
     def longest_probe(self):
@@ -209,7 +209,7 @@ cdef class NGramTable:
             if self.slots[i].total:
                 home = self.slots[i].key & <uint64_t>(self.slot_cap - 1)
                 longest = max(longest, ((i - home) & (self.slot_cap - 1)) + 1)
-        return max(longest, ranks_longest_probe(&self.ranks))
+        return max(longest, count_order_longest_probe(&self.counts))
 
     def check_integrity(self):
         """Walk every list and raise an AssertionError if an invariant of the table is broken."""
@@ -226,26 +226,27 @@ cdef class NGramTable:
             if c.top == NONE:
                 continue
             total, b, count = 0, c.top, 0
-            assert c.token == self.ranks.entries[self.ranks.buckets[b].first].token
+            assert c.token == self.counts.entries[self.counts.buckets[b].first].token
             while b != NONE:
                 buckets += 1
-                assert self.ranks.buckets[b].key == c.key and self.ranks.buckets[b].first != NONE
-                assert count == 0 or self.ranks.buckets[b].count < count, "buckets out of order"
-                count = self.ranks.buckets[b].count
-                assert self.ranks.buckets[b].down != NONE or b == c.tail
-                e, prev = self.ranks.buckets[b].first, NONE
+                assert self.counts.buckets[b].key == c.key and self.counts.buckets[b].first != NONE
+                assert count == 0 or self.counts.buckets[b].count < count, "buckets out of order"
+                count = self.counts.buckets[b].count
+                assert self.counts.buckets[b].down != NONE or b == c.tail
+                e, prev = self.counts.buckets[b].first, NONE
                 while e != NONE:
                     entries += 1
                     total += count
-                    assert self.ranks.entries[e].bucket == b and self.ranks.entries[e].prev == prev
-                    assert ranks_find(&self.ranks, c.key, self.ranks.entries[e].token) == e
-                    prev, e = e, self.ranks.entries[e].next
-                b = self.ranks.buckets[b].down
+                    assert self.counts.entries[e].bucket == b
+                    assert self.counts.entries[e].prev == prev
+                    assert count_order_find(&self.counts, c.key, self.counts.entries[e].token) == e
+                    prev, e = e, self.counts.entries[e].next
+                b = self.counts.buckets[b].down
             assert total == c.total, "counts do not add up"
         assert used == self.slot_n and 3 * used <= 2 * self.slot_cap
-        assert entries == self.ranks.entry_n and buckets == self.ranks.bucket_n
-        assert self.ranks.entry_top <= self.ranks.entry_cap, "entries past their array"
-        assert self.ranks.bucket_top <= self.ranks.bucket_cap, "buckets past their array"
+        assert entries == self.counts.entry_n and buckets == self.counts.bucket_n
+        assert self.counts.entry_top <= self.counts.entry_cap, "entries past their array"
+        assert self.counts.bucket_top <= self.counts.bucket_cap, "buckets past their array"
 
     cdef Context* context_of(self, object context) except? NULL:
         cdef const int32_t[::1] view = token_view(context, "context")
@@ -280,7 +281,7 @@ cdef class NGramTable:
         cdef Py_ssize_t slot
         cdef uint64_t key
         cdef int m
-        if self.grow() < 0 or ranks_reserve(&self.ranks, MOST_NEW) < 0:
+        if self.grow() < 0 or count_order_reserve(&self.counts, MOST_NEW) < 0:
             return -1
         if self.width and self.n >= self.width:
             self.forget()
@@ -290,7 +291,7 @@ cdef class NGramTable:
             if self.slots[slot].total == 0:
                 self.slots[slot].key = key
                 self.slot_n += 1
-            ranks_count(&self.ranks, &self.slots[slot], token, <int32_t>self.n)
+            count_order_count(&self.counts, &self.slots[slot], token, <int32_t>self.n)
         if self.width:
             self.ring[self.n % self.width] = token
         if self.tail_n == self.order - 1:
@@ -310,7 +311,7 @@ cdef class NGramTable:
             gram[m] = self.ring[(self.n - self.width + m) % self.width]
         for m in range(1, self.order):
             slot = self.find(xxh64(gram, m, m + 1, self.salt))
-            ranks_uncount(&self.ranks, &self.slots[slot], gram[m])
+            count_order_uncount(&self.counts, &self.slots[slot], gram[m])
             if self.slots[slot].total == 0:
                 self.erase(slot)
 

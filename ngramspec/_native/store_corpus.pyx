@@ -15,7 +15,7 @@ import numpy as np
 from ngramspec._native.common cimport (
     NONE, array_tokens, first_negative, raise_negative, start_of, token_view,
 )
-from ngramspec._native.contexts cimport prefetch
+from ngramspec._native.contexts cimport prefetch_line
 from ngramspec._native.store_tally cimport Tally, begin, best, count_in
 
 MOST_COMPARED = DEEPEST
@@ -307,7 +307,7 @@ cdef class CorpusIndex:
             high = min(low * STEP, self.key_n[level - 1] if level else self.m)
             low = (low - 1) * STEP + 1 if low else 0
         for middle in range(low, high):  # what will be compared, loaded at once
-            prefetch(self.text + <uint64_t>self.width * self.places[middle] - 8)
+            prefetch_line(self.text + <uint64_t>self.width * self.places[middle] - 8)
         while low < high:
             middle = (low + high) >> 1
             if self.precedes(q, middle, most, ties):

@@ -1,1 +1,14 @@
 """The plain-Python twin of each native structure: oracle and readable documentation."""
+
+from ngramspec._reference.common import context_key
+from ngramspec._reference.copyindex import CopyIndex, longest_repeated_suffix
+from ngramspec._reference.ngram import NGramTable
+from ngramspec._reference.unigram import UnigramCounts
+
+__all__ = [
+    "CopyIndex",
+    "NGramTable",
+    "UnigramCounts",
+    "context_key",
+    "longest_repeated_suffix",
+]

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ngramspec.target.hf_private import forget_compiled_call
+
 TARGETS = "_forced_targets"
 
 
@@ -89,7 +91,7 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
     finally:
         model.__class__ = kind
         delattr(model, TARGETS)
-        vars(model).pop("_compiled_call", None)  # it was compiled for the subclass
+        forget_compiled_call(model)  # it was compiled for the subclass
 
 
 def _positions(input_ids: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:

@@ -5,25 +5,34 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.draft_length.cost_file import processor
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("ngramspec", "torch", "transformers", "numpy", "triton")
 
 
-def machine() -> dict[str, Any]:
-    """Processor, GPU if there is one, threads, and versions, as plain JSON values."""
-    packages = {}
-    for name in PACKAGES:
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    found = {}
+    for name in packages:
         try:
-            packages[name] = version(name)
+            found[name] = version(name)
         except PackageNotFoundError:
             continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processor, GPU if there is one, threads, and versions, as plain JSON values."""
+    import torch
+
     gpu = None
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -39,12 +48,14 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": gpu,
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": versions(PACKAGES),
     }
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done all its work; a CPU has."""
+    """Wait until a device has done all its work; a CPU never has any left."""
+    import torch
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -64,6 +75,8 @@ class PeakMemory:
     def reset(self) -> None:
         """Begin anew from what is in use now."""
         if self.device.type == "cuda":
+            import torch
+
             torch.cuda.reset_peak_memory_stats(self.device)
             return
         try:
@@ -72,8 +85,10 @@ class PeakMemory:
             self.known = False
 
     def read(self) -> int | None:
-        """Bytes at the peak; None where it cannot be told."""
+        """Bytes at the peak; None where the system does not tell."""
         if self.device.type == "cuda":
+            import torch
+
             return torch.cuda.max_memory_allocated(self.device)
         if not self.known:
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ from ngramspec.draft import Float32, Int32
 
 NEW_TOKENS, GAMMA, TREE, RIGHT = 24, 5, 9, 0.6
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": NEW_TOKENS}
-LEAST_VARIETY = 4  # different tokens of a text that shows anything
+LEAST_VARIETY = 4  # different tokens of a text: fewer would match by chance
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 11, 12, 5, 6], [3, 4, 3, 4, 3, 4, 9, 3]]
-# Classes that say nothing to a text alone, with the reason.
+# Classes that cannot generate from text alone, with the reason.
 NOT_ALONE = {
     "Gemma3nForConditionalGeneration": "its vision tower needs the package timm",
     "Gemma4AssistantForCausalLM": "an assistant: it reads another model's states and cache",
@@ -50,9 +51,9 @@ class Cell:
 
 
 class HalfRight(Drafter):
-    """Knows what each row will say, and is right at each token with probability ``RIGHT``.
+    """Knows the text of each row, and drafts each of its tokens with probability ``RIGHT``.
 
-    In a tree a wrong sibling stands before every token.
+    In a tree a wrong sibling comes before every token.
     """
 
     tiers = ("half right",)
@@ -132,18 +133,20 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 ROWS = (1, 2, 8)
 
 
-def matrix() -> Iterator[Cell]:
-    """A few families with every cache, processor and batch size."""
+def matrix(every: int = 1) -> Iterator[Cell]:
+    """A few families with every cache, processor and batch size.
+
+    Args:
+        every: try only the first of so many combinations, the next after those, and so on.
+    """
     import transformers
 
-    for name in FAMILIES:
-        kind = getattr(transformers, name)
-        model = build(kind)
-        for cache, first in CACHES.items():
-            for processor, second in PROCESSORS.items():
-                for rows in ROWS:
-                    what = f"{cache} cache, {processor}, batch {rows}"
-                    yield compare(name, what, model, rows, **first, **second)
+    for at, name in enumerate(FAMILIES):
+        model = build(getattr(transformers, name))
+        combinations = list(product(CACHES, PROCESSORS, ROWS))
+        for cache, processor, rows in combinations[at % every :: every]:
+            what = f"{cache} cache, {processor}, batch {rows}"
+            yield compare(name, what, model, rows, **CACHES[cache], **PROCESSORS[processor])
 
 
 def try_class(kind: Any) -> Iterator[Cell]:
@@ -185,7 +188,7 @@ def variety(sequences: torch.Tensor) -> int:
 def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
     """One cell: plain ``generate`` against drafts that are half right.
 
-    A single row also with drafts behind its prompt, which gamma="auto" has, and with trees.
+    A single row also with drafts in its prefill, which gamma="auto" has, and with trees.
     """
     inputs = prompts(rows)
     kwargs = GREEDY | kwargs
@@ -225,10 +228,10 @@ def prompts(rows: int) -> dict[str, torch.Tensor]:
 
 def _difference(plain: torch.Tensor, ours: torch.Tensor) -> str:
     if plain.shape != ours.shape:
-        return f"shape {tuple(ours.shape)} in place of {tuple(plain.shape)}"
+        return f"shape {tuple(ours.shape)} instead of {tuple(plain.shape)}"
     row, at = (plain != ours).nonzero()[0].tolist()
     new = at - (plain.shape[1] - NEW_TOKENS) + 1
-    return f"row {row}: new token {new} is {int(ours[row, at])} in place of {int(plain[row, at])}"
+    return f"row {row}: new token {new} is {int(ours[row, at])} instead of {int(plain[row, at])}"
 
 
 def _line(error: Exception) -> str:

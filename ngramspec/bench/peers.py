@@ -108,24 +108,31 @@ class ArcticDrafter(Drafter):
         return ArcticSession(self.cache, next(self.requests), tokens, self.factor, self.trees)
 
 
-# name -> (the package it comes from, how it is made, the gamma it is asked for)
-PEERS: dict[str, tuple[str, Callable[[], Drafter], int]] = {
-    "prompt lookup (transformers)": ("transformers", LookupDrafter, 10),
-    "arctic, factor 4": ("arctic_inference", lambda: ArcticDrafter(4.0), 64),
-    "arctic, factor 16": ("arctic_inference", lambda: ArcticDrafter(16.0), 64),
-    "arctic tree, factor 16": ("arctic_inference", lambda: ArcticDrafter(16.0, trees=True), 64),
+# name -> how a drafter is made, and the gamma it is asked for
+Contenders = dict[str, tuple[Callable[[], Drafter], int | str]]
+
+ARCTIC, TRANSFORMERS = "arctic_inference", "transformers"
+PEERS: dict[str, Contenders] = {  # by the package that they come from
+    TRANSFORMERS: {"prompt lookup (transformers)": (LookupDrafter, 10)},
+    ARCTIC: {
+        "arctic, factor 4": (lambda: ArcticDrafter(4.0), 64),
+        "arctic, factor 16": (lambda: ArcticDrafter(16.0), 64),
+        "arctic tree, factor 16": (lambda: ArcticDrafter(16.0, trees=True), 64),
+    },
 }
 INSTALL = {
-    "transformers": "pip install transformers",
-    "arctic_inference": "pip install --no-deps arctic-inference==0.3.0",
+    TRANSFORMERS: "pip install transformers",
+    ARCTIC: "pip install --no-deps arctic-inference==0.3.0",
 }
 
 
-def installed() -> tuple[list[str], dict[str, str]]:
-    """Names of the peers that can run here; and of those that cannot, how to install them."""
-    missing = {name: INSTALL[package] for name, (package, *_) in PEERS.items() if not _is(package)}
-    return [name for name in PEERS if name not in missing], missing
-
-
-def _is(package: str) -> bool:
-    return find_spec(package) is not None
+def installed() -> tuple[Contenders, dict[str, str]]:
+    """The peers that can run here; and for the others by name, how to install them."""
+    here: Contenders = {}
+    missing: dict[str, str] = {}
+    for package, peers in PEERS.items():
+        if find_spec(package) is None:
+            missing |= dict.fromkeys(peers, INSTALL[package])
+        else:
+            here |= peers
+    return here, missing

@@ -10,7 +10,6 @@ from itertools import chain, cycle, zip_longest
 from pathlib import Path
 
 NOTHING = "nothing to predict"
-TASKS = ("summarization", "context_qa", "code_completion", "code_edit", "chat", NOTHING)
 GROUPS = {"chat_turn1": "chat", "chat_turn2": "chat"}
 LENGTHS = (300, 700)  # tokens of a prompt, unless its task is one of
 LENGTHS_OF = {"code_edit": (300, 1200)}

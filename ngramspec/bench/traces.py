@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,12 @@ def by_group(traces: Iterable[Trace]) -> dict[str, list[Trace]]:
     for trace in traces:
         groups.setdefault(trace.group, []).append(trace)
     return groups
+
+
+def in_turn(traces: Iterable[Trace]) -> list[Trace]:
+    """All traces, one of each group in turn."""
+    turns = zip_longest(*by_group(traces).values())
+    return [trace for turn in turns for trace in turn if trace is not None]
 
 
 def halves(traces: Iterable[Trace]) -> Iterator[list[Trace]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ngramspec._reference.value import Calibration, ValueEngine
+from ngramspec._reference.calibration import Calibration
+from ngramspec._reference.value import ValueEngine
 from ngramspec.draft import Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.value import ValueDrafter, ValueSession

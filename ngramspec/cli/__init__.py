@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.metadata import version
 from typing import NoReturn
 
-# Each is a module of this package with SUMMARY, add_arguments(parser) and run(arguments) -> int.
-# Parsing imports all of them: what is heavy is imported inside run.
+from ngramspec.cli.subcommands import add_subcommands
+from ngramspec.cli.usage import UsageError
+
+# A new command is a module here and its name in this list; see add_subcommands.
 COMMANDS = ("demo", "bench", "calibrate", "wrap")
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-
-
-class UsageError(ValueError):
-    """What the user gave cannot be used; the message is one line that says why."""
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,11 +33,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ngramspec {version('ngramspec')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name in COMMANDS:
-        module = import_module(f"ngramspec.cli.{name}")
-        command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run, prog=command.prog)
+    add_subcommands(commands, __name__, COMMANDS)
     return parser
 
 
@@ -48,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: the arguments behind the program's name; None: those of the process.
+        argv: the arguments after the program's name; None: those of the process.
 
     Returns:
         The exit code: 0 for success, 2 for bad arguments, 130 after Ctrl-C, and what the
@@ -68,5 +61,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{arguments.prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # behind the terminal's ^C
+        print(file=sys.stderr)  # after the terminal's ^C
         return INTERRUPTED

@@ -6,12 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from ngramspec.cli import UsageError
-from ngramspec.cli.arguments import check_least, load_on_device
+from ngramspec.cli.options import add_count, add_device, add_dtype, load_model
+from ngramspec.cli.usage import check_least, need_rich, writable
 
 SUMMARY = "measure what wider forwards cost on this machine"
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65)
-DTYPES = ("bfloat16", "float16", "float32")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="folder or hub id (default: embedded SmolLM2)"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16")
-    parser.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
+    add_dtype(parser)
+    add_device(parser)
     parser.add_argument(
         "--contexts",
         type=int,
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="positions in the cache (default: 400 900)",
     )
-    parser.add_argument("--repeats", type=int, default=9, metavar="N", help="default: 9")
+    add_count(parser, "--repeats", 9)
     parser.add_argument("--json", type=Path, metavar="OUT", help="save the costs")
 
 
@@ -39,14 +38,15 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: an argument that cannot be used.
     """
+    check_least(arguments, contexts=1, repeats=1)
+    need_rich("the table needs")
     from rich.console import Console
     from rich.table import Table
 
     from ngramspec.bench.forwards import forward_seconds
     from ngramspec.draft_length.cost_file import SavedCosts, described
 
-    check_least(arguments, contexts=1, repeats=1)
-    loaded = load_on_device(arguments)
+    loaded = load_model(arguments, option="MODEL")
     model = loaded.model
     print(f"timing {loaded.name} in {arguments.dtype}", file=sys.stderr)
     seconds = {
@@ -62,9 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(table)
     console.print(f"cost of a forward, in forwards of one position ({milliseconds})")
     if arguments.json is not None:
-        try:
+        with writable("--json", arguments.json):
             SavedCosts(described(model), seconds).write(arguments.json)
-        except OSError as error:
-            raise UsageError(f"--json: cannot write {arguments.json}: {error.strerror}") from error
         console.print(f"saved; use Speculator(costs={str(arguments.json)!r})")
     return 0

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ngramspec.cli import UsageError
-from ngramspec.cli.arguments import check_least, usable
+from ngramspec.bench.sample_texts import SampleText, demo_texts
+from ngramspec.cli.options import (
+    add_drafter,
+    add_gamma,
+    load_model,
+    make_speculator,
+    usable_model,
+)
+from ngramspec.cli.usage import UsageError, check_least, need_rich, usable
 
 if TYPE_CHECKING:
-    from ngramspec import Speculator
+    from ngramspec.bench.measure import Measurement, Row
     from ngramspec.cli.demo_view import View
-    from ngramspec.cli.measure import Measurement, Row
 
 SUMMARY = "see and measure speculative decoding on a real model"
 DTYPES = {
@@ -26,26 +29,9 @@ DTYPES = {
     "float16": ("float16",),
     "both": ("float32", "bfloat16"),
 }
-EXACT = "float32"  # where equal text is promised; in narrower types near ties may fall differently
+EXACT = "float32"  # where the text must be identical; narrower types may round ties differently
 MAX_NEW_TOKENS = 96
 REPEAT_UNTIL = 90.0  # seconds into the run; a busy machine gets a shorter demo, not a longer one
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A prompt to continue.
-
-    Attributes:
-        name: one word for tables.
-        title: what it is about, in a few words.
-        prompt: the prompt itself, without a newline at its end.
-        chat: whether it is a user's message, or text that simply goes on.
-    """
-
-    name: str
-    title: str
-    prompt: str
-    chat: bool = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,16 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=DTYPES, default="both", help="both: float32, then bfloat16 (default)"
     )
-    parser.add_argument(
-        "--drafter", default="auto", metavar="SPEC", help='such as "copy+ngram" (default: auto)'
-    )
-    parser.add_argument(
-        "--gamma",
-        type=parse_gamma,
-        default="auto",
-        metavar="N",
-        help="tokens drafted in a step: an integer, heuristic or auto (default: auto)",
-    )
+    add_drafter(parser)
+    add_gamma(parser)
     parser.add_argument(
         "--prompt-file",
         type=Path,
@@ -96,19 +74,21 @@ def run(arguments: argparse.Namespace) -> int:
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     check_least(arguments, max_new_tokens=1)
     texts = read_texts(arguments.prompt_file)
-    if find_spec("rich") is None:
-        raise UsageError("the demo needs rich; run: pip install 'ngramspec[demo]'")
+    need_rich("the demo needs")
+    from ngramspec.bench.measure import Measurement
+    from ngramspec.bench.models import STAGES, locate
     from ngramspec.cli.demo_view import View
-    from ngramspec.cli.measure import Measurement
-    from ngramspec.cli.models import STAGES, load, locate
 
     begin = perf_counter()
     dtypes = DTYPES[arguments.dtype]
     view = View()
-    with view.progress(f"Loading {locate(arguments.model).name}", len(STAGES)) as step:
-        loaded = load(arguments.model, dtypes[0], on_stage=step)
+    with usable_model():
+        name = locate(arguments.model).name
+    with view.progress(f"Loading {name}", len(STAGES)) as step:
+        loaded = load_model(arguments, dtype=dtypes[0], on_stage=step)
     measurement = Measurement(loaded, speculator, arguments.max_new_tokens)
-    prompts = [measurement.encode(text.prompt, chat=text.chat) for text in texts]
+    with usable():
+        prompts = [loaded.encode(text.prompt, chat=text.chat) for text in texts]
     view.header(loaded.name, arguments.drafter, arguments.gamma)
     for number, (text, ids) in enumerate(zip(texts, prompts, strict=True), 1):
         view.title(f"{number}/{len(texts)}  {text.title}", text.prompt, len(ids))
@@ -127,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure_all(
     measurement: Measurement,
-    texts: Sequence[Text],
+    texts: Sequence[SampleText],
     prompts: Sequence[list[int]],
     dtype: str,
     view: View,
@@ -146,35 +126,14 @@ def measure_all(
     return rows
 
 
-def parse_gamma(text: str) -> int | str:
-    """``--gamma``: an integer where it reads as one; the Speculator checks the rest."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
-
-
-def make_speculator(drafter: str, gamma: int | str) -> Speculator:
-    """The Speculator of ``--drafter`` and ``--gamma``; a UsageError if it refuses them."""
-    from ngramspec import Speculator
-
-    with usable():
-        return Speculator(drafter, gamma)
-
-
-def read_texts(prompt_file: Path | None) -> list[Text]:
-    """The built-in texts, or the one in ``prompt_file``.
+def read_texts(prompt_file: Path | None) -> list[SampleText]:
+    """The demo's own texts, or the one in ``prompt_file``.
 
     Raises:
         UsageError: the file cannot be read, is not UTF-8, or holds nothing but white space.
     """
     if prompt_file is None:
-        return [
-            Text("summarize", "Summarize an article", built_in("summarize.txt")),
-            Text("answer", "Answer from a context", built_in("answer.txt")),
-            Text("code", "Go on with code", built_in("code.py.txt"), chat=False),
-            Text("rewrite", "Rewrite a file", built_in("rewrite.txt")),
-        ]
+        return demo_texts()
     try:
         prompt = prompt_file.read_text(encoding="utf-8")
     except OSError as error:
@@ -183,10 +142,4 @@ def read_texts(prompt_file: Path | None) -> list[Text]:
         raise UsageError(f"--prompt-file: {prompt_file} is not UTF-8: {error}") from error
     if not prompt.strip():
         raise UsageError(f"--prompt-file: {prompt_file} is empty")
-    return [Text(prompt_file.stem, prompt_file.name, prompt.rstrip("\n"))]
-
-
-def built_in(name: str) -> str:
-    """A prompt of ``ngramspec/cli/texts``."""
-    path = files("ngramspec.cli") / "texts" / name
-    return path.read_text(encoding="utf-8").rstrip("\n")
+    return [SampleText(prompt_file.stem, prompt_file.name, prompt.rstrip("\n"))]

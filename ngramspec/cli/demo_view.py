@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec import DecodeStats, StepEvent, __version__
-from ngramspec.cli.measure import Row
+from ngramspec.bench.measure import Row
 from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pieces, printable
 
 STYLES = {ACCEPTED: "green", REJECTED: "red strike", CORRECTED: "bright_blue", PLAIN: ""}
@@ -31,8 +31,8 @@ class Stream:
     """Prints pieces as they come, word-wrapped and indented; on a terminal the last row is live.
 
     Args:
-        console: where to.
-        colour: mark pieces by colour; else rejected ones stand in [-...-], the others unmarked.
+        console: where they are printed.
+        colour: mark pieces by colour; otherwise only rejected ones are marked, by [-...-].
     """
 
     def __init__(self, console: Console, *, colour: bool) -> None:
@@ -40,7 +40,7 @@ class Stream:
         self._colour = colour
         self._width = min(console.width, WIDTH) - len(INDENT)
         self._line = Text()  # since the last newline
-        self._rows = 0  # of it that are printed
+        self._rows = 0  # how many of its rows are printed
         self._begun = False
         self._live = Live(console=console, auto_refresh=False, transient=True) if colour else None
 
@@ -65,7 +65,7 @@ class Stream:
             self._live.update(indented(rows[-1]), refresh=True)
 
     def _append(self, kind: str, text: str) -> None:
-        if kind == REJECTED:  # it never stood: show a newline, do not break the line
+        if kind == REJECTED:  # not part of the text: show a newline, do not break the line
             text = re.sub(r"\n\s*", "↵" if self._colour else r"\\n", text)
             text = text if self._colour else f"[-{text}-]"
         if not self._begun:
@@ -243,7 +243,7 @@ def note(row: Row) -> str:
 def make_console(file: Any) -> Console:
     """A console on ``file`` that colours only a terminal which wants colour."""
     if hasattr(file, "reconfigure"):
-        file.reconfigure(errors="replace")  # a character the terminal lacks is no reason to end
+        file.reconfigure(errors="replace")  # a character the terminal lacks is no reason to fail
     console = Console(file=file, highlight=False)
     if console.is_terminal and not console.no_color and not console.is_dumb_terminal:
         return console

@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ngramspec.cli import UsageError
-from ngramspec.cli.demo import parse_gamma
+from ngramspec.cli.options import add_count, add_drafter, add_gamma, add_policy
+from ngramspec.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from ngramspec.integrations.wrap import Group, Wrapped
@@ -27,22 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder with config.json and weights; it is only read",
     )
     parser.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="a new or empty folder")
-    parser.add_argument(
-        "--drafter", default="auto", metavar="SPEC", help='such as "copy+ngram" (default: auto)'
-    )
-    parser.add_argument(
-        "--policy", default="value", help="value or priority, see build_drafter (default: value)"
-    )
-    parser.add_argument(
-        "--gamma",
-        type=parse_gamma,
-        default="auto",
-        metavar="N",
-        help="tokens drafted in a step: an integer, heuristic or auto (default: auto)",
-    )
-    parser.add_argument(
-        "--gamma-max", type=int, default=64, metavar="N", help="most tokens drafted (default: 64)"
-    )
+    add_drafter(parser)
+    add_policy(parser)
+    add_gamma(parser)
+    add_count(parser, "--gamma-max", 64, "most tokens drafted in a step")
     parser.add_argument(
         "--copy",
         action="store_true",

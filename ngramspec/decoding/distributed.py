@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.errors import UnsupportedError
+from ngramspec.target.hf_private import device_mesh
 
 SENT = 64  # nodes of each draft that the first message has room for
 CHAIN = -2  # in place of a parent: the draft is a chain
@@ -97,7 +98,7 @@ def ranks_of(model: Any, device: torch.device, synced_gpus: bool | None = None) 
     if not processes or dist.get_world_size() == 1:
         return ALONE
     synced = _gathers_weights(model) if synced_gpus is None else synced_gpus
-    mesh = getattr(model, "_device_mesh", None)
+    mesh = device_mesh(model)
     if mesh is None:
         return Ranks(None, device.type, synced)
     axes = mesh.mesh_dim_names or ("tp",)  # a mesh of one nameless axis is a tensor-parallel one

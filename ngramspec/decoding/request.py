@@ -122,12 +122,12 @@ def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int]
     """
 
     masks = ("attention_mask", "decoder_attention_mask")
-    encoder_mask, decoder_mask = (target.kwargs.get(name) for name in masks)
-    mask = decoder_mask if target.encodes else encoder_mask
+    encoder_mask, decoder_mask = (target.inputs.kwargs.get(name) for name in masks)
+    mask = decoder_mask if target.traits.encodes else encoder_mask
 
     def history(row: int) -> Int32:
         parts = [request.reference]
-        if target.encodes and _holds_ids(encoded):
+        if target.traits.encodes and _holds_ids(encoded):
             each = target.prompt.shape[0] // encoded.shape[0]  # sequences of one encoded text
             mask_of = None if encoder_mask is None else encoder_mask[row]
             parts.append(_own(encoded[row // each], mask_of))
@@ -159,7 +159,12 @@ def must_lockstep(choosing: TokenSampler, target: Target) -> bool:
     custom stopping criteria, and processors that are not known to look at each row by itself; and
     where the cache is returned, which a later call reads as plain decoding would have left it.
     """
-    if choosing.streamer is not None or choosing.record or target.states or choosing.stop.custom:
+    if (
+        choosing.streamer is not None
+        or choosing.record
+        or target.call.states
+        or choosing.stop.custom
+    ):
         return True
     if target.config.return_dict_in_generate:
         return True

@@ -27,9 +27,9 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
+from ngramspec.target.hf_private import pad_token
 from ngramspec.target.model import Target
-from ngramspec.target.support import why_no_tree
-from ngramspec.target.tree_attention import attention_of
+from ngramspec.target.obstacles import allows_ragged, why_no_tree
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
@@ -129,16 +129,18 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: GenerateCa
     config, rows = asked.config, target.prompt.shape[0]
     request = read_request(config, asked.reference_ids)
     choosing = _choosing(settings, target, asked)
-    target.ragged = rows > 1 and target.can_be_ragged and not must_lockstep(choosing, target)
-    if target.unaligned is not None:
-        settings.log(f"drafting nothing: {target.unaligned}")
+    ragged = rows > 1 and allows_ragged(target.traits, target.call)
+    if ragged and not must_lockstep(choosing, target):
+        target.let_rows_diverge()
+    if target.limits.unaligned is not None:
+        settings.log(f"drafting nothing: {target.limits.unaligned}")
     history = history_of(target, request, asked.encoded)
     stats = DecodeStats()
     gamma = settings.gamma
     if settings.width is not None and not isinstance(gamma, int):
         gamma = min(settings.most, settings.width - 1)  # a longer draft costs no more
     asked_for, priced = isinstance(settings.tree, int), gamma == "auto"
-    obstacle = why_no_tree(target, rows)
+    obstacle = why_no_tree(target.traits, target.call)
     trees = obstacle is None and (asked_for or (settings.tree == "auto" and priced))
     if asked_for and obstacle is not None:
         stats.chains[obstacle] = 1
@@ -167,7 +169,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, asked: GenerateCa
         target=target,
         drafting=drafting,
         choosing=choosing,
-        by_row=by_row(choosing, rows) if target.ragged else None,
+        by_row=by_row(choosing, rows) if target.inputs.ragged else None,
         pace=pace if gamma == "auto" else None,
         ahead=settings.ahead,
         stats=stats,
@@ -182,12 +184,11 @@ def _choosing(settings: Settings, target: Target, asked: GenerateCall) -> TokenS
     keep = config.return_dict_in_generate
     stop = StopRules(asked.criteria or ())
     far = prefers_one_transfer(target.prompt.device)
-    pad = getattr(config, "_pad_token_tensor", None)
     return TokenSampler(
         processors=asked.processors,
         stop=stop,
         rule=settings.rule(bool(config.do_sample), asked.generator),
-        pad=int(pad) if pad is not None and stop.pads else None,
+        pad=pad_token(config) if stop.pads else None,
         streamer=asked.streamer,
         record=Record(
             [] if keep and config.output_scores else None,
@@ -213,7 +214,7 @@ def _step_costs(
         machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
         dtype=str(target.model.dtype).removeprefix("torch."),
         rows=rows,
-        attention=attention_of(target.model),
+        attention=target.traits.attention,
         static=target.cache.capacity is not None,
         compiled=bool(target.widths.sizes),
         tree=trees,

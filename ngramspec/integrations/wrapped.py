@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from ngramspec.hf import speculate
 from ngramspec.persistence import FOLDER, SETTINGS
 from ngramspec.speculator import Speculator
+from ngramspec.target.hf_private import cached_file_or_none, commit_hash
 
 LOG_VARIABLE = "NGRAMSPEC_LOG"
 
@@ -81,18 +82,9 @@ def _settings_file(model: Any) -> Path | None:
     transformers runs a copy of generate.py in its module cache, so they are not beside __file__.
     """
     folder, name = Path(model.name_or_path), f"{FOLDER}/{SETTINGS}"
-    commit = getattr(model.config, "_commit_hash", None)
+    commit = commit_hash(model.config)
     if not folder.is_dir() and commit is not None:  # the model came from a hub
-        from transformers.utils import cached_file
-
-        found = cached_file(
-            model.name_or_path,
-            name,
-            revision=commit,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        path = None if found is None else Path(found)
+        path = cached_file_or_none(model.name_or_path, name, commit)
     else:
         path = folder / name if (folder / name).is_file() else None
     if path is None:

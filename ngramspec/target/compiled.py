@@ -7,10 +7,11 @@ caches have the same size. A call's cache is made a little larger than it needs,
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
+
+from ngramspec.target.hf_private import compile_settings
 
 ROOM = 256  # a cache's size is rounded up to a multiple of it: fewer sizes, fewer graphs
 SIZES = 8  # of caches that are compiled for; dynamo's own limit, for a single width
@@ -62,7 +63,7 @@ class Graphs:
     """
 
     def __init__(self, model: Any, config: Any, widths: int) -> None:
-        settings = copy.copy(config.compile_config or model._default_compile_config())
+        settings = compile_settings(model, config)
         if settings.dynamic is None:
             settings.dynamic = False
         self._call: Callable[..., Any] = model.get_compiled_call(settings)

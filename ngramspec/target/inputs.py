@@ -1,77 +1,223 @@
-"""Masks and positions of growing sequences, in batches whose rows grow unequally too.
-
-In a ragged batch all rows write at the same positions of the cache, and a position where a row has
-no token of its own is a gap: 0 in the row's attention mask. Where a token stands in its text is
-said by ``position_ids``, not by its place in the cache. The last column of every tensor here is
-that of the last committed token, which is not in the cache yet.
-"""
+"""The inputs of a generation's forwards, from the committed tokens and a draft."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from ngramspec.draft import Int32
+from ngramspec.errors import UnsupportedError
+from ngramspec.target import hf_private
+from ngramspec.target.growth import grow, grow_ragged, used_slots
+from ngramspec.target.traits import Traits
+from ngramspec.target.tree_attention import attended, tree_mask, tree_positions
 
-def grow(name: str, value: torch.Tensor, count: int) -> torch.Tensor:
-    """``value`` (..., length) for ``count`` more tokens, as ``generate`` grows it by one."""
-    if count == 0:
-        return value
-    last = value[..., -1:]
-    shape = (*value.shape[:-1], count)
-    if name.endswith("position_ids"):
-        steps = torch.arange(1, count + 1, dtype=value.dtype, device=value.device)
-        more = last + steps
-    elif name.endswith("attention_mask"):
-        more = value.new_ones(shape)
-    elif name == "mm_token_type_ids":
-        more = value.new_zeros(shape)
-    else:
-        more = last.expand(shape)
-    return torch.cat((value, more), dim=-1)
+PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
+PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
+WASTE = 0.25  # share of the cache's slots that may be gaps in every row before they are closed,
+LEAST_WASTE = 32  # and how many may be at least
 
 
-def grow_ragged(
-    name: str, value: torch.Tensor, count: int, lengths: Sequence[int], *, committed: bool
-) -> torch.Tensor:
-    """``value`` (..., batch, length) for ``count`` more positions, of which rows use their own.
+class Inputs:
+    """The keyword arguments of a generation's next forward.
+
+    Attributes:
+        kwargs: as ``generate`` would give them to the forward over the last committed token.
+        ragged: whether rows accept different numbers of tokens.
 
     Args:
-        name: of the model's argument.
-        value: its value, whose last column is each row's last committed token.
-        count: columns to add.
-        lengths: per row, from that column on, how many columns are its own; the others are gaps.
-        committed: whether the columns are committed: then the last one becomes, for every row, that
-            of its last committed token, which stands behind ``lengths - 1`` others.
+        model: a transformers model.
+        traits: of it.
+        kwargs: what ``generate`` prepared for the prefill.
     """
-    if count == 0:
-        return value
-    if not name.endswith(("attention_mask", "position_ids")):
-        return grow(name, value, count)
-    own = torch.tensor(lengths, device="cpu").to(value.device, non_blocking=True)[
-        :, None
-    ]  # (batch, 1)
-    column = torch.arange(1, count + 1, device=value.device)
-    if name.endswith("position_ids"):
-        steps = torch.minimum(column, own - 1)  # a gap's place is in the model's range, too
-        return torch.cat((value, value[..., -1:] + steps.to(value.dtype)), dim=-1)
-    if committed:  # columns from the old last one on: those in the cache, then the new last one
-        column = torch.arange(count, device=value.device)
-        there = (column < own - 1).to(value.dtype)
-        last = (own > 1).to(value.dtype)  # a row that took part goes on
-        return torch.cat((value[..., :-1], there, last), dim=-1)
-    return torch.cat((value, (column < own).to(value.dtype)), dim=-1)
 
+    def __init__(self, model: Any, traits: Traits, kwargs: dict[str, Any]) -> None:
+        self.kwargs = dict(kwargs)
+        self.ragged = False
+        self._model = model
+        self._traits = traits
+        self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
+        self._used: list[int] = []  # per row of a ragged batch, its own slots in the cache
 
-def used_slots(mask: torch.Tensor, used: int) -> torch.Tensor:
-    """Where each row's own positions are, moved to the right end.
+    def let_rows_diverge(self) -> None:
+        """Make the batch ragged, before the prefill."""
+        self.ragged = True
 
-    Args:
-        mask: (batch, length), 0 at gaps.
-        used: the most that a row uses.
+    def make_mask(self, prompt: torch.Tensor, length: int) -> None:
+        """Give a ragged batch an attention mask where ``generate`` left it out.
 
-    Returns:
-        int64 (batch, used): indices in order; a row with fewer begins with gaps.
-    """
-    order = mask.to(torch.int64).argsort(dim=1, stable=True)  # gaps first, each kind in order
-    return order[:, mask.shape[1] - used :]
+        Args:
+            prompt: (batch, prompt), whose dtype and device the mask gets.
+            length: positions of a row behind the prefill.
+        """
+        if self.ragged and self.kwargs.get("attention_mask") is None:
+            self.kwargs["attention_mask"] = prompt.new_ones(len(prompt), length)
+
+    def behind_prompt(self, count: int) -> dict[str, Any]:
+        """The prefill's arguments for ``count`` drafted tokens behind the prompt."""
+        kwargs = self.grown(count)
+        if kwargs.get("logits_to_keep") is not None:
+            kwargs["logits_to_keep"] = 1 + count
+        return kwargs
+
+    def carry(self, outputs: Any) -> None:
+        """Take the arguments from the prefill to the first forward behind it.
+
+        Args:
+            outputs: of the prefill.
+        """
+        self.kwargs = hf_private.carried_kwargs(
+            self._model, outputs, self.kwargs, encodes=self._traits.encodes
+        )
+        if self.ragged:
+            self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
+
+    def replace_cache(self, cache: Any) -> None:
+        """Give later forwards another cache."""
+        self.kwargs["past_key_values"] = cache
+
+    def grown(
+        self, count: int, lengths: Sequence[int] = (), *, committed: bool = False
+    ) -> dict[str, Any]:
+        """The arguments for ``count`` more positions behind each row's last committed token.
+
+        Args:
+            count: positions to add, >= 0.
+            lengths: as in ``grow_ragged``; used in a ragged batch only.
+            committed: as in ``grow_ragged``.
+        """
+        kwargs = dict(self.kwargs)
+        for name in self._per_token:
+            if kwargs.get(name) is None:
+                continue
+            if self.ragged:
+                kwargs[name] = grow_ragged(name, kwargs[name], count, lengths, committed=committed)
+            else:
+                kwargs[name] = grow(name, kwargs[name], count)
+        return kwargs
+
+    def commit(self, kept: Sequence[int]) -> None:
+        """Grow the arguments by the positions of the last forward that stay.
+
+        Args:
+            kept: how many stay, per row; outside ragged batches the same number for all.
+        """
+        self.kwargs |= self.grown(max(kept), [each + 1 for each in kept], committed=True)
+        if self.ragged:
+            self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
+
+    def prepare(
+        self,
+        block: torch.Tensor,
+        lengths: Sequence[int],
+        parents: Int32 | None,
+        committed: torch.Tensor | None,
+        *,
+        width: int,
+        slots: int,
+        keys: int | None,
+    ) -> dict[str, Any]:
+        """Have the model prepare a forward over a block, padded to a width.
+
+        Args:
+            block, lengths, parents, committed: as in ``Target.forward``.
+            width: of the forward, >= the block's.
+            slots: positions in the cache.
+            keys: how many positions the forward attends to, masked ones included; None: those that
+                there are.
+
+        Returns:
+            the arguments of the model's forward.
+
+        Raises:
+            UnsupportedError: the model drops the positions of a tree or of a ragged batch.
+        """
+        positions = block.shape[1]
+        grown = self.grown(positions - 1, lengths)
+        if parents is not None:
+            grown["position_ids"] = tree_positions(self.kwargs["position_ids"][..., -1:], parents)
+        if width > positions:
+            block, grown = self._padded(block, grown, width - positions)
+        if parents is not None or (keys is not None and self._makes_masks(slots)):
+            grown["attention_mask"] = self._mask(block, parents, slots, keys)
+        if committed is not None:
+            block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
+            block, next_sequence_length=width, **grown
+        )
+        if (parents is not None or self.ragged) and inputs.get("position_ids") is None:
+            raise UnsupportedError(
+                f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
+                " prompt at a time"
+            )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = width
+        return inputs
+
+    def _padded(
+        self, block: torch.Tensor, kwargs: dict[str, Any], count: int
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Repeat the block's last token ``count`` times, all at its own position.
+
+        So no position lies beyond those that the model knows.
+
+        Returns:
+            int64 (batch, n + count), and ``kwargs``, changed in place.
+        """
+        for name in self._per_token:
+            value = kwargs.get(name)
+            if value is not None:
+                more = value[..., -1:].expand(*value.shape[:-1], count)
+                kwargs[name] = torch.cat((value, more), dim=-1)
+        return torch.cat((block, block[:, -1:].expand(-1, count)), dim=1), kwargs
+
+    def _makes_masks(self, slots: int) -> bool:
+        """Whether the mask over a constant number of keys is made here.
+
+        transformers would read the cache's length back from the device to make it. A model that
+        drops its cache in this forward makes its own; no draft reaches beyond that point.
+        """
+        traits = self._traits
+        return traits.takes_masks and not traits.encodes and traits.rereads_at != slots
+
+    def _mask(
+        self, block: torch.Tensor, parents: Int32 | None, slots: int, keys: int | None
+    ) -> torch.Tensor:
+        """The mask of a forward over ``block``, (batch, width): see ``tree_mask``."""
+        like = torch.empty(0, dtype=self._model.dtype, device=block.device)
+        return tree_mask(
+            attended(parents, block.shape[1], like.device),
+            self.kwargs.get("attention_mask"),
+            slots,
+            like,
+            self._traits.attention == "eager",
+            keys,
+        ).expand(len(block), -1, -1, -1)
+
+    def slots_to_keep(self, slots: int) -> torch.Tensor | None:
+        """Which of the cache's slots each row keeps, once too many slots are used by no row.
+
+        Args:
+            slots: positions in the cache.
+
+        Returns:
+            int64 (batch, kept), as ``used_slots``; None: the gaps may stay.
+        """
+        if not self.ragged:
+            return None
+        used = max(self._used)
+        if slots - used <= max(WASTE * slots, LEAST_WASTE):
+            return None
+        mask = self.kwargs["attention_mask"][:, :-1]  # the last token is not in the cache yet
+        return used_slots(mask, used)
+
+    def compact(self, slots: torch.Tensor) -> None:
+        """Keep the columns of the cache's positions ``slots``, int64 (batch, kept), in order."""
+        for name in self._per_token:
+            value = self.kwargs.get(name)
+            if value is not None:
+                index = slots.expand(*value.shape[:-1], slots.shape[1])
+                kept = value[..., :-1].gather(-1, index)
+                self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)

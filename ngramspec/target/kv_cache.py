@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
+from ngramspec.target.hf_private import is_user_defined
 from ngramspec.target.inplace_kv import InPlace, close_up
 
 MARKING = (5, 19)  # transformers marks the caches that callers bring, since this version
@@ -178,10 +179,8 @@ def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
 
 def is_callers(cache: Any) -> bool:
     """Whether a cache is, or may be, the caller's own, who may go on with it."""
-    marked = getattr(cache, "_is_user_defined", None)
-    if marked is not None:
-        return bool(marked)
-    return transformers_before(MARKING)
+    marked = is_user_defined(cache)
+    return transformers_before(MARKING) if marked is None else marked
 
 
 def transformers_before(version: tuple[int, int]) -> bool:

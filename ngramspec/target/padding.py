@@ -1,7 +1,7 @@
 """How wide a target's forwards are: as the draft is, padded to one width, or to one of a few.
 
-A kernel may round a position differently in a wider forward. Where every forward has one width and
-nothing else of its shape depends on the drafts either, what the drafter says moves no rounding.
+A kernel may round a position differently in a wider forward. Where all forwards have one width, and
+nothing else of their shape depends on the drafts, the drafter changes no rounding.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import Any
 
-from ngramspec.errors import check_int
+from ngramspec.errors import UnsupportedError, check_int
+from ngramspec.target.compiled import ROOM
+from ngramspec.target.kv_cache import KVCache
 
 FIT = "fit"
-STEP = 8  # rows that the kernels of CPUs take at once, or a divisor of that
+STEP = 8  # widths are multiples of it: rows that a CPU's kernels take at once, or a divisor of that
 WIDEST = 4096
 
 
@@ -27,7 +29,7 @@ class Widths:
         self.sizes = sizes
 
     def of(self, positions: int) -> int:
-        """The width to run ``positions`` in, of which ``most`` allows so many."""
+        """The width to run ``positions`` in: the least that holds them, at most ``most``."""
         return self.sizes[bisect_left(self.sizes, positions)] if self.sizes else positions
 
     def most(self, slots: int | None) -> int | None:
@@ -60,40 +62,54 @@ def check_width(width: int | str, gamma: int | str) -> int | str:
     return width
 
 
-def rope_types(config: Any) -> set[str]:
-    """The kinds of rotary positions of a text config, such as "default" and "longrope"."""
-    return {str(each.get("rope_type")) for each in _ropes(config)}
-
-
-def rope_turn(config: Any) -> int | None:
-    """From which length on a forward's rotary frequencies are others, for all its positions."""
-    turns = [
-        int(each["original_max_position_embeddings"])
-        for each in _ropes(config)
-        if each.get("rope_type") == "longrope" and "original_max_position_embeddings" in each
-    ]
-    return min(turns, default=None)
-
-
-def _ropes(config: Any) -> list[dict[str, Any]]:
-    """The rotary parameters of a config, or of each kind of its layers."""
-    given = getattr(config, "rope_parameters", None) or {}
-    each = [given, *given.values()]
-    return [one for one in each if isinstance(one, dict) and "rope_type" in one]
-
-
-def needed_positions(target: Any, widest: int) -> int:
-    """Positions of a cache in which forwards of ``widest`` always fit.
+def needed_positions(end: int, new: int, widest: int) -> int:
+    """Positions of a cache in which every forward of a generation fits.
 
     Args:
-        target: not yet prefilled.
-        widest: what its forwards have at most.
+        end: positions behind the prefill.
+        new: tokens that may be generated.
+        widest: positions of the widest forward.
     """
-    config, embeds = target.config, target.kwargs.get("inputs_embeds")
-    prompt = int((target.prompt if embeds is None else embeds).shape[1])
-    mask = target.kwargs.get("attention_mask")
-    told = getattr(config, "_mask_length", -1) if mask is None else mask.shape[1]
-    if told != prompt:  # a kept cache, and only what is new behind it
-        prompt += target.cache.length()
-    new = int(config.max_length) - int(target.prompt.shape[1])
-    return prompt + new - 2 + widest  # the last forward begins with the last token but one
+    return end + new - 2 + widest  # the last forward begins with the last token but one
+
+
+def make_room(
+    cache: KVCache, config: Any, needed: int, widest: int, *, fixed: bool, compiled: bool
+) -> int | None:
+    """Make a cache large enough for the widest forward, or say how far to stretch it.
+
+    With a fixed width, the size of a static cache that ``generate`` made depends on the request
+    alone, and so does the length that is attended to. Otherwise it does not shrink from one call to
+    the next, as in ``generate``, so that compiled graphs serve again.
+
+    Args:
+        cache: before the prefill.
+        config: the GenerationConfig.
+        needed: as ``needed_positions``.
+        widest: positions of the widest forward.
+        fixed: whether all forwards are that wide.
+        compiled: whether the forwards are compiled.
+
+    Returns:
+        How many positions a dynamic cache has to attend to; None: the cache is static.
+
+    Raises:
+        UnsupportedError: the caller's own static cache is too small for a fixed width.
+    """
+    capacity = cache.capacity
+    if capacity is None:
+        return needed
+    if config.cache_implementation is not None:  # generate made it
+        needed = max(needed, config.max_cache_len or 0)
+        if not fixed:
+            needed = max(needed, capacity + widest - 1)
+        if compiled:
+            needed = -(-needed // ROOM) * ROOM
+        cache.resize(needed)
+    elif fixed and capacity < needed:
+        raise UnsupportedError(
+            f"width={widest} needs a static cache of {needed} positions, the one given has"
+            f" {capacity}: make it with max_cache_len={needed}, or pass"
+            " cache_implementation='static'"
+        )
+    return None

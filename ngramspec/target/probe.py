@@ -1,4 +1,4 @@
-"""What a model's own input preparation makes of two new tokens, tried before the prefill."""
+"""Try a model's own input preparation with two new tokens before the prefill."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from ngramspec.errors import UnsupportedError
+from ngramspec.target.growth import prompt_end
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a ``prepare_inputs_for_generation`` passes on.
+    """What a ``prepare_inputs_for_generation`` passes on unchanged.
 
     Attributes:
-        positions: whether these are the ``position_ids`` that it was given.
-        masks: whether a mask of four dimensions comes out as it went in.
+        positions: whether it passes on the ``position_ids`` that it is given.
+        masks: whether it passes on an attention mask of four dimensions.
     """
 
     positions: bool
@@ -24,10 +25,10 @@ class Probe:
 
 
 def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
-    """Prepare two tokens behind the prompt, over a cache of zeros, as a step would.
+    """Prepare two tokens behind the prompt, over a cache of zeros, as a step does.
 
-    Both tokens are given the same position, as siblings in a tree have it: nobody who counts by
-    himself comes to that.
+    Both tokens get the same position, as siblings in a tree do. A function that counts positions
+    itself never returns that.
 
     Args:
         model: a transformers model with a ``prepare_inputs_for_generation`` of its own.
@@ -35,10 +36,10 @@ def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
         kwargs: of its forward, as ``generate`` prepared them.
 
     Raises:
-        UnsupportedError: it does not pass both tokens on, or fails.
+        UnsupportedError: it drops one of the tokens, or fails.
     """
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
-    rows, length = input_ids.shape[0], prompt_length(input_ids, kwargs, prefix)
+    rows, length = input_ids.shape[0], prompt_end(input_ids, kwargs, prefix=prefix)
     grown = kwargs | {"past_key_values": _zeros(model, rows, length)}
     mask, positions = (kwargs.get(f"{prefix}{name}") for name in ("attention_mask", "position_ids"))
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
@@ -55,15 +56,6 @@ def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
     out = inputs.get(f"{prefix}position_ids")
     same = positions is not None and out is not None and bool((out[..., -2:] == last).all())
     return Probe(positions=same, masks=same and _passes_mask(model, input_ids, grown, length))
-
-
-def prompt_length(input_ids: torch.Tensor, kwargs: dict[str, Any], prefix: str = "") -> int:
-    """Positions of a prompt, those that a cache holds already included."""
-    told = [input_ids.shape[1]]
-    for name in (f"{prefix}attention_mask", f"{prefix}inputs_embeds"):
-        value = kwargs.get(name)
-        told += [value.shape[1]] if isinstance(value, torch.Tensor) else []
-    return max(told)
 
 
 def _passes_mask(model: Any, input_ids: torch.Tensor, grown: dict[str, Any], length: int) -> bool:
@@ -85,7 +77,7 @@ def _prepared(model: Any, input_ids: torch.Tensor, grown: dict[str, Any]) -> dic
 
 
 def _zeros(model: Any, rows: int, length: int) -> Any:
-    """A cache of as many layers as the model has, of one number for each position."""
+    """A cache of zeros for all of a model's layers: (rows, 1, length, 1) keys and values each."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     cache = DynamicCache()

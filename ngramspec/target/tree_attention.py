@@ -1,13 +1,11 @@
-"""Masks and positions of a token tree in one forward, and which targets can take one.
+"""Masks and positions of a token tree in one forward.
 
 The forward's position 0 is the last committed token, position i + 1 is node i. A node attends to
-the committed text, to its ancestors and to itself, and stands where its depth says (SpecInfer,
-Miao et al. 2024, section 4.2).
+the committed text, to its ancestors and to itself, and its depth gives its position in the text
+(SpecInfer, Miao et al. 2024, section 4.2).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,20 +13,17 @@ from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from ngramspec.draft import Int32
-from ngramspec.target.traits import makes_standard_masks
-
-ATTENTIONS = ("sdpa", "eager")  # those that take a mask of four dimensions
 
 
 def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Who attends to whom among a forward's positions, and how deep each stands.
+    """Which of a forward's positions attends to which, and the depth of each.
 
     Args:
         parents: int32 (n,), parents[i] < i, -1 for the last committed token.
 
     Returns:
-        (bool (n + 1, n + 1), True where the row attends to the column; int64 (n + 1,), depths,
-        0 for the last committed token).
+        bool (n + 1, n + 1), True where the row attends to the column; and int64 (n + 1,), the
+        depths, 0 for the last committed token.
 
     Example:
         >>> ancestry(np.array([-1, -1, 0], np.int32))[1].tolist()
@@ -43,13 +38,32 @@ def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     return sees, depths
 
 
-def attended(parents: Int32 | None, width: int, device: torch.device) -> torch.Tensor:
-    """Which of a forward's positions attends to which, bool (width, width), on a device.
+def tree_positions(last: torch.Tensor, parents: Int32) -> torch.Tensor:
+    """Positions in the text of the last committed token and of a tree's n nodes behind it.
 
     Args:
-        parents: of the tree, or None: a chain.
-        width: of the forward. What pads a tree attends to all before it, so that it is finite.
+        last: int64 (..., 1, 1), the last committed token's.
+        parents: int32 (n,).
+
+    Returns:
+        int64 (..., 1, n + 1).
+    """
+    depths = torch.from_numpy(ancestry(parents)[1]).to(last.device, non_blocking=True)
+    positions: torch.Tensor = last + depths
+    return positions
+
+
+def attended(parents: Int32 | None, width: int, device: torch.device) -> torch.Tensor:
+    """Which of a forward's positions attends to which, on a device.
+
+    Args:
+        parents: int32 (n,), of the tree; None: the draft is a chain.
+        width: of the forward, > n. Padding behind a tree attends to all positions before it, so
+            that its scores are finite.
         device: of the model.
+
+    Returns:
+        bool (width, width), True where the row attends to the column.
     """
     sees = np.tri(width, dtype=np.bool_)
     if parents is not None:
@@ -70,14 +84,17 @@ def tree_mask(
 
     Args:
         sees: bool (w, w), which of the forward's positions attends to which.
-        past: (batch, length or more), 0 at positions of the cache that nobody attends to, or None.
+        past: (batch, length or more), 0 at positions of the cache that no row attends to; None: all
+            rows attend to all.
         length: positions in the cache.
         like: a tensor on the device and in the dtype of the model.
         eager: whether the attention adds its mask to the scores, instead of taking a bool.
-        keys: how many positions it is given, those behind the forward's masked; None: no others.
+        keys: columns of the mask, >= length + w; those behind the forward's own are masked. None:
+            length + w.
 
     Returns:
-        (batch, 1, w, keys): bool, or 0 and the dtype's lowest value. Batch is 1 without ``past``.
+        (batch, 1, w, keys): bool, or 0 and the dtype's lowest value. The batch is 1 without
+        ``past``.
     """
     own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
     own = own.to(like.device, non_blocking=True)
@@ -94,35 +111,3 @@ def tree_mask(
         return mask
     lowest = torch.finfo(like.dtype).min
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(~mask, lowest)
-
-
-def attention_of(model: Any) -> str:
-    """Name of the attention implementation that a model's decoder runs with."""
-    return str(getattr(model.config.get_text_config(decoder=True), "_attn_implementation", ""))
-
-
-def takes_masks(model: Any) -> bool:
-    """Whether a model's attention takes a mask of four dimensions, and as it is."""
-    own = getattr(type(model), "create_masks_for_generate", None)
-    standard = own is None and makes_standard_masks(model)
-    return attention_of(model) in ATTENTIONS and standard and not has_alibi(model)
-
-
-def has_alibi(model: Any) -> bool:
-    """Whether a model's attention adds biases by distance, which it makes from a mask per token."""
-    config = model.config.get_text_config(decoder=True)
-    own = getattr(config, "attn_config", None)  # MPT's
-    asked = bool(getattr(config, "alibi", False) or getattr(own, "alibi", False))
-    return asked or config.model_type in ("bloom", "mpt")
-
-
-def has_windows(model: Any) -> bool:
-    """Whether a model's own masks hide what is behind a window, whatever its cache keeps."""
-    config = model.config.get_text_config(decoder=True)
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return any("sliding" in kind or "chunked" in kind for kind in kinds)
-    return any(
-        getattr(config, name, None) is not None
-        for name in ("sliding_window", "attention_chunk_size")
-    )

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from native_strategies import MISALIGNED
 
 from ngramspec._native.contexts import ContextTable
-from ngramspec._reference import value as reference_value
+from ngramspec._reference.contexts import ContextTable as ContextTableTwin
 
 
 def ids(tokens):
@@ -22,7 +22,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.native, self.twin, self.at = ContextTable(), reference_value.ContextTable(), 0
+        self.native, self.twin, self.at = ContextTable(), ContextTableTwin(), 0
         self.asked = set()
 
     def count(self, context, token, seed):

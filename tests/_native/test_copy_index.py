@@ -27,9 +27,9 @@ from native_strategies import (
     run_short_of_memory,
 )
 
+from ngramspec import _reference as reference
 from ngramspec._native.copyindex import CopyIndex
-from ngramspec._reference import structures as reference
-from ngramspec._reference.structures import longest_repeated_suffix
+from ngramspec._reference import longest_repeated_suffix
 
 BOTH = pytest.mark.parametrize("index_type", [CopyIndex, reference.CopyIndex])
 

@@ -29,8 +29,8 @@ from native_strategies import (
     salted,
 )
 
+from ngramspec import _reference as reference
 from ngramspec._native.ngram import NGramTable
-from ngramspec._reference import structures as reference
 
 BOTH = pytest.mark.parametrize("table_type", [NGramTable, reference.NGramTable])
 

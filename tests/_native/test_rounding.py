@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_value import costs, noisy_repetition
+from value_play import costs, noisy_repetition
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
-from ngramspec._reference import value as reference_value
+from ngramspec._reference.calibration import Calibration as CalibrationTwin
+from ngramspec._reference.calibration import log, squash
+from ngramspec._reference.value import ValueEngine as ValueTwin
 
 GAMMA = 16
 
@@ -23,7 +25,7 @@ def compared(seed: int) -> int:
     text = noisy_repetition(seed, 600, int(rng.integers(3, 200)), rng.uniform(0, 0.4))
     cost = (None, costs(GAMMA, 0.02), costs(GAMMA, 0.0))[seed % 3]
     native = ValueEngine(Calibration())
-    twin = reference_value.ValueEngine(reference_value.Calibration())
+    twin = ValueTwin(CalibrationTwin())
     at = proposals = 0
     while at < len(text):
         chunk = text[at : at + rng.integers(1, 9)]
@@ -56,7 +58,7 @@ def test_two_hundred_thousand_proposals_are_the_same_to_the_last_bit():
 def test_logarithms_and_probabilities_are_near_the_true_ones():
     """The shared arithmetic is checked by itself, since the comparison cannot see it wrong."""
     for x in np.geomspace(1e-6, 1e4, 500).astype(np.float32):
-        assert abs(float(reference_value._log(x)) - np.log(float(x))) < 2e-6
+        assert abs(float(log(x)) - np.log(float(x))) < 2e-6
     for odds in np.linspace(-12, 12, 200).astype(np.float32):
         expected = 1 / (1 + np.exp(-np.float64(odds)))
-        assert float(reference_value._squash(odds)) == pytest.approx(expected, rel=1e-6)
+        assert float(squash(odds)) == pytest.approx(expected, rel=1e-6)

@@ -17,6 +17,7 @@ import pytest
 import xxhash
 from native_strategies import int32, salted
 
+from ngramspec import _reference as reference
 from ngramspec._native import common
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.contexts import ContextTable
@@ -24,7 +25,6 @@ from ngramspec._native.copyindex import CopyIndex
 from ngramspec._native.ngram import NGramTable
 from ngramspec._native.unigram import UnigramCounts
 from ngramspec._native.value import ValueEngine
-from ngramspec._reference import structures as reference
 
 FLOOD = 400  # things that meet
 SALTS = [*(random.Random(each).getrandbits(64) for each in range(4)), common.salt()]

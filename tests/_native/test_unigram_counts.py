@@ -22,8 +22,8 @@ from native_strategies import (
     run_short_of_memory,
 )
 
+from ngramspec import _reference as reference
 from ngramspec._native.unigram import UnigramCounts
-from ngramspec._reference import structures as reference
 
 BOTH = pytest.mark.parametrize("counts_type", [UnigramCounts, reference.UnigramCounts])
 

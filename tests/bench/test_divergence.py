@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from conftest import tiny_llama
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.bench import divergence
+from ngramspec.bench import divergence, models
 from ngramspec.bench.divergence import (
     Divergence,
     common_prefix,
@@ -23,7 +24,8 @@ from ngramspec.bench.divergence import (
     ulps_apart,
 )
 from ngramspec.bench.prompts import library_prompts
-from ngramspec.cli import main, models
+from ngramspec.bench.texts import library
+from ngramspec.cli import main
 
 BFLOAT16 = torch.bfloat16
 
@@ -110,13 +112,15 @@ def test_the_histogram_counts_every_departure_once():
     assert counts == dict.fromkeys("34567", 0) | {"0": 1, "1": 2, "2": 1, "8": 1, ">8": 2}
 
 
-def test_library_prompts_are_many_and_of_two_kinds():
-    prompts = library_prompts(100)
-    assert prompts[:7] == library_prompts(7)
-    assert [prompt.group for prompt in prompts[:3]] == ["code", "prose", "code"]
-    assert len({prompt.text for prompt in prompts}) == 100
-    with pytest.raises(ValueError, match="100000 are needed"):
-        library_prompts(100_000)
+def test_library_prompts_are_many_and_of_two_kinds(monkeypatch):
+    few = library_prompts(7)
+    assert few == library_prompts(20)[:7]
+    assert [prompt.group for prompt in few[:3]] == ["code", "prose", "code"]
+    assert len({prompt.text for prompt in few}) == 7
+    sources = [*islice(library(), 20)]
+    monkeypatch.setattr("ngramspec.bench.prompts.library", lambda: iter(sources))
+    with pytest.raises(ValueError, match=r"the library has \d+ prompts, 100 are needed"):
+        library_prompts(100)
 
 
 def prompts_of(model, count, seed=0):
@@ -202,7 +206,9 @@ def test_the_report_counts_identical_texts(embedded, tmp_path, capsys):
     report = json.loads(out.read_text())
     assert (report["identical"], report["ties"], report["wrong"]) == (4, 0, 0)
     assert report["settings"]["dtype"] == "float32"
-    assert "4 prompts: 4 identical, 0 part at a tie, 0 are wrong; 48 tok" in capsys.readouterr().out
+    assert (
+        "4 prompts: 4 identical, 0 diverge at a tie, 0 are wrong; 48 tok" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -211,7 +217,7 @@ def test_a_wrong_text_is_told_and_fails(embedded, monkeypatch, tmp_path, capsys,
     out = tmp_path / "out.json"
     assert main([*ARGUMENTS, "--dtype", dtype, "--json", str(out)]) == 1
     printed = capsys.readouterr().out
-    assert "WRONG code 1, token 3: '<0>' in place of" in printed
+    assert "WRONG code 1, token 3: '<0>' instead of" in printed
     report = json.loads(out.read_text())
     assert report["wrong"] == 2  # the first row of either batch
     assert sum(report["histogram_ulps"].values()) == len(report["departures"])

@@ -10,15 +10,30 @@ from ngramspec.target.support import ONE_AT_A_TIME
 from ngramspec.target.traits import BY_SLOT
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_families_with_every_cache_processor_and_batch():
-    cells = list(parity.matrix())
-    assert len(cells) == 6 * 2 * 6 * 3
+def check_families(cells):
     assert {cell.outcome for cell in cells} == {"identical", "refused"}
     for cell in cells:
         sliding = cell.model in ("MistralForCausalLM", "Gemma2ForCausalLM")
         expected = "beams" in cell.what or (sliding and "static" in cell.what)
         assert (cell.outcome == "refused") == expected, cell
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_families_with_caches_processors_and_batches():
+    cells = list(parity.matrix(every=5))
+    check_families(cells)
+    whats = {tuple(cell.what.split(", ")) for cell in cells}
+    for part, count in enumerate((len(parity.CACHES), len(parity.PROCESSORS), len(parity.ROWS))):
+        assert len({what[part] for what in whats}) == count
+    assert len(whats) == 36  # every combination, in some family
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_families_with_every_cache_processor_and_batch():
+    cells = list(parity.matrix())
+    assert len(cells) == 6 * 2 * 6 * 3
+    check_families(cells)
 
 
 def test_a_wrong_cell_is_seen(monkeypatch):

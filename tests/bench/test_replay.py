@@ -322,10 +322,10 @@ def test_bench_drafters_prints_writes_and_draws(tmp_path, capsys):
 
 
 def test_bench_record_writes_what_replay_reads(smollm2, tmp_path, monkeypatch, capsys):
-    from ngramspec.cli.models import LoadedModel
+    from ngramspec.bench.models import LoadedModel
 
     loaded = LoadedModel(smollm2.model, smollm2.tokenizer, "SmolLM2")
-    monkeypatch.setattr("ngramspec.cli.models.load", lambda *args, **kwargs: loaded)
+    monkeypatch.setattr("ngramspec.bench.models.load", lambda *args, **kwargs: loaded)
     prompts, out = tmp_path / "p.jsonl", tmp_path / "t.jsonl"
     prompts.write_text('"Say hello."\n')
     command = ["bench", "record", "--prompts", str(prompts), "--out", str(out)]
@@ -360,6 +360,6 @@ def test_a_missing_file_and_missing_matplotlib_are_one_line(traces, capsys, monk
     assert "nowhere.jsonl" in capsys.readouterr().err
     assert main(["bench", "record", "--prompts", "nowhere.jsonl", "--out", "x"]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err
-    monkeypatch.setattr("ngramspec.cli.bench.find_spec", lambda name: None)
+    monkeypatch.setattr("ngramspec.cli.usage.find_spec", lambda name: None)
     assert main(["bench", "replay", "--traces", str(traces), "--plots", "x"]) == 2
     assert "pip install 'ngramspec[plots]'" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.draft_length.step_cost import StepCostTracker
-from ngramspec.target.inputs import grow_ragged, used_slots
+from ngramspec.target.growth import grow_ragged, used_slots
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
@@ -81,7 +81,7 @@ def test_wasted_positions_stay_bounded(monkeypatch):
 
     def watch(self, kept, path):
         rollback(self, kept, path)
-        mask = self.kwargs["attention_mask"][:, :-1]
+        mask = self.inputs.kwargs["attention_mask"][:, :-1]
         assert mask.shape[1] == self._slots == self.cache.length()
         waste.append(1 - float(mask.sum(dim=1).max()) / self._slots)
 

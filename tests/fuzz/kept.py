@@ -144,6 +144,7 @@ KEPT: dict[str, Case] = {
         settings={"width": 16, "gamma": 5},
         options={"max_new_tokens": 24},
     ),
+    "a model that widens its mask behind the prefill": Case(family="git image", mask="left"),
     "two turns of a ragged batch": Case(
         prompts=(PROMPT, (3, 4, 3, 4, 3, 4, 9, 3, 7, 7, 8, 9)),
         turns=2,

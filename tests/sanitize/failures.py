@@ -5,9 +5,19 @@ from __future__ import annotations
 import ctypes
 import random
 
-from ngramspec._native import common, contexts, copyindex, ngram, ranks, unigram, value
+from ngramspec._native import (
+    committed,
+    common,
+    contexts,
+    copyindex,
+    count_order,
+    ngram,
+    search,
+    unigram,
+    value,
+)
 
-MODULES = (common, contexts, copyindex, ngram, ranks, unigram, value)
+MODULES = (common, committed, contexts, copyindex, count_order, ngram, search, unigram, value)
 
 
 class Failures:

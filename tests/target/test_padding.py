@@ -11,7 +11,8 @@ from prompts import PROMPTS
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.target.padding import Widths, rope_turn
+from ngramspec.target.padding import Widths
+from ngramspec.target.traits import rope_changes_at
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 STATIC = {"cache_implementation": "static"}
@@ -232,7 +233,7 @@ LONG = {
 
 def test_no_forward_reaches_over_a_turn_of_the_rotary_positions():
     model = model_of(torch.float32, "sdpa", rope_parameters=LONG)
-    assert rope_turn(model.config) == 32
+    assert rope_changes_at(model.config) == 32
     plain = model.generate(IDS, max_new_tokens=60, return_dict_in_generate=True)
     text = plain.sequences[0].tolist()
     speculator = Speculator(oracle(text), 7)

@@ -72,7 +72,7 @@ def test_sliding_windows_on_a_static_cache_are_pointed_to_a_dynamic_one():
     ("make", "what"),
     [
         (lambda: build("mistral sliding"), "sliding-window attention"),
-        (lambda: falcon("sdpa"), "attends otherwise under sdpa"),
+        (lambda: falcon("sdpa"), "attends differently under sdpa"),
     ],
     ids=["windows", "falcon"],
 )

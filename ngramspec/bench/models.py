@@ -1,4 +1,4 @@
-"""Which model a command runs on, and loading it."""
+"""Which model is measured, and loading it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from ngramspec.cli import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +31,7 @@ class Source:
         path: a folder, or a hub id.
         name: what to call it in print.
         gguf_file: the GGUF file in the folder that holds it, or None.
-        embedded: whether it is the installed one that the user did not name.
+        embedded: whether it is the installed one, taken because no model was named.
     """
 
     path: str
@@ -50,6 +48,37 @@ class LoadedModel:
     tokenizer: Any
     name: str
 
+    def encode(self, prompt: str, *, chat: bool) -> list[int]:
+        """The prompt's token ids, as a user's message if it is one and the model has a template.
+
+        Raises:
+            ValueError: the prompt leaves no room for a new token.
+        """
+        if chat and self.tokenizer.chat_template:
+            message = [{"role": "user", "content": prompt}]
+            encoded = self.tokenizer.apply_chat_template(
+                message, add_generation_prompt=True, return_dict=True
+            )
+        else:
+            encoded = self.tokenizer(prompt)
+        ids = list(encoded["input_ids"])
+        limit = self.max_positions
+        if limit is not None and len(ids) >= limit:
+            raise ValueError(f"the prompt must have fewer than {limit} tokens, got {len(ids)}")
+        return ids
+
+    @property
+    def max_positions(self) -> int | None:
+        """The most positions of a sequence; None if the config does not say."""
+        limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        return limit
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """The ids of the end-of-sequence tokens, none or several."""
+        ids = self.model.generation_config.eos_token_id
+        return ids if isinstance(ids, list) else [] if ids is None else [ids]
+
 
 def locate(model: str | None) -> Source:
     """Find a model without loading it.
@@ -58,23 +87,26 @@ def locate(model: str | None) -> Source:
         model: a folder or a hub id; None: the embedded SmolLM2-135M-Instruct.
 
     Raises:
-        UsageError: there is no such folder; or the embedded model, or what reads it, is missing.
+        FileNotFoundError: there is no such folder.
+        ModuleNotFoundError: the embedded model is not installed, or what reads it is not.
     """
     if model is not None:
         folder = Path(model).expanduser()
         if model.startswith((".", "/", "~")) and not folder.is_dir():
-            raise UsageError(f"--model: there is no folder {model}")
+            raise FileNotFoundError(f"there is no folder {model}")
         return Source(str(folder) if folder.is_dir() else model, folder.name)
     package = find_spec(EMBEDDED_PACKAGE)
     readers = all(find_spec(name) is not None for name in ("gguf", "accelerate"))
     if package is None or package.origin is None or not readers:
         commands = f"{INSTALL_MODEL} && {INSTALL_DEMO}"
-        raise UsageError(f"{EMBEDDED} is not installed; run: {commands} (or give --model)")
+        raise ModuleNotFoundError(f"{EMBEDDED} is not installed; run: {commands}")
     return Source(str(Path(package.origin).parent), EMBEDDED, EMBEDDED_FILE, embedded=True)
 
 
-def load(model: str | None, dtype: str, *, on_stage: Callable[[str], None]) -> LoadedModel:
-    """Load a model and its tokenizer, without a sound, and the embedded one offline.
+def load(
+    model: str | None, dtype: str, *, on_stage: Callable[[str], None] = lambda stage: None
+) -> LoadedModel:
+    """Load a model and its tokenizer without any output, and the embedded one offline.
 
     Args:
         model: a folder or a hub id; None: the embedded SmolLM2-135M-Instruct.
@@ -82,7 +114,8 @@ def load(model: str | None, dtype: str, *, on_stage: Callable[[str], None]) -> L
         on_stage: called with each of STAGES, before that is loaded.
 
     Raises:
-        UsageError: it is not there, or cannot be loaded; the message says why.
+        FileNotFoundError, ModuleNotFoundError: see ``locate``.
+        ValueError: it cannot be loaded; the message says why.
     """
     source = locate(model)
     if source.embedded:
@@ -104,12 +137,12 @@ def load(model: str | None, dtype: str, *, on_stage: Callable[[str], None]) -> L
             loaded = AutoModelForCausalLM.from_pretrained(source.path, dtype=kind, **extra)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise UsageError(f"cannot load the model {source.name}: {reason}") from error
+        raise ValueError(f"cannot load the model {source.name}: {reason}") from error
     return LoadedModel(loaded.eval(), tokenizer, source.name)
 
 
 def set_dtype(model: Any, dtype: torch.dtype) -> None:
-    """Convert a model's parameters in place; its buffers keep the type they were made in.
+    """Convert a model's parameters in place; its buffers keep their type.
 
     ``model.to(dtype)`` would round the rotary frequencies too, which loading in ``dtype`` does not.
     """

@@ -14,15 +14,14 @@ import torch
 
 from ngramspec import DecodeStats, Speculator, StepEvent, generate
 from ngramspec.bench.divergence import common_prefix, ulps_apart
-from ngramspec.cli import UsageError
-from ngramspec.cli.models import LoadedModel, set_dtype
+from ngramspec.bench.models import LoadedModel, set_dtype
 
 WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where speculative text first departs from plain text.
+    """Where speculative text first diverges from plain text.
 
     Attributes:
         token: the first new token that differs, counted from 1.
@@ -71,25 +70,6 @@ class Measurement:
         self.tokenizer = loaded.tokenizer
         self.speculator = speculator
         self.max_new_tokens = max_new_tokens
-
-    def encode(self, prompt: str, *, chat: bool) -> list[int]:
-        """The prompt's token ids, as a user's message if it is one and the model has a template.
-
-        Raises:
-            UsageError: the prompt leaves no room for a new token.
-        """
-        if chat and self.tokenizer.chat_template:
-            message = [{"role": "user", "content": prompt}]
-            encoded = self.tokenizer.apply_chat_template(
-                message, add_generation_prompt=True, return_dict=True
-            )
-        else:
-            encoded = self.tokenizer(prompt)
-        ids = list(encoded["input_ids"])
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        if limit is not None and len(ids) >= limit:
-            raise UsageError(f"the prompt must have fewer than {limit} tokens, got {len(ids)}")
-        return ids
 
     def watch(self, ids: list[int], show: Callable[[StepEvent], None]) -> DecodeStats:
         """Generate speculatively, handing every step to ``show``; not timed."""
@@ -152,9 +132,9 @@ class Measurement:
     def difference(
         self, ids: list[int], plain: list[int], speculative: list[int]
     ) -> Difference | None:
-        """Where two continuations of ``ids`` part, and how near a tie the model was there.
+        """Where two continuations of ``ids`` diverge, and how near a tie the model was there.
 
-        One plain forward over what they have in common gives the logits.
+        One plain forward over their common prefix gives the logits.
         """
         if plain == speculative:
             return None

@@ -5,7 +5,9 @@
     index     open addressing on (context key, token) -> entry
 
 A context is the pair (top, tail) of its first and last bucket, which the caller keeps. Counting up
-or down, the best continuation and the next in order are O(1).
+or down, the best continuation and the next in order are O(1). Memory: 20 bytes per continuation, 24
+per distinct count of a context, and 5 to 11 per continuation for the index. The owner guards against
+other threads.
 """
 
 from libc.stdint cimport int32_t, uint64_t
@@ -24,7 +26,7 @@ cdef struct Entry:      # 20 bytes
     int32_t prev
     int32_t next        # links the free list
 
-cdef struct Ranks:
+cdef struct CountOrder:
     Entry* entries
     Py_ssize_t entry_cap, entry_top, entry_n
     int32_t entry_free
@@ -41,11 +43,13 @@ cdef struct Context:    # 24 bytes; a slot of the table, empty while total == 0
     int32_t tail        # last bucket; with no bucket, position of the last occurrence
     int32_t total       # sum of all counts
 
-cdef void ranks_init(Ranks* r) noexcept nogil
-cdef void ranks_free(Ranks* r) noexcept nogil
-cdef int ranks_reserve(Ranks* r, Py_ssize_t more) noexcept nogil  # -1: no memory, unchanged
-cdef int32_t ranks_find(const Ranks* r, uint64_t key, int32_t token) noexcept nogil
-cdef void ranks_count(Ranks* r, Context* c, int32_t token, int32_t position) noexcept nogil
-cdef void ranks_uncount(Ranks* r, Context* c, int32_t token) noexcept nogil
-cdef Py_ssize_t ranks_longest_probe(const Ranks* r) noexcept nogil
-cdef Py_ssize_t ranks_sizeof(const Ranks* r) noexcept nogil
+cdef void count_order_init(CountOrder* o) noexcept nogil
+cdef void count_order_free(CountOrder* o) noexcept nogil
+cdef int count_order_reserve(CountOrder* o, Py_ssize_t more) noexcept nogil
+cdef int32_t count_order_find(const CountOrder* o, uint64_t key, int32_t token) noexcept nogil
+cdef void count_order_count(
+    CountOrder* o, Context* c, int32_t token, int32_t position
+) noexcept nogil
+cdef void count_order_uncount(CountOrder* o, Context* c, int32_t token) noexcept nogil
+cdef Py_ssize_t count_order_longest_probe(const CountOrder* o) noexcept nogil
+cdef Py_ssize_t count_order_sizeof(const CountOrder* o) noexcept nogil

@@ -1,0 +1,65 @@
+"""The tokens that may come next at a position of a draft, each with its probability."""
+
+from libc.stdint cimport int32_t
+
+from ngramspec._native.calibration cimport Calibration, Candidate
+from ngramspec._native.committed cimport CommittedText
+from ngramspec._native.contexts cimport LEADERS, Slot
+from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys
+from ngramspec._native.places cimport PLACES
+
+cdef enum:
+    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS
+    FROM_COPY = 0           # sources of a drafted token
+    FROM_RESUME = 1
+    FROM_NGRAM = 2
+    FROM_UNIGRAM = 3
+
+cdef struct Position:       # behind the committed text and a path of drafted tokens
+    int32_t context[ORDERS + 1]     # the last tokens, and room for a guess at the next
+    int32_t have            # of the last tokens
+    int32_t depth           # tokens in the path
+    float reach             # P(the path)
+    bint follows[PLACES]    # whether the path is what comes at a place; a resumed copy: always
+    int32_t length          # of the match, while the path follows it
+    int32_t placed[PLACES]  # the token at each place, or NONE
+    Keys copied             # of the contexts behind the match's token
+    bint fallback           # whether the only candidate is the most frequent token
+    int32_t count
+    int32_t best            # the most probable candidate
+    Candidate candidates[MOST_CANDIDATES]
+
+
+cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
+    cdef int i
+    for i in range(at.count):
+        if at.candidates[i].token == token:
+            return True
+    return False
+
+
+cdef inline int source_of(const Position* at, int32_t token, bint counted) noexcept nogil:
+    """Which source a token has: the first of copy, resumed copy, n-grams and unigrams."""
+    cdef int i
+    if token == at.placed[0]:
+        return FROM_COPY
+    for i in range(1, PLACES):
+        if token == at.placed[i]:
+            return FROM_RESUME
+    return FROM_NGRAM if counted else FROM_UNIGRAM
+
+
+cdef class Estimator:
+    cdef Calibration calibration
+    cdef CommittedText committed
+    cdef bint counts, falls_back
+    cdef float acceptance   # decayed share of right best candidates in this sequence
+
+    cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil
+    cdef int collect(
+        self, Position* at, const Slot** known, float least, int32_t* tokens
+    ) noexcept nogil
+    cdef void add_cells(
+        self, Candidate* c, const Position* at, const Slot** known, int acceptance, int length
+    ) noexcept nogil
+    cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil

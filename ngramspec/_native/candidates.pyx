@@ -1,0 +1,163 @@
+"""Collecting the candidates of a position, estimating them, and learning from what came.
+
+The candidates are the token at each place, the leading continuations of each context, and where
+there are none the sequence's most frequent token. Each is described by cells (cells.pxd), which the
+calibration mixes to P(it is next). A position costs MOST_CANDIDATES estimates at most, in a chain
+seven. A further source of candidates adds places or contexts, its cells, and its turn in
+``collect``. One thread at a time.
+"""
+
+from libc.stdint cimport int16_t, int32_t
+
+from ngramspec._native.calibration cimport add_cell
+from ngramspec._native.cells cimport (
+    ACCEPTANCES, MATCH_INPUT, NEAR_INPUT, RESUME_INPUT, SESSION_INPUT,
+    context_cell, length_bucket, match_cell, near_cell, resume_cell, session_cell,
+)
+from ngramspec._native.common cimport NONE
+from ngramspec._native.contexts cimport count_of, leader
+from ngramspec._native.keys cimport SKIP, keys_of
+from ngramspec._native.places cimport MATCH, NEAR, RESUME, Place, token_at
+
+cdef float ACCEPTANCE_RATE = 0.15   # of the newest outcome in ``acceptance``
+
+
+cdef class Estimator:
+    """Estimates P(next) of the candidates of one sequence.
+
+    Args:
+        calibration: shared by all sequences of a drafter.
+        committed: the sequence's text.
+        counts: whether continuations of contexts are candidates.
+        falls_back: whether the most frequent token is one where nothing else is known.
+    """
+
+    def __cinit__(
+        self, Calibration calibration not None, CommittedText committed not None, bint counts,
+        bint falls_back,
+    ):
+        self.calibration = calibration
+        self.committed = committed
+        self.counts = counts
+        self.falls_back = falls_back
+        self.acceptance = 0.5
+
+    cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil:
+        """Find what may come at a position, and how probably.
+
+        Args:
+            at: with its context, depth, follows and length set.
+            known: its contexts, NULL where one never occurred.
+            least: the share from which every kept continuation is a candidate; > 1: only leaders.
+        """
+        cdef int32_t tokens[MOST_CANDIDATES]
+        cdef const Place* places = self.committed.places
+        cdef Candidate* c
+        cdef int orders = 0, i, length, acceptance, agreement = 0
+        for i in range(PLACES):
+            at.placed[i] = token_at(&places[i], at.depth, i == MATCH) if at.follows[i] else NONE
+        if at.follows[MATCH]:
+            at.context[ORDERS] = at.placed[MATCH]
+            at.copied = keys_of(at.context + ORDERS + 1, at.have + 1, self.committed.salt)
+            self.committed.prefetch(&at.copied)  # looked up if this is drafted
+        at.count = self.collect(at, known, least, tokens)
+        at.best = 0
+        while orders < ORDERS and known[orders] != NULL:
+            orders += 1
+        length = length_bucket(max(at.length, orders))
+        acceptance = min(<int>(ACCEPTANCES * self.acceptance), ACCEPTANCES - 1)
+        for i in range(at.count):
+            c = &at.candidates[i]
+            c.token = tokens[i]
+            c.used = 0
+            self.add_cells(c, at, known, acceptance, length)
+            if at.placed[RESUME] != NONE:
+                agreement = 1 if c.token == at.placed[RESUME] else 2
+            c.set = <int16_t>(3 * length + agreement)
+            self.calibration.mix(c)
+            if c.odds > at.candidates[at.best].odds:
+                at.best = i
+
+    cdef void add_cells(
+        self, Candidate* c, const Position* at, const Slot** known, int acceptance, int length
+    ) noexcept nogil:
+        """Describe a candidate's situation; ``acceptance`` and ``length`` are buckets."""
+        cdef const Place* resume = &self.committed.places[RESUME]
+        cdef const Place* near = &self.committed.places[NEAR]
+        cdef int m, count
+        cdef bint newest, agrees
+        for m in range(CONTEXTS):
+            if known[m] != NULL:
+                count = count_of(known[m], c.token, &newest)
+                add_cell(c, m, context_cell(m, count, known[m].total - count, newest))
+        if at.placed[MATCH] != NONE:
+            agrees = c.token == at.placed[MATCH]
+            add_cell(c, MATCH_INPUT, match_cell(length, acceptance, agrees))
+        if at.placed[RESUME] != NONE:
+            agrees = c.token == at.placed[RESUME]
+            add_cell(c, RESUME_INPUT, resume_cell(resume.since + at.depth, resume.length, agrees))
+        if at.placed[NEAR] != NONE:
+            agrees = c.token == at.placed[NEAR]
+            add_cell(c, NEAR_INPUT, near_cell(
+                resume.since, near.length + at.depth, near.since, agrees
+            ))
+        add_cell(c, SESSION_INPUT, session_cell(acceptance, length))
+
+    cdef int collect(
+        self, Position* at, const Slot** known, float least, int32_t* tokens
+    ) noexcept nogil:
+        """The different tokens that may come next, in the order of preference among equals."""
+        cdef int count = 0, m, i
+        if at.placed[MATCH] != NONE:
+            tokens[0] = at.placed[MATCH]
+            count = 1
+        if self.counts:
+            for m in range(ORDERS - 1, -1, -1):
+                if known[m] != NULL:
+                    count = with_token(tokens, count, known[m].token[leader(known[m])])
+        for i in range(MATCH + 1, PLACES):
+            if at.placed[i] != NONE:
+                count = with_token(tokens, count, at.placed[i])
+        if self.counts and known[SKIP] != NULL:
+            count = with_token(tokens, count, known[SKIP].token[leader(known[SKIP])])
+        if self.counts and least <= 1:
+            for m in range(ORDERS - 1, -1, -1):
+                if known[m] != NULL:
+                    for i in range(LEADERS):
+                        if known[m].count[i] > least * known[m].total:
+                            count = with_token(tokens, count, known[m].token[i])
+        at.fallback = count == 0
+        if count == 0 and self.falls_back and self.committed.unigrams.total:
+            tokens[0] = self.committed.unigrams.token[leader(&self.committed.unigrams)]
+            count = 1
+        return count
+
+    cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil:
+        """Compare a position's candidates, in a tree recent tokens too, with what came there."""
+        cdef int i, age = 0
+        cdef bint right, any = False
+        for i in range(at.count):
+            right = at.candidates[i].token == token
+            self.calibration.learn(&at.candidates[i], right)
+            any = any or right
+        if at.count:
+            right = at.candidates[at.best].token == token
+            self.acceptance += ACCEPTANCE_RATE * (<float>right - self.acceptance)
+        if any or not tree or not self.falls_back:
+            return
+        for i in range(self.committed.recent.used):
+            while i >> age:
+                age += 1
+            if not is_candidate(at, self.committed.recent.token[i]):
+                right = self.committed.recent.token[i] == token
+                self.calibration.learn_share(self.committed.recent.count[i], age, right)
+
+
+cdef inline int with_token(int32_t* tokens, int n, int32_t token) noexcept nogil:
+    """Append a token that is not among the ``n`` there; how many there are then."""
+    cdef int i
+    for i in range(n):
+        if tokens[i] == token:
+            return n
+    tokens[n] = token
+    return n + 1

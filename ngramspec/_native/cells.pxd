@@ -1,0 +1,77 @@
+"""The layout of the calibration's cells: one for each situation that a candidate can be in.
+
+An input of the mix is what one piece of evidence says of a candidate: a context, a place, or the
+sequence as a whole. Each input has cells, one for each bucket of its counts and lengths. A further
+source of candidates gets inputs and cells of its own here, and priors in calibration.pyx.
+"""
+
+from ngramspec._native.keys cimport CONTEXTS
+from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME
+
+cdef enum:
+    MATCH_INPUT = CONTEXTS + MATCH      # inputs: the contexts, then the places
+    RESUME_INPUT = CONTEXTS + RESUME
+    NEAR_INPUT = CONTEXTS + NEAR
+    SESSION_INPUT = CONTEXTS + PLACES   # what is known of the sequence
+    BIAS = SESSION_INPUT + 1
+    INPUTS = BIAS + 1
+    COUNTS = 7          # buckets of a count
+    LENGTHS = 12        # of a match's length
+    ACCEPTANCES = 5     # of the sequence's acceptance rate
+    AGES = 7            # of how many other tokens were used since
+    RESUMED = 6         # of the tokens since a copy was left
+    NEAR_SINCE = 8      # the same beside a near place,
+    NEAR_LENGTHS = 9    # its match's length,
+    DISTANCES = 6       # and its distance
+    MATCH_CELLS = CONTEXTS * COUNTS * COUNTS * 2
+    RESUME_CELLS = MATCH_CELLS + LENGTHS * ACCEPTANCES * 2
+    NEAR_CELLS = RESUME_CELLS + RESUMED * LENGTHS * 2
+    SESSION_CELLS = NEAR_CELLS + NEAR_SINCE * NEAR_LENGTHS * DISTANCES * 2
+    RECENT_CELLS = SESSION_CELLS + ACCEPTANCES * LENGTHS
+    CELLS = RECENT_CELLS + AGES * COUNTS
+    SETS = 3 * LENGTHS  # of weights: by match length, and whether the resumed copy agrees
+
+
+cdef inline int count_bucket(int n) noexcept nogil:
+    """0..3 as they are, then up to 5, 9, and more: 0..6."""
+    return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
+
+
+cdef inline int length_bucket(int n) noexcept nogil:
+    """0..6 as they are, then up to 8, 12, 20, 40, and more: 0..11."""
+    if n <= 6:
+        return n
+    return 7 if n <= 8 else 8 if n <= 12 else 9 if n <= 20 else 10 if n <= 40 else 11
+
+
+cdef inline int context_cell(int m, int count, int others, bint newest) noexcept nogil:
+    """By how often the candidate followed context ``m``, what else did, and which came last."""
+    return newest + 2 * ((m * COUNTS + count_bucket(count)) * COUNTS + count_bucket(others))
+
+
+cdef inline int match_cell(int length, int acceptance, bint agrees) noexcept nogil:
+    """By the match's length and the sequence's acceptance (buckets)."""
+    return MATCH_CELLS + agrees + 2 * (ACCEPTANCES * length + acceptance)
+
+
+cdef inline int resume_cell(int since, int length, bint agrees) noexcept nogil:
+    """By the tokens since the copy was left, and how long the copy was."""
+    return RESUME_CELLS + agrees + 2 * (LENGTHS * min(since, RESUMED - 1) + length_bucket(length))
+
+
+cdef inline int near_cell(int since, int length, int distance, bint agrees) noexcept nogil:
+    """By the tokens since the copy was left, the near match's length and its distance."""
+    cdef int where = min(since, NEAR_SINCE - 1) * NEAR_LENGTHS + min(length, NEAR_LENGTHS - 1)
+    return NEAR_CELLS + agrees + 2 * (
+        where * DISTANCES + min(length_bucket(distance) // 2, DISTANCES - 1)
+    )
+
+
+cdef inline int session_cell(int acceptance, int length) noexcept nogil:
+    """By the sequence's acceptance and the match's length (buckets)."""
+    return SESSION_CELLS + LENGTHS * acceptance + length
+
+
+cdef inline int recent_cell(int count, int age) noexcept nogil:
+    """Of a recent token, by how often it was used and the bits of how many others were since."""
+    return RECENT_CELLS + AGES * count_bucket(count) + age

@@ -1,0 +1,30 @@
+"""Best-first search for the draft with the most expected tokens per cost."""
+
+from libc.stdint cimport int32_t
+
+from ngramspec._native.candidates cimport Estimator, Position
+from ngramspec._native.committed cimport CommittedText
+from ngramspec._native.contexts cimport Slot
+from ngramspec._native.frontier cimport Frontier
+
+
+cdef class DraftSearch:
+    cdef CommittedText committed
+    cdef Estimator estimator
+    cdef Frontier frontier      # of the last draft
+    cdef bint tree              # whether that is a tree
+    cdef Position* positions    # estimated for it, and not yet learned from
+    cdef Py_ssize_t position_cap
+    cdef int position_n
+
+    cdef int prepare(self, int limit, bint tree) noexcept nogil
+    cdef int run(self, const float* cost) noexcept nogil
+    cdef void begin(self) noexcept nogil
+    cdef bint follows_match(self, int k) noexcept nogil
+    cdef void expand(self, int k) noexcept nogil
+    cdef void branch(self, Position* at, int parent, const Slot** known) noexcept nogil
+    cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil
+    cdef void offer(
+        self, const Position* at, int parent, int32_t token, float p, bint counted
+    ) noexcept nogil
+    cdef void learn(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil

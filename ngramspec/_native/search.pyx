@@ -1,0 +1,220 @@
+"""Best-first search for the draft with the most expected tokens per cost.
+
+A chain follows the best candidate of each position; a tree has a node for every candidate and for
+recent tokens. Nodes are expanded in order of reach, the probability of their path (frontier.pxd).
+The draft is the start of that order with the most expected tokens per cost: Theorem 3.8 of
+Leviathan et al. 2023 with a measured cost and a probability for each node.
+
+Costs: a draft expands at most ``limit`` nodes, and at most LOOKAHEAD behind the best end so far.
+Memory: about 600 bytes per node of the largest draft so far. One thread at a time.
+"""
+
+from libc.stdint cimport int32_t
+from libc.stdlib cimport free
+
+from ngramspec._native.calibration cimport squash
+from ngramspec._native.candidates cimport MOST_CANDIDATES, is_candidate, source_of
+from ngramspec._native.common cimport NONE, reserve
+from ngramspec._native.frontier cimport Node, Ranked, child, insert, ranked
+from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys, keys_of
+from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME, Place, Text
+from ngramspec._native.recent cimport Recent
+
+cdef enum:
+    LOOKAHEAD = 12      # nodes looked at behind the best end so far
+
+# Reach, the probability of a path:
+cdef float MIN_REACH_CHAIN = 0.01   # below, a chain ends
+cdef float MIN_REACH_TREE = 0.004   # below, a tree does
+# Up to here, nodes of a tree are not expanded, but where they follow the match. 0.06 would be a tie
+# of counts, which rounding decides.
+cdef float MIN_REACH_BRANCH = 0.0597
+cdef float MIN_REST = 0.5   # that none of the candidates comes: above, recent tokens are offered
+
+
+cdef class DraftSearch:
+    """Drafts of one sequence.
+
+    Args:
+        committed: the sequence's text.
+        estimator: of candidates behind it.
+    """
+
+    def __cinit__(self, CommittedText committed not None, Estimator estimator not None):
+        self.committed = committed
+        self.estimator = estimator
+
+    def __dealloc__(self):
+        free(self.frontier.nodes)
+        free(self.frontier.order)
+        free(self.positions)
+
+    def sizeof(self):
+        """Bytes allocated, without the text and the estimator."""
+        return (
+            sizeof(DraftSearch)
+            + self.frontier.node_cap * sizeof(Node)
+            + self.frontier.order_cap * sizeof(Ranked)
+            + self.position_cap * sizeof(Position)
+        )
+
+    cdef int prepare(self, int limit, bint tree) noexcept nogil:
+        """Make room for a draft of ``limit`` nodes: 0, or -1 without memory."""
+        cdef Frontier* f = &self.frontier
+        cdef int room = max(limit, 1)
+        if (
+            reserve(<void**>&f.nodes, &f.node_cap, room, sizeof(Node)) < 0
+            or reserve(<void**>&f.order, &f.order_cap, room, sizeof(Ranked)) < 0
+            or reserve(<void**>&self.positions, &self.position_cap, room, sizeof(Position)) < 0
+        ):
+            return -1
+        f.limit = limit
+        f.n = 0
+        self.tree = tree
+        if tree:
+            self.committed.count_recent()
+        return 0
+
+    cdef int run(self, const float* cost) noexcept nogil:
+        """Draft into the frontier; the number of nodes, in order, worth verifying.
+
+        ``cost[n]``, of a forward of n positions, for n up to limit + 1; NULL: no limit but reach.
+        """
+        cdef const Frontier* f = &self.frontier
+        cdef int k, best = 0
+        cdef float reach, expected = 1, value, highest = 0 if cost == NULL else 1 / cost[1]
+        cdef float least = MIN_REACH_TREE if self.tree else MIN_REACH_CHAIN
+        self.begin()
+        for k in range(f.limit):
+            if k >= f.n:
+                break
+            reach = f.order[k].reach
+            expected += reach
+            value = 0 if cost == NULL else expected / cost[k + 2]
+            if cost == NULL or value >= highest:
+                highest = value
+                best = k + 1
+            if reach < least or k + 1 >= best + LOOKAHEAD or k + 1 == f.limit:
+                break
+            if not self.tree or (
+                reach > (MIN_REACH_CHAIN if self.follows_match(k) else MIN_REACH_BRANCH)
+                and (f.n < f.limit or reach > f.order[f.n - 1].reach)
+            ):
+                self.expand(k)
+        return best
+
+    cdef bint follows_match(self, int k) noexcept nogil:
+        """Whether the path to the ``k``-th node is the match's: it is cheap to expand."""
+        cdef const Node* node = ranked(&self.frontier, k)
+        cdef const Position* at = &self.positions[node.at]
+        return at.follows[MATCH] and node.token == at.placed[MATCH]
+
+    cdef void begin(self) noexcept nogil:
+        """Offer what may come behind the committed tokens."""
+        cdef const Slot* known[CONTEXTS]
+        cdef const Text* text = &self.committed.text
+        cdef const Place* places = self.committed.places
+        cdef Position* root = &self.positions[0]
+        cdef int i, have = <int>min(text.n, ORDERS)
+        for i in range(have):
+            root.context[ORDERS - have + i] = text.tokens[text.n - have + i]
+        root.have = have
+        self.committed.look_up(&self.committed.tail, known)
+        self.committed.find_places(known)
+        root.depth = 0
+        root.reach = 1
+        for i in range(PLACES):
+            root.follows[i] = places[i].at != NONE
+        root.length = places[MATCH].length
+        self.position_n = 1
+        self.branch(root, NONE, known)
+
+    cdef void expand(self, int k) noexcept nogil:
+        """Offer what may come behind the ``k``-th node."""
+        cdef Node* node = ranked(&self.frontier, k)
+        cdef const Position* above = &self.positions[node.at]
+        cdef Position* p = &self.positions[self.position_n]
+        cdef const Slot* known[CONTEXTS]
+        cdef Keys keys
+        node.position = self.position_n
+        self.position_n += 1
+        p.context[0], p.context[1], p.context[2] = above.context[1], above.context[2], node.token
+        p.have = min(above.have + 1, ORDERS)
+        p.depth = above.depth + 1
+        p.reach = self.frontier.order[k].reach
+        p.follows[MATCH] = above.follows[MATCH] and node.token == above.placed[MATCH]
+        p.follows[RESUME] = above.follows[RESUME]
+        p.follows[NEAR] = above.follows[NEAR] and node.token == above.placed[NEAR]
+        p.length = above.length + 1 if p.follows[MATCH] else 0
+        if p.follows[MATCH]:
+            keys = above.copied
+        else:
+            keys = keys_of(p.context + ORDERS, p.have, self.committed.salt)
+        self.committed.look_up(&keys, known)
+        self.branch(p, k, known)
+
+    cdef void branch(self, Position* at, int parent, const Slot** known) noexcept nogil:
+        """Estimate a position and offer its candidates: of a chain the best, of a tree each.
+
+        The remaining probability is spread over the recent tokens.
+        """
+        cdef float p[MOST_CANDIDATES]
+        cdef float rest = 1, scale, least = 2
+        cdef int i
+        if self.tree and at.reach > MIN_REACH_BRANCH:
+            least = MIN_REACH_BRANCH / at.reach
+        self.estimator.estimate(at, known, least)
+        if not self.tree:
+            if at.count:
+                p[0] = squash(at.candidates[at.best].odds)
+                self.offer(at, parent, at.candidates[at.best].token, p[0], not at.fallback)
+            return
+        for i in range(at.count):
+            p[i] = squash(at.candidates[i].odds)
+            rest -= p[i]
+        scale = 1 if rest >= 0 else 1 / (1 - rest)
+        for i in range(at.count):
+            self.offer(at, parent, at.candidates[i].token, p[i] * scale, not at.fallback)
+        if self.estimator.falls_back and rest * at.reach > MIN_REST:
+            self.offer_recent(at, parent, rest)
+
+    cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil:
+        """Offer the recent tokens that are no candidates, with their shares of ``rest``."""
+        cdef const Recent* recent = &self.committed.recent
+        cdef float p
+        cdef int i, age = 0
+        for i in range(recent.used):
+            while i >> age:
+                age += 1
+            p = rest * self.estimator.calibration.share(recent.count[i], age)
+            if at.reach * p > MIN_REACH_TREE and not is_candidate(at, recent.token[i]):
+                self.offer(at, parent, recent.token[i], p, False)
+
+    cdef void offer(
+        self, const Position* at, int parent, int32_t token, float p, bint counted
+    ) noexcept nogil:
+        """Insert a node that comes at a position with probability ``p``, if it is good enough."""
+        cdef Node* node = insert(&self.frontier, at.reach * p)
+        if node == NULL:
+            return
+        node.token = token
+        node.p = p
+        node.parent = parent
+        node.at = <int32_t>(at - self.positions)
+        node.position = NONE
+        node.source = source_of(at, token, counted)
+
+    cdef void learn(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+        """Compare the last draft's candidates with what was committed, as far as they agree."""
+        cdef const Frontier* f = &self.frontier
+        cdef int at = 0, k = NONE
+        cdef Py_ssize_t j
+        if self.position_n == 0:
+            return
+        for j in range(n):
+            self.estimator.learn(&self.positions[at], tokens[j], self.tree)
+            k = child(f, k, tokens[j])
+            if k == NONE or ranked(f, k).position == NONE:
+                break
+            at = ranked(f, k).position
+        self.position_n = 0

@@ -1,0 +1,173 @@
+"""Twin of the calibration: acceptance counts, and weights to mix them.
+
+What decides is computed in float32 and in the native order, so that both round alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Real = np.float32
+RATE, CONSTANT, STRONGEST = Real(0.02), Real(0.3), Real(7.6)
+GUESS = 0.05  # P(right) of the most frequent token where nothing else is known
+ALONE = (0, None)  # the set of weights there
+PRIOR, PRIOR_SHARE, HALVE_AT, HALVE_SHARE_AT = Real(4), Real(100), 600, 10000
+OLDEST = 6  # bucket of the age of recent tokens
+Situation = tuple[Any, ...]
+
+# Of buckets: the count, the length. Of contexts with one continuation so far: 1 - P(it again).
+COUNT_OF = (0, 1, 2, 3, 5, 9, 15)
+LENGTH_OF = (2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60)
+SURPRISE = (0.4, 0.2, 0.1, 0.4)
+WEIGHTS = {"context 3": 0.05, "resume": 0.05, "session": 0.1, "bias": 0.4}
+
+LN2 = Real(0.69314718)
+LN = (0.99998116, -0.49947178, 0.32824221, -0.22589801, 0.13467453, -0.05514520, 0.01076451)
+
+
+def log(x: Real) -> Real:
+    """The natural logarithm as the native one approximates it: a polynomial of the mantissa."""
+    mantissa, exponent = math.frexp(x)
+    m, total = Real(2 * mantissa - 1), Real(0)
+    for factor in reversed(LN):
+        total = m * (Real(factor) + total)
+    return Real(exponent - 1) * LN2 + total
+
+
+def squash(odds: Real) -> Real:
+    """The probability of log-odds."""
+    return Real(1 / (1 + math.exp(-float(odds))))
+
+
+def clipped(x: Real, most: Real) -> Real:
+    """``x`` within +-``most``."""
+    return min(max(x, -most), most)
+
+
+def length_bucket(n: int) -> int:
+    """0..6 as they are, then up to 8, 12, 20, 40, and more: 0..11."""
+    return n if n <= 6 else next(i for i, most in enumerate((8, 12, 20, 40, n), 7) if n <= most)
+
+
+def count_bucket(n: int) -> int:
+    """0..3 as they are, then up to 5, 9, and more: 0..6."""
+    return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
+
+
+@dataclass
+class Candidate:
+    """A token that may come next, the situations that speak for it, and P(it is next)."""
+
+    token: int
+    situations: dict[str, Situation]
+    set: Situation
+    odds: Real = field(default_factory=Real)
+    p: Real = field(default_factory=Real)
+
+
+@dataclass
+class Cell:
+    """How many candidates in a situation were right, and how many tested; both fade."""
+
+    right: Real
+    tested: Real
+    stretched: Real | None = None  # what stretch() said of these counts
+
+    def count(self, right: bool, halve_at: int) -> None:
+        """Count a tested candidate, and halve the counts when they are full."""
+        self.right += Real(right)
+        self.tested += Real(1)
+        if self.tested > halve_at:
+            self.right, self.tested = self.right / Real(2), self.tested / Real(2)
+        self.stretched = None
+
+    def share(self) -> Real:
+        """The share of right candidates."""
+        return self.right / self.tested
+
+    def stretch(self) -> Real:
+        """Log-odds of that share, within +-STRONGEST."""
+        if self.stretched is None:
+            wrong = self.tested - self.right
+            odds = log(self.right) - log(wrong) if wrong > 0 else STRONGEST
+            self.stretched = clipped(odds, STRONGEST)
+        return self.stretched
+
+
+class Calibration:
+    """How often candidates in which situation were right, and weights to mix what that tells."""
+
+    def __init__(self) -> None:
+        self.cells: dict[Situation, Cell] = {}
+        self.weights: dict[tuple[Situation, str], Real] = {}
+
+    def cell(self, situation: Situation) -> Cell:
+        """A situation's counts; a new one begins with its prior."""
+        if situation not in self.cells:
+            tested = PRIOR_SHARE if situation[0] == "recent" else PRIOR
+            self.cells[situation] = Cell(tested * Real(self.prior(situation)), tested)
+        return self.cells[situation]
+
+    def prior(self, situation: Situation) -> Any:
+        """A guess at P(right) before anything was seen."""
+        kind, *rest = situation
+        if kind == "context":
+            m, seen, others, newest = rest
+            count = COUNT_OF[seen]
+            if seen == 0:
+                return 0.02
+            if not newest:
+                return 0.6 - 0.04 * others
+            if others == 0:
+                return 1 - float(Real(SURPRISE[m]) / Real(count))
+            return float(max((count - 0.8) / (count + COUNT_OF[others]), 0.18))
+        if kind == "recent":
+            age, seen = rest
+            share = 0.006 * max(seen, 0.5)
+            return share / 2 if age in (0, OLDEST) else share
+        if kind == "session":
+            return 0.1 + 0.08 * min(rest[1], 3) if rest[1] else GUESS
+        if kind == "resume":
+            return 0.25
+        if kind == "near":
+            length = max(rest[1], 1)
+            return float(length / (length + 2)) if rest[-1] else 0.06
+        least = LENGTH_OF[rest[0]]
+        return 1 - 1 / least if rest[-1] else 0.15 / least
+
+    def weight(self, set: Situation, name: str) -> Real:
+        """The weight of an input in a set; a new one begins as WEIGHTS says, 0.3 elsewhere."""
+        if (set, name) in self.weights:
+            return self.weights[set, name]
+        begin = Real(WEIGHTS.get(name, 0.3))
+        if name == "match":
+            begin = Real(float(begin) + 0.05 * set[0])
+        if set == ALONE and name in ("session", "bias"):
+            begin = Real(name == "session")
+        return begin
+
+    def mix(self, candidate: Candidate) -> Candidate:
+        """Set a candidate's probability: logistic mixing of its situations' log-odds."""
+        z = self.weight(candidate.set, "bias") * CONSTANT
+        for name, situation in candidate.situations.items():
+            z += self.weight(candidate.set, name) * self.cell(situation).stretch()
+        candidate.odds = clipped(z, Real(12))
+        candidate.p = squash(candidate.odds)
+        return candidate
+
+    def learn(self, candidate: Candidate, right: bool) -> None:
+        """One step down the coding cost's gradient for the weights; count in every cell."""
+        error = (Real(right) - candidate.p) * RATE
+        for name, situation in candidate.situations.items():
+            cell = self.cell(situation)
+            self.add(candidate.set, name, error * cell.stretch())
+            cell.count(right, HALVE_AT)
+        self.add(candidate.set, "bias", error * CONSTANT)
+
+    def add(self, set: Situation, name: str, change: Real) -> None:
+        """Change a weight."""
+        self.weights[set, name] = self.weight(set, name) + change

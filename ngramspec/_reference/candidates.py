@@ -1,0 +1,146 @@
+"""Twin of the candidates: what may come at a position, how probably, and what came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ngramspec._reference.calibration import (
+    HALVE_SHARE_AT,
+    Calibration,
+    Candidate,
+    Real,
+    Situation,
+    count_bucket,
+    length_bucket,
+)
+from ngramspec._reference.committed import ORDERS, SKIP, CommittedText
+from ngramspec._reference.contexts import Slot
+from ngramspec._reference.places import Place
+
+ACCEPTANCES, ACCEPTANCE_RATE = Real(5), Real(0.15)
+
+
+@dataclass
+class Position:
+    """Behind the committed text and a path of drafted tokens.
+
+    ``match`` and ``near`` are the places whose tokens the path consists of.
+    """
+
+    path: list[int]
+    reach: Real
+    match: Place | None
+    near: Place | None
+    length: int  # of the match, while the path follows it
+    candidates: list[Candidate] = field(default_factory=list)
+    placed: list[int | None] = field(default_factory=list)  # the token at each place
+
+    @property
+    def best(self) -> Candidate:
+        """The most probable candidate, the first of equals."""
+        return max(self.candidates, key=lambda each: each.odds)
+
+
+class Estimator:
+    """Estimates P(next) of the candidates of one sequence; see the native one's arguments."""
+
+    def __init__(
+        self, calibration: Calibration, committed: CommittedText, counts: bool, falls_back: bool
+    ) -> None:
+        self.calibration = calibration
+        self.committed = committed
+        self.counts = counts
+        self.falls_back = falls_back
+        self.acceptance = Real(0.5)  # decayed share of right best candidates
+
+    def estimate(self, at: Position, least: Real) -> None:
+        """Find a position's candidates, in the order of preference, with their probabilities."""
+        depth = len(at.path)
+        own = self.committed.text
+        text = own + at.path
+        resume = self.committed.places.resume
+        at.placed = [
+            None if place is None or place.at + depth >= len(there) else there[place.at + depth]
+            for place, there in ((at.match, text), (resume, own), (at.near, own))
+        ]
+        known = self.committed.known(at.path)
+        orders = sum(m < ORDERS for m in known)
+        length = length_bucket(max(at.length, orders))
+        acceptance = min(int(ACCEPTANCES * self.acceptance), int(ACCEPTANCES) - 1)
+        resumed = at.placed[1]
+        for token in self.collect(at, known, least):
+            situations = self.situations(token, at, known, acceptance, length)
+            agrees = None if resumed is None else resumed == token
+            candidate = Candidate(token, situations, (length, agrees))
+            at.candidates.append(self.calibration.mix(candidate))
+
+    def situations(
+        self, token: int, at: Position, known: dict[int, Slot], acceptance: int, length: int
+    ) -> dict[str, Situation]:
+        """A candidate's situation by input; ``acceptance`` and ``length`` are buckets."""
+        found: dict[str, Situation] = {}
+        depth, places = len(at.path), self.committed.places
+        for m, slot in known.items():
+            count = slot.count(token)
+            others = count_bucket(slot.total - count)
+            newest = slot.leaders[0][0] == token
+            found[f"context {m}"] = ("context", m, count_bucket(count), others, newest)
+        match, resumed, near = (None if other is None else other == token for other in at.placed)
+        if match is not None:
+            found["match"] = ("match", length, acceptance, match)
+        if resumed is not None and places.resume is not None:
+            copied = length_bucket(places.resume.length)
+            found["resume"] = ("resume", min(places.resume.since + depth, 5), copied, resumed)
+        if near is not None and places.near is not None and places.resume is not None:
+            where = (
+                min(places.resume.since, 7),
+                min(places.near.length + depth, 8),
+                min(length_bucket(places.near.since) // 2, 5),
+            )
+            found["near"] = ("near", *where, near)
+        found["session"] = ("session", acceptance, length)
+        return found
+
+    def collect(self, at: Position, known: dict[int, Slot], least: Real) -> list[int]:
+        """The different tokens that may come next, in the order of preference among equals."""
+        leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
+        match, resumed, near = at.placed
+        order = [match, leaders.get(2), leaders.get(1), leaders.get(0)]
+        order += [resumed, near, leaders.get(SKIP)]
+        if self.counts and least <= 1:
+            for slot in (known[m] for m in (2, 1, 0) if m in known):
+                share = least * Real(slot.total)
+                order += [token for token, count in slot.leaders if count > share]
+        tokens = list(dict.fromkeys(token for token in order if token is not None))
+        if not tokens and self.falls_back and self.committed.unigrams.total:
+            tokens = [self.committed.unigrams.leader()]
+        return tokens
+
+    def others(self, at: Position) -> list[tuple[int, Situation]]:
+        """The recent tokens that are no candidates, and their situations."""
+        known = {each.token for each in at.candidates}
+        return [
+            (token, ("recent", age.bit_length(), count_bucket(count)))
+            for age, (token, count) in enumerate(self.committed.recent.leaders)
+            if token not in known
+        ]
+
+    def source(self, at: Position, token: int) -> int:
+        """0 for copy, 1 for a resumed copy, 2 for n-grams, 3 for frequent or recent tokens."""
+        if token in at.placed:
+            return min(at.placed.index(token), 1)
+        mine = next((each for each in at.candidates if each.token == token), None)
+        counted = mine is not None and any(name.startswith("context") for name in mine.situations)
+        return 2 if self.counts and counted else 3
+
+    def learn(self, at: Position, token: int, tree: bool) -> None:
+        """Compare a position's candidates, in a tree recent tokens too, with what came there."""
+        for each in at.candidates:
+            self.calibration.learn(each, each.token == token)
+        if at.candidates:
+            right = Real(at.best.token == token)
+            self.acceptance += ACCEPTANCE_RATE * (right - self.acceptance)
+        if not tree or not self.falls_back or any(each.token == token for each in at.candidates):
+            return
+        for other, situation in self.others(at):
+            self.calibration.cell(situation).count(other == token, HALVE_SHARE_AT)

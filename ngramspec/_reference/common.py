@@ -1,0 +1,73 @@
+"""What the twins share: token input, context keys, and the methods that mean nothing to them.
+
+The twins compute what the native structures compute, without how those do it fast. Each has its
+native sibling's name, public methods, arguments and results, and takes any sequence of ints for
+tokens. They are the oracle of the tests and readable documentation; nothing at run time uses them.
+One thread at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import struct
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ngramspec._native.common import MOST_DRAFTED
+
+Tokens = Sequence[int] | npt.NDArray[np.int32]
+Context = tuple[int, ...]
+
+
+def ints(tokens: Tokens | None) -> list[int]:
+    """Tokens as a list of plain ints; None: no tokens."""
+    return [] if tokens is None else [operator.index(token) for token in tokens]
+
+
+def committed_ids(tokens: Tokens) -> list[int]:
+    """The same, or a ValueError where an id is negative."""
+    ids = ints(tokens)
+    for index, token in enumerate(ids):
+        if token < 0:
+            raise ValueError(f"token ids must be >= 0, got {token} at index {index}")
+    return ids
+
+
+def check_gamma(gamma: int) -> None:
+    """Raise a ValueError unless ``gamma`` is in 0..65536."""
+    if gamma < 0:
+        raise ValueError(f"gamma must be >= 0, got {gamma}")
+    if gamma > MOST_DRAFTED:
+        raise ValueError(f"gamma must be <= {MOST_DRAFTED}, got {gamma}")
+
+
+def context_key(context: Context, salt: int) -> int:
+    """A context's key: XXH64 of its little-endian uint32 tokens, seeded with the n-gram's order.
+
+    Tokens and seed are XORed with the salt's eight bytes first, so that nobody without it can tell
+    which contexts meet in a hash table.
+    """
+    data = struct.pack(f"<{len(context)}I", *context)
+    pad = itertools.cycle(salt.to_bytes(8, "little"))
+    salted = bytes(a ^ b for a, b in zip(data, pad, strict=False))
+    return xxhash.xxh64_intdigest(salted, seed=(len(context) + 1) ^ salt)
+
+
+class Twin:
+    """A native structure's sibling in plain Python."""
+
+    def sizeof(self) -> int:
+        """Bytes of the containers without what they hold: not comparable with the native figure."""
+        return sum(sys.getsizeof(value) for value in vars(self).values())
+
+    def longest_probe(self) -> int:
+        """1: the twin has no hash table of its own."""
+        return 1
+
+    def check_integrity(self) -> None:
+        """Nothing to check: the counts are plain."""

@@ -1,0 +1,121 @@
+"""Twin of the n-gram table: counts of what followed each context in the window."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ngramspec._native.common import salt
+from ngramspec._reference.common import (
+    Context,
+    Tokens,
+    Twin,
+    check_gamma,
+    committed_ids,
+    context_key,
+    ints,
+)
+
+
+class NGramTable(Twin):
+    """Counts of what followed each context of 1..order-1 tokens in the window.
+
+    Every ``extend`` counts the whole window anew: O(window * order), where the native table needs
+    O(order) per token. A draft costs O(window + gamma * continuations).
+
+    Equal counts are ordered by their last occurrence, newest first, always. The native table
+    guarantees that without a window. With one, a continuation that lost a count is placed exactly
+    only among 64 newer equals (``TIES`` in count_order.pyx), so that with more equals their order
+    may differ.
+
+    Args:
+        order: the longest n-gram, 2..8; contexts have one token less.
+        window: count only the last ``window`` tokens (>= order), or None for all.
+    """
+
+    def __init__(self, order: int = 4, window: int | None = None) -> None:
+        if not 2 <= order <= 8:
+            raise ValueError(f"order must be in 2..8, got {order}")
+        if window is not None and window < order:
+            raise ValueError(f"window must be >= {order} (the order), got {window}")
+        self.salt = salt()
+        self.order = order
+        self.window = window
+        self._tokens: list[int] = []  # those in the window
+        self._after: dict[Context, dict[int, tuple[int, int]]] = {}  # token -> count, last position
+
+    def __len__(self) -> int:
+        """Tokens now counted: all, or at most the window's."""
+        return len(self._tokens)
+
+    def extend(self, tokens: Tokens) -> None:
+        """Count committed tokens (ids >= 0) and forget those that leave the window."""
+        self._tokens += committed_ids(tokens)
+        if self.window is not None:
+            del self._tokens[: -self.window]
+        self._after = {}
+        for position, token in enumerate(self._tokens):
+            for start in range(max(0, position - self.order + 1), position):
+                context = tuple(self._tokens[start:position])
+                followers = self._after.setdefault(context, {})
+                count, _ = followers.get(token, (0, 0))
+                followers[token] = count + 1, position
+
+    def draft(
+        self, gamma: int, prefix: Tokens | None = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int8]]:
+        """Chain at most ``gamma`` most frequent continuations, each fed back as context.
+
+        At each step the longest context ever seen predicts (backoff), with its best continuation.
+
+        Returns:
+            (tokens int32, orders int8), both (n,), n <= gamma: orders[i] is the n-gram order that
+            predicted tokens[i]. Empty where even the last token alone is unknown.
+        """
+        check_gamma(gamma)
+        text = self._tokens + ints(prefix)
+        tokens: list[int] = []
+        orders: list[int] = []
+        for _ in range(gamma):
+            suffixes = (tuple(text[-n:]) for n in range(min(self.order - 1, len(text)), 0, -1))
+            context = next((suffix for suffix in suffixes if suffix in self._after), None)
+            if context is None:
+                break
+            token = self._in_order(context)[0][0]
+            text.append(token)
+            tokens.append(token)
+            orders.append(len(context) + 1)
+        return np.array(tokens, np.int32), np.array(orders, np.int8)
+
+    def best(self, context: Tokens) -> tuple[int, int] | None:
+        """(token, count) of a context's most frequent continuation, ties to the more recent."""
+        found = self.top_k(context, 1)
+        return found[0] if found else None
+
+    def top_k(self, context: Tokens, k: int) -> list[tuple[int, int]]:
+        """The ``k`` most frequent continuations as (token, count), in count order, newer first."""
+        if k < 1:
+            raise ValueError(f"k must be >= 1, got {k}")
+        return self._in_order(self._context(context))[:k]
+
+    def count(self, context: Tokens, token: int) -> int:
+        """How often ``token`` followed ``context``."""
+        return self._after.get(self._context(context), {}).get(token, (0, 0))[0]
+
+    def total(self, context: Tokens) -> int:
+        """How often anything followed ``context``."""
+        return sum(count for count, _ in self._after.get(self._context(context), {}).values())
+
+    def contexts(self) -> npt.NDArray[np.uint64]:
+        """Every known context's key, as uint64 (n,), in no order."""
+        return np.array([context_key(context, self.salt) for context in self._after], np.uint64)
+
+    def _in_order(self, context: Context) -> list[tuple[int, int]]:
+        followers = self._after.get(context, {})
+        tokens = sorted(followers, key=followers.__getitem__, reverse=True)
+        return [(token, followers[token][0]) for token in tokens]
+
+    def _context(self, context: Tokens) -> Context:
+        if not 1 <= len(context) < self.order:
+            raise ValueError(f"context must have 1..{self.order - 1} tokens, got {len(context)}")
+        return tuple(ints(context))

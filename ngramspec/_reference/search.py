@@ -1,0 +1,144 @@
+"""Twin of the best-first search for the draft with the most expected tokens per cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ngramspec._reference.calibration import Real
+from ngramspec._reference.candidates import Estimator, Position
+from ngramspec._reference.committed import CommittedText
+
+LOOKAHEAD = 12
+MIN_REACH_CHAIN, MIN_REACH_TREE, MIN_REACH_BRANCH = Real(0.01), Real(0.004), Real(0.0597)
+MIN_REST = Real(0.5)
+MORE = Real(1.0001)  # by which a node must be reached more probably to go before another
+
+
+@dataclass
+class Node:
+    """A token that may be drafted: P(it is next), P(the path to it and it), the position behind."""
+
+    token: int
+    p: Real
+    reach: Real
+    parent: int
+    at: Position
+    source: int
+    behind: Position | None = None
+
+
+class DraftSearch:
+    """Drafts of one sequence."""
+
+    def __init__(self, committed: CommittedText, estimator: Estimator) -> None:
+        self.committed = committed
+        self.estimator = estimator
+        self.root: Position | None = None  # of the last draft
+        self.nodes: list[Node] = []  # by reach
+        self.tree = False
+
+    def run(self, gamma: int, cost: Any, *, tree: bool) -> list[Node]:
+        """Draft best-first: the node reached most probably, then what may come behind it.
+
+        Returns:
+            The nodes worth verifying, in order of reach.
+        """
+        self.tree = tree
+        self.nodes = []
+        if tree:
+            self.committed.count_recent()
+        self.begin(gamma)
+        expected, best = Real(1), 0
+        highest = Real(0) if cost is None else Real(1) / Real(cost[1])
+        for k in range(gamma):
+            if k >= len(self.nodes):
+                break
+            node = self.nodes[k]
+            expected += node.reach
+            value = Real(0) if cost is None else expected / Real(cost[k + 2])
+            if cost is None or value >= highest:
+                best, highest = k + 1, value
+            least = MIN_REACH_TREE if tree else MIN_REACH_CHAIN
+            if node.reach < least or k + 1 >= best + LOOKAHEAD or k + 1 == gamma:
+                break
+            if not tree or self.worth_expanding(node, gamma):
+                node.behind = self.behind(node)
+                self.branch(node.behind, k, gamma)
+        return self.nodes[:best]
+
+    def begin(self, gamma: int) -> None:
+        """Offer what may come behind the committed tokens."""
+        self.committed.find_places()
+        places = self.committed.places
+        length = 0 if places.match is None else places.match.length
+        self.root = Position([], Real(1), places.match, places.near, length)
+        self.branch(self.root, -1, gamma)
+
+    def worth_expanding(self, node: Node, gamma: int) -> bool:
+        """Whether a child of a tree's node can be among the best ``gamma``."""
+        if len(self.nodes) == gamma and node.reach <= self.nodes[-1].reach:
+            return False
+        copied = node.at.match is not None and node.token == node.at.placed[0]
+        return bool(node.reach > (MIN_REACH_CHAIN if copied else MIN_REACH_BRANCH))
+
+    def behind(self, node: Node) -> Position:
+        """The position behind a node: places are followed while the path is theirs."""
+        at = node.at
+        match = at.match if node.token == at.placed[0] else None
+        near = at.near if node.token == at.placed[2] else None
+        length = 0 if match is None else at.length + 1
+        return Position([*at.path, node.token], node.reach, match, near, length)
+
+    def branch(self, at: Position, parent: int, gamma: int) -> None:
+        """Estimate a position and offer its candidates: of a chain the best, of a tree each.
+
+        The remaining probability is spread over the recent tokens.
+        """
+        expands = self.tree and at.reach > MIN_REACH_BRANCH
+        self.estimator.estimate(at, MIN_REACH_BRANCH / at.reach if expands else Real(2))
+        if not self.tree:
+            if at.candidates:
+                self.offer(at, parent, gamma, at.best.token, at.best.p)
+            return
+        rest = Real(1)
+        for each in at.candidates:
+            rest -= each.p
+        scale = Real(1) if rest >= 0 else Real(1 / (1 - float(rest)))
+        for each in at.candidates:
+            self.offer(at, parent, gamma, each.token, each.p * scale)
+        if not self.estimator.falls_back or rest * at.reach <= MIN_REST:
+            return
+        for token, situation in self.estimator.others(at):
+            p = rest * self.estimator.calibration.cell(situation).share()
+            if at.reach * p > MIN_REACH_TREE:
+                self.offer(at, parent, gamma, token, p)
+
+    def offer(self, at: Position, parent: int, gamma: int, token: int, p: Real) -> None:
+        """Insert a node among the best ``gamma``, behind those reached as probably."""
+        reach = at.reach * p
+        place = len(self.nodes)
+        while place and self.nodes[place - 1].reach * MORE < reach:
+            place -= 1
+        source = self.estimator.source(at, token)
+        self.nodes.insert(place, Node(token, p, reach, parent, at, source))
+        del self.nodes[gamma:]
+
+    def learn(self, new: Sequence[int]) -> None:
+        """Compare the last draft's candidates with what was committed, as far as they agree."""
+        at, above = self.root, -1
+        for token in new:
+            if at is None:
+                break
+            self.estimator.learn(at, token, self.tree)
+            at, above = next(
+                (
+                    (node.behind, k)
+                    for k, node in enumerate(self.nodes)
+                    if node.parent == above and node.token == token
+                ),
+                (None, above),
+            )
+        self.root = None
+        self.nodes = []

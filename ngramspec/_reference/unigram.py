@@ -1,0 +1,40 @@
+"""Twin of the unigram counts."""
+
+from __future__ import annotations
+
+from ngramspec._reference.common import Tokens, Twin, committed_ids
+
+
+class UnigramCounts(Twin):
+    """How often each token occurred, and which one most."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, int]] = {}  # token -> count, last position
+        self._n = 0
+
+    def __len__(self) -> int:
+        """Tokens counted."""
+        return self._n
+
+    def extend(self, tokens: Tokens) -> None:
+        """Count committed tokens (ids >= 0)."""
+        for token in committed_ids(tokens):
+            self._seen[token] = self.count(token) + 1, self._n
+            self._n += 1
+
+    def best(self) -> tuple[int, int] | None:
+        """(token, count) of the most frequent token, ties to the more recent; None when empty."""
+        if not self._seen:
+            return None
+        token = max(self._seen, key=self._seen.__getitem__)
+        return token, self.count(token)
+
+    @property
+    def share(self) -> float:
+        """The most frequent token's part of all tokens, 0.0 when empty."""
+        best = self.best()
+        return best[1] / self._n if best else 0.0
+
+    def count(self, token: int) -> int:
+        """How often ``token`` occurred."""
+        return self._seen.get(token, (0, 0))[0]

@@ -1,0 +1,156 @@
+"""Options that several commands share, and the model that they name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ngramspec.cli.usage import UsageError, usable
+
+if TYPE_CHECKING:
+    from ngramspec import Speculator
+    from ngramspec.bench.models import LoadedModel
+
+DTYPES = ("bfloat16", "float16", "float32")
+GAMMA_HELP = "tokens drafted in a step: an integer, heuristic or auto (default: auto)"
+
+
+def add_model(
+    parser: argparse.ArgumentParser, *, dtype: str = "bfloat16", dtypes: Sequence[str] = DTYPES
+) -> None:
+    """Declare ``--model`` and ``--dtype``."""
+    parser.add_argument(
+        "--model", metavar="MODEL", help="folder or hub id (default: the embedded SmolLM2)"
+    )
+    add_dtype(parser, dtype=dtype, dtypes=dtypes)
+
+
+def add_dtype(
+    parser: argparse.ArgumentParser, *, dtype: str = "bfloat16", dtypes: Sequence[str] = DTYPES
+) -> None:
+    """Declare ``--dtype``."""
+    parser.add_argument("--dtype", choices=dtypes, default=dtype, help=f"default: {dtype}")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--device``."""
+    parser.add_argument(
+        "--device", default="cpu", metavar="DEVICE", help="such as cuda (default: cpu)"
+    )
+
+
+def add_drafter(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--drafter``."""
+    parser.add_argument(
+        "--drafter", default="auto", metavar="SPEC", help='such as "copy+ngram" (default: auto)'
+    )
+
+
+def add_drafters(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--drafter``, which may be repeated, and ``--policy`` and ``--peers``."""
+    parser.add_argument(
+        "--drafter",
+        action="append",
+        metavar="SPEC",
+        help='such as "copy+ngram"; may be repeated (default: auto)',
+    )
+    add_policy(parser)
+    parser.add_argument(
+        "--peers", action="store_true", help="also the drafters of other projects, if installed"
+    )
+
+
+def add_policy(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--policy``."""
+    parser.add_argument(
+        "--policy",
+        default="value",
+        metavar="POLICY",
+        help="value or priority, see build_drafter (default: value)",
+    )
+
+
+def add_gamma(parser: argparse.ArgumentParser, help: str = GAMMA_HELP) -> None:
+    """Declare ``--gamma``."""
+    parser.add_argument("--gamma", type=parse_gamma, default="auto", metavar="N", help=help)
+
+
+def add_count(parser: argparse.ArgumentParser, option: str, default: int, help: str = "") -> None:
+    """Declare an option that is an integer; its help ends with the default."""
+    shown = f"{help} (default: {default})" if help else f"default: {default}"
+    parser.add_argument(option, type=int, default=default, metavar="N", help=shown)
+
+
+def add_outputs(parser: argparse.ArgumentParser, *, plots: bool = False) -> None:
+    """Declare ``--json``, and ``--plots`` if the command draws any."""
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+    if plots:
+        parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw PNG files")
+
+
+def parse_gamma(text: str) -> int | str:
+    """``--gamma``: an integer if it reads as one; the Speculator checks the rest."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def make_speculator(drafter: str, gamma: int | str) -> Speculator:
+    """The Speculator of ``--drafter`` and ``--gamma``.
+
+    Raises:
+        UsageError: it refuses them.
+    """
+    from ngramspec import Speculator
+
+    with usable():
+        return Speculator(drafter, gamma)
+
+
+@contextmanager
+def usable_model(option: str = "--model") -> Iterator[None]:
+    """Raise errors about the model that an option names as a UsageError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UsageError(f"{option}: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error} (or give {option})") from error
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def load_model(
+    arguments: argparse.Namespace,
+    *,
+    dtype: str | None = None,
+    option: str = "--model",
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> LoadedModel:
+    """The model of ``--model`` in ``--dtype``, moved to ``--device`` if the command has it.
+
+    Args:
+        arguments: with ``model`` and ``dtype``.
+        dtype: instead of ``--dtype``.
+        option: how the command calls the model, for errors.
+        on_stage: see ``load``.
+
+    Raises:
+        UsageError: there is none, it cannot be loaded, or the device cannot be used.
+    """
+    from ngramspec.bench import models
+
+    with usable_model(option):
+        loaded = models.load(arguments.model, dtype or arguments.dtype, on_stage=on_stage)
+    device = getattr(arguments, "device", None)
+    if device is not None:
+        try:
+            loaded.model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UsageError(f"--device {device}: {reason}") from error
+    return loaded

@@ -1,0 +1,72 @@
+"""What the user gave and cannot be used: errors of one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from ngramspec.errors import check_int
+
+INSTALL_PLOTS = "pip install 'ngramspec[plots]'"
+INSTALL_DEMO = "pip install 'ngramspec[demo]'"
+
+
+class UsageError(ValueError):
+    """What the user gave cannot be used; the message is one line that says why."""
+
+
+@contextmanager
+def usable(name: str = "") -> Iterator[None]:
+    """Raise errors about what the user gave as a UsageError.
+
+    Args:
+        name: the option to blame, put before the reason; empty: the reason names it.
+    """
+    prefix = f"{name}: " if name else ""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        raise UsageError(prefix + str(error).partition("\n")[0]) from error
+
+
+@contextmanager
+def writable(option: str, path: Path) -> Iterator[None]:
+    """Raise a UsageError if writing to the path of an option fails."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from error
+
+
+def check_least(arguments: argparse.Namespace, **bounds: int) -> None:
+    """Check that options are integers of at least a bound; in lists, each of them.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name, bound in bounds.items():
+        value = getattr(arguments, name)
+        for each in value if isinstance(value, list) else [value]:
+            with usable():
+                check_int(f"--{name.replace('_', '-')}", each, bound)
+
+
+def need_plots(folder: Path | None) -> None:
+    """Refuse ``--plots`` without matplotlib, before anything is measured."""
+    if folder is not None and find_spec("matplotlib") is None:
+        raise UsageError(f"--plots needs matplotlib; run: {INSTALL_PLOTS}")
+
+
+def need_rich(what: str) -> None:
+    """Refuse output that needs rich where it is not installed.
+
+    Args:
+        what: begins the message, such as "the demo needs".
+    """
+    if find_spec("rich") is None:
+        raise UsageError(f"{what} rich; run: {INSTALL_DEMO}")

@@ -1,0 +1,206 @@
+"""The only module that uses private names of transformers.
+
+Private names begin with an underscore and may change with any version of transformers. Each use is
+behind a function here; ``NAMES`` lists them, and a test looks for each in the installed version.
+Models and their configs are typed ``Any``, as transformers exports no types.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+# The private names that are used, with the module of transformers that defines or sets each.
+NAMES = {
+    "_attn_implementation": "configuration_utils",
+    "_commit_hash": "configuration_utils",
+    "_compiled_call": "modeling_utils",
+    "_default_compile_config": "modeling_utils",
+    "_device_mesh": "distributed.mixin",
+    "_has_unfinished_sequences": "generation.utils",
+    "_is_stateful": "modeling_utils",
+    "_is_user_defined": "generation.utils",
+    "_mask_length": "generation.utils",
+    "_optimize_model_for_decode": "generation.utils",
+    "_pad_token_tensor": "generation.utils",
+    "_prefill": "generation.utils",
+    "_raise_exceptions_for_connection_errors": "utils.hub",
+    "_raise_exceptions_for_missing_entries": "utils.hub",
+    "_sample": "generation.utils",
+    "_update_model_kwargs_for_generation": "generation.utils",
+    "_valid_auto_compile_criteria": "generation.utils",
+}
+# Methods of a model that decide what its forwards are given and return. A subclass that has none
+# of them behaves as its base class.
+STEP_METHODS = (
+    "__call__",
+    "_prefill",
+    "_update_model_kwargs_for_generation",
+    "create_masks_for_generate",
+    "forward",
+    "get_decoder",
+    "prepare_inputs_for_generation",
+)
+# Methods of plain decoding that the decode loop replaces.
+LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
+
+
+# Models
+
+
+def is_stateful(model: Any) -> bool:
+    """Whether a model keeps a recurrent state, of which a cache can restore only a part."""
+    return bool(getattr(model, "_is_stateful", False))
+
+
+def own_loop_method(kind: type) -> str | None:
+    """The method of plain decoding's loop that a model class overrides, or None."""
+    from transformers.generation.utils import GenerationMixin
+
+    for name in LOOP_METHODS:
+        if getattr(kind, name, None) is not getattr(GenerationMixin, name, None):
+            return name
+    return None
+
+
+def updates_kwargs_itself(kind: type) -> bool:
+    """Whether a model class overrides how arguments are carried from one forward to the next."""
+    from transformers.generation.utils import GenerationMixin
+
+    own = getattr(kind, "_update_model_kwargs_for_generation", None)
+    return own is not GenerationMixin._update_model_kwargs_for_generation
+
+
+def device_mesh(model: Any) -> Any:
+    """The torch DeviceMesh that a model was loaded on, or None."""
+    return getattr(model, "_device_mesh", None)
+
+
+# Forwards
+
+
+def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a prompt as plain decoding does, in chunks if the config says so.
+
+    Args:
+        model: a transformers model.
+        input_ids: int64 (batch, prompt).
+        config: the prepared GenerationConfig.
+        kwargs: of the model's forward, as ``generate`` prepared them.
+
+    Returns:
+        the outputs of the last forward.
+    """
+    return model._prefill(input_ids, config, kwargs)
+
+
+def carried_kwargs(
+    model: Any, outputs: Any, kwargs: dict[str, Any], *, encodes: bool
+) -> dict[str, Any]:
+    """The keyword arguments of the next forward, one token further.
+
+    Args:
+        model: a transformers model.
+        outputs: of the last forward.
+        kwargs: of the last forward.
+        encodes: whether it is an encoder-decoder model.
+    """
+    carried: dict[str, Any] = model._update_model_kwargs_for_generation(
+        outputs, kwargs, is_encoder_decoder=encodes
+    )
+    return carried
+
+
+def decode_context(model: Any) -> AbstractContextManager[Any]:
+    """The context in which ``generate`` runs the forwards after the prefill."""
+    enter = getattr(model, "_optimize_model_for_decode", nullcontext)
+    context: AbstractContextManager[Any] = enter()
+    return context
+
+
+def compiles_by_default(model: Any, kwargs: dict[str, Any], config: Any) -> bool:
+    """Whether plain ``generate`` would compile the forwards of a call."""
+    criteria = getattr(model, "_valid_auto_compile_criteria", None)
+    return criteria is not None and bool(criteria(kwargs, config))
+
+
+def compile_settings(model: Any, config: Any) -> Any:
+    """A copy of the CompileConfig of a call, or of the model's default one."""
+    return copy.copy(config.compile_config or model._default_compile_config())
+
+
+def forget_compiled_call(model: Any) -> None:
+    """Drop the compiled forward that ``get_compiled_call`` stored on a model, if there is one."""
+    vars(model).pop("_compiled_call", None)
+
+
+# Configs
+
+
+def attention_of(config: Any) -> str:
+    """Name of the attention implementation of a text config, such as "sdpa"."""
+    return str(getattr(config, "_attn_implementation", ""))
+
+
+def pad_token(config: Any) -> int | None:
+    """The padding token of a prepared GenerationConfig, or None. One host sync on a device."""
+    token = getattr(config, "_pad_token_tensor", None)
+    return None if token is None else int(token)
+
+
+def mask_length(config: Any) -> int | None:
+    """Length of the attention mask that ``generate`` left out because it was all ones, or None."""
+    length = getattr(config, "_mask_length", None)
+    return None if length is None else int(length)
+
+
+def with_longer_mask(config: Any, count: int) -> Any:
+    """``config``, or a copy whose left-out mask is ``count`` positions longer.
+
+    The prefill compares this length with the input's to tell a whole sequence from new tokens only.
+    """
+    length = mask_length(config)
+    if length is None:
+        return config
+    config = copy.copy(config)
+    config._mask_length = length + count
+    return config
+
+
+# Caches
+
+
+def is_user_defined(cache: Any) -> bool | None:
+    """Whether a cache is marked as the caller's own; None: it has no mark."""
+    marked = getattr(cache, "_is_user_defined", None)
+    return None if marked is None else bool(marked)
+
+
+def mark_as_made_by_generate(cache: Any) -> None:
+    """Mark a cache as not the caller's own, as newer versions of transformers do."""
+    cache._is_user_defined = False
+
+
+# Files
+
+
+def commit_hash(config: Any) -> str | None:
+    """The commit of the hub repository that a model's config came from, or None."""
+    found: str | None = getattr(config, "_commit_hash", None)
+    return found
+
+
+def cached_file_or_none(repository: str, name: str, revision: str) -> Path | None:
+    """A file of a hub repository, from the local cache or downloaded; None if it is not there."""
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        repository,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)

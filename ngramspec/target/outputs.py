@@ -1,0 +1,121 @@
+"""What a generation returns: attentions and hidden states per token, and ``generate``'s output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+STATES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
+DECODER_STATES = {
+    "output_attentions": ("decoder_attentions", "cross_attentions"),
+    "output_hidden_states": ("decoder_hidden_states",),
+}
+
+
+class OutputRecorder:
+    """Keeps the attentions and hidden states of committed tokens, where they are asked for.
+
+    Attributes:
+        names: of what is kept, such as "attentions"; empty: nothing is.
+
+    Args:
+        config: the prepared GenerationConfig.
+        kwargs: of the prefill.
+        encodes: whether the model is an encoder-decoder model.
+    """
+
+    def __init__(self, config: Any, kwargs: dict[str, Any], *, encodes: bool) -> None:
+        self._returns_dict = bool(config.return_dict_in_generate)
+        self._encodes = encodes
+        self._kept: dict[str, list[Any]] = {
+            name: []
+            for asked, names in (DECODER_STATES if encodes else STATES).items()
+            if self._returns_dict and kwargs.get(asked)
+            for name in names
+        }
+        self.names = tuple(self._kept)
+
+    def keep_prefill(self, outputs: Any) -> None:
+        """Keep the states of the prompt, as one entry."""
+        for name, kept in self._kept.items():
+            kept.append(getattr(outputs, name))
+
+    def keep(
+        self, outputs: Any, count: int, before: int, *, whole_text: bool, static: bool
+    ) -> None:
+        """Keep the states of a forward's first ``count`` positions, one entry each.
+
+        Args:
+            outputs: of the forward.
+            count: positions that stay.
+            before: positions in the cache before the forward.
+            whole_text: whether the forward read the whole text again.
+            static: whether it attended to all positions of a static cache.
+        """
+        for name, kept in self._kept.items():
+            layers = getattr(outputs, name)
+            if layers is None or whole_text:  # not computed, or not of one position
+                kept += [layers] * count
+                continue
+            for position in range(count):
+                all_keys = static or name == "cross_attentions"
+                keys = None if all_keys else before + position + 1
+                kept.append(tuple(_of_position(name, each, position, keys) for each in layers))
+
+    def output(
+        self,
+        sequences: torch.Tensor,
+        scores: list[torch.Tensor] | None,
+        logits: list[torch.Tensor] | None,
+        cache: Any,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """What ``generate`` returns.
+
+        Args:
+            sequences: int64 (batch, prompt + generated).
+            scores: processed scores per token, float32 (batch, vocab) each, or None.
+            logits: raw logits per token, float32 (batch, vocab) each, or None.
+            cache: of the generation.
+            kwargs: of the last forward.
+
+        Returns:
+            ``sequences``, or under ``return_dict_in_generate`` all of it in transformers' class.
+        """
+        if not self._returns_dict:
+            return sequences
+        from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+        kind = GenerateEncoderDecoderOutput if self._encodes else GenerateDecoderOnlyOutput
+        return kind(
+            sequences=sequences,
+            scores=None if scores is None else tuple(scores),
+            logits=None if logits is None else tuple(logits),
+            past_key_values=cache,
+            **{name: tuple(kept) for name, kept in self._kept.items()},
+            **self._encoder_states(kwargs),
+        )
+
+    def _encoder_states(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        encoder = kwargs.get("encoder_outputs") if self._encodes else None
+        if encoder is None:
+            return {}
+        names = ("attentions", "hidden_states")
+        return {
+            f"encoder_{name}": encoder.get(name) for name in names if kwargs.get(f"output_{name}")
+        }
+
+
+def _of_position(name: str, layer: torch.Tensor, position: int, keys: int | None) -> torch.Tensor:
+    """One position's part of a layer's states, as a forward of that position alone gives it.
+
+    Args:
+        name: of the states.
+        layer: attentions, (batch, heads, n, keys); or hidden states, (..., batch, n, size).
+        position: 0 to n - 1.
+        keys: how many keys of attentions to keep; None: all.
+    """
+    if "attentions" not in name:
+        return layer[..., position : position + 1, :]
+    return layer[:, :, position : position + 1][..., :keys]

@@ -1,0 +1,143 @@
+"""How the demo shows steps: pieces of text, brackets and colours, and its table."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+from byte_model import ByteTokenizer
+from rich.console import Console
+
+from ngramspec import DecodeStats, StepEvent, Verdict
+from ngramspec.bench.measure import Row
+from ngramspec.cli import demo_view
+from ngramspec.cli.pieces import Pieces, printable
+
+ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other than the newline
+
+
+def event(drafted, accepted, emitted, tested=None):
+    """The step that drafted and emitted these characters, with so many accepted."""
+    drafted, emitted = tuple(drafted.encode()), tuple(emitted.encode())
+    if tested is None:
+        tested = min(len(drafted), accepted + 1)
+    rejected = accepted if tested > accepted else None
+    verdict = Verdict(range(accepted), tested, emitted, rejected)
+    return StepEvent(1, drafted, ("copy",) * len(drafted), verdict, 0.0, 0.0, 0.0)
+
+
+def test_pieces_of_a_step_say_what_became_of_each_token():
+    pieces = Pieces(ByteTokenizer(), [])
+    assert pieces.of(event("", 0, "T")) == [("plain", "T")]
+    assert pieces.of(event("he cat", 3, "he d")) == [
+        *[("accepted", each) for each in "he "],
+        ("rejected", "c"),
+        ("corrected", "d"),
+    ]
+    assert pieces.of(event("og", 2, "og.")) == [
+        *[("accepted", each) for each in "og"],
+        ("plain", "."),
+    ]
+
+
+def test_a_cut_behind_the_last_accepted_token_rejects_nothing():
+    pieces = Pieces(ByteTokenizer(), [])
+    assert pieces.of(event("abcd", 2, "ab", tested=2)) == [("accepted", "a"), ("accepted", "b")]
+
+
+def test_a_character_of_several_tokens_comes_whole_and_special_tokens_not_at_all():
+    pieces = Pieces(ByteTokenizer(), [*"naïve".encode()] * 5)
+    shown = [pieces.of(event("", 0, "")) for _ in range(1)]
+    for token in "é🦜".encode():
+        verdict = Verdict(range(0), 0, (token,))
+        shown.append(pieces.of(StepEvent(1, (), (), verdict, 0.0, 0.0, 0.0)))
+    assert [each for each in shown if each] == [[("plain", "é")], [("plain", "🦜")]]
+    assert pieces.of(StepEvent(2, (), (), Verdict(range(0), 0, (0,)), 0.0, 0.0, 0.0)) == []
+
+
+def test_a_rejected_token_leaves_the_text_as_it_was():
+    """A rejected first byte of a character is not shown, and does not swallow what follows."""
+    pieces = Pieces(ByteTokenizer(), [])
+    first = "é".encode()[0]
+    verdict = Verdict(range(0), 1, (ord("e"),), 0)
+    step = StepEvent(1, (first,), ("copy",), verdict, 0.0, 0.0, 0.0)
+    assert pieces.of(step) == [("corrected", "e")]
+
+
+def test_printable_keeps_text_and_newlines_and_no_control_characters():
+    assert printable("a\tb\r\nc\x1b[31m\x07é") == "a   b\nc\ufffd[31m\ufffdé"
+
+
+def streamed(steps, width=40, **console):
+    file = io.StringIO()
+    out = Console(file=file, width=width, highlight=False, **console)
+    with demo_view.Stream(out, colour=bool(console.get("force_terminal"))) as stream:
+        for pieces in steps:
+            stream.add(pieces)
+    return file.getvalue()
+
+
+def test_without_colour_rejected_tokens_stand_in_brackets():
+    steps = [
+        [("plain", "The")],
+        [("accepted", " old"), ("rejected", "\n\n  cat"), ("corrected", " dog")],
+        [("accepted", "\n    ran"), ("plain", ".")],
+    ]
+    assert streamed(steps, force_terminal=False) == "  The old[-\\ncat-] dog\n      ran.\n"
+
+
+def test_long_text_is_wrapped_between_words_and_none_of_it_is_lost():
+    words = [f"word{number}" for number in range(60)]
+    steps = [[("plain", f" {word[:2]}"), ("accepted", word[2:])] for word in words]
+    for width in (12, 13, 40, 79):
+        text = streamed(steps, width=width, force_terminal=False)
+        assert text.split() == words
+        assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_with_colour_each_kind_has_its_style():
+    steps = [
+        [("accepted", "one"), ("rejected", " two"), ("corrected", " three"), ("plain", " four")],
+        [("accepted", "\nfive")],
+    ]
+    text = streamed(steps, force_terminal=True, color_system="standard")
+    row = "  \x1b[32mone\x1b[0m\x1b[9;31m two\x1b[0m\x1b[94m three\x1b[0m four\n"
+    assert row in text
+    assert text.endswith("  \x1b[32mfive\x1b[0m\n")
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_without_colour_gets_no_control_characters(name, value, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert demo_view.View().colour
+    monkeypatch.setenv(name, value)
+    view = demo_view.View()
+    assert not view.colour
+    with view.progress("Loading", 2) as step:
+        step("one")
+    view.header("model", "auto", 8)
+    with view.stream(ByteTokenizer(), []) as show:
+        show(event("ab", 0, "c"))
+    assert "[-a-]c" in sys.stdout.getvalue()
+    assert sys.stderr.getvalue() == "Loading ...\n"
+    assert not ESCAPES.search(sys.stdout.getvalue())
+
+
+def test_a_table_row_shows_the_words_of_the_design():
+    stats = DecodeStats(runs=1, target_calls=8, emitted=20, drafted=30, tested=16, accepted=12)
+    row = Row("code", 21, stats, 10.0, 25.0, None)
+    assert [cell.plain for cell in demo_view.cells(row)] == [
+        *("code", "21", "8", "2.50", "0.75", "10.0", "25.0", "2.50", "yes")
+    ]
