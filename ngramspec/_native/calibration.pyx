@@ -18,6 +18,7 @@ import numpy as np
 from ngramspec._native.cells cimport (
     ACCEPTANCES, AGES, BIAS, COUNTS, DISTANCES, LENGTHS, MATCH_CELLS, MATCH_INPUT, NEAR_CELLS,
     NEAR_LENGTHS, NEAR_SINCE, RECENT_CELLS, RESUME_CELLS, RESUMED, SESSION_CELLS, SESSION_INPUT,
+    STORE_CELLS, STORE_RESUME_CELLS,
 )
 from ngramspec._native.keys cimport CONTEXTS
 
@@ -53,7 +54,7 @@ cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' beg
 
 # Where it starts: round figures, measured on other texts (library sources in two releases, answers
 # of a small model). They matter for the first few hundred tokens.
-cdef float[9] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4]
+cdef float[12] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.4]
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # of a bucket
 cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
 cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing else is known
@@ -73,6 +74,16 @@ cdef float newest_prior(int m, int seen, int others):
 cdef float older_prior(int seen, int others):
     """P(right) of an older continuation of a context, by buckets of counts."""
     return 0.02 if seen == 0 else 0.6 - 0.04 * others
+
+
+cdef float store_prior(int length, int seen, int others):
+    """P(right) of what followed a store's match, by buckets of its length and counts."""
+    cdef float count = COUNT_OF[seen]
+    if seen == 0:
+        return 0.02
+    if others == 0:
+        return 1 - 1 / (1 + max(length, 1) * count)
+    return max((count - 0.5) / (count + COUNT_OF[others]), 0.05)
 
 
 cdef float recent_prior(int age, int seen):
@@ -110,10 +121,16 @@ cdef class Calibration:
             self.begin(SESSION_CELLS + i, 0.1 + 0.08 * least if least else GUESS)
         for i in range(AGES * COUNTS):
             self.begin(RECENT_CELLS + i, recent_prior(i % AGES, i // AGES), PRIOR_SHARE)
+        for i in range(2 * LENGTHS * COUNTS * COUNTS):
+            self.begin(STORE_CELLS + i, store_prior(
+                i // (COUNTS * COUNTS) % LENGTHS, i // COUNTS % COUNTS, i % COUNTS
+            ))
+        for i in range(RESUMED * LENGTHS):
+            self.begin_pair(STORE_RESUME_CELLS + 2 * i, 0.1, 0.25)
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
-            self.weights[s][MATCH_INPUT] += 0.05 * (s // 3)
+            self.weights[s][MATCH_INPUT] += 0.05 * (s // 3 % LENGTHS)
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
 

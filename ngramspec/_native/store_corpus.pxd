@@ -14,6 +14,7 @@ has a separator before it or at it, so a match never crosses documents and is al
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from ngramspec._native.store_source cimport Found, StoreSource
 from ngramspec._native.store_tally cimport SEPARATOR
 from ngramspec._native.xxh64 cimport P1, P2
 
@@ -78,7 +79,7 @@ cdef inline uint64_t slot_of(uint32_t first, uint32_t end) noexcept nogil:
     return x >> 20
 
 
-cdef class CorpusIndex:
+cdef class CorpusIndex(StoreSource):
     cdef Py_buffer sections[6]          # held as long as this lives
     cdef int held
     cdef const uint8_t* text
@@ -108,4 +109,6 @@ cdef class CorpusIndex:
     cdef int leaders(
         self, const Interval* found, int32_t* tokens, int64_t* counts, int most
     ) noexcept nogil
-    cdef int read_from(self, int64_t at, int32_t* into, int most) noexcept nogil
+    cdef int spread(
+        self, const Interval* over, const Interval* but, Found* into, int most
+    ) noexcept nogil

@@ -4,12 +4,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec._native.store_source import StoreSource
+
 MOST_COMPARED: int
 COUNTED: int
 LEADERS: int
 STRIDE: int
 
-class CorpusIndex:
+class CorpusIndex(StoreSource):
     width: int
     limit: int
     n: int
@@ -22,6 +24,6 @@ class CorpusIndex:
         self, context: NDArray[np.int32], most: int = ...
     ) -> tuple[list[tuple[int, int]], int]: ...
     def place(self, i: int) -> int: ...
-    def read(self, at: int, most: int) -> NDArray[np.int32]: ...
+    def tokens_at(self, at: int, most: int) -> NDArray[np.int32]: ...
     def sizeof(self) -> int: ...
     def check_integrity(self) -> None: ...

@@ -16,6 +16,7 @@ from ngramspec._native.common cimport (
     NONE, array_tokens, first_negative, raise_negative, start_of, token_view,
 )
 from ngramspec._native.contexts cimport prefetch_line
+from ngramspec._native.store_source cimport Found, StoreSource
 from ngramspec._native.store_tally cimport Tally, begin, best, count_in
 
 MOST_COMPARED = DEEPEST
@@ -23,7 +24,11 @@ COUNTED = WIDE
 LEADERS = LEADING
 STRIDE = STEP
 
-cdef class CorpusIndex:
+cdef enum:
+    BACKOFFS = 3        # intervals that places are taken from, each longer context's in the next
+
+
+cdef class CorpusIndex(StoreSource):
     """The look-ups over one corpus's sections.
 
     Args:
@@ -141,14 +146,14 @@ cdef class CorpusIndex:
             raise IndexError(f"place must be in 0..{<int64_t>self.m - 1}, got {i}")
         return self.places[i] if 0 < self.places[i] < self.n else -1
 
-    def read(self, int64_t at, int most):
+    def tokens_at(self, int64_t at, int most):
         """At most ``most`` tokens from a position on, up to the document's end: int32 (n,)."""
         if most < 0 or not 0 <= at < <int64_t>self.n:
             raise ValueError(f"cannot read {most} tokens at {at} of {self.n}")
         most = <int>min(most, <int64_t>self.n - at)
         tokens = np.empty(most, np.int32)
         cdef int32_t[::1] into = tokens
-        return tokens[:self.read_from(at, &into[0], most)] if most else tokens
+        return tokens[:self.read(at, &into[0], most)] if most else tokens
 
     def sizeof(self):
         """Bytes of its own; the sections are not its own."""
@@ -401,7 +406,50 @@ cdef class CorpusIndex:
             n += 1
         return n
 
-    cdef int read_from(self, int64_t at, int32_t* into, int most) noexcept nogil:
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        """Places of the longest match, evenly spread; then of the next shorter ones there are."""
+        cdef Query q
+        cdef Interval inner, outer
+        cdef int n = 0, _k
+        inner.first = inner.end = 0
+        inner.length = 0
+        if self.ask(end, have, &q) == 0 or self.find(&q, &outer) == 0:
+            return 0
+        for _k in range(BACKOFFS):
+            n += self.spread(&outer, &inner, into + n, most - n)
+            inner = outer
+            outer.length = max(
+                self.agreement(&q, inner.first - 1), self.agreement(&q, inner.end)
+            )
+            if n == most or outer.length == 0:
+                break
+            outer.first = self.edge(&q, inner.first, outer.length, -1) if (
+                self.agreement(&q, inner.first - 1) == outer.length
+            ) else inner.first
+            outer.end = self.edge(&q, inner.end, outer.length, 1) if (
+                self.agreement(&q, inner.end) == outer.length
+            ) else inner.end
+        return n
+
+    cdef int spread(
+        self, const Interval* over, const Interval* but, Found* into, int most
+    ) noexcept nogil:
+        """At most ``most`` places of an interval, evenly spread, but none of one inside it."""
+        cdef int64_t hole = but.end - but.first, width = over.end - over.first - hole
+        cdef int64_t i
+        cdef int n = <int>min(<int64_t>most, width), k
+        for k in range(n):
+            i = over.first + k * width // n
+            if hole and i >= but.first:
+                i += hole
+            prefetch_line(self.text + <uint64_t>self.width * self.places[i])
+            into[k].at = self.places[i]
+            into[k].length = over.length
+        return n
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
         """Copy tokens from a position on, up to a separator; how many."""
         cdef int n = 0
         while n < most and 0 <= at + n < <int64_t>self.n:

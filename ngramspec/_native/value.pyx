@@ -23,6 +23,7 @@ from ngramspec._native.common cimport (
     token_view,
 )
 from ngramspec._native.frontier cimport Node, ranked
+from ngramspec._native.store_source cimport StoreSource
 
 cnp.import_array()
 
@@ -43,7 +44,7 @@ cdef class ValueEngine:
 
     def __cinit__(
         self, Calibration calibration not None, bint copies=True, bint counts=True,
-        bint falls_back=True, int min_match=2,
+        bint falls_back=True, int min_match=2, StoreSource store=None,
     ):
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
@@ -51,7 +52,8 @@ cdef class ValueEngine:
         self.copies, self.counts, self.falls_back = copies, counts, falls_back
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
-        self.estimator = Estimator(calibration, self.committed, counts, falls_back)
+        self.store = None if store is None else StoreReader(store)
+        self.estimator = Estimator(calibration, self.committed, counts, falls_back, self.store)
         self.search = DraftSearch(self.committed, self.estimator)
 
     def __len__(self):
@@ -123,6 +125,8 @@ cdef class ValueEngine:
                 failed = self.committed.append(new, count)
             self.busy = False
         self.committed.follow(self.committed.text.n - old)
+        if self.store is not None:
+            self.store.follow(self.committed.text.tokens + old, self.committed.text.n - old)
         if failed:
             raise MemoryError(f"value engine at {self.committed.text.n} tokens")
 

@@ -59,12 +59,13 @@ class ValueDrafter(LearningDrafter):
         min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
     """
 
-    tiers = ("copy", "resume", "ngram", "unigram")
+    tiers = ("copy", "resume", "ngram", "unigram", "store")
     estimates = True
     branches = True
     learned = ("calibration",)
 
-    def __init__(self, sources: Sequence[str] = SOURCES, min_match: int = 2) -> None:
+    def __init__(self, sources: Sequence[str] = SOURCES, min_match: int = 2, stores=()) -> None:
+        self.stores = tuple(stores)
         unknown = [name for name in sources if name not in SOURCES]
         if unknown or not sources or len(set(sources)) < len(sources):
             known = ", ".join(SOURCES)
@@ -80,5 +81,5 @@ class ValueDrafter(LearningDrafter):
 
     def start(self, tokens: Int32) -> DraftSession:
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
-        engine = ValueEngine(self.calibration, copies, counts, falls_back, self.min_match)
+        engine = ValueEngine(self.calibration, copies, counts, falls_back, self.min_match, self.stores[0].index if self.stores else None)
         return ValueSession(engine, tokens)

@@ -199,7 +199,7 @@ class Corpus:
         check_int("most", most, 0)
         length, first, _ = self.index.longest(context)
         place = self.index.place(first) if length else -1
-        return self.index.read(place, most) if place >= 0 else np.empty(0, np.int32)
+        return self.index.tokens_at(place, most) if place >= 0 else np.empty(0, np.int32)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise a ValueError if the corpus was built with another tokenizer.

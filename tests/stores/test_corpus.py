@@ -56,7 +56,7 @@ def assert_equals_twin(corpus, twin, context):
     if length:
         place = corpus.index.place(first)
         behind = [twin.following(i, 9) for i in range(first, end)]
-        assert corpus.index.read(place, 9).tolist() in behind
+        assert corpus.index.tokens_at(place, 9).tolist() in behind
 
 
 @given(documents=DOCUMENTS, other=st.lists(INDICES, max_size=80), seed=st.integers(0, 2**32 - 1))

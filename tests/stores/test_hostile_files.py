@@ -64,7 +64,7 @@ def use(path, rng) -> str:
             assert count > 0
         for place in (first, end - 1):
             if end > first and corpus.index.place(place) >= 0:
-                read = corpus.index.read(corpus.index.place(place), 50)
+                read = corpus.index.tokens_at(corpus.index.place(place), 50)
                 assert ((read >= 0) & (read < limit)).all()
     try:
         corpus.verify()
