@@ -1,7 +1,7 @@
-"""Three ways to verify an n-gram draft under sampling: observed acceptance beside its formula.
+"""Three ways to verify an n-gram draft under sampling: acceptance observed and by formula.
 
-A drawn draft x ~ q is accepted by Algorithm 1 of Leviathan et al. 2023 with probability
-sum min(p, q) (their Corollary 3.6), by an exact match with a draw from p with sum p q. The most
+A sampled draft x ~ q is accepted by Algorithm 1 of Leviathan et al. 2023 with probability
+sum min(p, q) (their Corollary 3.6), by an exact match with a sample of p with sum p q. The most
 frequent token, argmax q, is accepted by either with its own p. Which is more depends on p and q:
 the formulas are averaged over the very positions that Algorithm 1 tested.
 """
@@ -56,7 +56,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class WatchedRule(Rule):
-    """A rule that sums up how probable acceptance is at the positions it is asked about."""
+    """A rule that sums up the probability of acceptance at the tested positions."""
 
     sums: dict[str, float] = field(default_factory=dict)
 
@@ -112,16 +112,16 @@ def measure(
     draft_temperature: float,
     seed: int = 0,
 ) -> dict[str, Tally]:
-    """Sample behind every prompt in each way.
+    """Sample after every prompt in each way.
 
     Args:
         model: a causal language model of transformers.
         prompts: token ids.
-        new: tokens to sample behind each.
+        new: tokens to sample after each.
         gamma: most tokens in a draft.
         temperature: of the target.
-        draft_temperature: that drafts are drawn at from their counts.
-        seed: of the first prompt; the others' are those behind it.
+        draft_temperature: of the counts that drafts are sampled from.
+        seed: of the first prompt; the others have the next ones.
 
     Returns:
         A tally for each of ``WAYS``; the first has the formulas of all.

@@ -1,6 +1,6 @@
 """Sample after passages of Python's own library with n-gram drafts: sampled from the counts and
 verified by Algorithm 1 (Leviathan et al. 2023), sampled and verified by exact match, and the most
-frequent continuation. alpha is accepted / tested tokens; beside it the mean probability that the
+frequent continuation. alpha is accepted / tested tokens; next to it the mean probability that the
 formulas give at the same positions."""
 
 from __future__ import annotations

@@ -1,0 +1,93 @@
+"""Arguments of the closed forms as arrays, checked at the edge."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
+SUM_TOLERANCE = 1e-4  # what rounding to float32 may take from a sum of many probabilities
+
+
+def real(name: str, value: ArrayLike, low: float, high: float) -> Float64:
+    """``value`` as float64, all of it in low..high.
+
+    Raises:
+        ValueError: out of bounds, or NaN.
+    """
+    array = np.asarray(value, np.float64)
+    wrong = ~((array >= low) & (array <= high))
+    if wrong.any():
+        got = array[wrong].flat[0]
+        raise ValueError(f"{name} must be in {low:g}..{high:g}, got {got:g}")
+    return array
+
+
+def probability(name: str, value: ArrayLike) -> Float64:
+    """``value`` as float64, all of it in 0..1."""
+    return real(name, value, 0.0, 1.0)
+
+
+def whole(name: str, value: ArrayLike, low: int) -> Float64:
+    """``value`` as float64, all of it whole and >= low; infinity is allowed.
+
+    Raises:
+        ValueError: out of bounds, NaN, or not whole.
+    """
+    array = np.asarray(value, np.float64)
+    wrong = ~((array >= low) & (array == np.floor(array)))
+    if wrong.any():
+        got = array[wrong].flat[0]
+        raise ValueError(f"{name} must be a whole number >= {low}, got {got:g}")
+    return array
+
+
+def distribution(name: str, value: ArrayLike) -> Float64:
+    """``value`` (..., vocab) as float64, >= 0, each last axis summing to 1 (within 1e-4).
+
+    Raises:
+        ValueError: no last axis, a negative entry, or another sum.
+    """
+    array = np.asarray(value, np.float64)
+    if not array.ndim or not array.shape[-1]:
+        raise ValueError(f"{name} must have shape (..., vocab), got {array.shape}")
+    real(name, array, 0.0, np.inf)
+    total = array.sum(axis=-1)
+    wrong = ~(np.abs(total - 1) <= SUM_TOLERANCE)
+    if wrong.any():
+        raise ValueError(f"{name} must sum to 1 on its last axis, got {total[wrong].flat[0]:g}")
+    return array
+
+
+def chain(name: str, value: ArrayLike) -> Float64:
+    """``value`` as float64 (n,), probabilities of a chain's positions.
+
+    Raises:
+        ValueError: another shape, or an entry outside of 0..1.
+    """
+    array = probability(name, value)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have shape (n,), got {array.shape}")
+    return array
+
+
+def costs(name: str, value: ArrayLike, positions: int) -> Float64:
+    """``value`` as float64, cost[n] of a forward of n positions; cost[0] is not looked at.
+
+    Raises:
+        ValueError: fewer than positions + 1 entries, or a cost that is not > 0.
+    """
+    array = np.asarray(value, np.float64)
+    if array.ndim != 1 or len(array) <= positions:
+        raise ValueError(f"{name} must have at least {positions + 1} entries, got {array.shape}")
+    if not (array[1:] > 0).all():
+        raise ValueError(f"{name} must be > 0, got {array[1:].min():g}")
+    return array
+
+
+def product(length: Float64, each: Float64) -> Float64:
+    """``length`` times ``each``, 0 where each costs nothing however many there are."""
+    length, each = np.broadcast_arrays(length, each)
+    return np.multiply(length, each, where=each > 0, out=np.zeros(each.shape))

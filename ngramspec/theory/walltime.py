@@ -1,0 +1,228 @@
+"""How many tokens a step gives and how much faster decoding gets.
+
+Leviathan et al. 2023, sections 3.1, 3.3 and 3.5. alpha is the acceptance rate, gamma the number of
+drafted tokens, c the cost of drafting one in forwards of the target. Where the paper assumes one
+alpha for all positions and a forward that costs the same at any width, the functions that end in
+``_at`` take acceptance by position and the measured cost(n) in their place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ngramspec.theory.arrays import (
+    Float64,
+    Int64,
+    chain,
+    costs,
+    probability,
+    product,
+    real,
+    whole,
+)
+
+
+def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Float64:
+    """E(generated tokens) of one step, (1 - alpha^(gamma + 1)) / (1 - alpha) (Equation 1).
+
+    Args:
+        alpha: in 0..1, any shape.
+        gamma: whole, >= 0, broadcast with alpha; infinity gives 1 / (1 - alpha).
+
+    Returns:
+        float64 of the broadcast shape; gamma + 1 where alpha = 1.
+
+    Example:
+        >>> round(float(expected_tokens(0.8, 5)), 2)
+        3.69
+    """
+    rate, length = np.broadcast_arrays(probability("alpha", alpha), whole("gamma", gamma, 0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        power = -np.expm1((length + 1) * np.log(rate))  # 1 - alpha^(gamma + 1), exact near 1
+        return np.asarray(np.where(rate < 1, power / (1 - rate), length + 1.0))
+
+
+def expected_accepted(alpha: ArrayLike, gamma: ArrayLike) -> Float64:
+    """E(accepted tokens) of one step: one less than the generated ones.
+
+    Returns:
+        float64, alpha + alpha^2 + ... + alpha^gamma.
+    """
+    return np.asarray(expected_tokens(alpha, gamma) - 1)
+
+
+def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike = 0.0) -> Float64:
+    """The expected improvement factor in walltime (Theorem 3.8).
+
+    Args:
+        alpha: in 0..1.
+        gamma: whole, >= 0.
+        c: >= 0, the cost of drafting one token in forwards of the target.
+
+    Returns:
+        float64, Equation 1 / (gamma c + 1); below 1 speculation is a loss.
+
+    Example:
+        >>> round(float(improvement(0.75, 7, 0.02)), 1)
+        3.2
+    """
+    cost = real("c", c, 0.0, np.inf)
+    return np.asarray(expected_tokens(alpha, gamma) / (product(whole("gamma", gamma, 0), cost) + 1))
+
+
+def least_improvement(alpha: ArrayLike, c: ArrayLike) -> Float64:
+    """(1 + alpha) / (1 + c): what gamma = 1 gives, and the best gamma at least (Corollary 3.9).
+
+    Above 1 exactly where alpha > c, and only there any gamma gives an improvement.
+    """
+    return np.asarray((1 + probability("alpha", alpha)) / (1 + real("c", c, 0.0, np.inf)))
+
+
+def gamma_bound(alpha: ArrayLike, c: ArrayLike) -> Float64:
+    """No gamma above this one is the best.
+
+    Equation 1 stays below 1 / (1 - alpha), so the improvement at gamma stays below
+    1 / ((1 - alpha) (gamma c + 1)), and the best is at least max(1, (1 + alpha) / (1 + c)).
+    Solving for gamma gives the bound.
+
+    Returns:
+        float64, whole, >= 0; infinity where c = 0 or alpha = 1.
+    """
+    rate, cost = np.broadcast_arrays(probability("alpha", alpha), real("c", c, 0.0, np.inf))
+    least = np.maximum(1.0, least_improvement(rate, cost))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bound = np.floor((1 / ((1 - rate) * least) - 1) / cost)
+    unbounded = (rate == 1) | (cost == 0)
+    return np.asarray(np.where(unbounded, np.inf, np.maximum(bound, 0.0)))
+
+
+def optimal_gamma(alpha: ArrayLike, c: ArrayLike, most: int | None = None) -> Int64:
+    """The gamma with the highest improvement (section 3.5, Figure 3), the least of equals.
+
+    With S for Equation 1, another drafted token helps exactly if
+    alpha^(gamma + 1) (1 + c gamma) > c S(gamma). The difference of the two sides falls as gamma
+    grows, by alpha^(gamma + 1) (1 - alpha) (1 + c (gamma + 1)) a token. So the first gamma at which
+    another does not help is the best, and bisection between 0 and ``gamma_bound`` finds it.
+
+    Args:
+        alpha: in 0..1.
+        c: >= 0, broadcast with alpha.
+        most: the highest gamma allowed; None: no limit, which needs c > 0 and alpha < 1.
+
+    Returns:
+        int64 of the broadcast shape.
+
+    Raises:
+        ValueError: without a limit where every further token helps.
+
+    Example:
+        >>> int(optimal_gamma(0.8, 0.05))
+        8
+    """
+    rate, cost = np.broadcast_arrays(probability("alpha", alpha), real("c", c, 0.0, np.inf))
+    high = np.where((rate == 0) | (cost >= rate), 0.0, gamma_bound(rate, cost))
+    if most is not None:
+        high = np.minimum(high, whole("most", most, 0))
+    elif np.isinf(high).any():
+        raise ValueError("most must be given where c is 0 or alpha is 1: every gamma helps")
+    low = np.zeros_like(high)
+    while (low < high).any():
+        middle = np.floor((low + high) / 2)
+        helps = _another_helps(rate, middle, cost)
+        low = np.where((low < high) & helps, middle + 1, low)
+        high = np.where((low < high) & ~helps, middle, high)
+    return np.asarray(low, np.int64)
+
+
+def _another_helps(alpha: Float64, gamma: Float64, c: Float64) -> NDArray[np.bool_]:
+    gain = alpha ** (gamma + 1) * (1 + c * gamma)
+    return np.asarray(gain > c * expected_tokens(alpha, gamma))
+
+
+def oracle_improvement(alpha: ArrayLike, c: ArrayLike = 0.0) -> Float64:
+    """The improvement if each step drafted exactly the tokens that are accepted (section 3.5).
+
+    The steps give 1 / (1 - alpha) tokens on average and draft alpha / (1 - alpha) of them, so the
+    factor is 1 / (1 - alpha + c alpha). Every step is still verified. With c >= 1 a drafted token
+    costs more than it saves, and the oracle drafts none.
+
+    Returns:
+        float64, >= 1; infinity where alpha = 1 and c = 0.
+    """
+    rate, cost = probability("alpha", alpha), real("c", c, 0.0, np.inf)
+    with np.errstate(divide="ignore"):
+        return np.asarray(1 / (1 - rate + np.minimum(cost, 1.0) * rate))
+
+
+def expected_tokens_at(acceptance: ArrayLike) -> Float64:
+    """Equation 1 with an acceptance rate for each position, for every length of the draft.
+
+    Args:
+        acceptance: (n,), P(position i accepted | those before it accepted).
+
+    Returns:
+        float64 (n + 1,): of drafts of 0 to n tokens; rising, from 1.
+
+    Example:
+        >>> expected_tokens_at([0.5, 0.5]).tolist()
+        [1.0, 1.5, 1.75]
+    """
+    reach = np.cumprod(chain("acceptance", acceptance))
+    return np.concatenate(([1.0], 1 + np.cumsum(reach)))
+
+
+def improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> Float64:
+    """Theorem 3.8 with acceptance by position and the measured cost of wider forwards.
+
+    Args:
+        acceptance: (n,), P(position i accepted | those before it accepted).
+        cost: (n + 2,) or longer, cost[k] of a forward of k positions, any unit.
+        c: >= 0, the cost of drafting one token in forwards of one position.
+
+    Returns:
+        float64 (n + 1,): the improvement with drafts of 0 to n tokens; 1 without a draft.
+    """
+    tokens = expected_tokens_at(acceptance)
+    forward = costs("cost", cost, len(tokens))[1 : len(tokens) + 1]
+    drafting = float(real("c", c, 0.0, np.inf)) * np.arange(len(tokens))
+    return np.asarray(tokens / (forward / forward[0] + drafting))
+
+
+def optimal_gamma_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> int:
+    """The length with the highest ``improvement_at``, the least of equals.
+
+    With a cost that is not flat the improvement may have several peaks, so all lengths are tried.
+    """
+    return int(improvement_at(acceptance, cost, c).argmax())
+
+
+def oracle_improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> float:
+    """The improvement of an oracle that knows how many of n tokens each step would accept.
+
+    It drafts as many of these as make it fastest: all, unless costs rise too steeply. How many
+    follows from the improvement r itself: the length with the highest tokens - r x cost. Starting
+    from r = 1 each round raises r, until it stays (Dinkelbach's method for a ratio).
+
+    Args:
+        acceptance: (n,), P(position i accepted | those before it accepted).
+        cost: (n + 2,) or longer, cost[k] of a forward of k positions, any unit.
+        c: >= 0, the cost of drafting one token in forwards of one position.
+
+    Returns:
+        E(tokens) / E(cost of the forward over just these positions, and of drafting them).
+    """
+    rates = chain("acceptance", acceptance)
+    reach = np.concatenate(([1.0], np.cumprod(rates), [0.0]))
+    exactly = reach[:-1] - reach[1:]  # (n + 1,): P(just i tokens are accepted)
+    lengths = np.arange(len(exactly))
+    forward = costs("cost", cost, len(exactly))[1 : len(exactly) + 1]
+    spent = forward / forward[0] + float(real("c", c, 0.0, np.inf)) * lengths
+    found, ratio = 0.0, 1.0
+    while ratio > found:
+        found = ratio
+        value = lengths + 1 - found * spent
+        taken = np.where(value >= np.maximum.accumulate(value), lengths, 0)
+        taken = np.maximum.accumulate(taken)  # of 0 to i tokens the most valuable number
+        ratio = float((exactly @ (taken + 1)) / (exactly @ spent[taken]))
+    return found

@@ -1,0 +1,200 @@
+"""Expected tokens and walltime, against simulation, brute force and the paper's own figures."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ngramspec.draft_length.optimal import worthwhile
+from ngramspec.theory import operations, walltime
+
+ALPHAS = np.linspace(0.1, 0.9, 9)
+GAMMAS = np.arange(1, 11)
+STEPS = 100_000
+MANY_ERRORS = 5
+
+RATES = st.floats(0, 1)
+COSTS = st.floats(1e-3, 2)
+
+
+def _steps(acceptance, seed=0):
+    """Accepted tokens of many steps, each position its own coin."""
+    generator = np.random.default_rng(seed)
+    hits = generator.random((STEPS, len(acceptance))) < np.asarray(acceptance)
+    return np.cumprod(hits, axis=1).sum(axis=1)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("gamma", [1, 4, 10])
+def test_equation_1_is_what_bernoulli_steps_give(alpha, gamma):
+    generated = _steps([alpha] * gamma) + 1
+    error = generated.std() / np.sqrt(STEPS)
+    assert abs(generated.mean() - walltime.expected_tokens(alpha, gamma)) < MANY_ERRORS * error
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+def test_theorems_3_8_and_3_11_are_what_bernoulli_steps_cost(alpha):
+    gamma, c, c_hat = 5, 0.07, 0.02
+    tokens = (_steps([alpha] * gamma) + 1).astype(float)
+    error = MANY_ERRORS * tokens.std() / np.sqrt(STEPS) / tokens.mean()
+    time, work, reads = STEPS * (c * gamma + 1), STEPS * (c_hat * gamma + gamma + 1), STEPS
+    for found, closed in (
+        (tokens.sum() / time, walltime.improvement(alpha, gamma, c)),
+        (work / tokens.sum(), operations.operations_factor(alpha, gamma, c_hat)),
+        (reads / tokens.sum(), operations.memory_factor(alpha, gamma)),
+        (1 - tokens.sum() / (STEPS * (gamma + 1)), operations.wasted_share(alpha, gamma)),
+    ):
+        assert found == pytest.approx(closed, rel=2 * error, abs=error)
+
+
+def test_figures_2_and_4_are_the_sums_that_they_stand_for():
+    table = walltime.expected_tokens(ALPHAS[:, None], GAMMAS)
+    assert table.shape == (9, 10)
+    for i, alpha in enumerate(ALPHAS):
+        for j, gamma in enumerate(GAMMAS):
+            tokens = sum(alpha**power for power in range(gamma + 1))  # P(a token i is generated)
+            assert table[i, j] == pytest.approx(tokens)
+            assert walltime.improvement(alpha, gamma) == pytest.approx(tokens)
+            assert operations.operations_factor(alpha, gamma) == pytest.approx((gamma + 1) / tokens)
+
+
+@pytest.mark.parametrize("c", [0.01, 0.02, 0.05, 0.1])
+def test_figure_3_is_the_best_of_all_gammas(c):
+    every = np.arange(2000)
+    by_force = walltime.improvement(ALPHAS[:, None], every, c).argmax(axis=1)
+    assert walltime.optimal_gamma(ALPHAS, c).tolist() == by_force.tolist()
+
+
+@given(st.floats(0, 0.99), COSTS)
+def test_no_gamma_is_better_than_the_optimal_one(alpha, c):
+    best, bound = int(walltime.optimal_gamma(alpha, c)), float(walltime.gamma_bound(alpha, c))
+    assert 0 <= best <= bound
+    top = walltime.improvement(alpha, best, c)
+    around = walltime.improvement(alpha, np.arange(0, 2 * best + 50), c)
+    assert around.max() <= top + 1e-12
+    beyond = walltime.improvement(alpha, bound + np.array([1, 2, 10, 1000]), c)
+    assert (beyond <= top + 1e-12).all()
+
+
+@given(st.floats(0, 1), COSTS)
+def test_corollary_3_9(alpha, c):
+    best = int(walltime.optimal_gamma(alpha, c, most=500))
+    least = walltime.least_improvement(alpha, c)
+    assert least == pytest.approx(walltime.improvement(alpha, 1, c))
+    if alpha > c:
+        assert best >= 1
+        assert walltime.improvement(alpha, best, c) >= least - 1e-12 > 1 - 1e-12
+    else:
+        assert best == 0
+        assert (walltime.improvement(alpha, np.arange(50), c) <= 1 + 1e-12).all()
+
+
+@given(RATES, st.integers(0, 60))
+def test_more_alpha_and_more_gamma_give_more_tokens_in_their_bounds(alpha, gamma):
+    tokens = walltime.expected_tokens(alpha, gamma)
+    assert 1 - 1e-12 <= tokens <= gamma + 1 + 1e-9
+    assert tokens <= walltime.expected_tokens(alpha, gamma + 1) + 1e-12
+    assert tokens <= walltime.expected_tokens(min(1.0, alpha + 0.01), gamma) + 1e-12
+
+
+def test_limits():
+    assert walltime.expected_tokens([0, 1, 1 - 1e-14], 7) == pytest.approx([1, 8, 8])
+    assert walltime.expected_tokens([0.5, 0.9], np.inf) == pytest.approx([2, 10])
+    assert walltime.expected_accepted(0.5, 4) == pytest.approx(0.9375)
+    assert walltime.improvement(0.5, np.inf) == pytest.approx(2)
+    assert walltime.optimal_gamma([0, 0.05, 1], [0, 0.05, 0.5], most=9).tolist() == [0, 0, 9]
+    assert operations.operations_factor(1, 7) == pytest.approx(1)
+    assert operations.memory_factor(1, 3, draft_ratio=0.1) == pytest.approx(1.3 / 4)
+
+
+@given(st.floats(0, 0.99), st.integers(1, 40), COSTS)
+@example(0.99, 1, 2.0)  # where drafting never pays
+def test_an_oracle_is_never_slower(alpha, gamma, c):
+    assert walltime.oracle_improvement(alpha, c) >= walltime.improvement(alpha, gamma, c) - 1e-9
+
+
+def test_an_oracle_is_what_steps_of_just_the_accepted_length_give():
+    alpha, c = 0.8, 0.05
+    accepted = _steps([alpha] * 200).astype(float)
+    found = (accepted + 1).sum() / (1 + c * accepted).sum()
+    assert found == pytest.approx(walltime.oracle_improvement(alpha, c), rel=0.02)
+    flat = np.ones(203)
+    assert walltime.oracle_improvement_at([alpha] * 200, flat, c) == pytest.approx(
+        walltime.oracle_improvement(alpha, c)
+    )
+
+
+def test_an_oracle_gains_up_to_60_percent():
+    alphas = np.linspace(0, 0.999, 1000)  # section 3.5
+    for c in (0.01, 0.02, 0.05):
+        best = walltime.improvement(alphas, walltime.optimal_gamma(alphas, c), c)
+        assert 1.5 < (walltime.oracle_improvement(alphas, c) / best).max() < 1.6
+
+
+@pytest.mark.parametrize("acceptance", [[0.9, 0.5, 0.2], [0.2, 0.9], []])
+def test_acceptance_by_position_is_what_such_steps_give(acceptance):
+    tokens = walltime.expected_tokens_at(acceptance)
+    assert len(tokens) == len(acceptance) + 1
+    for length in range(len(acceptance) + 1):
+        generated = _steps(acceptance[:length]) + 1
+        error = generated.std() / np.sqrt(STEPS)
+        assert abs(generated.mean() - tokens[length]) <= MANY_ERRORS * error
+
+
+@given(st.floats(0, 1), st.integers(0, 30), COSTS)
+def test_one_alpha_and_a_flat_cost_are_the_paper(alpha, gamma, c):
+    flat = np.ones(gamma + 2)
+    found = walltime.improvement_at([alpha] * gamma, flat, c)
+    assert found == pytest.approx(walltime.improvement(alpha, np.arange(gamma + 1), c))
+
+
+def test_an_oracle_at_measured_costs_is_the_best_of_all_policies():
+    acceptance, c = [0.9, 0.7, 0.8], 0.02
+    cost = np.array([np.nan, 2.0, 2.1, 5.0, 5.1])  # in any unit; the third position is dear
+    accepted = _steps(acceptance)
+    ratios = {}
+    for policy in product(range(2), range(3), range(4)):  # tokens drafted where 1, 2, 3 would do
+        taken = np.array([0, *policy])[accepted]
+        ratios[policy] = (taken + 1).sum() / (cost[taken + 1] / cost[1] + c * taken).sum()
+    best = max(ratios, key=ratios.__getitem__)
+    assert best == (1, 1, 1)
+    found = walltime.oracle_improvement_at(acceptance, cost, c)
+    assert found == pytest.approx(ratios[best], rel=0.01)
+    everything = [np.nan, 2.0, 2.1, 2.6, 3.3]
+    taken = (accepted + 1).sum() / (np.array(everything)[accepted + 1] / 2 + c * accepted).sum()
+    found = walltime.oracle_improvement_at(acceptance, everything, c)
+    assert found == pytest.approx(taken, rel=0.01)
+
+
+@given(
+    st.lists(st.floats(0.01, 0.99), min_size=1, max_size=12),
+    st.lists(st.floats(0.01, 0.5), min_size=13, max_size=13),
+)
+def test_the_loop_cuts_drafts_where_the_theory_says(acceptance, rises):
+    cost = np.concatenate(([0.0, 1.0], 1 + np.cumsum(rises))).astype(np.float32)
+    confidences = np.asarray(acceptance, np.float32)
+    speed = walltime.improvement_at(confidences, cost)
+    chosen = worthwhile([confidences], cost)
+    assert speed[chosen] == pytest.approx(speed[walltime.optimal_gamma_at(confidences, cost)])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: walltime.expected_tokens(1.2, 3), r"alpha must be in 0..1, got 1.2"),
+        (lambda: walltime.expected_tokens(0.5, -1), "gamma must be a whole number >= 0, got -1"),
+        (lambda: walltime.expected_tokens(0.5, 1.5), "got 1.5"),
+        (lambda: walltime.improvement(0.5, 1, -0.1), "c must be in 0..inf, got -0.1"),
+        (lambda: walltime.optimal_gamma(0.5, 0), "most must be given"),
+        (lambda: walltime.improvement_at([0.5], [0, 1]), "cost must have at least 3 entries"),
+        (lambda: walltime.improvement_at([0.5], [0, 1, 0]), "cost must be > 0, got 0"),
+        (lambda: walltime.expected_tokens_at(0.5), r"acceptance must have shape \(n,\)"),
+    ],
+)
+def test_wrong_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
