@@ -36,7 +36,8 @@ cdef enum:
     STORE_RESUME_CELLS = STORE_OTHER_CELLS + LENGTHS * COUNTS * COUNTS
     CELLS = STORE_RESUME_CELLS + RESUMED * LENGTHS * 2
     STORE_SETS = 4      # by what a store knows: nothing, less than the text, more, much more
-    SETS = 3 * LENGTHS * STORE_SETS     # of weights: by match length, whether the resumed copy agrees
+    # Of weights: by what a store knows, match length, and whether the resumed copy agrees.
+    SETS = 3 * LENGTHS * STORE_SETS
 
 
 cdef inline int count_bucket(int n) noexcept nogil:
@@ -86,7 +87,8 @@ cdef inline int recent_cell(int count, int age) noexcept nogil:
 
 cdef inline int store_cell(int first, int length, int count, int others) noexcept nogil:
     """By the match's length in the store, how often the candidate followed it, what else did."""
-    return first + (length_bucket(length) * COUNTS + count_bucket(count)) * COUNTS + count_bucket(others)
+    cdef int counts = count_bucket(count) * COUNTS + count_bucket(others)
+    return first + length_bucket(length) * COUNTS * COUNTS + counts
 
 
 cdef inline int store_resume_cell(int since, int length, bint agrees) noexcept nogil:

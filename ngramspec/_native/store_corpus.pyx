@@ -159,62 +159,6 @@ cdef class CorpusIndex(StoreSource):
         """Bytes of its own; the sections are not its own."""
         return sizeof(CorpusIndex)
 
-    def check_integrity(self):
-        """Walk every place, key and wide interval; raise an AssertionError if one is broken."""
-        cdef uint64_t i, k
-        cdef int j, level
-        cdef Key key
-        cdef uint64_t apart
-        for i in range(self.m):
-            q = self.places[i]
-            assert 0 < q < self.n, f"place {i} is outside the text"
-            assert self.before(i, 0) != SEPARATOR, f"place {i} has nothing before it"
-            token = code_at(self.text, self.width, self.limit, q)
-            assert token != SEPARATOR, f"place {i} has nothing behind it"
-            assert token == code_at(self.next, self.width, self.limit, i), f"next {i} is another"
-            assert i == 0 or self.ordered(i), f"place {i} is out of order"
-        for level in range(self.levels):
-            apart = <uint64_t>STEP ** (level + 1)
-            for k in range(self.key_n[level]):
-                key.high = key.low = 0
-                for j in range(key_tokens(self.width)):
-                    code = self.before(k * apart, j)
-                    key = pack(key, self.width, j, code)
-                    if code == SEPARATOR:
-                        break
-                assert key.high == self.keys[level][k].high, f"key {k} of level {level} is another"
-                assert key.low == self.keys[level][k].low, f"key {k} of level {level} is another"
-        self.check_wide()
-
-    def ordered(self, uint64_t i):
-        """Whether place i - 1 does not come behind place i by the tokens compared."""
-        cdef int j
-        cdef int32_t left, right
-        for j in range(DEEPEST):
-            left, right = self.before(i - 1, j), self.before(i, j)
-            if left != right:
-                return left < right
-            if left == SEPARATOR:
-                return True
-        return True
-
-    def check_wide(self):
-        cdef uint64_t i
-        cdef Interval found
-        cdef const Wide* wide
-        for i in range(self.wide_n):
-            wide = &self.wides[i]
-            assert wide.first + WIDE < wide.end <= self.m, f"wide interval {i} is none"
-            found.first, found.end = wide.first, wide.end
-            assert self.ahead(&found) == wide, f"wide interval {i} cannot be found"
-            following = np.asarray([
-                code_at(self.next, self.width, self.limit, k) for k in range(wide.first, wide.end)
-            ])
-            tokens, counts = np.unique(following, return_counts=True)
-            counted = sorted(zip((-counts).tolist(), tokens.tolist()))[:LEADING]
-            kept = [(-<int64_t>wide.count[k], wide.token[k]) for k in range(LEADING)]
-            assert [each for each in kept if each[0]] == counted, f"wide interval {i} is miscounted"
-
     cdef Interval found(self, context) except *:
         """The longest match of what Python passed."""
         cdef const int32_t[::1] view

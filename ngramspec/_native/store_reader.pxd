@@ -40,10 +40,14 @@ cdef class StoreReader:
     cdef Followed places[STORE_PLACES]
     cdef Followed resume        # the place that was followed last, past a substituted token
     cdef int since              # tokens since it was left, or NONE: there is none
-    cdef int n
+    cdef int n                  # of the places
     cdef int longest            # length of the longest match, 0 without one
+    cdef bint asked             # whether places were looked up for the last draft
+    cdef int missed             # look-ups in a row of which no place went on as the sequence did
+    cdef int pause              # tokens until the next look-up
     cdef readonly long long look_ups, hits
 
+    cdef void judge(self, bint right) noexcept nogil
     cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil
     cdef int32_t token(self, Followed* place, int depth) noexcept nogil
     cdef void vote(self, uint64_t live, int depth, Votes* votes) noexcept nogil

@@ -1,7 +1,8 @@
 """Following places in a store over a sequence's drafts and committed tokens.
 
 A place of the longest match that goes on as the sequence does is behind the longest match again:
-no look-up is needed. Costs: a look-up finds STORE_PLACES places at most; a draft's position reads
+no look-up is needed. After PATIENCE look-ups in a row without a place that was right, the next ones
+come after 2, 4 and up to LONGEST_PAUSE tokens, until one is right. Costs: a look-up finds STORE_PLACES places at most; a draft's position reads
 one token at each. Memory: 9 kB. One thread at a time.
 """
 
@@ -10,6 +11,8 @@ from libc.string cimport memmove
 
 cdef enum:
     SURE = 12           # tokens of a match that is followed without looking for others
+    PATIENCE = 8        # look-ups in a row that may fail before they become rarer
+    LONGEST_PAUSE = 64  # tokens between two look-ups then
 
 
 cdef class StoreReader:
@@ -27,11 +30,31 @@ cdef class StoreReader:
         """Bytes allocated."""
         return sizeof(StoreReader)
 
+    def check_integrity(self):
+        """Raise an AssertionError if an invariant is broken."""
+        cdef int i
+        assert 0 <= self.n <= STORE_PLACES and 0 <= self.pause <= LONGEST_PAUSE
+        for i in range(self.n):
+            assert 0 <= self.places[i].filled <= AHEAD and self.places[i].skip >= 0
+            assert i == 0 or self.places[i].length <= self.places[i - 1].length, "not by length"
+        assert self.n == 0 or self.longest in (0, self.places[0].length)
+
+    cdef void judge(self, bint right) noexcept nogil:
+        """Note whether any place of the last look-up went on as the sequence did."""
+        if not self.asked:
+            return
+        self.asked = False
+        self.hits += right
+        self.missed = 0 if right else self.missed + 1
+        if self.missed >= PATIENCE:
+            self.pause = min(1 << min(self.missed - PATIENCE + 1, 6), <int>LONGEST_PAUSE)
+
     cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil:
         """Find the places behind a text that ends before ``end``: bits of those that are live."""
         cdef Found found[STORE_PLACES]
         cdef int i
-        if self.longest < SURE:
+        self.asked = self.longest < SURE and self.pause == 0
+        if self.asked:
             self.look_ups += 1
             self.n = self.source.look(end, have, found, most)
             for i in range(self.n):
@@ -127,7 +150,9 @@ cdef class StoreReader:
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil:
         """Move on over ``n`` tokens just committed, and drop the places that went on otherwise."""
         cdef int i, agrees, kept = 0, best = 0, furthest = 0
+        self.pause = max(self.pause - <int>min(n, LONGEST_PAUSE), 0)
         if n > AHEAD:  # no draft was
+            self.asked = False
             self.n = self.longest = 0
             self.since = NONE
             return
@@ -142,13 +167,14 @@ cdef class StoreReader:
                 if kept != i:
                     self.places[kept] = self.places[i]
                 kept += 1
-            elif agrees > furthest and not kept:
+            elif agrees > furthest:
                 furthest, best = agrees, i
         if kept == 0 and furthest:
             self.resume = self.places[best]
             self.resume.length += furthest
             self.since = <int>n - furthest - 1
             self.pass_over(&self.resume, n)
+        self.judge(kept or furthest)
         if kept and self.places[0].length == self.longest + n:
             self.longest += <int>n
         else:

@@ -40,6 +40,7 @@ cdef class ValueEngine:
         counts: whether to draft from n-gram counts.
         falls_back: whether to draft the most frequent token where nothing else is known.
         min_match: shortest match in tokens to copy from, >= 1.
+        store: what is known beside the committed text, or None.
     """
 
     def __cinit__(
@@ -70,7 +71,7 @@ cdef class ValueEngine:
 
         Returns:
             (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
-            for a resumed copy, 2 for n-gram counts, 3 for the most frequent token.
+            for a resumed copy, 2 for n-gram counts, 3 for the most frequent token, 4 for the store.
         """
         return self.drafted(self.propose(gamma, cost, False))
 
@@ -133,12 +134,22 @@ cdef class ValueEngine:
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""
         parts = self.committed.sizeof() + self.search.sizeof()
+        if self.store is not None:
+            parts += self.store.sizeof()
         return sizeof(ValueEngine) + sizeof(Estimator) + parts
+
+    def store_counts(self):
+        """(look-ups in the store, those of which a place went on as the text did)."""
+        if self.store is None:
+            return 0, 0
+        return self.store.look_ups, self.store.hits
 
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         self.idle()
         self.committed.check_integrity()
+        if self.store is not None:
+            self.store.check_integrity()
 
     cdef int idle(self) except -1:
         if self.busy:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec._native.store_check import check_corpus
 from ngramspec._native.store_corpus import CorpusIndex
 from ngramspec.draft import Int32
 from ngramspec.errors import check_int
@@ -86,6 +89,7 @@ class Corpus:
         fields, self._sections = read_header(self.path, KIND, content)
         self._content = content
         self._fields: tuple[Any, ...] = fields
+        self._checked: weakref.ref[Any] | None = None
         self.index = self._make_index()
 
     @classmethod
@@ -165,7 +169,7 @@ class Corpus:
         """
         check_checksums(self.path, KIND, self._content, self._sections)
         try:
-            self.index.check_integrity()
+            check_corpus(self.index)
         except AssertionError as error:
             raise StoreFileError(f"{self.path} is broken: {error}") from error
 
@@ -206,6 +210,8 @@ class Corpus:
 
         One that was built without any is compared by its largest id only.
         """
+        if self._checked is not None and self._checked() is tokenizer:
+            return
         info = self.info()
         own = fingerprint(tokenizer)
         if info.tokenizer and info.tokenizer != own:
@@ -214,6 +220,8 @@ class Corpus:
                 f" {info.tokenizer}, that of the given one {own}; build it again with that one"
             )
         self.check_vocabulary(vocabulary_size(tokenizer))
+        with contextlib.suppress(TypeError):  # not all can be referred to weakly
+            self._checked = weakref.ref(tokenizer)
 
     def check_vocabulary(self, size: int) -> None:
         """Raise a ValueError if the corpus has ids that a vocabulary of ``size`` has not."""
