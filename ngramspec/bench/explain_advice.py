@@ -95,8 +95,8 @@ def _limits(run: Run) -> Iterator[Advice]:
     spent = np.array([cost[step["width"]] for step in steps], np.float64)
     drafting = run.stats.draft_seconds / len(steps) / run.seconds[1]
     now = float(spent.mean()) + drafting
-    cheapest = np.minimum.accumulate(cost[: 2 * NODES][::-1])[::-1]
-    padded = np.mean([cheapest[min(step["width"], 2 * NODES - 1)] for step in steps])
+    cheapest = np.minimum.accumulate(cost[::-1])[::-1]  # of a width and all above it
+    padded = float(np.mean([cheapest[step["width"]] for step in steps]))
     yield Advice("wider forwards where they are cheaper", now / (padded + drafting), "closed form")
     yield Advice("forwards of equal cost at any width", now / (1 + drafting), "closed form")
     yield Advice("drafting that takes no time", now / float(spent.mean()), "closed form")
