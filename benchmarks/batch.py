@@ -2,8 +2,8 @@
 
     python benchmarks/batch.py --traces traces.jsonl --group context_qa --json batch.json
 
-The embedded model says what it will after the prompts of one group, greedily. Times are of a whole
-call, prefill included; what counts are the ratios of their medians. Every turn has a new
+The embedded model continues the prompts of one group with its own text, greedily. Times are of
+a whole call, prefill included; what counts are the ratios of their medians. Every turn has a new
 Speculator.
 """
 

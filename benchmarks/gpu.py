@@ -3,13 +3,13 @@
     python benchmarks/gpu.py --traces traces.jsonl --out gpu     # 8 billion parameters
     python benchmarks/gpu.py --device cpu --tiny --out gpu       # the same, small: does it all run?
 
-A model of Llama-3.1-8B's shape with random weights says what recorded traces say (without them, a
-few texts made of Python's own library), by its own logits: its computing is real, and what drafts
-find is that of real text. Measured are (a) whole calls of plain generate, prompt lookup and
+A model of Llama-3.1-8B's shape with random weights is forced to generate recorded traces (without
+them, a few texts made of Python's own library): its computation is real, and drafts find what they
+find in real text. Measured are (a) whole calls of plain generate, prompt lookup and
 ngramspec, in turn; (b) the cost of a forward of 1 to 128 positions by context; (c) where a step's
 time goes; (d) SmolLM2 with its own words, if its weights are installed; (e) how often a step waits
-for the GPU. Each part is written to the JSON file as it ends; one that fails leaves its error
-there, and the rest goes on.
+for the GPU. Each part is written to the JSON file as it ends; the error of one that fails
+is written there too, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def parse() -> argparse.Namespace:
 def run(
     name: str, part: Callable[[], Any], report: dict[str, Any], arguments: argparse.Namespace
 ) -> bool:
-    """Run a part and write what is known by then; whether it went well."""
+    """Run a part and write what is known by then; whether it succeeded."""
     if arguments.parts and name not in arguments.parts:
         return True
     begin = perf_counter()
@@ -208,7 +208,7 @@ def build(arguments: argparse.Namespace, prompts: list[Prompt]) -> Any:
 
 
 def room(arguments: argparse.Namespace, prompts: list[Prompt]) -> int:
-    """Positions of the longest prompt, its text, and drafts and padding behind it."""
+    """Positions of the longest prompt, its text, and drafts and padding after it."""
     longest = max(len(prompt.ids) for prompt in prompts) + arguments.new
     contexts = TINY_CONTEXTS if arguments.tiny else CONTEXTS
     most: int = max(longest + Speculator().gamma_max, *contexts) + 2 * MOST_POSITIONS

@@ -23,7 +23,7 @@ from ngramspec._native.value import ValueEngine
 from ngramspec.bench.texts import natural
 
 SIZES = (1_000, 100_000, 1_000_000)
-MORE = 200_000  # tokens behind the context, for the rounds
+MORE = 200_000  # tokens after the context, for the rounds
 GAMMA = 10
 STRUCTURES: dict[str, Callable[[], Any]] = {
     "value engine": lambda: ValueEngine(Calibration()),
@@ -50,7 +50,7 @@ def filled(name: str, text: np.ndarray, size: int) -> Any:
 
 
 def chunks(text: np.ndarray, size: int, n: int) -> Iterator[np.ndarray]:
-    """The text behind the context, ``n`` tokens at a time, again and again."""
+    """The text after the context, ``n`` tokens at a time, again and again."""
     return (text[size + at % (MORE - n) :][:n] for at in count(0, n))
 
 

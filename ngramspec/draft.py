@@ -1,4 +1,4 @@
-"""Drafts, what they were drawn from, and what the target made of them."""
+"""Drafts, the distributions they were sampled from, and the target's verdicts."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ NO_TOKENS: Int32 = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """The distributions that a stochastic draft was drawn from, sparse: q of Algorithm 1.
+    """The distributions that a stochastic draft was sampled from, sparse: q of Algorithm 1.
 
-    Node i was drawn from ``probs[starts[i]:starts[i + 1]]`` over the ids of the same slice of
-    ``tokens``. Siblings are drawn from one distribution without replacement and state it alike, as
-    it was before the first of them was drawn: the same ids and probs in the same order.
+    Node i was sampled from ``probs[starts[i]:starts[i + 1]]`` over the ids of the same slice of
+    ``tokens``. Siblings are sampled from one distribution without replacement. Each states the
+    distribution before the first of them was sampled: the same ids and probs in the same order.
 
-    The text has the target's distribution only if what is stated is what was done. A drafter that
-    states a proposal promises:
+    The text has the target's distribution only if the draft was really sampled from its proposal. A
+    drafter that states a proposal promises:
 
-    - Each token was drawn from its distribution, by random numbers that decide nothing else and
-      have nothing to do with the target's.
-    - Nodes are in the order drawn: parents before children, siblings one after another.
-    - Whether a node is in the draft, and what it is drawn from, was decided before its token was
-      drawn. That may depend on the committed tokens, and on the tokens of earlier nodes: a chain
-      may end where nothing is known to follow. It may not depend on the node's own token, nor on
-      later ones. So nothing may be left out, cut, put in another order or drawn again for the
-      tokens' sake, and the draft's length is no function of them in any other way.
-    - Whether ``propose`` raises does not depend on the tokens drawn either.
+    - Each token was sampled from its distribution, with random numbers that decide nothing else and
+      are independent of the target's.
+    - Nodes are in the order sampled: parents before children, siblings one after another.
+    - Whether a node is in the draft, and which distribution it has, was decided before its token
+      was sampled. That may depend on the committed tokens and on the tokens of earlier nodes: a
+      chain may end where nothing is known to follow. It may not depend on the node's own token or
+      on later ones. So no node may be left out, cut, moved or sampled again because of its token,
+      and the draft's length depends on the tokens in no other way.
+    - Whether ``propose`` raises does not depend on the sampled tokens either.
 
-    What can be checked is checked at every step: that ids lie in the vocabulary and no two of a
-    node's are alike, that siblings agree, that a node's token is among its ids, and that its probs
-    sum to 1, give or take 2**-23 for each of them and 1e-4 at most, which is what rounding to
-    float32 takes (they are divided by their sum then). The first node that fails costs itself and
-    those behind it. The rest is a promise.
+    What can be checked is checked at every step: ids lie in the vocabulary and no two ids of a node
+    are equal, siblings agree, a node's token is among its ids, and its probs sum to 1. The sum may
+    be off by 2**-23 for each of them and by 1e-4 at most, for rounding to float32; they are divided
+    by it. The first node that fails is removed, and those after it. The rest is a promise.
 
     Attributes:
         starts: int32 (n + 1,), rising from 0 to m, each above the one before.
-        tokens: int32 (m,), ids, no two alike in a node's slice.
-        probs: float32 (m,), > 0, of each node summing to 1.
+        tokens: int32 (m,), ids, no two equal in a node's slice.
+        probs: float32 (m,), > 0; those of a node sum to 1.
     """
 
     starts: Int32
@@ -54,9 +53,9 @@ class Proposal:
     probs: Float32
 
     def of(self, node: int) -> tuple[Int32, Float32]:
-        """The ids and probabilities that a node was drawn from."""
-        part = slice(int(self.starts[node]), int(self.starts[node + 1]))
-        return self.tokens[part], self.probs[part]
+        """The ids and probabilities that a node was sampled from."""
+        own = slice(int(self.starts[node]), int(self.starts[node + 1]))
+        return self.tokens[own], self.probs[own]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +67,7 @@ class Draft:
         parents: int32 (n,) with parents[i] < i and -1 for the last committed token, or None for
             a chain, where node i - 1 is the parent of node i.
         confidence: float32 (n,) in 0..1, the drafter's P(accepted | parent accepted), or None.
-        proposal: what a stochastic draft was drawn from, or None for a deterministic one, whose
+        proposal: what a stochastic draft was sampled from, or None for a deterministic one, whose
             draft distribution q is one-hot.
         source: int8 (n,), index into the drafter's ``tiers``, or None: all from the first.
     """
@@ -83,7 +82,7 @@ class Draft:
         return len(self.tokens)
 
     def first(self, n: int) -> Draft:
-        """The first ``n`` nodes; of a tree they are one, too, as parents come first."""
+        """The first ``n`` nodes; those of a tree are a tree, since parents come first."""
         if n >= len(self):
             return self
         parents = None if self.parents is None else self.parents[:n]
@@ -96,7 +95,7 @@ class Draft:
         return Draft(self.tokens[:n], parents, confidence, proposal, source)
 
     def as_chain(self) -> Draft:
-        """As a chain, if it is a tree in which no node has a sibling; else as it is."""
+        """A chain, if the draft is a tree without siblings; else the draft itself."""
         if self.parents is None or not np.array_equal(self.parents, np.arange(-1, len(self) - 1)):
             return self
         return replace(self, parents=None)
@@ -112,7 +111,7 @@ class Draft:
         return self.as_chain()
 
     def children(self) -> list[list[int]]:
-        """Nodes by their parent, in order: n + 1 lists, the first of the last committed token's."""
+        """Nodes by their parent, in order: n + 1 lists, first that of the last committed token."""
         if self.parents is None:
             return [*([node] for node in range(len(self))), []]
         children: list[list[int]] = [[] for _ in range(len(self) + 1)]
@@ -121,21 +120,21 @@ class Draft:
         return children
 
 
-def joined(parts: Sequence[Draft]) -> Proposal | None:
-    """The proposals of chains one behind another; a deterministic one's is one-hot at each token.
+def joined(chains: Sequence[Draft]) -> Proposal | None:
+    """The proposal of several chains put together; a deterministic one is one-hot at each token.
 
     Returns:
         None if all are deterministic.
     """
-    if all(part.proposal is None for part in parts):
+    if all(chain.proposal is None for chain in chains):
         return None
     proposals = [
         Proposal(
-            np.arange(len(part) + 1, dtype=np.int32), part.tokens, np.ones(len(part), np.float32)
+            np.arange(len(chain) + 1, dtype=np.int32), chain.tokens, np.ones(len(chain), np.float32)
         )
-        if part.proposal is None
-        else part.proposal
-        for part in parts
+        if chain.proposal is None
+        else chain.proposal
+        for chain in chains
     ]
     sizes = np.concatenate([np.diff(each.starts) for each in proposals])
     return Proposal(
@@ -150,17 +149,17 @@ EMPTY_DRAFT = Draft(NO_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target made of a draft.
+    """What the target accepted of a draft.
 
     Attributes:
         accepted: indices of the accepted nodes, in order.
         tested: how many nodes were judged: those whose parent was accepted, up to the accepted
             one among siblings; in a chain the accepted ones and the first rejected one. Nodes
-            behind a rejection, or behind a cut at EOS or max_length, are untested.
+            after a rejection, or after a cut at EOS or max_length, are untested.
         emitted: the committed tokens of the step: the accepted ones, then the recovered token
             (after a rejection) or the bonus token (after none), unless a stop came first.
-        rejected: the node in whose place the recovered token stands, of siblings the first; None:
-            it is a bonus token, or there is none.
+        rejected: the node that the recovered token replaces, of siblings the first; None: the last
+            token is a bonus token, or there is none.
     """
 
     accepted: Sequence[int]

@@ -1,6 +1,8 @@
-"""The package's own exception type, and the checks behind every number argument's error."""
+"""The package's own exception type, and the checks of arguments."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class UnsupportedError(ValueError):
@@ -14,7 +16,7 @@ def check_int(name: str, value: object, low: int, high: int | None = None) -> in
     """Return ``value`` if it is an integer in low..high, where None is no upper bound.
 
     Raises:
-        TypeError: not an integer (a bool is none).
+        TypeError: not an integer (a bool is not one).
         ValueError: out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, int):
@@ -29,7 +31,7 @@ def check_real(name: str, value: object, low: float, high: float) -> float:
     """Return ``value`` as a float if it lies above low and not above high.
 
     Raises:
-        TypeError: not a real number (a bool is none).
+        TypeError: not a real number (a bool is not one).
         ValueError: out of bounds, or NaN.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -37,6 +39,15 @@ def check_real(name: str, value: object, low: float, high: float) -> float:
     if not low < value <= high:
         raise ValueError(f"{name} must be > {low} and <= {high}, got {value}")
     return float(value)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise a ValueError if ``value`` is none of the choices."""
+    if value in choices:
+        return
+    known = [repr(each) for each in choices]
+    listed = " or ".join(known) if len(known) == 2 else "one of " + ", ".join(known)
+    raise ValueError(f"{name} must be {listed}, got {value!r}")
 
 
 def check_bool(name: str, value: object) -> bool:

@@ -1,4 +1,4 @@
-"""The transformers boundary: ``generate``, with nothing dropped on the way."""
+"""The transformers boundary: ``generate`` with all of its arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BoundSpeculator:
     """A Speculator with the arguments that transformers does not pass on to it.
 
     Attributes:
-        called: whether it was, by the ``generate`` that it was given to.
+        called: whether ``generate`` has called it.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ def generate(
 ) -> Any:
     """``model.generate`` with speculation; all its arguments, and what it returns.
 
-    Unlike ``custom_generate=``, which transformers passes neither on, this takes a ``streamer``
-    and ``stop_strings`` (with the ``tokenizer``).
+    It takes a ``streamer`` and ``stop_strings`` (with the ``tokenizer``), which transformers does
+    not pass on to ``custom_generate=``.
 
     Args:
         model: a transformers model.
-        args: positional arguments of ``model.generate``.
+        *args: positional arguments of ``model.generate``.
         speculator: how to speculate; None: a new Speculator().
         tokenizer: the model's tokenizer, needed for stop_strings.
         streamer: gets the prompt and then every token, one ``put`` each.
-        kwargs: keyword arguments of ``model.generate``.
+        **kwargs: keyword arguments of ``model.generate``.
 
     Raises:
-        UnsupportedError: an argument that cannot be combined with speculation, by name.
+        UnsupportedError: an argument cannot be combined with speculation; the message names it.
 
     Example:
         ``ngramspec.generate(model, **inputs, max_new_tokens=64, streamer=streamer)``
@@ -113,9 +113,9 @@ def speculate(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What stands in for a model's ``generate``, here ``plain``, does with a call's arguments.
+    """Run a call of a model's ``generate``, here ``plain``, with speculation.
 
-    A call that brings its own ``custom_generate`` goes to ``plain`` as it is.
+    A call with a ``custom_generate`` of its own is passed to ``plain`` unchanged.
     """
     if kwargs.get("custom_generate") is not None:
         return plain(*args, **kwargs)
@@ -141,7 +141,7 @@ def _generate(
     speculator: Speculator,
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call the model's own ``generate`` with the speculator bound to what it would drop."""
+    """Call the model's own ``generate``; the speculator gets what that would not pass on."""
     refused = _refused(plain, model, kwargs)
     if refused is not None:
         return _plainly(plain, args, speculator, kwargs, refused)
@@ -161,7 +161,7 @@ def _generate(
 
 
 def _refused(plain: Callable[..., Any], model: Any, kwargs: dict[str, Any]) -> str | None:
-    """What rules speculation out before ``generate`` is called, and the remedy; None: nothing."""
+    """Why a call cannot be speculated, as far as its arguments tell, and the remedy; or None."""
     refused: dict[str, Any] = {name: None for name in ASSISTANTS if kwargs.get(name)}
     if _setting("token_healing", model, kwargs):
         refused["token_healing"] = "True"
@@ -192,7 +192,7 @@ def _plainly(
     kwargs: dict[str, Any],
     refused: str,
 ) -> Any:
-    """Decode without speculation, as unsupported="plain" says; else raise what was refused."""
+    """Decode without speculation under unsupported="plain"; else raise an UnsupportedError."""
     if speculator.unsupported == "error":
         raise UnsupportedError(refused)
     if kwargs.pop("generator", None) is not None:
@@ -204,7 +204,7 @@ def _plainly(
 
 @contextmanager
 def _ended(kwargs: dict[str, Any]) -> Iterator[None]:
-    """End a call's streamer where the block raises, which ``generate`` does not: someone may wait.
+    """End a call's streamer if the block raises, so that no reader waits; ``generate`` does not.
 
     Args:
         kwargs: the call's arguments by name, as they are when the block raises.
@@ -221,7 +221,7 @@ def _ended(kwargs: dict[str, Any]) -> Iterator[None]:
 def _name(
     plain: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """Move a call's positional arguments, all behind the first, to ``kwargs`` by their names.
+    """Move a call's positional arguments, all after the first, to ``kwargs`` by their names.
 
     Returns:
         those that stay positional.
@@ -242,8 +242,8 @@ def _name(
 def _positional(plain: Callable[..., Any], model: Any) -> list[inspect.Parameter]:
     """The positional parameters of a model's ``generate``.
 
-    One that takes any hands them to another: that of the model's class, of the model that an
-    adapter was put on, or transformers' own.
+    A ``generate`` of ``*args`` passes them on: to that of the model's class, to that of the model
+    under an adapter, or to transformers' own.
     """
     from transformers import GenerationMixin
 

@@ -1,4 +1,4 @@
-"""A Speculator's arguments outside of it: in a folder, as a JSON file, and in copies of it."""
+"""A Speculator's arguments outside of it: in a folder, as a JSON file, in pickles and copies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SETTINGS = "ngramspec.json"
 
 
 def settings_file(folder: Path) -> Path:
-    """Where a folder's settings lie, or would: a folder that was wrapped has one in FOLDER."""
+    """The path of a folder's settings; in a wrapped folder, that in FOLDER."""
     wrapped = folder / FOLDER / SETTINGS
     return wrapped if wrapped.is_file() else folder / SETTINGS
 
 
 def write_settings(folder: Path, arguments: dict[str, Any]) -> Path:
-    """Write arguments into a folder, which is made if need be; a file there is replaced whole.
+    """Write arguments into a folder; it is made if it is not there, and a file in it replaced.
 
     Raises:
         NotADirectoryError: it is a file.
@@ -33,9 +33,9 @@ def write_settings(folder: Path, arguments: dict[str, Any]) -> Path:
         raise NotADirectoryError(f"folder must be a folder, got the file {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     path = settings_file(folder)
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
     return path
 
 
@@ -44,7 +44,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such file; the message names it and says what is wrong.
+        ValueError: it is not such a file; the message names it and says what is wrong.
     """
     try:
         arguments = json.loads(path.read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def find_settings(place: Path) -> Path:
-    """The settings file that is meant by a path: itself, or that of a folder.
+    """The settings file of a path: the file itself, or that of a folder.
 
     Raises:
         FileNotFoundError: there is none.
@@ -71,7 +71,7 @@ def find_settings(place: Path) -> Path:
 
 
 class _Trial(threading.local):
-    """Whether this thread is pickling something only to see whether that can be done."""
+    """Whether this thread pickles something only to find out whether that is possible."""
 
     running = False
 
@@ -82,7 +82,7 @@ _trial = _Trial()
 def check_pickles(name: str, value: Any, remedy: str) -> None:
     """Raise a TypeError that names a value which cannot be pickled, and says what to do.
 
-    Inside another trial nothing is looked at: the value holds what is being pickled.
+    Inside another trial nothing is checked: the value refers to what is being pickled.
     """
     if _trial.running:
         return
@@ -96,7 +96,7 @@ def check_pickles(name: str, value: Any, remedy: str) -> None:
 
 
 def pickled_drafter(drafter: Drafter) -> Drafter | str:
-    """What to pickle for a drafter: itself, or where that fails its spec; else a TypeError."""
+    """What to pickle for a drafter: itself, or if that fails its spec; else a TypeError."""
     try:
         check_pickles(f"drafter {type(drafter).__name__}", drafter, "give it a spec")
     except TypeError:
@@ -107,7 +107,7 @@ def pickled_drafter(drafter: Drafter) -> Drafter | str:
 
 
 def copied_drafter(drafter: Drafter, memo: dict[int, Any]) -> Drafter | str:
-    """A deep copy of a drafter, or where that fails its spec; else a TypeError."""
+    """A deep copy of a drafter, or if that fails its spec; else a TypeError."""
     try:
         return copy.deepcopy(drafter, memo)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Seeds and generators. torch is imported when they are asked for."""
+"""Seeds and generators. torch is imported when a function is called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that torch draws with on a device when none is given."""
+    """The generator that torch samples with on a device when none is given."""
     import torch
 
     if device.type == "cuda":
@@ -20,6 +20,6 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def seed_of(generator: torch.Generator) -> int:
-    """A seed that follows from a generator's state, which it leaves alone."""
+    """A seed computed from a generator's state, which does not change."""
     state = generator.get_state().numpy().tobytes()
     return int.from_bytes(blake2b(state, digest_size=16).digest(), "little")

@@ -1,4 +1,4 @@
-"""The configured object: what a user makes once and hands to ``generate``."""
+"""The configured object: what a user makes once and passes to ``generate``."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import copy
 import logging
 import threading
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ngramspec.decoding.distributed import ALONE, ranks_of
-from ngramspec.decoding.loop import decode
-from ngramspec.decoding.setup import GenerateCall, Settings, make_run, make_target
-from ngramspec.draft_length.cost_file import SavedCosts
-from ngramspec.draft_length.schedule import PrefillDraftLength, check_gamma, check_tree
+from ngramspec.decoding.call import decode_call
+from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
+from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.setup import Settings
+from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
-from ngramspec.errors import UnsupportedError, check_int, check_real
 from ngramspec.persistence import (
     FOLDER,
     check_pickles,
@@ -30,39 +29,35 @@ from ngramspec.persistence import (
     write_settings,
 )
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.target.dropout import drops_out
-from ngramspec.target.padding import FIT, check_width
-from ngramspec.target.support import check_adapter, check_prompt, check_request, plain_method
-from ngramspec.verification.rule import Rule
 
 logger = logging.getLogger("ngramspec")
 
-GAMMA_LIMIT = 4096
-VERIFICATIONS = ("exact", "match", "typical")
-OWN = ("stats", "_ahead", "_lock", "_logged")  # attributes that copies make anew
+# Attributes that a copy makes anew.
+OWN = ("stats", "observer", "_prefill_length", "_lock", "_logged")
 
 
 class Speculator:
     """Speculative decoding without a draft model, as transformers' ``custom_generate``.
 
-    Reusable and thread-safe: each call keeps its state to itself, and ``stats`` sums them up.
-    Copies and pickles carry the arguments, as they are then, and nothing that was learned or
-    counted. A copy has the same ``on_step``; a Drafter object is copied, or where that fails built
-    anew from its ``spec``.
+    Reusable and thread-safe: each call keeps its own state, and ``stats`` adds up all calls.
+    Every argument can be read as an attribute. Assigning one checks the value; calls that begin
+    later use it. Copies and pickles have the arguments as they are at that moment, and nothing that
+    was learned or counted. A copy has the same ``on_step``. A Drafter object is copied, or where
+    that fails built again from its ``spec``.
 
     Args:
         drafter: what guesses the next tokens: a string for build_drafter, or a Drafter.
         gamma: tokens proposed in a step: an integer, "heuristic" (grows while whole drafts are
-            accepted, shrinks otherwise), or "auto": as many as the expected tokens per cost are
-            worth, by what forwards cost here, measured while they run; the heuristic for drafters
-            without estimates. Under "auto" the prefill checks a draft behind the prompt as well.
+            accepted, shrinks otherwise), or "auto": the number with the most expected tokens per
+            cost, where costs are measured while forwards run; the heuristic for drafters without
+            estimates. Under "auto" the prefill verifies a draft after the prompt as well.
         gamma_max: most tokens proposed in a step, 1..4096.
-        tree: "auto": drafts have branches where they are worth what they cost, under gamma="auto"
-            and width="fit", if the target can verify trees. None: they are chains. N, 1..4096: they
+        tree: "auto": drafts have branches where these are worth their cost, under gamma="auto" and
+            width="fit", if the target can verify trees. None: drafts are chains. N, 1..4096: drafts
             are token trees of at most N nodes, where the drafter knows several continuations; N
-            takes gamma_max's place. Where the target cannot verify trees (batches, sliding-window
-            attention, other attention than sdpa and eager, encoder-decoders), they stay chains;
-            ``stats.chains`` says why where N was asked for.
+            replaces gamma_max. Where the target cannot verify trees (batches, sliding-window
+            attention, other attention than sdpa and eager, encoder-decoders), drafts are chains;
+            for N, ``stats.chains`` says why.
         verification: "exact" keeps the target's text, or distribution; "match" does so without
             looking at a stochastic draft's own probabilities, for the text of plain sampling with
             the same seed; "typical" accepts what the target finds likely enough, which changes
@@ -70,35 +65,56 @@ class Speculator:
         lenience: l in (0, 1], of verification "exact". Below 1 a drafted token is accepted where
             p(x) >= l max p (greedy) or with probability min(1, p / (l q)) (sampled): no token's
             probability exceeds p / l, and the text's distribution changes.
-        epsilon, delta: of verification "typical": the threshold is min(epsilon, delta exp(-H)),
-            H the entropy of the target's distribution in nats; each in (0, 1].
-        costs: a file that ``ngramspec calibrate`` saved, for gamma="auto" to begin with; None:
-            assumed ones. Either is corrected by what steps take, and what this process has
-            measured before counts more. A file of another model, machine or version is not used,
-            nor for batches and static caches, which is logged once.
+        epsilon: of verification "typical", in (0, 1]: the threshold is min(epsilon, delta exp(-H)),
+            H the entropy of the target's distribution in nats.
+        delta: of verification "typical", in (0, 1]; see epsilon.
+        costs: a file of ``ngramspec calibrate``, with which gamma="auto" begins; None: assumed
+            costs. The times of steps correct either, and what this process has measured before
+            counts more. A file of another model, machine or version is not used, nor is any file
+            used for batches and static caches; that is logged once.
         width: "fit": a forward is as wide as its draft. N, a multiple of 8: every forward after
-            the prefill is padded to N positions, so that in bfloat16 too not one token of greedy
-            text depends on the drafter (of sampled text: if drafts are not stochastic, or with
+            the prefill is padded to N positions, so that in bfloat16 too no token of greedy text
+            depends on the drafter (of sampled text: if drafts are not stochastic, or with
             verification "match"). Drafts have at most N - 1 tokens. For batches of one on a
-            static cache, or on a dynamic one with eager attention on a CPU; what it does not hold
-            for is refused.
-        compiled: whether the forwards after the prefill run as compiled graphs, which takes a
+            static cache, or on a dynamic one with eager attention on a CPU; other requests are
+            refused.
+        compiled: whether the forwards after the prefill run as compiled graphs, which needs a
             static cache. None: where plain ``generate`` would compile (GPUs, static caches),
-            under the call's ``compile_config``; True: on a CPU too; False: never. Under "fit",
-            drafts are then padded to a few widths, of which each is compiled when it first comes.
-            Under CUDA graphs calls of one model must not overlap, as in plain ``generate``.
-        policy: how a drafter built from a string decides between its tiers, see build_drafter.
+            with the call's ``compile_config``; True: on a CPU too; False: never. Under "fit",
+            forwards are then padded to a few widths; each is compiled when it is first used. With
+            CUDA graphs, calls of one model must not overlap, as in plain ``generate``.
+        policy: how a drafter built from a string chooses between its tiers; see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
         on_step: called with a StepEvent after the prefill and after every step.
 
-    Raises:
-        TypeError, ValueError: an argument is out of its bounds; the message says which.
+    Attributes:
+        config: the arguments but drafter and on_step, in one frozen object.
+        stats: counts and times of all calls since the last ``reset``.
+        observer: is told of the sections of the decode loop, to measure them; None: nobody is. It
+            is not copied.
 
-    Example:
+    Raises:
+        TypeError: an argument has the wrong type; the message says which.
+        ValueError: an argument is out of its bounds, or two of them exclude each other.
+
+    Examples:
         >>> Speculator("copy+ngram", gamma=8).to_dict()["gamma"]
         8
     """
+
+    gamma = Setting[int | str]()
+    gamma_max = Setting[int]()
+    tree = Setting[int | str | None]()
+    verification = Setting[str]()
+    lenience = Setting[float]()
+    epsilon = Setting[float]()
+    delta = Setting[float]()
+    costs = Setting[str | None]()
+    width = Setting[int | str]()
+    compiled = Setting[bool | None]()
+    policy = Setting[str]()
+    unsupported = Setting[str]()
 
     def __init__(
         self,
@@ -119,52 +135,44 @@ class Speculator:
         on_step: Callable[[StepEvent], None] | None = None,
     ) -> None:
         self._drafter = build_drafter(drafter, policy=policy)
-        self.policy = policy
-        self.gamma_max = check_int("gamma_max", gamma_max, 1, GAMMA_LIMIT)
-        self.tree = check_tree(tree, GAMMA_LIMIT)
-        self.gamma = check_gamma(gamma, self._most)
-        if verification not in VERIFICATIONS:
-            known = ", ".join(map(repr, VERIFICATIONS))
-            raise ValueError(f"verification must be one of {known}, got {verification!r}")
-        self.verification = verification
-        self.costs = None if costs is None else str(costs)
-        self._saved = None if costs is None else SavedCosts.read(Path(costs))
-        self.lenience = check_real("lenience", lenience, 0.0, 1.0)
-        self.epsilon = check_real("epsilon", epsilon, 0.0, 1.0)
-        self.delta = check_real("delta", delta, 0.0, 1.0)
-        if lenience < 1.0 and verification != "exact":
-            raise ValueError(
-                f"lenience must be 1.0 with verification={verification!r}, got {lenience}"
-            )
-        self.width = check_width(width, gamma)
-        branches = isinstance(tree, int)
-        if width != FIT and (branches or verification == "typical" or lenience < 1.0):
-            raise ValueError(
-                f"width={width} keeps the text independent of the drafter, which tree, lenience and"
-                " verification='typical' do not; remove them, or use width='fit'"
-            )
-        if compiled is not None and not isinstance(compiled, bool):
-            raise TypeError(f"compiled must be True, False or None, got {compiled!r}")
-        self.compiled = compiled
-        if unsupported not in ("error", "plain"):
-            raise ValueError(f"unsupported must be 'error' or 'plain', got {unsupported!r}")
+        config = Config(
+            gamma=gamma,
+            gamma_max=gamma_max,
+            tree=tree,
+            verification=verification,
+            lenience=lenience,
+            epsilon=epsilon,
+            delta=delta,
+            costs=None if costs is None else str(costs),
+            width=width,
+            compiled=compiled,
+            policy=policy,
+            unsupported=unsupported,
+        )
         if on_step is not None and not callable(on_step):
             raise TypeError(f"on_step must be callable or None, got {type(on_step).__name__}")
-        self.unsupported = unsupported
         self.on_step = on_step
-        self._begin()
+        self._begin(config)
 
-    def _begin(self) -> None:
+    def _begin(self, config: Config) -> None:
         """Make what this object alone has: what it counts, learns and has logged. See OWN."""
         self.stats = DecodeStats()
-        self._ahead = PrefillDraftLength(self._most)
+        self.observer: Observer | None = None
         self._lock = threading.Lock()
         self._logged: set[str] = set()
+        self._config = config
+        self._prefill_length = PrefillDraftLength(config.longest)
 
     @property
-    def _most(self) -> int:
-        """Most tokens in a draft."""
-        return self.tree if isinstance(self.tree, int) else self.gamma_max
+    def config(self) -> Config:
+        """The arguments but drafter and on_step, in one frozen object."""
+        return self._config
+
+    def configure(self, config: Config) -> None:
+        """Use another config in calls that begin from now on."""
+        if config.longest != self._config.longest:
+            self._prefill_length = PrefillDraftLength(config.longest)
+        self._config = config
 
     @property
     def drafter(self) -> Drafter:
@@ -191,21 +199,7 @@ class Speculator:
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        return {
-            "drafter": self._drafter.spec,
-            "gamma": self.gamma,
-            "gamma_max": self.gamma_max,
-            "tree": self.tree,
-            "verification": self.verification,
-            "lenience": self.lenience,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "costs": self.costs,
-            "width": self.width,
-            "compiled": self.compiled,
-            "policy": self.policy,
-            "unsupported": self.unsupported,
-        }
+        return {"drafter": self._drafter.spec} | self._config.to_dict()
 
     @classmethod
     def from_dict(cls, arguments: dict[str, Any]) -> Speculator:
@@ -213,10 +207,13 @@ class Speculator:
         return cls(**arguments)
 
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Write the arguments, without on_step, into a folder, which is made if need be.
+        """Write the arguments, without on_step, into a folder; it is made if it is not there.
 
         They go to ``ngramspec.json``; in a folder that ``ngramspec wrap`` wrote to the one in
         ``custom_generate``, so that its model speculates by them.
+
+        Args:
+            folder: on this machine.
 
         Returns:
             the file.
@@ -233,7 +230,7 @@ class Speculator:
 
         Args:
             folder: on this machine, or the file itself; nothing is downloaded.
-            arguments: what to take in place of the file's, such as on_step.
+            **arguments: what to use in place of the file's, such as on_step.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -250,18 +247,19 @@ class Speculator:
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled."""
         check_pickles("on_step", self.on_step, "set on_step to None, or to a module's function")
-        return self._arguments() | {"_drafter": pickled_drafter(self._drafter)}
+        return self._state() | {"_drafter": pickled_drafter(self._drafter)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._drafter = build_drafter(state["_drafter"], policy=self.policy)
-        self._begin()
+        config, rest = config_of_state(state)
+        vars(self).update(rest)
+        self._drafter = build_drafter(rest["_drafter"], policy=config.policy)
+        self._begin(config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Speculator:
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         apart = {"_drafter": None, "on_step": None}  # a callback may belong to something large
-        state = copy.deepcopy(self._arguments() | apart, memo)
+        state = copy.deepcopy(self._state() | apart, memo)
         drafter = copied_drafter(self._drafter, memo)
         other.__setstate__(state | {"_drafter": drafter, "on_step": self.on_step})
         return other
@@ -269,13 +267,15 @@ class Speculator:
     def __copy__(self) -> Speculator:
         return copy.deepcopy(self)
 
-    def _arguments(self) -> dict[str, Any]:
-        """The attributes that a copy has in common with this object."""
-        return {name: value for name, value in vars(self).items() if name not in OWN}
+    def _state(self) -> dict[str, Any]:
+        """What a copy has in common with this object, the config as a dictionary."""
+        common = {name: value for name, value in vars(self).items() if name not in OWN}
+        return common | {"_config": state_of_config(self._config)}
 
     def __repr__(self) -> str:
-        drafter = self._drafter.spec or self._drafter
-        return f"Speculator({drafter!r}, gamma={self.gamma!r}, gamma_max={self.gamma_max})"
+        arguments = [repr(self._drafter.spec or self._drafter)]
+        arguments += [f"{name}={value!r}" for name, value in self._config.changed().items()]
+        return f"Speculator({', '.join(arguments)})"
 
     def __call__(
         self,
@@ -297,11 +297,19 @@ class Speculator:
         checks stop_strings before; ``ngramspec.generate`` and ``enabled`` bring all four.
 
         Args:
+            model: a transformers model.
+            input_ids: the prompt, int64 (batch, n).
+            logits_processor: as in ``generate``.
+            stopping_criteria: as in ``generate``.
+            generation_config: as in ``generate``.
+            streamer: as in ``generate``.
             reference_ids: text that the output will likely resemble, such as the file being
                 edited: token ids, or several sequences of them. The drafters read it as if it
                 stood before the prompt; the model never does.
+            inputs_tensor: what the encoder of an encoder-decoder model read.
             generator: what to sample with, of the prompt's device; None: torch's global one.
-            Others as in ``generate``.
+            synced_gpus: as in ``generate``.
+            **model_kwargs: what ``generate`` prepared for the model's forward.
 
         Returns:
             int64 (batch, prompt + generated), or what return_dict_in_generate asks for.
@@ -312,36 +320,9 @@ class Speculator:
         """
         if model_kwargs.get("use_cache", True) is None:  # not said: there is one, so it is used
             model_kwargs["use_cache"] = True
-        ranks = ALONE
-        settings = self.settings()
-        try:
-            check_request(generation_config)
-            check_adapter(model)
-            ranks = ranks_of(model, input_ids.device, synced_gpus)
-            target = make_target(settings, ranks, model, input_ids, generation_config, model_kwargs)
-        except UnsupportedError as error:
-            method = plain_method(generation_config)
-            if self.unsupported == "error" or method is None:
-                raise
-            plain = getattr(type(model), method)
-            own = {"streamer": streamer, "generator": generator}
-            given = {name: value for name, value in own.items() if value is not None}
-            for name in given:
-                if name not in signature(plain).parameters:
-                    raise UnsupportedError(f"{name} cannot be used here: {error}") from error
-            self.log_once(f"decoding without speculation: {error}")
-            return plain(
-                model,
-                input_ids,
-                logits_processor=logits_processor,
-                stopping_criteria=stopping_criteria,
-                generation_config=generation_config,
-                synced_gpus=ranks.synced,
-                **given,
-                **model_kwargs,
-            )
-        check_prompt(model, input_ids, model_kwargs)
-        asked = GenerateCall(
+        call = GenerateCall(
+            model=model,
+            input_ids=input_ids,
             config=generation_config,
             processors=logits_processor,
             criteria=stopping_criteria,
@@ -349,29 +330,15 @@ class Speculator:
             reference_ids=reference_ids,
             encoded=inputs_tensor,
             generator=generator,
+            synced_gpus=synced_gpus,
+            model_kwargs=model_kwargs,
         )
-        if drops_out(model):
-            self.log_once(
-                "the model is in training mode, where dropout changes every forward, and so the"
-                " text, with speculation and without; call model.eval()"
-            )
-        run = make_run(settings, ranks, target, asked)
-        try:
-            sequences = decode(run)
-        finally:
-            with self._lock:
-                self.stats.add(run.stats)
-        record = run.choosing.record
-        output = target.output(sequences, record.scores, record.logits)
-        logger.info(
-            "%d tokens in %d target calls after the prefill: %.2f per call",
-            run.stats.emitted,
-            run.stats.target_calls,
-            run.stats.tokens_per_call,
-        )
-        if streamer is not None:
-            streamer.end()
-        return output
+        return decode_call(self.settings(), call)
+
+    def _count(self, stats: DecodeStats) -> None:
+        """Add a run's counts and times to the statistics."""
+        with self._lock:
+            self.stats.add(stats)
 
     def log_once(self, message: str) -> None:
         """Log a warning, the same one only once for this Speculator."""
@@ -382,19 +349,14 @@ class Speculator:
             logger.warning("%s", message)
 
     def settings(self) -> Settings:
-        """The arguments as they are now, for a call that begins."""
+        """What a call takes from this object when it begins."""
         return Settings(
+            config=self._config,
             drafter=lambda: self._drafter,
-            gamma=self.gamma,
-            most=self._most,
-            tree=self.tree,
-            rule=lambda sample, generator: Rule(
-                sample, self.verification, self.lenience, self.epsilon, self.delta, generator
-            ),
-            saved=self._saved,
-            width=None if isinstance(self.width, str) else self.width,
-            compiled=self.compiled,
+            rule=self._config.rule,
+            prefill_length=self._prefill_length,
             on_step=self.on_step,
-            ahead=self._ahead,
-            log=self.log_once,
+            observer=self.observer or NO_OBSERVER,
+            count=self._count,
+            log_once=self.log_once,
         )

@@ -1,4 +1,4 @@
-"""``enabled``, and what stands in for a model's ``generate`` until the last block has ended."""
+"""``enabled``, and what replaces a model's ``generate`` until the last block has ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ngramspec.hf import checked, speculate
 from ngramspec.speculator import Speculator
 
-_lock = threading.RLock()  # the collector may end a forgotten block while another is entered
+_lock = threading.RLock()  # the garbage collector may end a block while another begins
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,16 +23,16 @@ class Block:
 
 
 class StandIn:
-    """A model's ``generate`` while blocks last: the newest of them decides how it speculates.
+    """A model's ``generate`` during blocks: the newest block decides how it speculates.
 
-    Whoever still holds it after the last block, a wrapper put around it for instance, gets plain
-    ``generate``. Threads may share it: ``blocks`` is replaced, under the module's lock, and never
-    changed.
+    After the last block it is plain ``generate``, for code that still refers to it, such as a
+    wrapper. Threads may share it: the tuple of blocks is replaced under the
+    module's lock, and never changed.
 
     Args:
-        model: the model object, as an attribute of which it stands.
-        plain: what the model's ``generate`` was before.
-        own: whether that was an attribute of the object, and not of its class.
+        model: the model object that has it as an attribute.
+        plain: the model's ``generate`` before.
+        own: whether that was an attribute of the object, not of its class.
     """
 
     def __init__(self, model: Any, plain: Callable[..., Any], *, own: bool) -> None:
@@ -40,16 +40,25 @@ class StandIn:
         self.model = model
         self.plain = plain
         self.own = own
-        self.blocks: tuple[Block, ...] = ()
+        self._blocks: tuple[Block, ...] = ()
+
+    def begin(self, block: Block) -> None:
+        """Let a block decide."""
+        self._blocks = (*self._blocks, block)
+
+    def end(self, block: Block) -> bool:
+        """Forget a block; whether it was the last one."""
+        self._blocks = tuple(each for each in self._blocks if each is not block)
+        return not self._blocks
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        blocks = self.blocks
+        blocks = self._blocks
         if not blocks:
             return self.plain(*args, **kwargs)
         return speculate(self.model, self.plain, blocks[-1].speculator, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What a deep copy of the model, or a pickled one, has here: its own plain ``generate``."""
+        """A deep copy of the model, or a pickled one, has its own plain ``generate`` here."""
         return _plain, (self.plain,)
 
 
@@ -62,9 +71,9 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
     """Make every ``model.generate`` inside the block speculative, pipelines' calls included.
 
     It replaces the ``generate`` of this one model object, for all threads. Blocks of one model may
-    overlap, in threads for instance, and end in any order: the newest decides, and the last puts
-    back what was there. A call that brings its own ``custom_generate`` is left alone, and so is a
-    ``generate`` that somebody puts on the model inside the block. A deep copy of the model, or a
+    overlap, for instance in threads, and end in any order: the newest decides, and the last one
+    restores the original. A call with a ``custom_generate`` of its own is not changed, nor is a
+    ``generate`` that other code sets on the model inside the block. A deep copy of the model, or a
     pickled one, is plain and independent; a shallow copy (``copy.copy``) shares the original's
     ``generate``, as it shares its weights.
 
@@ -88,24 +97,23 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
 
 
 def _enter(model: Any, block: Block) -> StandIn:
-    """Let a block decide over a model's ``generate``."""
+    """Begin a block."""
     with _lock:
         there = vars(model).get("generate")
         if isinstance(there, StandIn) and there.model is model:
-            there.blocks = (*there.blocks, block)
+            there.begin(block)
             return there
         stand_in = StandIn(model, model.generate, own="generate" in vars(model))
-        stand_in.blocks = (block,)
+        stand_in.begin(block)
         model.generate = stand_in
         return stand_in
 
 
 def _leave(stand_in: StandIn, block: Block) -> None:
-    """End a block; the last one puts back what was there, unless that was replaced meanwhile."""
+    """End a block; the last one restores ``generate``, unless other code has replaced it."""
     model = stand_in.model
     with _lock:
-        stand_in.blocks = tuple(each for each in stand_in.blocks if each is not block)
-        if stand_in.blocks or vars(model).get("generate") is not stand_in:
+        if not stand_in.end(block) or vars(model).get("generate") is not stand_in:
             return
         if stand_in.own:
             model.generate = stand_in.plain

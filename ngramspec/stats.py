@@ -16,6 +16,12 @@ class TierStats:
     tested: int = 0
     accepted: int = 0
 
+    def add(self, other: TierStats) -> None:
+        """Add another run's counts to these."""
+        self.drafted += other.drafted
+        self.tested += other.tested
+        self.accepted += other.accepted
+
 
 @dataclass(slots=True)
 class DecodeStats:
@@ -23,20 +29,25 @@ class DecodeStats:
 
     Attributes:
         runs: generations; each has one prefill, which emits its first token.
-        prefill_drafted, prefill_accepted: draft tokens that prefills checked behind the prompt, and
-            those that stand, which prefills emitted too. Counted nowhere else.
+        prefill_drafted: draft tokens that prefills verified after the prompt. Counted nowhere else.
+        prefill_accepted: those of them that were accepted. Counted nowhere else.
         target_calls: target forwards after the prefill.
         emitted: tokens committed by those forwards.
-        drafted, tested, accepted: draft tokens; see Verdict for ``tested``.
+        drafted: draft tokens.
+        tested: draft tokens that the target judged; see Verdict.
+        accepted: draft tokens that were accepted.
         plain_steps: target calls that had no draft to verify.
         host_syncs: transfers of the target's results to the host.
-        chains: why runs that asked for trees had chains, with the number of runs.
+        chains: why runs with ``tree=N`` had chains, with the number of runs.
         drafter_faults: steps that went on undrafted, or drafters restarted, because the drafter
             raised or returned what cannot be verified.
-        drafters_stopped: rows in which a drafter failed so often that it was not asked any more.
+        drafters_stopped: rows in which a drafter failed so often that it was not called any more.
         tiers: the draft tokens' counts by the tier they came from.
-        prefill_seconds, draft_seconds, forward_seconds, other_seconds: wall time. A forward ends
-            when its result has reached the host, or where that comes later, with its launch.
+        prefill_seconds: wall time of prefills, without their drafting.
+        draft_seconds: wall time of drafting.
+        forward_seconds: wall time of forwards. A forward ends when its result has reached the host,
+            or where that comes later, with its launch.
+        other_seconds: wall time of everything else in the loop.
     """
 
     runs: int = 0
@@ -59,9 +70,14 @@ class DecodeStats:
     other_seconds: float = 0.0
 
     @property
-    def alpha(self) -> float:
-        """Accepted / tested draft tokens; 0.0 if none was tested."""
+    def acceptance_rate(self) -> float:
+        """Accepted / tested tokens, alpha of Leviathan et al. 2023; 0.0 if none was tested."""
         return self.accepted / self.tested if self.tested else 0.0
+
+    @property
+    def alpha(self) -> float:
+        """Another name of ``acceptance_rate``."""
+        return self.acceptance_rate
 
     @property
     def accepted_fraction(self) -> float:
@@ -72,6 +88,49 @@ class DecodeStats:
     def tokens_per_call(self) -> float:
         """Emitted tokens / target calls; 0.0 without calls."""
         return self.emitted / self.target_calls if self.target_calls else 0.0
+
+    def count_prefill(
+        self, drafted: int, accepted: int, draft: float, prefill: float, other: float
+    ) -> None:
+        """Add one run's prefill.
+
+        Args:
+            drafted: draft tokens that it verified.
+            accepted: those of them that were accepted.
+            draft: seconds of drafting.
+            prefill: seconds of the forward and its verification.
+            other: seconds of everything else.
+        """
+        self.runs += 1
+        self.prefill_drafted += drafted
+        self.prefill_accepted += accepted
+        self.draft_seconds += draft
+        self.prefill_seconds += prefill
+        self.other_seconds += other
+
+    def count_seconds(self, draft: float, forward: float, other: float) -> None:
+        """Add one step's wall time, in seconds."""
+        self.draft_seconds += draft
+        self.forward_seconds += forward
+        self.other_seconds += other
+
+    def count_host_syncs(self, syncs: int) -> None:
+        """Add one step's transfers to the host."""
+        self.host_syncs += syncs
+
+    def count_chains(self, reason: str) -> None:
+        """Add a run with ``tree=N`` whose drafts are chains, for this reason."""
+        self.chains[reason] = self.chains.get(reason, 0) + 1
+
+    def count_fault(self) -> bool:
+        """Add a drafter's fault; whether it is the first one."""
+        self.drafter_faults += 1
+        return self.drafter_faults == 1
+
+    def count_stopped_drafter(self) -> bool:
+        """Add a row whose drafter is not called any more; whether it is the first one."""
+        self.drafters_stopped += 1
+        return self.drafters_stopped == 1
 
     def count_step(self, draft: Draft, verdict: Verdict, tiers: Sequence[str]) -> None:
         """Add one target call."""
@@ -99,10 +158,7 @@ class DecodeStats:
         for reason, runs in other.chains.items():
             self.chains[reason] = self.chains.get(reason, 0) + runs
         for tier, theirs in other.tiers.items():
-            mine = self.tiers.setdefault(tier, TierStats())
-            mine.drafted += theirs.drafted
-            mine.tested += theirs.tested
-            mine.accepted += theirs.accepted
+            self.tiers.setdefault(tier, TierStats()).add(theirs)
 
     def reset(self) -> None:
         """Set every count and time to zero."""
@@ -116,16 +172,18 @@ class StepEvent:
     """What one step did for one row, for ``on_step``.
 
     Attributes:
-        index: 0 for the prefill, which emits the first token, and those drafted behind the prompt
-            that stand.
+        index: 0 for the prefill, which emits the tokens drafted after the prompt that were
+            accepted, and one more.
         drafted: the draft's token ids, of a tree in the order of its nodes.
         source: for each of them the name of the tier it came from.
         verdict: what the target made of it.
-        draft_seconds, forward_seconds, other_seconds: the step's wall time, of all rows.
+        draft_seconds: wall time of the step's drafting, of all rows.
+        forward_seconds: wall time of its forward, of all rows.
+        other_seconds: wall time of everything else in it, of all rows.
         row: which sequence of the batch.
         width: positions of the step's forward in every row, padding included; of the prefill,
-            those behind the prompt and its last one.
-        parents: for each drafted token the index of the one that it follows, -1 for the last
+            those after the prompt and its last one.
+        parents: for each drafted token the index of the token that it follows, -1 for the last
             committed token; None: each follows the one before.
     """
 
@@ -140,13 +198,41 @@ class StepEvent:
     width: int = 1
     parents: tuple[int, ...] | None = None
 
+    @classmethod
+    def of(
+        cls,
+        index: int,
+        row: int,
+        draft: Draft,
+        verdict: Verdict,
+        tiers: Sequence[str],
+        seconds: tuple[float, float, float],
+        width: int,
+    ) -> StepEvent:
+        """The event of a row's draft and verdict.
+
+        Args:
+            index: of the step.
+            row: of the batch.
+            draft: what was verified.
+            verdict: on it.
+            tiers: names that the draft's sources index.
+            seconds: of drafting, of the forward, and of everything else.
+            width: positions of the forward.
+        """
+        source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+        parents = None if draft.parents is None else tuple(draft.parents.tolist())
+        names = tuple(tiers[each] for each in source)
+        drafted = tuple(draft.tokens.tolist())
+        return cls(index, drafted, names, verdict, *seconds, row, width, parents)
+
     @property
     def accepted(self) -> tuple[int, ...]:
-        """Draft tokens that stand."""
+        """The accepted draft tokens."""
         return tuple(self.drafted[node] for node in self.verdict.accepted)
 
     @property
     def rejected(self) -> tuple[int, ...]:
-        """Draft tokens that do not, untested ones included."""
+        """The other draft tokens, untested ones included."""
         accepted = set(self.verdict.accepted)
         return tuple(token for node, token in enumerate(self.drafted) if node not in accepted)

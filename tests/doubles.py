@@ -1,4 +1,4 @@
-"""Drafters that are right, wrong, random, broken or slow on purpose."""
+"""Drafters that are right, wrong or random on purpose, and streamers."""
 
 from __future__ import annotations
 
@@ -68,6 +68,24 @@ class InterruptedStreamer:
 
     def end(self):
         return None
+
+
+class Puts:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self):
+        self.puts, self.ended = [], 0
+
+    def put(self, tokens):
+        self.puts.append((tuple(tokens.shape), tokens.dtype, tokens.tolist()))
+
+    def end(self):
+        self.ended += 1
+
+
+def ids(*tokens: int) -> np.ndarray:
+    """Tokens as drafters take them, int32 (n,)."""
+    return np.array(tokens, np.int32)
 
 
 def draft_of(tokens) -> Draft:

@@ -20,7 +20,6 @@ from ngramspec._native import common
 LAST_ID = 2**31 - 1
 QUICK = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)
 LONG = settings(max_examples=2000, stateful_step_count=60, deadline=None)
-
 needs_rlimit = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="only Linux enforces RLIMIT_AS"
 )
@@ -83,6 +82,22 @@ NOT_TOKENS = [
     pytest.param(7, "int", id="int"),
     pytest.param(np.array(7, np.int32), r"int32 of shape \(\)", id="0-D"),
 ]
+
+
+def assert_same_draft(native: tuple, twin: tuple) -> None:
+    """Equal arrays of equal dtypes, and equal numbers."""
+    for ours, theirs in zip(native, twin, strict=True):
+        assert np.asarray(ours).dtype == np.asarray(theirs).dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def assert_same_counts(native, other, text: list[int]) -> None:
+    """Two n-gram tables know the same contexts, and what followed each one in ``text``."""
+    assert set(native.contexts()) == set(other.contexts())
+    for n in range(1, native.order):
+        for start in range(len(text) - n + 1):
+            context = int32(text[start : start + n])
+            assert native.top_k(context, 99) == other.top_k(context, 99)
 
 
 class TwinMachine(RuleBasedStateMachine):

@@ -1,9 +1,11 @@
-"""README and docs: their length, links, pages, code blocks, and the rooms they name."""
+"""README and docs: their length, links, pages, and the rooms they name."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -13,11 +15,13 @@ DOCS = ROOT / "docs"
 PACKAGE = ROOT / "ngramspec"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
-NOT_RUNNABLE = "<!-- not runnable -->"  # in the line above a block that is no Python file
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # The folders whose files are all named.
-PLACES = ("decoding", "draft_length", "target", "theory", "verification")
+PLACES = (  # whose files are all named
+    *("_native", "bench", "cli", "decoding", "draft_length", "drafters"),
+    *("integrations", "target", "theory", "verification"),
+)
 
 
 def name(path: Path) -> str:
@@ -29,20 +33,6 @@ def links(path: Path) -> list[str]:
     found = LINK.findall(FENCE.sub("", path.read_text(encoding="utf-8")))
     files = [link.partition("#")[0] for link in found if not re.match(r"\w+:", link)]
     return [file for file in files if file]
-
-
-def blocks() -> list[tuple[str, str]]:
-    """The Python blocks of all texts, with the place where each begins."""
-    found = []
-    for path in TEXTS:
-        text = path.read_text(encoding="utf-8")
-        for block in FENCE.finditer(text):
-            before = text[: block.start()].rstrip()
-            if block[1] in ("python", "py") and not before.endswith(NOT_RUNNABLE):
-                found.append(
-                    (f"{name(path)}:{text.count(chr(10), 0, block.start()) + 1}", block[2])
-                )
-    return found
 
 
 def rows() -> dict[str, str]:
@@ -95,15 +85,6 @@ def test_every_raw_result_is_linked():
     assert [path.name for path in results if path.resolve() not in linked] == []
 
 
-@pytest.mark.parametrize(("place", "code"), blocks(), ids=[place for place, _ in blocks()])
-def test_python_blocks_compile(place, code):
-    compile(code, place, "exec")
-
-
-def test_there_are_python_blocks():
-    assert len(blocks()) > 10
-
-
 def test_the_reference_lists_the_public_names():
     import ngramspec
 
@@ -119,5 +100,75 @@ def test_the_rooms_are_those_of_the_package():
 
 @pytest.mark.parametrize("room", PLACES)
 def test_a_room_names_its_files(room):
-    files = {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
-    assert set(re.findall(r"`(\w+)`", rows()[room])) == files
+    files = {
+        path.stem for kind in ("py", "pyx", "pxd") for path in (PACKAGE / room).glob(f"*.{kind}")
+    }
+    below = {path.parent.name for path in (PACKAGE / room).glob("*/*.py")}
+    said = set(re.findall(r"`(\w+)/?`", rows()[room])) - {"ngramspec"}
+    assert said - below == files - {"__init__"}
+
+
+def test_twins_have_the_names_of_their_natives():
+    twins = {path.stem for path in (PACKAGE / "_reference").glob("*.py")}
+    assert twins <= {path.stem for path in (PACKAGE / "_native").glob("*.p*")}
+
+
+def answers() -> list[tuple[str, str, str]]:
+    """The questions of a newcomer, with the file and the name that answer them."""
+    text = (DOCS / "internals" / "rooms.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| ([^|]*\?) \| `([\w/.]+)` \| `(\w+)` \|$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("question", "file", "name"), answers())
+def test_a_question_leads_to_a_file(question, file, name):
+    source = (PACKAGE / file).read_text(encoding="utf-8")
+    assert re.search(rf"^ *(?:def|class) {name}\b|^{name}\b", source, re.MULTILINE)
+
+
+def test_a_newcomer_finds_the_parts_of_the_algorithm():
+    asked = " ".join(question for question, _, _ in answers())
+    for part in ("cache rolled back", "Algorithm 1", "draft length", "add a drafter"):
+        assert part in asked
+
+
+SOURCES = "".join(
+    path.read_text(encoding="utf-8")
+    for folder in ("ngramspec", "tests", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.p*"))
+    if path.suffix in (".py", ".pyx", ".pxd") and path.name != "test_docs.py"
+)
+NAME = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")  # not a file's
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "internals").glob("*.md")), ids=name)
+def test_internals_name_what_is_there(path):
+    prose = FENCE.sub("", path.read_text(encoding="utf-8"))
+    words = {word for each in NAME.findall(prose) for word in each.split(".")}
+    assert [word for word in sorted(words) if not re.search(rf"\b{word}\b", SOURCES)] == []
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "internals").glob("*.md")), ids=name)
+def test_internals_name_files_that_are_there(path):
+    named = re.findall(r"`((?:[\w]+/)+[\w.]+)`", path.read_text(encoding="utf-8"))
+    roots = (ROOT, PACKAGE)
+    assert [each for each in named if not any((root / each).exists() for root in roots)] == []
+
+
+def drawn(*pieces: tuple[str, str]) -> str:
+    script = runpy.run_path(str(DOCS / "pictures" / "make_demo.py"))
+    return script["draw"](list(pieces), "4 tokens, 2 target calls", "a title")
+
+
+def test_the_picture_is_drawn_from_pieces():
+    one, other = drawn(("accepted", "a cat"), ("rejected", "\nno")), drawn(("plain", "a cat"))
+    said = "".join(ElementTree.fromstring(one).itertext()).replace("\xa0", " ")
+    assert all(each in said for each in ("a title", "a cat", "↵no", "4 tokens, 2 target calls"))
+    assert one != other
+    assert "url(http" not in one  # no font of another site
+
+
+def test_the_picture_of_the_readme_is_one_of_the_script():
+    picture = DOCS / "pictures" / "demo.svg"
+    assert f"]({name(picture)})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    said = "".join(ElementTree.parse(picture).getroot().itertext()).replace("\xa0", " ")
+    assert re.search(r"\d+ tokens, \d+ target calls, \d\.\d\d tokens per call", said)

@@ -1,8 +1,9 @@
-"""What importing the package costs, and who may import whom."""
+"""What importing the package costs, who may import whom, and how long files and functions are."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,18 +64,22 @@ def _room(module: str) -> str:
 def test_rooms_import_only_what_stands_below_them(path):
     own = _room(".".join(["ngramspec", *path.relative_to(ROOT).with_suffix("").parts]))
     for node in ast.walk(ast.parse(path.read_text())):
-        modules = []
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ngramspec"):
-            assert node.level == 0
-            modules = [node.module]
-            if node.module == "ngramspec":  # a room, or a public name
-                modules = [f"ngramspec.{each.name}" for each in node.names if _is_room(each.name)]
-                modules = modules or ["ngramspec"]
-        elif isinstance(node, ast.Import):
-            modules = [each.name for each in node.names if each.name.startswith("ngramspec")]
-        for module in modules:
+        for module in _imported(node):
             room = _room(module)
             assert room == own or room in MAY_IMPORT[own], f"{own} imports {module}"
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """The modules of the package that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names if each.name.split(".")[0] == "ngramspec"]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    assert node.level == 0
+    if node.module != "ngramspec":
+        return [node.module] if node.module.split(".")[0] == "ngramspec" else []
+    names = [each.name for each in node.names]  # rooms, or public names
+    return [f"ngramspec.{name}" if _is_room(name) else "ngramspec" for name in names]
 
 
 def _is_room(name: str) -> bool:
@@ -135,8 +140,82 @@ def test_transformers_is_imported_lazily_and_only_at_the_boundary(path):
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
         if any(name.split(".")[0] == "transformers" for name in names):
-            if path.parent.name == "cli" and path.name != "__init__.py":
-                continue  # a command's own file is imported when the command runs
             assert node not in tree.body, f"{path.name} imports transformers when it is imported"
             rooms = {"target", "integrations", "bench", "cli"}
             assert path.parent.name in rooms or path.name == "hf.py"
+
+
+TESTS = Path(__file__).parent
+SOURCES = sorted(
+    path for root in (ROOT, TESTS) for path in root.rglob("*.py*") if path.suffix in (".py", ".pyx")
+)
+MOST_LINES, MOST_OF_FUNCTION = 400, 80
+# Files and functions that may be longer, each with the reason.
+LONGER = {"tests/integrations/test_rows.py": "being split"}
+C_FUNCTION = re.compile(r"( *)(?:def|cdef|cpdef)\b[^=(]*?(\w+)\(")
+
+
+def _path(path: Path) -> str:
+    return str(path.relative_to(ROOT.parent if path.is_relative_to(ROOT) else TESTS.parent))
+
+
+def _functions(path: Path) -> list[tuple[str, int]]:
+    """The functions of a file and their lines, signature and decorators included."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".pyx":
+        return _cython_functions(text.splitlines())
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, functions)]
+    starts = [min(each.lineno for each in (node, *node.decorator_list)) for node in found]
+    return [
+        (node.name, node.end_lineno - start + 1) for node, start in zip(found, starts, strict=True)
+    ]
+
+
+def _cython_functions(lines: list[str]) -> list[tuple[str, int]]:
+    """By indentation: a function goes on while its lines are indented more than its first."""
+    found = []
+    for first, line in enumerate(lines):
+        match = C_FUNCTION.match(line)
+        if match is None:
+            continue
+        last, in_signature = first, not line.rstrip().endswith(":")
+        for at in range(first + 1, len(lines)):
+            here = lines[at]
+            if not here.strip():
+                continue
+            if not in_signature and len(here) - len(here.lstrip()) <= len(match[1]):
+                break
+            in_signature = in_signature and not here.rstrip().endswith(":")
+            last = at
+        found.append((match[2], last - first + 1))
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_path)
+def test_files_and_functions_are_short(path):
+    functions = {f"{_path(path)}:{name}": size for name, size in _functions(path)}
+    long = {name: size for name, size in functions.items() if size > MOST_OF_FUNCTION}
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    long |= {_path(path): lines} if lines > MOST_LINES else {}
+    assert long.keys() - LONGER.keys() == set(), f"{long}: split them, or say why not in LONGER"
+    here = {name for name in LONGER if name.partition(":")[0] == _path(path)}
+    assert here - long.keys() == set(), "no longer too long: take it out of LONGER"
+
+
+def test_functions_of_cython_are_measured():
+    text = """
+cdef inline int one(int a,
+                    int b) noexcept nogil:
+    return a
+
+cdef class Two:
+    cdef int x
+
+    def three(self):
+
+        if self.x:
+            return 1
+        return 2
+"""
+    assert _cython_functions(text.splitlines()) == [("one", 3), ("three", 5)]

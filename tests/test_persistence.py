@@ -220,10 +220,11 @@ def test_costs_travel_with_a_copy(tiny, tmp_path, copied):
     from ngramspec.draft_length.cost_file import SavedCosts, described
 
     path = tmp_path / "costs.json"
-    SavedCosts(described(tiny), {64: {1: 1.0, 8: 1.5}}).write(path)
+    SavedCosts(described(tiny, "sdpa"), {64: {1: 1.0, 8: 1.5}}).write(path)
     speculator = Speculator(costs=path)
     path.unlink()
-    assert copied(speculator).settings().saved == speculator.settings().saved
+    assert copied(speculator).config.saved_costs == speculator.config.saved_costs
+    assert speculator.config.saved_costs.seconds == {64: {1: 1.0, 8: 1.5}}
 
 
 # In a folder

@@ -12,7 +12,7 @@ from libc.stdlib cimport free
 from ngramspec._native.common cimport NONE, reserve
 from ngramspec._native.contexts cimport LEADERS, note
 from ngramspec._native.keys cimport CONTEXTS, SKIP, keys_of
-from ngramspec._native.places cimport find_match, find_near, follow
+from ngramspec._native.places cimport find_match, find_near, follow_places
 from ngramspec._native.recent cimport use
 
 cdef enum:
@@ -101,7 +101,7 @@ cdef class CommittedText:
 
     cdef void follow(self, Py_ssize_t n) noexcept nogil:
         """Move the places on over the ``n`` tokens last committed."""
-        follow(self.places, &self.text, n)
+        follow_places(self.places, &self.text, n)
 
     cdef void count_recent(self) noexcept nogil:
         """Count the recent tokens up to the text's end."""

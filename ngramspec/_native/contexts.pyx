@@ -1,9 +1,9 @@
 """The leading continuations of every context, found with one cache miss.
 
-A context keeps its ``LEADERS`` latest continuations worth keeping, in order of recency: a new one
-replaces the one with the lowest count, the oldest of equals. At ``FADE_AT`` all its counts are
-halved. So what it says is exact for contexts with few continuations and recent for those with
-many, and its size is fixed; the exact counts of everything are the NGramTable's.
+A context keeps ``LEADERS`` continuations, in order of recency: a new one replaces the one with the
+lowest count, the oldest of equals. At ``FADE_AT`` all its counts are halved. So the counts are
+exact for contexts with few continuations, and recent for those with many, and a context's size is
+fixed. Exact counts of everything are the NGramTable's.
 
 Invariant: a context's counts are what remains when its continuations are counted in order under
 these rules, whatever the table's layout. Costs: find and count O(1) at worst, where a count splits

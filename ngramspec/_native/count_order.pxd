@@ -6,8 +6,8 @@
 
 A context is the pair (top, tail) of its first and last bucket, which the caller keeps. Counting up
 or down, the best continuation and the next in order are O(1). Memory: 20 bytes per continuation, 24
-per distinct count of a context, and 5 to 11 per continuation for the index. The owner guards against
-other threads.
+per distinct count of a context, and 5 to 11 per continuation for the index. The owner guards
+against other threads.
 """
 
 from libc.stdint cimport int32_t, uint64_t

@@ -41,4 +41,4 @@ cdef void find_match(
     Place* places, const Text* text, const Slot** known, int min_match
 ) noexcept nogil
 cdef void find_near(Place* places, const Text* text) noexcept nogil
-cdef void follow(Place* places, const Text* text, Py_ssize_t n) noexcept nogil
+cdef void follow_places(Place* places, const Text* text, Py_ssize_t n) noexcept nogil

@@ -93,7 +93,7 @@ cdef void find_near(Place* places, const Text* text) noexcept nogil:
             near.since = distance
 
 
-cdef void follow(Place* places, const Text* text, Py_ssize_t n) noexcept nogil:
+cdef void follow_places(Place* places, const Text* text, Py_ssize_t n) noexcept nogil:
     """Move the places on over the ``n`` tokens last committed to ``text``."""
     cdef Place* match = &places[MATCH]
     cdef Place* resume = &places[RESUME]

@@ -1,4 +1,8 @@
-"""The tokens that a text used lately, the most recent first."""
+"""The tokens that a text used last, the most recent first.
+
+Invariant: the first ``used`` tokens differ. Costs: counting a token O(RECENT). Memory: 520 bytes.
+The owner guards against other threads.
+"""
 
 from libc.stdint cimport int32_t
 

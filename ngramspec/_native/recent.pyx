@@ -1,7 +1,7 @@
-"""The tokens that a text used lately: what may come next where no context knows.
+"""The tokens that a text used last: they may come next where no context is known.
 
-A token that is new takes the place of the one used least, of equals the one used longest ago. At
-``FADE_AT`` all counts are halved.
+A new token replaces the one with the lowest count, the oldest of equals. At ``FADE_AT`` all
+counts are halved.
 """
 
 from libc.stdint cimport int32_t

@@ -10,7 +10,7 @@ ends where the expected tokens per cost are highest.
 Invariant: the drafts follow from the committed text, the calibration and the outcome of earlier
 drafts alone. Costs: a committed token four counts, a drafted position four look-ups and
 ``MOST_CANDIDATES`` estimates at most (in a chain seven); finding places is bounded (places.pyx).
-Memory: 4 bytes per token, 32 to 85 per context, 600 per node of the largest draft. One thread at a
+Memory: 4 bytes per token, 32 to 85 per context, 680 per node of the largest draft. One thread at a
 time: a second one gets a RuntimeError while an operation runs without the GIL.
 """
 
@@ -35,10 +35,10 @@ cdef class ValueEngine:
 
     Args:
         calibration: shared by all sequences of a drafter.
-        copies: whether to draft from places that are read along.
+        copies: whether to copy from the committed text.
         counts: whether to draft from n-gram counts.
         falls_back: whether to draft the most frequent token where nothing else is known.
-        min_match: shortest match to copy from, >= 1.
+        min_match: shortest match in tokens to copy from, >= 1.
     """
 
     def __cinit__(
@@ -63,8 +63,8 @@ cdef class ValueEngine:
 
         Args:
             gamma: 0..65536.
-            cost: float32 (gamma + 2,) or longer, cost[n] of a forward of n positions; None: no
-                limit but gamma and hopelessness.
+            cost: float32 (gamma + 2,) or longer, cost[n] of a forward of n positions; None: the
+                draft ends at gamma, or where a path is too improbable.
 
         Returns:
             (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
@@ -73,7 +73,7 @@ cdef class ValueEngine:
         return self.drafted(self.propose(gamma, cost, False))
 
     def draft_tree(self, Py_ssize_t gamma, cost=None):
-        """Draft a tree of at most ``gamma`` tokens, the most probable to be reached first.
+        """Draft a tree of at most ``gamma`` tokens, in order of reach.
 
         Args:
             gamma, cost: as of ``draft``.

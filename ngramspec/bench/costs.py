@@ -19,7 +19,7 @@ def cost_curve(name: str, gamma_max: int) -> Float32:
         gamma_max: most tokens in a draft.
 
     Returns:
-        float32 (gamma_max + 2,): linear between the given positions, constant behind the last;
+        float32 (gamma_max + 2,): linear between the given positions, constant after the last;
         index 0 is unused.
 
     Raises:

@@ -1,11 +1,11 @@
-"""Where speculative text first departs from plain ``generate``'s, and how near a tie that was.
+"""Where speculative text first diverges from plain ``generate``'s, and how near a tie that was.
 
 A forward over several positions rounds differently from one over a single position. So two logits
-that are nearly equal may change places, and from there on the texts differ. A departure where the
-logits lie further apart than rounding explains is an error.
+that are nearly equal may swap their order, and from there on the texts differ. A divergence where
+the logits are further apart than rounding explains is an error.
 
 The logits are those that plain ``generate`` chose by: of its own forward, over one new position
-with its cache behind it, after the processors, in float32 as ``generate`` has them.
+after its cache, after the processors, in float32 as ``generate`` has them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_FLOAT32 = 1e-4  # the same in float32, as a difference
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A first departure, at one token.
+    """The first token where two texts diverge.
 
     Attributes:
         token: which new token, counted from 1.
@@ -54,12 +54,12 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One prompt's text, made both ways.
+    """One prompt's text, generated both ways.
 
     Attributes:
         name: the prompt's.
-        tokens: new tokens up to the first departure, or all of them.
-        divergence: the first departure, or None.
+        tokens: new tokens before the first divergence, or all of them.
+        divergence: the first divergence, or None.
     """
 
     name: str
@@ -119,7 +119,7 @@ def padded(prompts: Sequence[Int32], pad: int, device: torch.device) -> dict[str
 def departure(
     token: int, plain: int, speculative: int, scores: torch.Tensor, dtype: torch.dtype
 ) -> Divergence:
-    """The departure at new token ``token``, from plain ``generate``'s scores, float32 (vocab,)."""
+    """The divergence at new token ``token``, from plain ``generate``'s scores, float32 (vocab,)."""
     best, second = scores.topk(2).values.tolist()
     chosen = float(scores[speculative])
     return Divergence(
@@ -160,7 +160,7 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def histogram(found: Sequence[Divergence]) -> dict[str, int]:
-    """How many departures lie in each range of ``gap_ulps``: 0, to 1, to 2, ..., to 8, more."""
+    """How many divergences lie in each range of ``gap_ulps``: 0, to 1, to 2, ..., to 8, more."""
     most = int(MOST_ULPS)
     counts = dict.fromkeys([*(str(unit) for unit in range(most + 1)), f">{most}"], 0)
     for each in found:

@@ -31,7 +31,7 @@ def by_processor(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
 
 
 def by_model(set_text: Callable[[Sequence[int] | None], None]) -> Forcing:
-    """Have the model's own logits say a prompt's text, if it has one; see ``forced_model``."""
+    """Have the model's own logits force a prompt's text, if it has one; see ``forced_model``."""
 
     @contextmanager
     def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
@@ -52,8 +52,8 @@ class Plan:
         prompts: most prompts of a task and length.
         keep: one Speculator for all calls of a way, instead of a new one for each.
         cost_repeats: timed forwards for each cost(n).
-        same_text: whether what plain ``generate`` says is forced in all ways: otherwise texts part
-            at near ties, and each way has other copies to find.
+        same_text: whether the text of plain ``generate`` is forced in all ways. Otherwise texts
+            diverge at near ties, and each way has other copies to find.
     """
 
     repeats: int = 3
@@ -250,7 +250,7 @@ class EndToEnd:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Index of the first token where two texts part, an end included; None: they are the same."""
+    """Index of the first token where two texts diverge or one ends; None: they are the same."""
     for at, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return at

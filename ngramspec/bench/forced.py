@@ -1,4 +1,4 @@
-"""Making a model say a given text, so that what is measured is the work and not the words.
+"""Making a model generate a given text, so that its work is measured and not its words.
 
 Two ways. A logits processor is what anyone may pass to ``generate``, but it makes every decoder
 choose its tokens one by one. A model whose own logits point at the text is decoded as any other is.
@@ -23,7 +23,7 @@ class ForcedProcessor:
 
     Args:
         prompt_length: tokens before the text.
-        tokens: the text; behind its end its last token is repeated.
+        tokens: the text; after its end its last token is repeated.
     """
 
     def __init__(self, prompt_length: int, tokens: Sequence[int]) -> None:
@@ -39,7 +39,7 @@ class ForcedProcessor:
 
 @contextmanager
 def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] | None], None]]:
-    """Have ``model``'s forward put a text's tokens first, by position; its computing stays real.
+    """Have ``model``'s forward put a text's tokens first, by position; the computation stays real.
 
     The logits are computed as ever, and then the token of the text that follows each position gets
     the highest. Positions are ``position_ids``, or counted on from the cache, so that drafts,
@@ -47,12 +47,12 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
     a subclass of the same name for the length of the block.
 
     Args:
-        model: a causal language model of transformers; all rows of a batch say the same.
-        capacity: tokens that prompt, text and drafts behind its end have at most.
+        model: a causal language model of transformers; all rows of a batch have the same text.
+        capacity: most tokens of prompt, text and drafts after its end.
 
     Yields:
         What sets the text: the sequence's token ids from position 0 on, or None, as in the
-        beginning, for what the model says by itself. It may be called again.
+        beginning, for the model's own text. It may be called again.
     """
     kind = type(model)
     targets = torch.zeros(capacity, dtype=torch.int64, device=model.device)

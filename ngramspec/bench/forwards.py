@@ -1,4 +1,4 @@
-"""What a forward of n positions takes: timed bare, behind a cache of some length."""
+"""The time of a forward of n positions after a cache of some length."""
 
 from __future__ import annotations
 

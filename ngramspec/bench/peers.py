@@ -1,6 +1,6 @@
-"""Other projects' drafters behind our interface, through their own packages.
+"""Other projects' drafters with our interface, through their own packages.
 
-What our interface costs them is what it costs ours: a call, an array and a Draft per step.
+The interface costs them what it costs ours: a call, an array and a Draft in each step.
 """
 
 from __future__ import annotations

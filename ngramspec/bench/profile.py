@@ -1,10 +1,9 @@
-"""Where a step's time goes: the parts of the decode loop, timed from outside while it runs."""
+"""Where a step's time goes: the sections of the decode loop, timed while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -14,70 +13,95 @@ from ngramspec import Speculator, generate
 from ngramspec.bench.forced import forced_model
 from ngramspec.bench.machine import synchronize
 from ngramspec.bench.tasks import Prompt
-from ngramspec.decoding import loop as decode
-from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.decoding.group import Group
-from ngramspec.target.model import Target
+from ngramspec.decoding.observer import (
+    DRAFTING,
+    INPUT_PREPARATION,
+    NO_SECTION,
+    ROLLBACK,
+    STEP,
+    STREAMING,
+    VERIFICATION,
+    Observer,
+)
 
 FORWARD, PYTHON = "forward", "rest of Python"
-SECTIONS = (
-    "drafting",
-    "input preparation",
-    FORWARD,
-    "verification",
-    "rollback",
-    "streaming",
-    PYTHON,
-)
-# What is timed as which section: a call's time less that of the calls inside it.
-SEAMS: tuple[tuple[Any, str, str], ...] = (
-    (decode.DecodeLoop, "step", PYTHON),
-    (DraftRunner, "propose", "drafting"),
-    (DraftRunner, "learn", "drafting"),
-    (decode.DecodeLoop, "block", "input preparation"),
-    (Target, "forward", "input preparation"),
-    (decode.DecodeLoop, "choices", "verification"),
-    (Group, "verify", "verification"),
-    (Target, "rollback", "rollback"),
-)
+SECTIONS = (DRAFTING, INPUT_PREPARATION, FORWARD, VERIFICATION, ROLLBACK, STREAMING, PYTHON)
+
+Clock = Callable[[], float]
 
 
-class Stopwatch:
-    """Exclusive time by section, of calls within calls; counted only inside the outermost section.
+class Stopwatch(Observer):
+    """Exclusive time by section: a section's time without that of the sections inside it.
+
+    Only sections inside a step are timed, not those of the prefill. The step's own time is PYTHON.
 
     Args:
-        outermost: calls outside it are not timed: a forward of the prefill, say.
+        clock: returns the time in seconds.
+
+    Attributes:
+        seconds: by section, of all steps.
+        calls: by section, how often it ran.
     """
 
-    def __init__(self, outermost: str) -> None:
-        self.outermost = outermost
+    def __init__(self, clock: Clock = perf_counter) -> None:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
-        self._open: list[list[float]] = []  # of each running call, the seconds inside its own calls
+        self._clock = clock
+        self._inner: list[float] = []  # of each running section, the seconds of those inside it
 
-    def timed(self, section: str, call: Callable[..., Any], device: torch.device) -> Any:
-        """``call``, with its time added to ``section``; a device is waited for before it ends."""
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """See Observer; also called for the model's forward."""
+        if name == STEP:
+            return self._timed(PYTHON)
+        return self._timed(name) if self._inner else NO_SECTION
 
-        @wraps(call)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not self._open and section != self.outermost:
-                return call(*args, **kwargs)
-            self._open.append([0.0])
-            begin = perf_counter()
-            try:
-                result = call(*args, **kwargs)
-                if section == FORWARD:
-                    synchronize(device)
-                return result
-            finally:
-                taken = perf_counter() - begin
-                (inside,) = self._open.pop()
-                self.seconds[section] = self.seconds.get(section, 0.0) + taken - inside
-                self.calls[section] = self.calls.get(section, 0) + 1
-                if self._open:
-                    self._open[-1][0] += taken
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        self._inner.append(0.0)
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            taken = self._clock() - begin
+            inner = self._inner.pop()
+            self.seconds[name] = self.seconds.get(name, 0.0) + taken - inner
+            self.calls[name] = self.calls.get(name, 0) + 1
+            if self._inner:
+                self._inner[-1] += taken
 
-        return run
+
+@contextmanager
+def around_forwards(
+    model: Any, enter: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Run every forward of a model inside the block in a context of its own.
+
+    On a GPU each forward is waited for, so that its time is its own and not that of whoever reads
+    the result. Steps are a little slower for it.
+
+    Args:
+        model: a module, not compiled. One thread at a time.
+        enter: makes the context.
+    """
+    running: list[AbstractContextManager[None]] = []
+
+    def before(*_: Any) -> None:
+        running.append(enter())
+        running[-1].__enter__()
+
+    def after(*_: Any) -> None:
+        synchronize(model.device)
+        running.pop().__exit__(None, None, None)
+
+    handles = [
+        model.register_forward_pre_hook(before),
+        model.register_forward_hook(after, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Sink:
@@ -90,27 +114,9 @@ class _Sink:
         return None
 
 
-@contextmanager
-def watched(model: Any, streamer: Any) -> Iterator[Stopwatch]:
-    """Time the loop's sections in every generation inside the block; one thread at a time.
-
-    On a GPU each forward is waited for, so that its time is its own and not that of whoever asks
-    for the result; steps are a little slower for it.
-    """
-    watch = Stopwatch(PYTHON)
-    seams = [*SEAMS, (model, "forward", FORWARD), (streamer, "put", "streaming")]
-    with ExitStack() as restore:
-        for owner, name, section in seams:
-            before = vars(owner).get(name)
-            setattr(owner, name, watch.timed(section, getattr(owner, name), model.device))
-            if before is None:
-                restore.callback(delattr, owner, name)
-            else:
-                restore.callback(setattr, owner, name, before)
-        yield watch
-
-
-def profile_steps(model: Any, prompt: Prompt, new: int, repeats: int = 3) -> dict[str, Any]:
+def profile_steps(
+    model: Any, prompt: Prompt, new: int, repeats: int = 3, clock: Clock = perf_counter
+) -> dict[str, Any]:
     """Seconds of a step by section, of speculative decoding with a new Speculator each time.
 
     Args:
@@ -118,27 +124,82 @@ def profile_steps(model: Any, prompt: Prompt, new: int, repeats: int = 3) -> dic
         prompt: what to continue; its text, if it has one, is forced by the model's own logits.
         new: max_new_tokens.
         repeats: generations after one that is not counted; the one of median time is reported.
+        clock: returns the time in seconds.
 
     Returns:
         ``steps``, ``step_seconds``, ``seconds`` and ``share`` by section, ``tokens_per_call``.
     """
-    streamer = _Sink()
     runs = []
     with _text(model, prompt, new):
         for _ in range(repeats + 1):
-            speculator = Speculator()
-            with watched(model, streamer) as watch:
-                _generate(model, prompt, new, generate, speculator=speculator, streamer=streamer)
+            speculator, watch = Speculator(), Stopwatch(clock)
+            speculator.observer = watch
+            given = {"speculator": speculator, "streamer": _Sink()}
+            with around_forwards(model, lambda watch=watch: watch.section(FORWARD)):  # type: ignore[misc]
+                _generate(model, prompt, new, generate, **given)
             steps = watch.calls.get(PYTHON, 0)
             if watch.calls.get(FORWARD, 0) < steps or not steps:
                 raise RuntimeError("steps were not seen to call the model's forward")
             seconds = {name: watch.seconds.get(name, 0.0) / steps for name in SECTIONS}
             runs.append((seconds, steps, speculator.stats.tokens_per_call))
-    typical = sorted(runs[1:], key=lambda run: sum(run[0].values()))[len(runs[1:]) // 2]
-    seconds, steps, tokens_per_call = typical
+    seconds, steps, tokens_per_call = _median(runs[1:], lambda run: sum(run[0].values()))
+    return _row("ngramspec", prompt, steps, seconds, tokens_per_call)
+
+
+def profile_plain(
+    model: Any,
+    prompt: Prompt,
+    new: int,
+    repeats: int = 3,
+    lookup: int | None = None,
+    clock: Clock = perf_counter,
+) -> dict[str, Any]:
+    """The same of transformers' own loop, of which only the forward is told from the rest.
+
+    Args:
+        model: as in profile_steps.
+        prompt: as in profile_steps.
+        new: as in profile_steps.
+        repeats: as in profile_steps.
+        lookup: ``prompt_lookup_num_tokens``, or None: plain decoding.
+        clock: as in profile_steps.
+    """
+    arguments = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
+    runs = []
+    with _text(model, prompt, new):
+        for _ in range(repeats + 1):
+            spans: list[tuple[float, float]] = []
+            with around_forwards(model, lambda spans=spans: _span(spans, clock)):  # type: ignore[misc]
+                _generate(model, prompt, new, model.generate, **arguments)
+            steps = len(spans) - 1
+            if steps < 1:
+                raise RuntimeError("plain generate was not seen to call the model's forward twice")
+            whole = (spans[-1][1] - spans[0][1]) / steps
+            runs.append((whole, sum(end - begin for begin, end in spans[1:]) / steps, steps))
+    whole, forward, steps = _median(runs[1:], lambda run: run[0])
+    way = "plain" if lookup is None else f"lookup {lookup}"
+    return _row(way, prompt, steps, {FORWARD: forward, PYTHON: whole - forward}, None)
+
+
+@contextmanager
+def _span(spans: list[tuple[float, float]], clock: Clock) -> Iterator[None]:
+    """Note when the block begins and ends."""
+    begin = clock()
+    yield
+    spans.append((begin, clock()))
+
+
+def _median(runs: list[Any], key: Callable[[Any], float]) -> Any:
+    """The run in the middle."""
+    return sorted(runs, key=key)[len(runs) // 2]
+
+
+def _row(
+    way: str, prompt: Prompt, steps: int, seconds: dict[str, float], tokens_per_call: float | None
+) -> dict[str, Any]:
     whole = sum(seconds.values())
     return {
-        "way": "ngramspec",
+        "way": way,
         "task": prompt.task,
         "prompt": prompt.id,
         "steps": steps,
@@ -146,40 +207,6 @@ def profile_steps(model: Any, prompt: Prompt, new: int, repeats: int = 3) -> dic
         "seconds": seconds,
         "share": {name: each / whole for name, each in seconds.items()},
         "tokens_per_call": tokens_per_call,
-    }
-
-
-def profile_plain(
-    model: Any, prompt: Prompt, new: int, repeats: int = 3, lookup: int | None = None
-) -> dict[str, Any]:
-    """The same of transformers' own loop, of which only the forward is told from the rest.
-
-    Args:
-        model, prompt, new, repeats: as in profile_steps.
-        lookup: ``prompt_lookup_num_tokens``, or None: plain decoding.
-    """
-    arguments = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
-    runs = []
-    with _text(model, prompt, new):
-        for _ in range(repeats + 1):
-            spans: list[tuple[float, float]] = []
-            with _timed_forward(model, spans):
-                _generate(model, prompt, new, model.generate, **arguments)
-            steps = len(spans) - 1
-            if steps < 1:
-                raise RuntimeError("plain generate was not seen to call the model's forward twice")
-            whole = (spans[-1][1] - spans[0][1]) / steps
-            runs.append((whole, sum(end - begin for begin, end in spans[1:]) / steps, steps))
-    whole, forward, steps = sorted(runs[1:])[len(runs[1:]) // 2]
-    return {
-        "way": "plain" if lookup is None else f"lookup {lookup}",
-        "task": prompt.task,
-        "prompt": prompt.id,
-        "steps": steps,
-        "step_seconds": whole,
-        "seconds": {FORWARD: forward, PYTHON: whole - forward},
-        "share": {FORWARD: forward / whole, PYTHON: 1 - forward / whole},
-        "tokens_per_call": None,
     }
 
 
@@ -215,23 +242,3 @@ def _text(model: Any, prompt: Prompt, new: int) -> Iterator[None]:
     with forced_model(model, room) as set_text:
         set_text([*prompt.ids, *prompt.text[:new]])
         yield
-
-
-@contextmanager
-def _timed_forward(model: Any, spans: list[tuple[float, float]]) -> Iterator[None]:
-    """Note when each forward of ``model`` begins and ends."""
-    plain = model.forward
-
-    @wraps(plain)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        begin = perf_counter()
-        outputs = plain(*args, **kwargs)
-        synchronize(model.device)
-        spans.append((begin, perf_counter()))
-        return outputs
-
-    model.forward = forward
-    try:
-        yield
-    finally:
-        del model.forward

@@ -1,4 +1,4 @@
-"""Recording traces: what a model says after the user's own prompts."""
+"""Recording traces: what a model generates after the user's own prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Playing recorded outputs through a drafter: a draft token is accepted while the target said it.
+"""Playing recorded outputs through a drafter: a draft token is accepted if it is recorded.
 
 Every drafter is judged on the same text, without a model. The first token of an output comes with
 the prompt, as the prefill emits it; a step drafts at most what is left but one, since the target
@@ -69,7 +69,7 @@ class Tally(DecodeStats):
 
 @dataclass(slots=True)
 class Acceptance:
-    """Acceptance by where a draft token came from and where it stood.
+    """Acceptance by the source of a draft token and its position.
 
     Attributes:
         tiers: by the drafter's tier.
@@ -186,7 +186,7 @@ class Player:
 def accepted_path(
     tokens: Sequence[int], draft: Draft, said: Sequence[int], at: int
 ) -> Sequence[int]:
-    """Indices of the nodes that the target would accept: those it said from ``at`` on."""
+    """Indices of the nodes that the target would accept: those recorded from ``at`` on."""
     if draft.parents is None:
         n = 0
         while n < len(tokens) and tokens[n] == said[at + n]:
@@ -202,10 +202,10 @@ def accepted_path(
 
 
 def known_nodes(draft: Draft, path: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """(node, depth) of the nodes of which the recording says whether they are right.
+    """(node, depth) of the nodes that the recording shows to be right or wrong.
 
     Those are the children of the last committed token and of every accepted node, whatever their
-    order: confidence says nothing of the siblings before.
+    order: confidence does not cover the siblings before.
     """
     children = draft.children()
     for depth, parent in enumerate((-1, *path)):

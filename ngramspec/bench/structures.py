@@ -47,16 +47,16 @@ class Reading:
 
 
 def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: int) -> Reading:
-    """Start with the first ``n`` tokens, then take steps through those behind.
+    """Start with the first ``n`` tokens, then take steps through the rest.
 
     Args:
         name, text: the drafter and the text, as they are reported.
-        drafter: its calibration is what it is; a warmed one drafts as in a long run.
+        drafter: its calibration is used as it is; a warm one drafts as in a long run.
         tokens: int32, more than ``n``.
         n: length of the context.
-        gamma: tokens asked for in a step.
+        gamma: most tokens drafted in a step.
     """
-    drafter.start(tokens[:16].copy()).propose(2)  # what is loaded once is no part of it
+    drafter.start(tokens[:16].copy()).propose(2)  # what is loaded once is not timed
     gc.collect()
     before = _resident()
     begin = perf_counter()
@@ -111,7 +111,7 @@ def sweep(
 
 
 def _resident() -> int:
-    """Bytes of the process in memory, free ones given back first; 0 where nothing says."""
+    """Bytes of the process in memory, after freed ones are given back; 0 if unknown."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
         with open("/proc/self/statm", encoding="ascii") as fields:

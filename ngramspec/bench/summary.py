@@ -18,8 +18,8 @@ class Figures:
     Attributes:
         rate: new tokens / s of a whole call.
         ratio: rate / plain's in the same round, so that a slow moment of the machine is in both.
-        decode_ratio: the same without prefill: tokens emitted behind it / s of a call less the
-            seconds of a plain call of one token; None if that leaves nothing.
+        decode_ratio: the same without prefill: tokens emitted after it / (seconds of a call -
+            seconds of a plain call of one token); None if that is not positive.
         tokens_per_call: emitted tokens / forwards after the prefill; None where not counted.
         mean_cost: mean of cost(n) = seconds of an n-position forward / of a one-position forward,
             over the widths that were run; None where not measured.
@@ -107,7 +107,7 @@ def _ratio(calls: Sequence[Call], plain: Sequence[Call], rate: Callable[[Call], 
 
 
 def _decode_ratio(calls: Sequence[Call], plain: Sequence[Call], prefill: float) -> float | None:
-    """That of tokens emitted behind the prefill / (seconds - prefill)."""
+    """The ratio of tokens emitted after the prefill / (seconds - prefill)."""
     if any(call.seconds <= prefill or call.emitted < 1 for call in (*calls, *plain)):
         return None
     return _ratio(calls, plain, lambda call: call.emitted / (call.seconds - prefill))

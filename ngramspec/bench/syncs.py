@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ngramspec import Speculator, StepEvent, generate
-from ngramspec.decoding import setup
+from ngramspec import Speculator, generate
+from ngramspec.decoding.observer import NO_SECTION, PREFILL, STEP, Observer
 
 # Methods of a tensor that need its values on the host.
 READS = (
@@ -39,8 +39,7 @@ def host_syncs(device: torch.device) -> Iterator[list[str]]:
     """Every wait of the host inside the block, as ``file:line``; process-wide.
 
     On a GPU CUDA's own debug mode reports them, copies to the device that are waited for included.
-    On a CPU, where nothing waits, calls that read a tensor's values are counted instead, of steps
-    as they would be on a GPU.
+    On a CPU, where nothing waits, calls that read a tensor's values are counted instead.
     """
     with _warnings() if device.type == "cuda" else _reads() as places:
         yield places
@@ -100,9 +99,7 @@ def _reads() -> Iterator[list[str]]:
 
         return read
 
-    far, setup.prefers_one_transfer = setup.prefers_one_transfer, lambda device: True
     with ExitStack() as restore:
-        restore.callback(setattr, setup, "prefers_one_transfer", far)
         for name in READS:
             own = vars(torch.Tensor).get(name)
             setattr(torch.Tensor, name, counted(name))
@@ -111,6 +108,29 @@ def _reads() -> Iterator[list[str]]:
             else:
                 restore.callback(setattr, torch.Tensor, name, own)
         yield places
+
+
+class _Marks(Observer):
+    """Counts the waits until the end of the prefill and of each step; on a CPU steps are a GPU's.
+
+    Args:
+        places: as ``host_syncs`` gives them.
+    """
+
+    one_transfer = True
+
+    def __init__(self, places: Sequence[str]) -> None:
+        self.counts: list[int] = []
+        self._places = places
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """See Observer."""
+        return self._marked() if name in (PREFILL, STEP) else NO_SECTION
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        yield
+        self.counts.append(len(self._places))
 
 
 def syncs_per_step(
@@ -122,7 +142,7 @@ def syncs_per_step(
         model: a causal language model of transformers.
         ids: the prompt's token ids.
         new: max_new_tokens.
-        speculator: whose on_step is replaced; None: a new one.
+        speculator: whose observer is replaced meanwhile; None: a new one.
         arguments: further ones of ``generate``.
 
     Returns:
@@ -130,27 +150,19 @@ def syncs_per_step(
         how many there were in each line of code.
     """
     speculator = Speculator() if speculator is None else speculator
-    marks: list[int] = []
     prompt = torch.tensor([list(ids)], device=model.device)
     mask = torch.ones_like(prompt)
+    own = {"do_sample": False} | arguments
+    before = speculator.observer
     with host_syncs(model.device) as places:
-
-        def mark(event: StepEvent) -> None:
-            marks.append(len(places))
-
-        speculator.on_step = mark
-        own = {"do_sample": False} | arguments
-        generate(
-            model,
-            input_ids=prompt,
-            attention_mask=mask,
-            max_new_tokens=new,
-            speculator=speculator,
-            **own,
-        )
+        marks = speculator.observer = _Marks(places)
+        own |= {"attention_mask": mask, "max_new_tokens": new}
+        try:
+            generate(model, input_ids=prompt, speculator=speculator, **own)
+        finally:
+            speculator.observer = before
         seen = list(places)
-    speculator.on_step = None
-    counts = [after - before for before, after in pairwise(marks)]
+    counts = [later - earlier for earlier, later in pairwise(marks.counts)]
     if not counts:
         raise ValueError("the generation ended with its prefill; give it more new tokens")
     return {
@@ -158,5 +170,5 @@ def syncs_per_step(
         "median": median(counts),
         "most": max(counts),
         "counts": counts,
-        "places": dict(Counter(seen[marks[0] : marks[-1]])),
+        "places": dict(Counter(seen[marks.counts[0] : marks.counts[-1]])),
     }

@@ -23,7 +23,7 @@ class Prompt:
         task: under which its figures are given.
         id: its name in the task.
         ids: token ids.
-        text: what the model is to say after it, token ids; None: what it will.
+        text: token ids that the model is forced to generate; None: its own text.
         length: the length it was cut or filled up to, or None.
     """
 
@@ -112,8 +112,8 @@ def unpredictable(
     Args:
         prompts: of any tasks.
         tokens: how many the text has.
-        vocab: ids are drawn from 0..vocab - 1, each as likely,
-        never: but for these, such as the end of a sequence.
+        vocab: ids are sampled uniformly from 0..vocab - 1,
+        never: except these, such as the end-of-sequence tokens.
     """
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:

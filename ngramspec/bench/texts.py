@@ -35,12 +35,15 @@ def natural(n: int, path: Path | None = None) -> Int32:
 
 def library() -> Iterator[str]:
     """The source of Python's own library, file by file."""
-    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
-        if "site-packages" not in path.parts:
-            try:
-                yield path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                continue
+    found: list[Path] = []
+    for top in Path(sysconfig.get_path("stdlib")).iterdir():
+        if top.name != "site-packages":
+            found += top.rglob("*.py") if top.is_dir() else [top] if top.suffix == ".py" else []
+    for path in sorted(found):
+        try:
+            yield path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
 
 
 def _equal(n: int) -> Int32:

@@ -47,7 +47,7 @@ SMALL: dict[str, Any] = {
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 1}
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-# What a class of configurations needs besides, or in place of it.
+# What a class of configurations needs in addition or instead.
 ODD: dict[str, dict[str, Any]] = {
     "BambaConfig": {**MAMBA, "attn_layer_indices": [1]},
     "BltLocalDecoderConfig": {"hidden_size_global": 32},

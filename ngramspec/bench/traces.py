@@ -1,4 +1,4 @@
-"""Recorded outputs: what a target said after which prompt, as token ids, one JSON object a line."""
+"""Recorded outputs: prompts and what a target generated, as token ids, one JSON object a line."""
 
 from __future__ import annotations
 

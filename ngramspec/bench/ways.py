@@ -13,6 +13,7 @@ import torch
 
 from ngramspec import Speculator, StepEvent, generate
 from ngramspec.bench.machine import PeakMemory, synchronize
+from ngramspec.target.hf_private import compile_on_every_device
 
 PLAIN = "plain"
 
@@ -69,7 +70,7 @@ def usual_ways(
     speculators: Sequence[dict[str, Any]] = (),
     compiled: bool = False,
 ) -> list[Way]:
-    """Plain ``generate``, transformers' prompt lookup, and ngramspec as asked for.
+    """Plain ``generate``, transformers' prompt lookup, and ngramspec with these settings.
 
     Args:
         lookups: values of ``prompt_lookup_num_tokens``.
@@ -103,7 +104,7 @@ class Caller:
 
     Args:
         model: a causal language model of transformers.
-        keep: whether each way keeps its Speculator from call to call; else each knows nothing.
+        keep: whether all calls of a way have one Speculator; otherwise each has a new one.
     """
 
     def __init__(self, model: Any, *, keep: bool = False) -> None:
@@ -169,7 +170,8 @@ class Caller:
         on_cpu = self.model.device.type == "cpu"
         mode = "default" if on_cpu else "reduce-overhead"
         config = CompileConfig(dynamic=False, mode=mode)  # one for all ways: another compiles anew
-        config._compile_all_devices = on_cpu
+        if on_cpu:
+            compile_on_every_device(config)
         return {"compile_config": config}
 
 
@@ -179,7 +181,7 @@ def forwards_of(model: Any, *, watch: bool) -> Iterator[list[tuple[int, int]]]:
 
     Args:
         model: not compiled.
-        watch: False: nothing is hooked, and the list stays empty.
+        watch: False: no hook is set, and the list stays empty.
     """
     seen: list[tuple[int, int]] = []
     if not watch:
@@ -224,7 +226,7 @@ def _counted(
 ) -> tuple[dict[int, int], int]:
     """Widths and emitted tokens of transformers' own forwards after the first.
 
-    Prompt lookup drafts behind the prompt in its first forward already, which may emit several.
+    Prompt lookup drafts in its first forward already, which may emit several tokens.
     """
     if "prompt_lookup_num_tokens" not in way.arguments:
         return ({1: new - 1} if new > 1 else {}), new - 1

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ngramspec.cli.subcommands import add_subcommands
 from ngramspec.cli.usage import UsageError
@@ -14,11 +14,27 @@ from ngramspec.cli.usage import UsageError
 # A new command is a module here and its name in this list; see add_subcommands.
 COMMANDS = ("demo", "alpha", "explain", "plot", "bench", "calibrate", "wrap")
 
+NAMES = 28  # columns before the descriptions of a help text, at most
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
+
+
+class Help(argparse.HelpFormatter):
+    """Help with names and descriptions side by side."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=NAMES)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # argparse forgets their indentation
+            self._action_max_length += self._indent_increment
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": Help, **settings})
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` on stderr and exit with 2."""

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="positions in the cache (default: 400 900)",
     )
-    add_count(parser, "--repeats", 9)
+    add_count(parser, "--repeats", 9, "timed forwards of each width")
     parser.add_argument("--json", type=Path, metavar="OUT", help="save the costs")
 
 
@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ngramspec.bench.forwards import forward_seconds
     from ngramspec.draft_length.cost_file import SavedCosts, described
+    from ngramspec.target.hf_private import attention_of
 
     loaded = load_model(arguments, option="MODEL")
     model = loaded.model
@@ -63,6 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"cost of a forward, in forwards of one position ({milliseconds})")
     if arguments.json is not None:
         with writable("--json", arguments.json):
-            SavedCosts(described(model), seconds).write(arguments.json)
+            SavedCosts(described(model, attention_of(model)), seconds).write(arguments.json)
         console.print(f"saved; use Speculator(costs={str(arguments.json)!r})")
     return 0

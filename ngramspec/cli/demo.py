@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ngramspec.bench.sample_texts import SampleText, demo_texts
 from ngramspec.cli.options import (
+    add_count,
     add_drafter,
     add_gamma,
     load_model,
@@ -53,13 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="one prompt, UTF-8, instead of the four texts; a user's message if the model chats",
     )
-    parser.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=MAX_NEW_TOKENS,
-        metavar="N",
-        help=f"most tokens generated for each text (default: {MAX_NEW_TOKENS})",
-    )
+    add_count(parser, "--max-new-tokens", MAX_NEW_TOKENS, "most tokens generated for each text")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -192,7 +192,7 @@ class View:
                 self._line(Text(note(row), "yellow"))
 
     def verdict(self, dtype: str, different: int, total: int) -> None:
-        """Whether the texts are those of plain ``generate``, which the exit code says too."""
+        """Whether the texts are those of plain ``generate``; the exit code tells the same."""
         if different:
             line = f"In {dtype}, {different} of {total} texts differ from plain generate."
             self._line(Text(line, "bold red"))

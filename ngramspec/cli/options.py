@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from ngramspec.bench.models import LoadedModel
 
 DTYPES = ("bfloat16", "float16", "float32")
+Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 GAMMA_HELP = "tokens drafted in a step: an integer, heuristic or auto (default: auto)"
 
 
-def add_model(
-    parser: argparse.ArgumentParser, *, dtype: str = "bfloat16", dtypes: Sequence[str] = DTYPES
-) -> None:
+def add_model(parser: Parser, *, dtype: str = "bfloat16", dtypes: Sequence[str] = DTYPES) -> None:
     """Declare ``--model`` and ``--dtype``."""
     parser.add_argument(
         "--model", metavar="MODEL", help="folder or hub id (default: the embedded SmolLM2)"
@@ -28,28 +27,28 @@ def add_model(
     add_dtype(parser, dtype=dtype, dtypes=dtypes)
 
 
-def add_dtype(
-    parser: argparse.ArgumentParser, *, dtype: str = "bfloat16", dtypes: Sequence[str] = DTYPES
-) -> None:
+def add_dtype(parser: Parser, *, dtype: str = "bfloat16", dtypes: Sequence[str] = DTYPES) -> None:
     """Declare ``--dtype``."""
-    parser.add_argument("--dtype", choices=dtypes, default=dtype, help=f"default: {dtype}")
+    parser.add_argument(
+        "--dtype", choices=dtypes, default=dtype, help=f"of the model (default: {dtype})"
+    )
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: Parser) -> None:
     """Declare ``--device``."""
     parser.add_argument(
         "--device", default="cpu", metavar="DEVICE", help="such as cuda (default: cpu)"
     )
 
 
-def add_drafter(parser: argparse.ArgumentParser) -> None:
+def add_drafter(parser: Parser) -> None:
     """Declare ``--drafter``."""
     parser.add_argument(
         "--drafter", default="auto", metavar="SPEC", help='such as "copy+ngram" (default: auto)'
     )
 
 
-def add_drafters(parser: argparse.ArgumentParser) -> None:
+def add_drafters(parser: Parser) -> None:
     """Declare ``--drafter``, which may be repeated, and ``--policy`` and ``--peers``."""
     parser.add_argument(
         "--drafter",
@@ -63,7 +62,7 @@ def add_drafters(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_policy(parser: argparse.ArgumentParser) -> None:
+def add_policy(parser: Parser) -> None:
     """Declare ``--policy``."""
     parser.add_argument(
         "--policy",
@@ -73,18 +72,19 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_gamma(parser: argparse.ArgumentParser, help: str = GAMMA_HELP) -> None:
+def add_gamma(parser: Parser, help: str = GAMMA_HELP) -> None:
     """Declare ``--gamma``."""
     parser.add_argument("--gamma", type=parse_gamma, default="auto", metavar="N", help=help)
 
 
-def add_count(parser: argparse.ArgumentParser, option: str, default: int, help: str = "") -> None:
+def add_count(parser: Parser, option: str, default: int, help: str) -> None:
     """Declare an option that is an integer; its help ends with the default."""
-    shown = f"{help} (default: {default})" if help else f"default: {default}"
-    parser.add_argument(option, type=int, default=default, metavar="N", help=shown)
+    parser.add_argument(
+        option, type=int, default=default, metavar="N", help=f"{help} (default: {default})"
+    )
 
 
-def add_outputs(parser: argparse.ArgumentParser, *, plots: bool = False) -> None:
+def add_outputs(parser: Parser, *, plots: bool = False) -> None:
     """Declare ``--json``, and ``--plots`` if the command draws any."""
     parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
     if plots:

@@ -66,6 +66,6 @@ def print_skipped(skipped: dict[str, str]) -> None:
 
 
 def print_paths(paths: Iterable[Path]) -> None:
-    """Say which files were drawn, as each is done."""
+    """Print the names of plots."""
     for path in paths:
         print(path)

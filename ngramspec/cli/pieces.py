@@ -1,4 +1,4 @@
-"""The text of draft and target tokens, decoded step by step, and what became of each."""
+"""The text of draft and target tokens, decoded step by step, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ Piece = tuple[str, str]  # what became of a token (one of the above), and its te
 class Pieces:
     """The text of each step's tokens, decoded as they come.
 
-    A token that ends inside a character yields nothing; the one that completes it, the whole
-    character. Only the last few tokens are decoded again, so a step costs the same at any length.
+    A token that ends inside a character yields no text; the one that completes the character
+    yields all of it. Only the last few tokens are decoded again, so a step costs the same at any
+    length.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -33,7 +34,7 @@ class Pieces:
     def of(self, event: StepEvent) -> list[Piece]:
         """What the step proposed and emitted, in order.
 
-        Of rejected tokens the one in whose place another came, not those behind it or beside it.
+        Of the rejected tokens only the one that another replaced, not its children or siblings.
         """
         verdict = event.verdict
         accepted = len(verdict.accepted)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from ngramspec.bench.models import INSTALL_DEMO
 from ngramspec.errors import check_int
 
 INSTALL_PLOTS = "pip install 'ngramspec[plots]'"
-INSTALL_DEMO = "pip install 'ngramspec[demo]'"
 
 
 class UsageError(ValueError):

@@ -1,11 +1,11 @@
 """Processes that decode together: one text under tensor parallelism, or equally many forwards.
 
 Under tensor parallelism every process (rank) runs the same loop over its share of the weights, and
-all have to forward the same tokens. What a drafter knows, and how long a draft is worth while, may
-differ between them; so the first rank drafts, and tells the others.
+all ranks have to forward the same tokens. What a drafter knows, and which draft length is best, may
+differ between them. So the first rank drafts and broadcasts its drafts.
 
-Where weights are gathered for each forward (FSDP, ZeRO-3: ``synced_gpus``), every rank has a text
-of its own, and the ranks that have finished go on forwarding until all have.
+Where weights are gathered for each forward (FSDP, ZeRO-3: ``synced_gpus``), every rank generates a
+text of its own. Ranks that have finished go on running forwards until all have finished.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHAIN = -2  # in place of a parent: the draft is a chain
 
 
 class Ranks:
-    """What a generation has to agree on with other processes; with none by itself, nothing.
+    """The processes that a generation runs in, and what they have to agree on.
 
     Args:
         group: the processes that decode the same text, or None.
@@ -47,11 +47,11 @@ class Ranks:
         return self.group is None or dist.get_rank(self.group) == 0
 
     def share(self, drafts: list[Draft], width: int) -> tuple[list[Draft], int]:
-        """The first rank's drafts and its forward's width, on every rank.
+        """The first rank's drafts and the width of its forward, on every rank.
 
-        One broadcast, of int32 (batch, 2 + 2 * SENT); where a draft is longer, a second one.
-        Proposals are not sent: a stochastic draft is verified like a deterministic one, which
-        keeps the target's distribution, too.
+        One broadcast of int32 (batch, 2 + 2 * SENT); a second one if a draft is longer than SENT.
+        Proposals are not sent: a stochastic draft is then verified like a deterministic one, which
+        keeps the target's distribution too.
         """
         if self.group is None:
             return drafts, width
@@ -64,7 +64,11 @@ class Ranks:
         return _unpack(message), int(message[0, 1])
 
     def going(self, mine: bool) -> bool:
-        """Whether another forward is due; ``mine``: whether this process needs it."""
+        """Whether any process needs another forward.
+
+        Args:
+            mine: whether this one does.
+        """
         if not self.synced:
             return mine
         count = torch.tensor(float(mine), device=self.device)
@@ -101,7 +105,7 @@ def ranks_of(model: Any, device: torch.device, synced_gpus: bool | None = None) 
     mesh = device_mesh(model)
     if mesh is None:
         return Ranks(None, device.type, synced)
-    axes = mesh.mesh_dim_names or ("tp",)  # a mesh of one nameless axis is a tensor-parallel one
+    axes = mesh.mesh_dim_names or ("tp",)  # a mesh of one unnamed axis is a tensor-parallel one
     sizes = dict(zip(axes, mesh.mesh.shape, strict=True))
     if sizes.get("pp", 1) > 1:
         raise UnsupportedError(

@@ -1,4 +1,4 @@
-"""The drafting side of one generation: its session, hot swaps, and a drafter's faults."""
+"""One row's drafting: its session, replacing the drafter, and a drafter's faults."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from ngramspec.stats import DecodeStats
 
 logger = logging.getLogger("ngramspec")
 
-
-FAULTS = 4  # after so many a drafter is not asked any more: each may cost reading the whole text
-FORGIVEN = 8  # unless so many steps without one came between
+FAULTS = 4  # after so many a drafter is not called any more: each may cost reading the whole text
+FORGIVEN = 8  # so many steps without a fault set the count of faults to 0
 
 
 class DraftRunner:
-    """Asks the current drafter, whichever that is at each step, and survives its errors.
+    """Gets a row's drafts from the current drafter, and handles the drafter's errors.
 
-    A drafter that raises, or returns what cannot be verified, costs its draft: the step goes on
-    undrafted, the fault is logged once a generation and counted in the statistics. A session that
-    raised is closed and begun anew from the committed tokens. A drafter that failed ``FAULTS``
-    times in a row, or with fewer than ``FORGIVEN`` sound steps in between, is not asked any more in
-    this generation; another one, after a hot swap, begins with a clean record.
+    If a drafter raises, or returns what cannot be verified, the step goes on without a draft. The
+    fault is logged once a generation and counted in the statistics. A session that raised is
+    closed, and a new one starts from the committed tokens. A drafter that failed ``FAULTS`` times
+    in a row, or with fewer than ``FORGIVEN`` sound steps in between, is not called any more in this
+    generation; the count starts again when another drafter replaces it.
 
-    Drafters never see ids that the target has no logits for: placeholders of images, say, or a
-    reference text's ids of another vocabulary. No drafter could be right with them, and a
-    stochastic one that draws one of them now and then would lose just those drafts, by what it
-    drew. Tokens committed later are always the target's own.
+    Drafters never see ids that the target has no logits for: placeholders of images, for example,
+    or a reference text's ids of another vocabulary. The target never emits them. And a stochastic
+    drafter that samples one of them would lose just those drafts, because of a sampled token.
+    Tokens committed later are always the target's own.
 
     Args:
-        current: returns the drafter to use; another one than before is a hot swap.
-        controller: how many tokens to ask for.
+        current: returns the drafter to use. If it is another one than before, it replaces it.
+        controller: how many tokens to draft.
         tokens: the committed tokens, int32 (n,); those outside 0..vocab - 1 are left out.
         vocab: size of the target's vocabulary.
         stats: of the run, where faults are counted.
-        tree: whether drafts may be trees,
-        always: and that also where no cost says which branches are worth it.
+        tree: whether drafts may be trees.
+        always: whether they may be trees also where no cost says which branches are worth it.
         temperature: that tokens are sampled at; None: they are not.
-        seed: of the call and the row, for drafts that are drawn.
-        unplaced: an id behind which the target counts positions otherwise in a wider forward:
-            drafts end before it, and none begins behind it. None: there is none.
+        seed: of the call and the row, for drafts that are sampled.
+        unplaced: an id after which the target numbers positions differently in a wider forward:
+            drafts end before it, and none begins after it. None: there is none.
     """
 
     def __init__(
@@ -90,15 +89,18 @@ class DraftRunner:
         return self._tiers
 
     def propose(self, limit: int, *, tree: bool = True) -> Draft:
-        """A draft of at most ``limit`` tokens, or the empty one; a chain if trees are not to be.
+        """A draft of at most ``limit`` tokens, or the empty one.
 
-        A tree without branches comes as a chain: it needs no mask of its own.
+        Args:
+            limit: most tokens.
+            tree: whether it may be a tree. A tree without branches is returned as a chain, which
+                needs no mask of its own.
         """
         self._swap(self._current())
         if limit < 1 or self._gave_up():
             return EMPTY_DRAFT
         try:
-            gamma, tree, draft = self._ask(limit, tree and self._tree)
+            gamma, tree, draft = self._call(limit, tree and self._tree)
         except Exception as error:
             self._fault(error)
             self.close()
@@ -115,9 +117,9 @@ class DraftRunner:
         return self._placed(checked).as_chain()
 
     def _placed(self, draft: Draft) -> Draft:
-        """As much of a chain as the target counts right.
+        """As much of a chain as the target numbers correctly.
 
-        Of a drawn one that is nothing: no token drawn may decide how many are verified.
+        Of a sampled chain that is nothing: no sampled token may decide how many are verified.
         """
         if self._unplaced is None or not len(draft):
             return draft
@@ -128,38 +130,42 @@ class DraftRunner:
         return draft.first(int(wrong[0])) if len(wrong) else draft
 
     def _swap(self, drafter: Drafter) -> None:
-        """Let ``drafter`` be the one to ask."""
+        """Let ``drafter`` be the current one."""
         if drafter is self._drafter:
             return
         self.close()
         self._drafter, self._tiers = drafter, ()
         self._faults, self._stopped = 0, False
 
-    def _ask(self, limit: int, tree: bool) -> tuple[int, bool, Draft]:
-        """The drafter's draft, after how many tokens and whether a tree was asked for; 0: none."""
+    def _call(self, limit: int, tree: bool) -> tuple[int, bool, Draft]:
+        """Call the drafter: (gamma that it got, whether a tree was allowed, its draft)."""
         drafter = self._drafter
         assert drafter is not None
-        if self._session is None:
-            self._tiers = check_tiers(drafter.tiers)
-            self._session = drafter.start(self._tokens[: self._count].copy())
-            if not isinstance(self._session, DraftSession):
-                what = type(self._session).__name__
-                raise TypeError(f"start must return a DraftSession, got {what}")
-            if self._temperature is not None:
-                self._session.begin_sampling(self._temperature, (*self._seed, self._count))
+        session = self._start(drafter) if self._session is None else self._session
         gamma, cost = self._controller.plan(drafter.estimates)
         gamma = min(limit, gamma)
         if gamma < 1:
             return 0, False, EMPTY_DRAFT
         tree = tree and (self._always or (cost is not None and bool(drafter.branches)))
         cost = None if cost is None else cost.copy()  # the controller's own stays as it is
-        return gamma, tree, self._session.propose(gamma, cost, tree=tree)
+        return gamma, tree, session.propose(gamma, cost, tree=tree)
+
+    def _start(self, drafter: Drafter) -> DraftSession:
+        """Start a session from the committed tokens."""
+        self._tiers = check_tiers(drafter.tiers)
+        self._session = drafter.start(self._tokens[: self._count].copy())
+        if not isinstance(self._session, DraftSession):
+            what = type(self._session).__name__
+            raise TypeError(f"start must return a DraftSession, got {what}")
+        if self._temperature is not None:
+            self._session.begin_sampling(self._temperature, (*self._seed, self._count))
+        return self._session
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
         """Tell the controller and the session what became of a draft, and what was committed.
 
-        The session gets its own draft back, as far as it was verified: what it does to that, or
-        to the lists of the verdict, is nobody else's business.
+        The session gets its own draft back, as far as it was verified. It may change that draft and
+        the lists of the verdict: nothing else uses them.
         """
         if len(draft):
             self._controller.observe(len(draft), len(verdict.accepted))
@@ -199,19 +205,17 @@ class DraftRunner:
 
     def _fault(self, error: Exception) -> None:
         self._faults, self._sound_steps, self._sound = self._faults + 1, 0, False
-        self._stats.drafter_faults += 1
-        if self._stats.drafter_faults == 1:  # of all rows
+        if self._stats.count_fault():  # the first one of all rows
             name = type(self._drafter).__name__
             logger.warning("%s failed, the step goes on undrafted: %r", name, error, exc_info=error)
 
     def _gave_up(self) -> bool:
-        """Whether the drafter is not asked any more; the first time its session is closed."""
+        """Whether the drafter is not called any more; the first time, close its session."""
         if not self._stopped and self._faults >= FAULTS:
             self._stopped = True
             self.close()
-            self._stats.drafters_stopped += 1
-            if self._stats.drafters_stopped == 1:
+            if self._stats.count_stopped_drafter():
                 name, faults = type(self._drafter).__name__, self._faults
-                what = "%s failed %d times and is not asked any more in this generation"
+                what = "%s failed %d times and is not called any more in this generation"
                 logger.warning(what, name, faults)
         return self._stopped

@@ -1,17 +1,53 @@
-"""Rows of a batch that advance together, and how their tokens are chosen and committed."""
+"""Rows of a batch that advance together: their committed tokens, and what they accept."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
+from ngramspec.decoding.observer import NO_OBSERVER, STREAMING, Observer
 from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.greedy import Tokens
-from ngramspec.verification.sampler import DraftCursor, TokenSampler, behind
+from ngramspec.verification.sampler import DraftCursor, TokenSampler
 
 ROOM = 256  # tokens that a group's buffer has room for at first
 NOTHING = Verdict((), 0, ())
+
+
+@dataclass(slots=True)
+class Judged:
+    """What a step's verification has found in one row so far; the fields are Verdict's."""
+
+    accepted: list[int] = field(default_factory=list)
+    tested: int = 0
+    emitted: list[int] = field(default_factory=list)
+    rejected: int | None = None
+
+    def judge(self, cursor: DraftCursor, position: int, token: int) -> int | None:
+        """Compare what was drafted at a position with the target's token there.
+
+        Returns:
+            the accepted node; None: there is none.
+        """
+        nodes, drafted = cursor.nodes(position), cursor.drafted(position)
+        self.emitted.append(token)
+        if token in drafted:
+            sibling = drafted.index(token)
+            self.tested += sibling + 1
+            self.accepted.append(nodes[sibling])
+            return nodes[sibling]
+        self.tested += len(nodes)
+        if nodes:
+            self.rejected = nodes[0]
+        return None
+
+    def verdict(self) -> Verdict:
+        """All of it."""
+        if not self.emitted:
+            return NOTHING
+        return Verdict(self.accepted, self.tested, tuple(self.emitted), self.rejected)
 
 
 class Group:
@@ -20,21 +56,36 @@ class Group:
     Args:
         rows: their indices in the batch.
         prompt: int64 or int32 (len(rows), prompt).
-        choosing: how their tokens are chosen.
+        sampler: how their tokens are chosen.
+        observer: is told of streaming.
+
+    Attributes:
+        length: committed tokens of each row.
+        finished: whether each row has ended.
+        last: each row's last committed token.
+        accepted_positions: positions of the step's forward that plain decoding would have computed.
+        device: the prompt's.
     """
 
-    def __init__(self, rows: Sequence[int], prompt: torch.Tensor, choosing: TokenSampler) -> None:
+    def __init__(
+        self,
+        rows: Sequence[int],
+        prompt: torch.Tensor,
+        sampler: TokenSampler,
+        observer: Observer = NO_OBSERVER,
+    ) -> None:
         self.rows = rows
-        self.choosing = choosing
+        self.sampler = sampler
         self.length = self.prompt_length = prompt.shape[1]
         self.finished = [False] * len(rows)
-        self.last = [0] * len(rows)  # each row's last committed token
-        self.accepted_positions: list[int] = []  # of the step, those that plain decoding forwards
+        self.last = [0] * len(rows)
+        self.accepted_positions: list[int] = []
         self.device = prompt.device
-        self._dtype = prompt.dtype  # which plain decoding gives up with the first token
+        self._observer = observer
+        self._dtype = prompt.dtype  # plain decoding gives it up with the first token
         self._host = torch.empty((len(rows), self.length + ROOM), dtype=torch.int64, device="cpu")
         self._host[:, : self.length] = prompt
-        self._device = self._host  # where it is another one, a copy that follows when asked for
+        self._device = self._host  # on another device a copy, which ``ids`` completes
         if prompt.device.type != "cpu":
             self._device = torch.empty_like(self._host, device=prompt.device)
             self._device[:, : self.length] = prompt
@@ -52,8 +103,8 @@ class Group:
 
     @property
     def going(self) -> list[int]:
-        """Rows of the group that are drafted for: ended ones, too, where nothing pads them."""
-        pads = self.choosing.pad is not None
+        """Rows of the group that are drafted for; ended ones too, unless they are padded."""
+        pads = self.sampler.pad is not None
         return [row for row, ended in enumerate(self.finished) if not (ended and pads)]
 
     def ids(self) -> torch.Tensor:
@@ -68,102 +119,70 @@ class Group:
         ids = self._device[:, : self.length]
         return ids if self.new else ids.to(self._dtype)
 
+    def begin_step(self) -> None:
+        """Forget which positions of the last forward were accepted."""
+        self.accepted_positions = []
+
     def verify(
-        self, drafts: Sequence[Draft], logits: torch.Tensor, choices: Sequence[Tokens] | None
+        self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: Sequence[Tokens] | None
     ) -> list[Verdict]:
         """Commit the target's tokens position by position, as far as all drafts agree.
 
         Args:
-            drafts: each row's draft, in a group of several rows all chains; an ended row's counts
-                for nothing.
-            logits: (rows, n + 1, vocab), behind the last committed token and the n drafted ones.
-            choices: the target's tokens, n + 1 for each row, or None: choose as far as the drafts
-                agree.
+            drafts: each row's draft, in a group of several rows all chains; those of ended rows
+                are ignored.
+            logits: (rows, n + 1, vocab), at the last committed token and the n drafted ones.
+            sampled: the target's tokens, n + 1 for each row; None: sample them one by one, as far
+                as the drafts agree.
         """
-        walks = [DraftCursor(draft) for draft in drafts]
+        cursors = [DraftCursor(draft) for draft in drafts]
+        judged = [Judged() for _ in self.rows]
         going = self.going
-        emitted: list[list[int]] = [[] for _ in self.rows]
-        accepted: list[list[int]] = [[] for _ in self.rows]
-        tested = [0] * len(self.rows)
-        rejected: list[int | None] = [None] * len(self.rows)
-        self.accepted_positions = []
+        self.begin_step()
         position = 0
         while position >= 0:
             self.accepted_positions.append(position)
-            known = None if choices is None else [row[position] for row in choices]
-            tokens = self.choose(logits[:, position], known, walks, position)
-            agreed = set()
-            for row in going:
-                emitted[row].append(tokens[row])
-                drafted = walks[row].drafted(position)
-                right = drafted.index(tokens[row]) if tokens[row] in drafted else -1
-                tested[row] += len(drafted) if right < 0 else right + 1
-                agreed.add(-1 if right < 0 else walks[row].nodes(position)[right])
-                accepted[row] += walks[row].nodes(position)[right : right + 1] if right >= 0 else ()
-                if drafted and right < 0:
-                    rejected[row] = walks[row].nodes(position)[0]
+            known = None if sampled is None else [row[position] for row in sampled]
+            tokens = self.sampler.sample(logits[:, position], cursors, position, self, known)
+            tokens = self._padded(tokens)
+            nodes = {judged[row].judge(cursors[row], position, tokens[row]) for row in going}
             self.commit(tokens)
-            went_on = len(agreed) == 1 and self.going == going and not self.stopped
-            position = agreed.pop() + 1 if went_on and -1 not in agreed else -1
-        return [
-            Verdict(accepted[row], tested[row], tuple(new), rejected[row]) if new else NOTHING
-            for row, new in enumerate(emitted)
-        ]
+            agreed = len(nodes) == 1 and self.going == going and not self.stopped
+            node = nodes.pop() if agreed else None
+            position = -1 if node is None else node + 1
+        return [each.verdict() for each in judged]
 
-    def choose(
-        self,
-        logits: torch.Tensor,
-        known: list[int] | None,
-        walks: Sequence[DraftCursor],
-        position: int,
-    ) -> list[int]:
-        """The target's tokens at one position, from its logits (rows, vocab), and their record."""
-        choosing, record = self.choosing, self.choosing.record
-        if known is None or record:
-            logits = logits.to(copy=True, dtype=torch.float32, device=self.device)
-            scores = logits
-            if choosing.processors:
-                scores = choosing.processors(self.ids(), logits)
-            if record.scores is not None:
-                record.scores.append(scores)
-            if record.logits is not None:
-                record.logits.append(logits)
-            if known is None:
-                known = self._from(scores, walks, position)
-        rows = zip(known, self.finished, strict=True)
+    def _padded(self, tokens: list[int]) -> list[int]:
+        """The tokens to commit: padding in rows that have ended, if they are padded.
+
+        Raises:
+            RuntimeError: a row's scores were no distribution.
+        """
+        rows = zip(tokens, self.finished, strict=True)
         if min((token for token, ended in rows if not ended), default=0) < 0:
             raise RuntimeError(
                 "the target's scores are no distribution: NaN, or -inf for every token, at"
                 f" position {self.length}"
             )
-        if choosing.pad is not None:
-            rows = zip(known, self.finished, strict=True)
-            known = [choosing.pad if ended else token for token, ended in rows]
-        return known
-
-    def _from(self, scores: torch.Tensor, walks: Sequence[DraftCursor], position: int) -> list[int]:
-        """The rule's tokens for processed scores, float32 (rows, vocab)."""
-        rule = self.choosing.rule
-        if all(rule.ignores(walk.draft) for walk in walks):
-            chosen = rule.choose(scores)
-        else:
-            spots = [(walk, position) for walk in walks]
-            chosen = rule.choose(scores, *behind(spots, scores.shape[-1], scores.device))
-        tokens: list[int] = chosen.tolist()
-        return tokens
+        pad = self.sampler.pad
+        if pad is None:
+            return tokens
+        rows = zip(tokens, self.finished, strict=True)
+        return [pad if ended else token for token, ended in rows]
 
     def commit(self, tokens: list[int]) -> None:
-        """Append one token to each row, ask whether to stop, stream: in ``generate``'s order."""
-        choosing = self.choosing
+        """Append one token to each row, check whether to stop, stream: in ``generate``'s order."""
+        sampler = self.sampler
         self.reserve(self.length + 1)
         self.last = tokens
         column = torch.tensor(tokens, device="cpu")
         self._host[:, self.length] = column
         self.length += 1
-        ended = choosing.stop(tokens, self.length, self.ids, choosing.record.scores)
+        ended = sampler.stop(tokens, self.length, self.ids, sampler.record.scores)
         self.finished = [was or now for was, now in zip(self.finished, ended, strict=True)]
-        if choosing.streamer is not None:
-            choosing.streamer.put(column)
+        if sampler.streamer is not None:
+            with self._observer.section(STREAMING):
+                sampler.streamer.put(column)
 
     def reserve(self, length: int) -> None:
         """Make room for ``length`` tokens a row."""

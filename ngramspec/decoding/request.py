@@ -1,4 +1,4 @@
-"""What one call asks for: reference text, its own settings, and whether its rows may part."""
+"""One call of ``generate``: its arguments, its reference text, whether its rows may diverge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.target.model import Target
 from ngramspec.verification.sampler import TokenSampler
 
-# Processors of transformers that look at each row by itself, whichever batch it is in.
+# Processors of transformers that treat each row by itself, whichever batch it is in.
 BY_ROW = frozenset(
     {
         "EpsilonLogitsWarper",
@@ -40,7 +40,7 @@ BY_ROW = frozenset(
         "TypicalLogitsWarper",
     }
 )
-# Those whose result does not depend on the committed tokens either.
+# Those whose result is independent of the committed tokens too.
 HISTORY_FREE = frozenset(
     {
         "EpsilonLogitsWarper",
@@ -60,9 +60,41 @@ STOCK_PROCESSORS = "transformers.generation.logits_process"
 KEYS = ("reference_ids",)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """The arguments of one call of ``generate``, as transformers has prepared them.
+
+    Attributes:
+        model: a transformers model.
+        input_ids: the prompt, int64 (batch, n).
+        config: the prepared GenerationConfig.
+        processors: logits processors, or None.
+        criteria: stopping criteria, or None.
+        streamer: gets every token, or None.
+        reference_ids: text that drafters read before the prompt, or None.
+        encoded: what the encoder of an encoder-decoder model read.
+        generator: what to sample with, or None: torch's global one.
+        synced_gpus: whether all processes do equally many forwards; None: where weights are
+            sharded over data.
+        model_kwargs: what ``generate`` prepared for the model's forward.
+    """
+
+    model: Any
+    input_ids: torch.Tensor
+    config: Any
+    processors: Any
+    criteria: Any
+    streamer: Any
+    reference_ids: Any
+    encoded: Any
+    generator: torch.Generator | None
+    synced_gpus: bool | None
+    model_kwargs: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a call asks for beside the Speculator's own settings.
+    """What a call says to drafters.
 
     Attributes:
         reference: text that drafters read before the prompt, int32 (n,).
@@ -76,10 +108,11 @@ def read_request(config: Any, reference_ids: Any = None) -> Request:
 
     Args:
         config: its GenerationConfig; an entry ``ngramspec``, a dict, may hold ``reference_ids``.
-        reference_ids: the argument, which comes before the entry.
+        reference_ids: the argument; it overrides the entry.
 
     Raises:
-        TypeError, ValueError: what is wrong, by name.
+        TypeError: the entry is no dict, or reference_ids are no token ids.
+        ValueError: the entry has an unknown key, or an id is out of its bounds.
     """
     entry = getattr(config, "ngramspec", None)
     entry = {} if entry is None else entry
@@ -98,8 +131,8 @@ def _flat(given: Any) -> Int32:
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu().numpy()
     many = isinstance(given, list | tuple) and any(not np.isscalar(each) for each in given)
-    parts = [_flat(each) for each in given] if many else [np.asarray(given).ravel()]
-    ids = np.concatenate(parts) if parts else NO_TOKENS
+    texts = [_flat(each) for each in given] if many else [np.asarray(given).ravel()]
+    ids = np.concatenate(texts) if texts else NO_TOKENS
     if ids.size and not np.issubdtype(ids.dtype, np.integer):
         raise TypeError(f"reference_ids must hold token ids, got {ids.dtype}")
     if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
@@ -117,8 +150,8 @@ def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int]
         encoded: int64 (batch, n), what the encoder of an encoder-decoder model read; else unused.
 
     Returns:
-        A function of the row's index, to int32 (n,). Padding on the left is left out, by the masks
-        as they are now, ahead of the prefill.
+        A function of the row's index, to int32 (n,). What the masks leave out is left out, by the
+        masks as they are before the prefill.
     """
 
     masks = ("attention_mask", "decoder_attention_mask")
@@ -126,19 +159,19 @@ def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int]
     mask = decoder_mask if target.traits.encodes else encoder_mask
 
     def history(row: int) -> Int32:
-        parts = [request.reference]
+        texts = [request.reference]
         if target.traits.encodes and _holds_ids(encoded):
             each = target.prompt.shape[0] // encoded.shape[0]  # sequences of one encoded text
             mask_of = None if encoder_mask is None else encoder_mask[row]
-            parts.append(_own(encoded[row // each], mask_of))
-        parts.append(_own(target.prompt[row], None if mask is None else mask[row]))
-        return np.concatenate(parts)
+            texts.append(_own(encoded[row // each], mask_of))
+        texts.append(_own(target.prompt[row], None if mask is None else mask[row]))
+        return np.concatenate(texts)
 
     return history
 
 
 def _holds_ids(encoded: Any) -> bool:
-    """Whether an encoder read token ids, (batch, n), and no sound or image."""
+    """Whether an encoder read token ids, (batch, n), not sound or images."""
     known = isinstance(encoded, torch.Tensor) and encoded.ndim == 2
     return known and not encoded.is_floating_point()
 
@@ -152,44 +185,40 @@ def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
     return own
 
 
-def must_lockstep(choosing: TokenSampler, target: Target) -> bool:
+def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
     """Whether the rows of a batch have to advance together.
 
-    They do where something is shown all rows at once: a streamer, what is recorded of each token,
-    custom stopping criteria, and processors that are not known to look at each row by itself; and
-    where the cache is returned, which a later call reads as plain decoding would have left it.
+    They do where something sees all rows at once: a streamer, a record of each token, custom
+    stopping criteria, and processors that are not known to treat each row by itself. They also do
+    where the cache is returned: a later call reads it as plain decoding would have left it.
     """
-    if (
-        choosing.streamer is not None
-        or choosing.record
-        or target.call.states
-        or choosing.stop.custom
-    ):
+    sees_all = sampler.streamer is not None or sampler.record or sampler.stop.custom
+    if sees_all or target.call.states:
         return True
     if target.config.return_dict_in_generate:
         return True
-    return not all_in(choosing.processors, BY_ROW)
+    return not all_in(sampler.processors, BY_ROW)
 
 
 def all_in(processors: Any, names: frozenset[str]) -> bool:
-    """Whether all processors are transformers' own, of classes named; those of no list are."""
+    """Whether all processors are transformers' own, of the classes named; True for none at all."""
     return all(
         type(each).__name__ in names and type(each).__module__ == STOCK_PROCESSORS
         for each in processors or ()
     )
 
 
-def by_row(choosing: TokenSampler, rows: int) -> list[TokenSampler]:
-    """How each row's tokens are chosen by itself, where ``must_lockstep`` allows it."""
-    if not choosing.processors:
-        return [choosing] * rows
+def samplers_by_row(sampler: TokenSampler, rows: int) -> list[TokenSampler]:
+    """A sampler for each row by itself, where ``must_lockstep`` allows it."""
+    if not sampler.processors:
+        return [sampler] * rows
     return [
-        replace(choosing, processors=_of_row(choosing.processors, row, rows)) for row in range(rows)
+        replace(sampler, processors=_of_row(sampler.processors, row, rows)) for row in range(rows)
     ]
 
 
 def _of_row(processors: Any, row: int, rows: int) -> Any:
-    """The processors, those that keep something of every row cut to one."""
+    """The processors for one row; those that keep something of every row keep that of this one."""
     own = []
     for processor in processors:
         ignored = getattr(processor, "prompt_ignore_length", None)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.decoding.loop import Generation
+from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import (
     HISTORY_FREE,
+    GenerateCall,
     all_in,
-    by_row,
     history_of,
     must_lockstep,
     read_request,
+    samplers_by_row,
 )
+from ngramspec.draft import Int32
 from ngramspec.draft_length.cost_curve import ForwardKind
 from ngramspec.draft_length.cost_file import SavedCosts
 from ngramspec.draft_length.schedule import PrefillDraftLength, make_controller
@@ -34,84 +37,48 @@ from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
 
-ENDLESS = 4096  # tokens that may be generated where nothing says how many
+UNBOUNDED = 4096  # tokens that may be generated where no criterion says how many
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A Speculator's arguments as they are when a call begins.
+    """What a call takes from its Speculator when it begins.
 
     Attributes:
-        drafter: returns the drafter to use, asked at every step.
-        gamma: an integer, "heuristic" or "auto".
-        most: most tokens in a draft.
-        tree: "auto", None, or an integer: drafts are trees where they pay, never, or always.
+        config: the Speculator's arguments.
+        drafter: returns the drafter to use; called at every step.
         rule: makes the rule of verification; called with whether to sample, and with what.
-        saved: costs measured ahead, or None.
-        width: of every forward after the prefill, or None: as wide as the draft.
-        compiled: whether forwards are compiled; None: where plain ``generate`` would.
+        prefill_length: how many drafted tokens the prefill checks, under gamma="auto".
         on_step: called with every StepEvent, or None.
-        ahead: how many tokens of a draft the prefill checks, under gamma="auto".
-        log: logs a warning once.
+        observer: is told of the loop's sections.
+        count: adds a run's counts and times to the Speculator's.
+        log_once: logs a warning once.
     """
 
+    config: Config
     drafter: Callable[[], Drafter]
-    gamma: int | str
-    most: int
-    tree: int | str | None
     rule: Callable[[bool, torch.Generator | None], Rule]
-    saved: SavedCosts | None
-    width: int | None
-    compiled: bool | None
+    prefill_length: PrefillDraftLength
     on_step: Callable[[StepEvent], None] | None
-    ahead: PrefillDraftLength
-    log: Callable[[str], None]
+    observer: Observer
+    count: Callable[[DecodeStats], None]
+    log_once: Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateCall:
-    """What a call of ``generate`` brings beside the model and its inputs.
-
-    Attributes:
-        config: the prepared GenerationConfig.
-        processors: its logits processors, or None.
-        criteria: its stopping criteria, or None.
-        streamer: gets every token, or None.
-        reference_ids: text that drafters read before the prompt, or None.
-        encoded: what the encoder of an encoder-decoder model read.
-        generator: what to sample with, or None: torch's global one.
-    """
-
-    config: Any
-    processors: Any
-    criteria: Any
-    streamer: Any
-    reference_ids: Any
-    encoded: Any
-    generator: torch.Generator | None
-
-
-def make_target(
-    settings: Settings,
-    ranks: Ranks,
-    model: Any,
-    input_ids: torch.Tensor,
-    config: Any,
-    model_kwargs: dict[str, Any],
-) -> Target:
+def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
     """The target of a call.
 
     Raises:
         UnsupportedError: the model or its cache cannot be speculated with.
     """
     target = Target(
-        model,
-        input_ids,
-        config,
-        model_kwargs,
-        width=settings.width,
-        compiled=settings.compiled,
-        gamma_max=settings.gamma if isinstance(settings.gamma, int) else settings.most,
+        call.model,
+        call.input_ids,
+        call.config,
+        call.model_kwargs,
+        width=config.fixed_width,
+        compiled=config.compiled,
+        gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
     )
     if ranks.synced and target.cache.capacity is not None:
         raise UnsupportedError(
@@ -120,87 +87,104 @@ def make_target(
     return target
 
 
-def make_run(settings: Settings, ranks: Ranks, target: Target, asked: GenerateCall) -> Generation:
-    """The run that decodes what was asked for.
+def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCall) -> Generation:
+    """The run that decodes a call.
 
     Raises:
-        TypeError, ValueError: ``reference_ids`` or the config's own entry is wrong.
+        TypeError: ``reference_ids``, or the config's own entry, has the wrong type.
+        ValueError: one of them has a wrong value.
     """
-    config, rows = asked.config, target.prompt.shape[0]
-    request = read_request(config, asked.reference_ids)
-    choosing = _choosing(settings, target, asked)
+    config, rows, stats = settings.config, target.prompt.shape[0], DecodeStats()
+    request = read_request(call.config, call.reference_ids)
+    sampler = _sampler(settings, target, call)
     ragged = rows > 1 and allows_ragged(target.traits, target.call)
-    if ragged and not must_lockstep(choosing, target):
+    if ragged and not must_lockstep(sampler, target):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
-        settings.log(f"drafting nothing: {target.limits.unaligned}")
-    history = history_of(target, request, asked.encoded)
-    stats = DecodeStats()
-    gamma = settings.gamma
-    if settings.width is not None and not isinstance(gamma, int):
-        gamma = min(settings.most, settings.width - 1)  # a longer draft costs no more
-    asked_for, priced = isinstance(settings.tree, int), gamma == "auto"
-    obstacle = why_no_tree(target.traits, target.call)
-    trees = obstacle is None and (asked_for or (settings.tree == "auto" and priced))
-    if asked_for and obstacle is not None:
-        stats.chains[obstacle] = 1
-    pace = _step_costs(settings, target, choosing.stop.max_length, trees)
-    temperature = float(config.temperature or 1.0) if config.do_sample else None
-    seed = 0
-    if config.do_sample:
-        seed = seed_of(asked.generator or default_generator(target.prompt.device))
+        settings.log_once(f"drafting nothing: {target.limits.unaligned}")
+    history = history_of(target, request, call.encoded)
+    trees = _may_branch(config, target, stats)
+    costs = _step_costs(settings, target, sampler.stop.max_length, trees)
+    return Generation(
+        target=target,
+        make_runner=_runners(settings, ranks, target, call, history, costs, trees, stats),
+        sampler=sampler,
+        row_samplers=samplers_by_row(sampler, rows) if target.inputs.ragged else None,
+        step_costs=costs if config.planned_gamma == "auto" else None,
+        prefill_length=settings.prefill_length,
+        stats=stats,
+        on_step=settings.on_step,
+        observer=settings.observer,
+        ranks=ranks,
+    )
 
-    def drafting(row: int, vocab: int) -> DraftRunner:
+
+def _may_branch(config: Config, target: Target, stats: DecodeStats) -> bool:
+    """Whether drafts may be trees; with ``tree=N``, why not is counted."""
+    obstacle = why_no_tree(target.traits, target.call)
+    if isinstance(config.tree, int) and obstacle is not None:
+        stats.count_chains(obstacle)
+    priced = config.tree == "auto" and config.planned_gamma == "auto"
+    return obstacle is None and (isinstance(config.tree, int) or priced)
+
+
+def _runners(
+    settings: Settings,
+    ranks: Ranks,
+    target: Target,
+    call: GenerateCall,
+    history: Callable[[int], Int32],
+    costs: StepCostTracker,
+    trees: bool,
+    stats: DecodeStats,
+) -> Callable[[int, int], DraftRunner]:
+    """What makes a row's DraftRunner; see Generation."""
+    config, temperature, seed = settings.config, None, 0
+    if call.config.do_sample:
+        temperature = float(call.config.temperature or 1.0)
+        seed = seed_of(call.generator or default_generator(target.prompt.device))
+
+    def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
         return DraftRunner(
             lambda: follower or settings.drafter(),
-            make_controller(gamma, settings.most, pace.cost),
+            make_controller(config.planned_gamma, config.longest, costs.cost),
             history(row),
             vocab,
             stats,
             tree=trees,
-            always=asked_for,
+            always=isinstance(config.tree, int),
             temperature=temperature,
             seed=(seed, row),
             unplaced=target.traits.unplaced,
         )
 
-    return Generation(
-        target=target,
-        drafting=drafting,
-        choosing=choosing,
-        by_row=by_row(choosing, rows) if target.inputs.ragged else None,
-        pace=pace if gamma == "auto" else None,
-        ahead=settings.ahead,
-        stats=stats,
-        on_step=settings.on_step,
-        ranks=ranks,
-    )
+    return make
 
 
-def _choosing(settings: Settings, target: Target, asked: GenerateCall) -> TokenSampler:
-    """How the call's tokens are chosen."""
-    config = asked.config
+def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSampler:
+    """How the call's tokens are sampled."""
+    config = call.config
     keep = config.return_dict_in_generate
-    stop = StopRules(asked.criteria or ())
-    far = prefers_one_transfer(target.prompt.device)
+    stop = StopRules(call.criteria or ())
+    one_transfer = settings.observer.one_transfer or prefers_one_transfer(target.prompt.device)
     return TokenSampler(
-        processors=asked.processors,
+        processors=call.processors,
         stop=stop,
-        rule=settings.rule(bool(config.do_sample), asked.generator),
+        rule=settings.rule(bool(config.do_sample), call.generator),
         pad=pad_token(config) if stop.pads else None,
-        streamer=asked.streamer,
+        streamer=call.streamer,
         record=Record(
             [] if keep and config.output_scores else None,
             [] if keep and config.output_logits else None,
         ),
-        far=far,
-        ahead=far and all_in(asked.processors, HISTORY_FREE),
+        one_transfer=one_transfer,
+        history_free=all_in(call.processors, HISTORY_FREE),
     )
 
 
 def prefers_one_transfer(device: torch.device) -> bool:
-    """Whether a transfer from the device costs more than choosing for positions in vain."""
+    """Whether a transfer from the device costs more than sampling at unused positions."""
     return device.type != "cpu"
 
 
@@ -209,7 +193,7 @@ def _step_costs(
 ) -> StepCostTracker:
     """What the call's forwards cost; measured under gamma="auto"."""
     rows, length = target.prompt.shape
-    tokens = ENDLESS if max_length is None else max_length - length
+    tokens = UNBOUNDED if max_length is None else max_length - length
     kind = ForwardKind(
         machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
         dtype=str(target.model.dtype).removeprefix("torch."),
@@ -219,13 +203,20 @@ def _step_costs(
         compiled=bool(target.widths.sizes),
         tree=trees,
     )
-    saved = settings.saved
-    if saved is not None:
-        differences = saved.differences(target.model)
-        if rows > 1 or kind.static:
-            differences.append("they are of one sequence, in a cache that grows")
-        if differences:
-            settings.log(f"not using the saved costs: {'; '.join(differences)}")
-            saved = None
-    limit, sizes = settings.most + 1, target.widths.sizes
+    saved = _usable_costs(settings, target, kind)
+    limit, sizes = settings.config.longest + 1, target.widths.sizes
     return StepCostTracker(target.model, kind, limit, tokens, saved, sizes)
+
+
+def _usable_costs(settings: Settings, target: Target, kind: ForwardKind) -> SavedCosts | None:
+    """The saved costs, if they are of such forwards; else None, and why is logged once."""
+    saved = settings.config.saved_costs
+    if saved is None:
+        return None
+    differences = saved.differences(target.model, kind.attention)
+    if kind.rows > 1 or kind.static:
+        differences.append("they are of one sequence, in a cache that grows")
+    if not differences:
+        return saved
+    settings.log_once(f"not using the saved costs: {'; '.join(differences)}")
+    return None

@@ -1,9 +1,9 @@
 """What a forward of n positions costs in forwards of one: assumed, then measured.
 
 cost(n) depends on the machine, the model, its dtype, the batch and, coarsely, the context's
-length; it is neither smooth nor monotone. A curve begins as assumed (or as saved by ``ngramspec
+length; it is neither smooth nor monotone. A curve starts as assumed (or as saved by ``ngramspec
 calibrate``), and every step corrects it at its width and, less, around it. Curves live as long as
-the process, one set for each model, so that a new Speculator begins with what is known.
+the process, one set for each model, so that a new Speculator starts with what was measured.
 """
 
 from __future__ import annotations
@@ -20,35 +20,42 @@ import numpy as np
 
 from ngramspec.draft import Float32
 
-# What a forward of n positions costs, in forwards of one: linear between these, and on.
+logger = logging.getLogger("ngramspec")
+
+# What a forward of n positions costs, in forwards of one position: linear between these points.
 POSITIONS = (1, 2, 3, 5, 8, 11, 16, 24, 32, 48, 64, 128)
-
-
 COSTS = {
-    # the two that drafters are compared by; measured: SmolLM2-135M, bfloat16, two CPU cores
+    # drafters are compared by these two; measured: SmolLM2-135M, bfloat16, two CPU cores
     "cpu": (1, 1, 1, 1.0, 1.04, 1.10, 1.22, 1.40, 1.60, 2.0, 2.7, 5.0),
     # assumed: a model of 7-8 billion parameters on one data-centre GPU
     "gpu": (1, 1, 1, 1.0, 1.0, 1.0, 1.01, 1.02, 1.03, 1.05, 1.07, 1.15),
-    # what generations begin with: the same model and cores, measured beside plain steps
+    # where generations start from: the same model and cores, measured beside plain steps
     "cpu bfloat16": (1, 1.03, 1.04, 1.05, 1.07, 1.10, 1.14, 1.21, 1.29, 1.52, 1.65, 3.0),
     "cpu float32": (1, 1.05, 1.12, 1.5, 1.75, 2.1, 1.97, 2.25, 2.5, 3.0, 3.4, 6.2),
 }
+BATCH_SURCHARGE = 0.2  # of a second position in each row: measured on the same CPU, batches 2 to 16
 
-
-BATCH_SURCHARGE = 0.2  # of a second position in each row: seen on the same CPU, batches 2 to 16
+KEPT = 9  # latest times of each width: their median counts
+EVERY = 8  # added times after which the curve is computed again
+FADE = 256.0  # added times after which a width's own times count half
+BELIEF = 1.0  # k times of a width count k / (k + BELIEF) against what was assumed
+WRONG = 1.5  # factor between saved and measured costs from which the saved ones are dropped
+SURE = 4  # times of a width that are enough for that
+SHORTEST = 512  # contexts up to here share a curve; behind, each doubling has its own
 
 
 def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat16") -> Float32:
-    """A cost curve from ``COSTS``, for a batch whose rows all have so many positions.
+    """A cost curve from ``COSTS``.
 
     Args:
         kind: "cpu" or "gpu".
         gamma_max: most tokens in a draft.
-        dtype: of the model; in float32 a CPU's forward is dearer by the position.
-        rows: of the batch; cost[n] is that of n positions in each, in forwards of one in each.
+        rows: of the batch.
+        dtype: of the model, by name; in float32 a position costs a CPU more.
 
     Returns:
-        float32 (gamma_max + 2,), rising on behind the last known position as up to it.
+        float32 (gamma_max + 2,), cost[n] of a forward of n positions in each row, in forwards of
+        one position in each row; linear behind the last point.
     """
     points = (*POSITIONS, 2 * POSITIONS[-1])
     known = COSTS.get(f"{kind} {dtype}", COSTS[kind])
@@ -63,56 +70,38 @@ def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat1
     return cost
 
 
-logger = logging.getLogger("ngramspec")
-
-
-KEPT = 9  # latest times of each width: their median counts
-
-
-EVERY = 8  # added times between two readings of them
-
-
-FADE = 256.0  # added times after which a width's own evidence counts half
-
-
-BELIEF = 1.0  # a width's times count k / (k + BELIEF) against what was assumed
-
-
-WRONG = 1.5  # times what was saved: then the file is not of this machine as it is now
-
-
-SURE = 4  # times of a width that can tell
-
-
-SHORTEST = 512  # contexts up to here share a curve; behind, each doubling has its own
-
-
 class CostCurve:
-    """The measured times of one kind of forward. Threads may share it.
+    """The measured times of one kind of forward.
+
+    Adding a time costs O(1), reading the curve O(limit) every ``EVERY`` times, else O(1). Memory:
+    KEPT times for each width that ran. Thread-safe: one lock guards the times.
 
     Args:
         assumed: float32 (limit + 1,), the cost of n positions until it is measured; index 0 unused.
-        otherwise: to assume instead, once a width turns out to cost ``WRONG`` times what was
-            assumed, or a share as small; None: nothing else is known.
+        otherwise: float32 (limit + 1,), assumed instead once a width costs ``WRONG`` times more or
+            less than ``assumed`` says; None: never.
     """
 
     def __init__(self, assumed: Float32, otherwise: Float32 | None = None) -> None:
         self.assumed = assumed
-        self.dropped = False  # whether what was saved turned out wrong
+        self.dropped = False  # whether ``assumed`` was wrong and ``otherwise`` took its place
         self._otherwise = otherwise
         self._times: dict[int, deque[float]] = {}
         self._lent: dict[int, deque[float]] = {}  # times of another kind of forward
-        self._when: dict[int, int] = {}  # how many times had been added when a width's last was
+        self._when: dict[int, int] = {}  # width -> the value of _added at its last time
         self._added = 0
         self._read = -1
         self._cost = assumed
         self._lock = threading.Lock()
 
     def add(self, width: int, time: float, *, lent: bool = False) -> None:
-        """Take note that a forward of ``width`` positions took ``time``, in any unit.
+        """Add the time of a forward of ``width`` positions, in any unit.
 
         Args:
-            lent: whether it was of another kind, which counts until there are ``SURE`` of this.
+            width: positions, >= 1.
+            time: what it took.
+            lent: whether the forward was of another kind: it counts until a width has ``SURE``
+                times of its own.
         """
         with self._lock:
             times = self._lent if lent else self._times
@@ -121,7 +110,7 @@ class CostCurve:
             self._when[width] = self._added
 
     def _of(self, width: int) -> deque[float]:
-        """The times that count for a width: its own, or while they are few, those lent."""
+        """The times that count for a width: its own, or the lent ones while those are few."""
         own, lent = self._times.get(width, deque()), self._lent.get(width, deque())
         return own if len(own) >= SURE or not lent else lent
 
@@ -130,7 +119,7 @@ class CostCurve:
         return len(self._times.get(width, ()))
 
     def reach(self, assumed: Float32) -> None:
-        """Be known as far as ``assumed``, like it in shape beyond what is known."""
+        """Extend the curve to the length of ``assumed``, with its shape, float32 (limit + 1,)."""
         with self._lock:
             known = len(self.assumed)
             if known < len(assumed):
@@ -143,7 +132,7 @@ class CostCurve:
         return self._added - self._when.get(width, 0)
 
     def expected(self, width: int) -> float:
-        """The time of a forward of ``width``, in the unit of ``add``: as it was, or as assumed."""
+        """The time of a forward of ``width`` positions, in the unit of ``add``."""
         with self._lock:
             times, plain = self._of(width), self._of(1)
             if times:
@@ -152,7 +141,7 @@ class CostCurve:
         return one * float(self.cost()[width])
 
     def cost(self) -> Float32:
-        """float32 (limit + 1,), of n positions in forwards of one; read anew now and then."""
+        """cost[n] of a forward of n positions in forwards of one, float32 (limit + 1,)."""
         with self._lock:
             due = self._added - self._read >= EVERY or self._added < EVERY
             if due and self._added != self._read:
@@ -161,7 +150,7 @@ class CostCurve:
             return self._cost
 
     def _measured(self) -> Float32:
-        """The assumed curve, corrected by the widths that ran and between them."""
+        """The assumed curve, corrected at the widths that ran and between them."""
         known = sorted(self._times.keys() | self._lent.keys())
         widths = np.array([each for each in known if each < len(self.assumed)])
         if not widths.size:
@@ -191,7 +180,7 @@ class CostCurve:
 
 
 class Saved(Protocol):
-    """Costs measured ahead."""
+    """Costs measured beforehand."""
 
     def curve(self, length: int, limit: int) -> Float32:
         """float32 (limit + 1,) for contexts of about ``length`` positions."""
@@ -199,15 +188,15 @@ class Saved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ForwardKind:
-    """What forwards of one model have in common that share a curve.
+    """What forwards of one model that share a curve have in common.
 
     Attributes:
         machine: "cpu" or "gpu".
         dtype: of the model, by name.
         rows: of the batch.
         attention: the model's implementation, by name.
-        static: whether the cache is.
-        compiled: whether the forwards are.
+        static: whether the cache is static.
+        compiled: whether the forwards are compiled.
         tree: whether drafts have branches, and forwards masks of their own.
     """
 
@@ -220,30 +209,28 @@ class ForwardKind:
     tree: bool = False
 
     def assumed(self, limit: int) -> Float32:
-        """float32 (limit + 1,): what they cost until they are measured."""
+        """float32 (limit + 1,): what these forwards cost until they are measured."""
         return assumed_cost(self.machine, limit - 1, self.rows, self.dtype)
 
 
 _curves: WeakKeyDictionary[Any, dict[tuple[ForwardKind, int], CostCurve]] = WeakKeyDictionary()
-
-
 _lock = threading.Lock()
 
 
 def curve_of(
     model: Any, kind: ForwardKind, octave: int, limit: int, saved: Saved | None = None
 ) -> CostCurve:
-    """The curve of a kind of a model's forwards, of which there is one for the whole process.
+    """The curve of a kind of a model's forwards: one for the whole process.
 
-    One that is new begins as saved, unless that turned out wrong at another context length; or as
-    the one of the nearest length is now; or, of trees, as that of chains; or as assumed.
+    A new curve starts from the first available: the saved file (unless another context length
+    contradicted it), the nearest context length, the chain curve (for trees), the defaults.
 
     Args:
-        model: whose forwards they are.
+        model: that runs the forwards.
         kind: of forwards.
-        octave: of the context's length.
-        limit: most positions of a forward, at least.
-        saved: costs to begin with, or None.
+        octave: doubling of the context's length.
+        limit: positions that the curve has to reach.
+        saved: costs to start with, or None.
     """
     with _lock:
         known = _curves.setdefault(model, {})

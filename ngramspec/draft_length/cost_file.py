@@ -1,4 +1,4 @@
-"""Costs measured ahead by ``ngramspec calibrate``: a JSON file, and what it depends on."""
+"""Costs measured beforehand by ``ngramspec calibrate``: a JSON file, and what it depends on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ def processor() -> str:
     return str(names[0]) if names else platform.processor()
 
 
-def described(model: Any) -> dict[str, Any]:
-    """What the costs of a model's forwards depend on, as plain JSON values."""
+def described(model: Any, attention: str) -> dict[str, Any]:
+    """What the costs of a model's forwards depend on, as plain JSON values.
+
+    Args:
+        model: a transformers model.
+        attention: name of its decoder's attention implementation.
+    """
     import torch
 
     device, name = model.device, model.device.type
@@ -37,7 +42,7 @@ def described(model: Any) -> dict[str, Any]:
         "model": type(model).__name__,
         "parameters": sum(each.numel() for each in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "attention": str(model.config.get_text_config(decoder=True)._attn_implementation),
+        "attention": attention,
         "device": name,
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "torch": torch.__version__,
@@ -50,7 +55,7 @@ class SavedCosts:
     """Seconds of forwards of one sequence, by context length and width.
 
     Attributes:
-        depends: what ``described`` said of the model they were measured on.
+        depends: what ``described`` returned for the model they were measured on.
         seconds: positions in the cache -> width -> seconds.
     """
 
@@ -92,9 +97,9 @@ class SavedCosts:
             raise ValueError(f"{path} holds no times")
         return cls(depends, seconds)
 
-    def differences(self, model: Any) -> list[str]:
-        """What of ``depends`` is otherwise here; empty: the costs are this model's."""
-        here = described(model)
+    def differences(self, model: Any, attention: str) -> list[str]:
+        """What of ``depends`` differs here; empty: the costs are this model's."""
+        here = described(model, attention)
         return [
             f"{name} is {here[name]}, was {self.depends.get(name)}"
             for name in here
@@ -102,9 +107,9 @@ class SavedCosts:
         ]
 
     def curve(self, length: int, limit: int) -> Float32:
-        """float32 (limit + 1,): cost[n] in contexts of about ``length`` positions.
+        """cost[n] in contexts of about ``length`` positions, float32 (limit + 1,).
 
-        Linear between the widths measured, and behind the last one by its cost a position.
+        Linear between the measured widths, and behind the last one by its cost per position.
         """
         nearest = min(self.seconds, key=lambda at: abs(np.log(max(at, 1) / max(length, 1))))
         times = dict(sorted(self.seconds[nearest].items()))

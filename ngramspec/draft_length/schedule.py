@@ -13,10 +13,10 @@ class GammaController(Protocol):
     """One generation's choice of gamma. One thread at a time."""
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
-        """What to ask the drafter for.
+        """The next draft's length.
 
         Args:
-            estimates: whether it ends its drafts where the cost says.
+            estimates: whether the drafter ends its drafts by cost.
 
         Returns:
             (gamma, 0 for no draft; cost as ``DraftSession.propose`` takes it, or None).
@@ -40,10 +40,10 @@ class FixedGamma:
 
 
 class HeuristicGamma:
-    """Doubles when a whole draft was accepted, else goes half way to what was accepted.
+    """Doubles when a whole draft was accepted, else moves half way to the accepted length.
 
-    A draft shorter than asked for that was accepted whole says nothing about longer ones, and
-    changes nothing. Bounded by ``LOWEST`` (or gamma_max, if that is less) and gamma_max: below
+    A draft shorter than gamma that was accepted whole says nothing about longer ones, and changes
+    nothing. Gamma stays between ``LOWEST`` (or gamma_max, if that is less) and gamma_max: below
     LOWEST a forward hardly gets cheaper.
     """
 
@@ -70,22 +70,22 @@ class HeuristicGamma:
 class CostGamma:
     """By expected tokens per cost where the drafter estimates them, else the heuristic.
 
-    A drafter without estimates whose drafts give less than they cost is asked only now and then.
+    A drafter without estimates whose drafts give less than they cost drafts only now and then.
 
     Args:
-        gamma_max: most tokens to ask for.
-        cost: returns float32 (gamma_max + 2,), cost[n] of a forward of n positions, as it is known
-            now.
+        gamma_max: most tokens in a draft.
+        cost: returns float32 (gamma_max + 2,), the current cost[n] of a forward of n
+            positions.
     """
 
     TRIED_EVERY = 8  # plans, while drafting does not pay
-    MEMORY = 0.9  # of a drafted step's gain and cost, at the next one
+    MEMORY = 0.9  # weight of the earlier drafted steps beside the next one
 
     def __init__(self, gamma_max: int, cost: Callable[[], Float32]) -> None:
         self._max = gamma_max
         self._cost = cost
         self._heuristic = HeuristicGamma(gamma_max)
-        self._surplus = 0.5  # tokens per cost - 1 of drafted steps, fading; begins in good faith
+        self._surplus = 0.5  # tokens per cost - 1 of drafted steps, decaying
         self._skipped = 0
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
@@ -101,29 +101,29 @@ class CostGamma:
         self._heuristic.observe(drafted, accepted)
         surplus = (1 + accepted) / float(self._cost()[1 + drafted]) - 1
         self._surplus = self.MEMORY * self._surplus + (1 - self.MEMORY) * surplus
-        self._surplus = max(self._surplus, -(1 - self.MEMORY))  # one good draft is enough again
+        self._surplus = max(self._surplus, -(1 - self.MEMORY))  # one good draft resumes it
 
 
 class PrefillDraftLength:
-    """How many tokens to draft behind a prompt, from what became of earlier such drafts.
+    """How many tokens to draft behind a prompt, by how earlier such drafts were accepted.
 
-    Where answers begin as prompts lead to expect is a matter of the task, so it is learned over a
-    Speculator's calls: doubled when a whole draft stands, halved when nothing of it does. Counts
-    only; threads may share it.
+    Whether answers begin predictably depends on the task, so the length is learned over a
+    Speculator's calls: doubled when a whole draft is accepted, halved when nothing of it is. One
+    count, no text. Threads may share it: a lost update changes a length, never a text.
 
     Args:
         most: tokens at most.
     """
 
     FIRST = 32
-    LEAST = 2  # hardly costs anything, and notices when answers begin to be known
+    LEAST = 2  # costs little, and notices when answers become predictable
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.limit = min(self.FIRST, most)
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Learn from a prefill that checked ``drafted`` tokens."""
+        """Learn from a prefill that verified ``drafted`` tokens."""
         if drafted and accepted == 0:
             self.limit = max(self.limit // 2, min(self.LEAST, self._most))
         elif drafted and accepted == drafted >= self.limit:
@@ -153,7 +153,7 @@ def make_controller(
 
     Args:
         gamma: an integer; "heuristic"; or "auto", by cost.
-        gamma_max: most tokens to ask for.
+        gamma_max: most tokens in a draft.
         cost: see CostGamma.
     """
     if isinstance(gamma, int):

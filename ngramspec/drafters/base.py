@@ -12,9 +12,9 @@ from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 class DraftSession(ABC):
     """The drafting of one sequence. One thread at a time.
 
-    The order of a step is propose, observe, extend. Any of them may raise any Exception: that costs
-    the step's draft, and the session is closed and begun anew. After four such faults in a row the
-    drafter is not asked any more in this generation.
+    The order of a step is propose, observe, extend. Any of them may raise any Exception: the step's
+    draft is dropped, and a new session replaces this one. After four such faults in a row the rest
+    of the generation runs without the drafter.
     """
 
     @abstractmethod
@@ -22,36 +22,35 @@ class DraftSession(ABC):
         """Guess what follows the committed tokens.
 
         Args:
-            gamma: at most so many nodes, >= 0.
+            gamma: nodes at most, >= 0.
             cost: float32 (gamma + 2,), cost[n] of a forward of n positions in units of a
-                one-position forward, index 0 unused: the draft ends where the expected tokens per
-                cost are highest. None: up to gamma nodes. A drafter that has no estimate of its
-                acceptance ignores it.
+                one-position forward, index 0 unused: the draft ends where expected tokens per cost
+                are highest. None: up to gamma nodes. A drafter without estimates ignores it.
             tree: whether a tree may be returned instead of a chain.
 
         Returns:
-            A Draft itself, no subclass, of at most ``gamma`` nodes; an empty one when nothing was
-            found. Its arrays are plain NumPy ones and stay valid after the next call. The target
-            verifies a copy of them; ``observe`` gets this draft, or under tiers a copy of it. If it
-            has a ``proposal``, the session promises what ``Proposal`` says.
+            A Draft itself, no subclass, of at most ``gamma`` nodes; the empty draft when
+            nothing was found. Its arrays are plain NumPy ones and stay valid after the next call.
+            The target verifies a copy of them; ``observe`` gets this draft, or under tiers a copy
+            of it. If it has a ``proposal``, the session promises what ``Proposal`` says.
         """
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         """Guess what follows the committed tokens and then ``drafted``, int32 (n,).
 
-        This lets a drafter continue what a higher tier began. The default knows how to continue
-        nothing but the committed tokens themselves.
+        This lets a drafter continue the draft of a higher tier. The default drafts only where
+        ``drafted`` is empty.
         """
         return EMPTY_DRAFT if len(drafted) else self.propose(gamma)
 
     def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
-        """Learn what the target made of a draft; by default nothing.
+        """Learn which of a draft's nodes the target accepted; by default nothing.
 
         Args:
-            draft: what propose returned; if less of it was verified, its head.
+            draft: what propose returned, or the first nodes of it if fewer were verified.
             accepted: the accepted nodes' indices, in order.
-            tested: how many nodes were judged (see Verdict); None: all that can have been, as
-                nothing but a rejection came between.
+            tested: how many nodes were tested (see Verdict); None: all up to the first rejected
+                one.
         """
         return None
 
@@ -60,11 +59,11 @@ class DraftSession(ABC):
         """Append committed tokens, int32 (n,); legal without propose or observe before."""
 
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
-        """Take note that the request samples, before the first propose.
+        """Begin a sampled request; called before the first propose.
 
         Args:
-            temperature: that it samples at.
-            seed: to draw drafts with; another one for each call, row and beginning of a session.
+            temperature: of the request.
+            seed: for the session's random choices, different for each call, row and session.
         """
         former = getattr(self, "heat", None)
         if former is not None:
@@ -76,24 +75,27 @@ class DraftSession(ABC):
             former(temperature, seed)
 
     def sizeof(self) -> int | None:
-        """Bytes of the session's own structures; None if it does not know."""
+        """Bytes of the session's own structures; None: unknown."""
         return None
 
     def close(self) -> None:
-        """End the sequence. What was learned goes to the shared store, if there is one."""
+        """End the sequence."""
         return None
 
 
 class Drafter(ABC):
-    """A recipe for drafting, and what all its sequences share. Thread-safe.
+    """How to draft, and what all its sequences share. Thread-safe.
+
+    What only some drafters need (such as evidence from the target's forwards) is declared here, by
+    a class attribute with a default, and comes through a session method with a default.
 
     Attributes:
-        tiers: names of the sources its drafts come from, 1 to 128 strings; Draft.source indexes
-            them. They are read when a session starts.
+        tiers: names of the sources of its drafts, 1 to 128 strings; Draft.source indexes them. They
+            are read when a session starts.
         spec: the string that build_drafter makes an equal drafter from, or None.
-        estimates: whether its drafts carry confidence and end where ``cost`` says.
-        branches: whether its trees, too, end where ``cost`` says, and cost hardly more than its
-            chains: then ``tree="auto"`` asks for them.
+        estimates: whether its drafts have confidence and end by ``cost``.
+        branches: whether its trees, too, end by ``cost``, and take hardly longer to draft than its
+            chains: then ``tree="auto"`` drafts trees.
     """
 
     tiers: tuple[str, ...] = ("drafter",)
@@ -105,5 +107,5 @@ class Drafter(ABC):
     def start(self, tokens: Int32) -> DraftSession:
         """Begin a sequence with its committed tokens so far, int32 (n,), n >= 0.
 
-        All tokens that a session is given lie in the target's vocabulary: others were left out.
+        A session gets only tokens of the target's vocabulary.
         """

@@ -15,17 +15,17 @@ from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
 from ngramspec.drafters.validation import check_tiers
 
-DEPTHS = 16  # positions told apart; those behind count as the last
-RANKS = 4  # and places among siblings
+DEPTHS = 16  # depths with counts of their own; deeper nodes share the last
+SIBLINGS = 4  # places among siblings with counts of their own
 HALVE_AT = 600  # tested tokens at which a count is halved, so that old ones fade
 PRIOR_ACCEPTED, PRIOR_TESTED = 2.0, 4.0
 
 
 class CalibratedSession(DraftSession):
-    """A session whose drafts get confidence and end where the expected tokens per cost say.
+    """A session whose drafts get confidence and end where expected tokens per cost are highest.
 
-    It learns in ``extend``, from what was committed, so that tokens behind the cut count as well;
-    ``observe`` goes to the session inside.
+    It learns in ``extend``, from the committed tokens, so that tokens behind the draft's end count
+    as well; ``observe`` goes to the inner session.
     """
 
     def __init__(self, drafter: CalibratedDrafter, session: DraftSession) -> None:
@@ -34,10 +34,10 @@ class CalibratedSession(DraftSession):
         self.last: Draft | None = None
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        if cost is not None and self.drafter.draws and not tree:
-            return self.drawn(self.drafter.worth_drawing(gamma, cost), gamma)
+        if cost is not None and self.drafter.samples and not tree:
+            return self.propose_sampled(self.drafter.sampled_length(gamma, cost), gamma)
         draft = self.session.propose(gamma, tree=tree)
-        self.drafter.draws |= draft.proposal is not None
+        self.drafter.samples |= draft.proposal is not None
         self.last = draft if len(draft) else None
         if self.last is None:
             return draft
@@ -50,13 +50,13 @@ class CalibratedSession(DraftSession):
             return whole
         return whole.first(worthwhile_nodes(reached, cost))
 
-    def drawn(self, length: int, gamma: int) -> Draft:
-        """A draft that is drawn, of a length that was decided before.
+    def propose_sampled(self, length: int, gamma: int) -> Draft:
+        """A sampled draft of a length that was decided beforehand.
 
-        Where the tokens drawn decided how many of them are verified, those that are would not be
-        distributed as their proposal says, and the text not as the target's.
+        Letting sampled tokens decide the length would bias the output: those that are verified
+        would not have the distribution that their proposal states.
         """
-        draft = self.session.propose(min(length + 1, gamma))  # one more is drawn, to learn from
+        draft = self.session.propose(min(length + 1, gamma))  # one token more, to learn from
         if not len(draft):
             return draft
         self.last = draft
@@ -82,18 +82,19 @@ class CalibratedSession(DraftSession):
 
 
 class CalibratedDrafter(LearningDrafter):
-    """Another drafter's drafts, each token with the acceptance of its tier at its position.
+    """Another drafter's drafts, each node with the acceptance of its tier, depth and place.
 
-    In trees the position is the depth and the place among siblings.
-
-    The counts are shared by the drafter's sequences: (accepted + 2) / (tested + 4), fading.
+    The place is the one among its siblings: 0 in a chain. Confidence is (accepted + 2) /
+    (tested + 4) of its counts (float32, 8 bytes for each tier, depth and place), which are halved
+    when full and shared by the drafter's sequences. Thread-safe: one lock guards the counts. A
+    node costs O(1).
 
     Args:
         inner: any drafter.
     """
 
     estimates = True
-    learned = ("draws", "_lock", "_accepted", "_tested")
+    learned = ("samples", "_lock", "_accepted", "_tested")
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
@@ -102,11 +103,11 @@ class CalibratedDrafter(LearningDrafter):
         self.forget()
 
     def forget(self) -> None:
-        self.draws = False  # whether drafts are drawn, as was seen
+        self.samples = False  # whether a draft with a proposal was seen
         self._lock = threading.Lock()
-        shape = (len(self.tiers), DEPTHS, RANKS)
+        shape = (len(self.tiers), DEPTHS, SIBLINGS)
         self._accepted = np.empty(shape, np.float32)
-        self._accepted[:] = PRIOR_ACCEPTED / (1 + np.arange(RANKS))
+        self._accepted[:] = PRIOR_ACCEPTED / (1 + np.arange(SIBLINGS))
         self._tested = np.full(shape, PRIOR_TESTED, np.float32)
 
     def start(self, tokens: Int32) -> DraftSession:
@@ -119,15 +120,25 @@ class CalibratedDrafter(LearningDrafter):
             confidence: Float32 = self._accepted[cells] / self._tested[cells]
         return confidence
 
-    def worth_drawing(self, gamma: int, cost: Float32) -> int:
-        """How many tokens to draw, by how often those at each depth stood, of whichever tier."""
+    def sampled_length(self, gamma: int, cost: Float32) -> int:
+        """How many tokens to sample, by the acceptance at each depth over all tiers.
+
+        Args:
+            gamma: tokens at most.
+            cost: float32 (gamma + 2,), see ``DraftSession.propose``.
+        """
         with self._lock:
             confidence = self._accepted[:, :, 0].sum(axis=0) / self._tested[:, :, 0].sum(axis=0)
         depths = np.minimum(np.arange(gamma), DEPTHS - 1)
         return worthwhile_nodes(np.cumprod(confidence[depths]), cost)
 
     def learn(self, draft: Draft, committed: Int32) -> None:
-        """Count the nodes behind the committed ones: which token came there is known."""
+        """Count the nodes whose parents were committed: which token came there is known.
+
+        Args:
+            draft: what was proposed.
+            committed: int32 (n,), the tokens that were committed instead.
+        """
         tested: list[int] = []
         agree: list[bool] = []
         children, tokens, parent = draft.children(), draft.tokens.tolist(), -1
@@ -147,12 +158,12 @@ class CalibratedDrafter(LearningDrafter):
             self._tested[faded] /= 2
 
     def _cells(self, draft: Draft) -> tuple[Int32, Int32, Int32]:
-        """Tier, depth and place among siblings of each node."""
+        """Tier, depth and place among siblings of each node, int32 (n,) each."""
         n = len(draft)
         tier = np.zeros(n, np.int32) if draft.source is None else draft.source.astype(np.int32)
-        depth, rank = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
+        depth, place = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
         if draft.parents is not None:
             for parent, below in enumerate(draft.children(), -1):
                 depth[below] = depth[parent] + 1 if parent >= 0 else 0
-                rank[below] = np.arange(len(below))
-        return tier, np.minimum(depth, DEPTHS - 1), np.minimum(rank, RANKS - 1)
+                place[below] = np.arange(len(below))
+        return tier, np.minimum(depth, DEPTHS - 1), np.minimum(place, SIBLINGS - 1)

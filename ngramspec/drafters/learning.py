@@ -1,4 +1,4 @@
-"""Drafters that learn from their sequences, and whose copies begin anew."""
+"""Drafters that learn from their sequences; copies of them start without what was learned."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ngramspec.drafters.base import Drafter
 
 
 class LearningDrafter(Drafter):
-    """A drafter whose copies, pickled ones included, carry its arguments and nothing learned.
+    """A drafter whose copies, pickled ones included, have its arguments and nothing learned.
 
     Attributes:
-        learned: names of the attributes that ``forget`` makes.
+        learned: names of the attributes that ``forget`` sets.
     """
 
     learned: tuple[str, ...] = ()
 
     @abstractmethod
     def forget(self) -> None:
-        """Begin as a new drafter does. Not while its sequences run."""
+        """Drop what was learned. Not while its sequences run."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in self.learned}

@@ -10,7 +10,7 @@ from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.ngram import NGramTable
 from ngramspec.draft import NO_TOKENS, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.stochastic import DrawingNGramSession, check_temperature
+from ngramspec.drafters.stochastic import SamplingNGramSession, check_temperature
 from ngramspec.errors import check_bool, check_int
 
 BRANCHES = 4  # continuations of one context that a tree takes
@@ -41,7 +41,7 @@ class NGramSession(DraftSession):
     def _behind(
         self, context: Int32, parent: int, reach: float
     ) -> list[tuple[float, int, int, int, Int32]]:
-        """The most frequent continuations: (-reach, parent, rank, token, context), a heap.
+        """The most frequent continuations: (-reach, parent, place, token, context), a heap.
 
         Each context leaves one count to the next shorter one (PPM's method A), so that shorter
         ones are heard, and a continuation seen once is not taken for certain.
@@ -76,9 +76,10 @@ class NGramDrafter(Drafter):
             start; None: all of them.
         mode: "backoff", which this class is. build_drafter takes "value" as well: the counts as a
             source of the ValueDrafter, which is its default where order and window allow.
-        sample: draw each token from the counts behind the longest known context, and say so in
-            ``Draft.proposal``, instead of taking the most frequent one. Drafts are chains.
-        temperature: of the draws, > 0; "request": the request's own.
+        sample: sample each token from the counts behind the longest known context, with the
+            distribution in ``Draft.proposal``, instead of drafting the most frequent one. Drafts
+            are chains.
+        temperature: to sample at, > 0; "request": the request's own.
     """
 
     tiers = ("ngram",)
@@ -102,11 +103,11 @@ class NGramDrafter(Drafter):
         limits = f"order={order}," + (f"window={window}," if window else "")
         self.sample = check_bool("sample", sample)
         self.temperature = check_temperature(temperature)
-        drawn = f",sample=True,temperature={temperature}" if sample else ""
-        self.spec = f"ngram({limits}mode=backoff{drawn})"
+        sampling = f",sample=True,temperature={temperature}" if sample else ""
+        self.spec = f"ngram({limits}mode=backoff{sampling})"
 
     def start(self, tokens: Int32) -> DraftSession:
         table = NGramTable(self.order, self.window)
         if self.sample:
-            return DrawingNGramSession(table, tokens, self.temperature)
+            return SamplingNGramSession(table, tokens, self.temperature)
         return NGramSession(table, tokens)

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from ngramspec.draft import EMPTY_DRAFT, Draft
 
-UNKNOWN = 0.9  # taken for the confidence of nodes that have none
-LOWER = 0.3  # and of the first ones of each further draft, times this
+UNKNOWN = 0.9  # confidence of nodes that have none
+LOWER = 0.3  # factor on that of the first node, for each draft before its own
 
 
 def reach(draft: Draft) -> NDArray[np.float64]:
-    """P(accepted) of each node of a chain or tree with all those above it, float64 (n,)."""
+    """P(a node and all those above it are accepted), float64 (n,), of a chain or tree."""
     n = len(draft)
     own = np.full(n, UNKNOWN) if draft.confidence is None else draft.confidence.astype(np.float64)
     if draft.parents is None:
@@ -28,12 +28,13 @@ def reach(draft: Draft) -> NDArray[np.float64]:
 def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     """Merge drafts of the same sequence into one prefix tree, which is a deterministic draft.
 
-    Of tokens that were drawn the proposals are left out: draw and compare is exact for them, too.
+    Proposals of sampled tokens are dropped: accepting where the target samples the same token is
+    exact for them, too.
 
-    Nodes come by the probability that they are reached, of equals those of the earlier draft: the
-    best ``limit`` of all. Drafts without confidence are taken to be less likely one after another,
-    and deeper nodes less than higher ones. A node that several propose has the highest of their
-    confidences and the source of the first.
+    The nodes are the ``limit`` with the highest reach, in that order; of equals those of the
+    earlier draft come first. Where drafts have no confidence, a later draft and a deeper node count
+    as less likely. A node that several drafts have gets the highest of their confidences and the
+    source of the first.
 
     Args:
         drafts: chains and trees; in order of priority.
@@ -51,18 +52,14 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     places: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     confidence: list[float] = []
     source: list[int] = []
-    for rank, draft in enumerate(drafts):
+    for which, draft in enumerate(drafts):
         n = len(draft)
         parents = range(-1, n - 1) if draft.parents is None else draft.parents.tolist()
-        if draft.confidence is None:
-            first = UNKNOWN * LOWER**rank
-            sure = [first if above < 0 else UNKNOWN for above in parents]
-        else:
-            sure = draft.confidence.tolist()
+        assumed = _assumed(draft, parents, which)
         sources = [0] * n if draft.source is None else draft.source.tolist()
         mine: list[int] = []
         for token, above, p, tier in zip(
-            draft.tokens.tolist(), parents, sure, sources, strict=True
+            draft.tokens.tolist(), parents, assumed, sources, strict=True
         ):
             key = (mine[above] if above >= 0 else -1, token)
             node = places.setdefault(key, len(places))
@@ -85,16 +82,24 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     return Draft(best.tokens, best.parents, best.confidence if known else None, None, best.source)
 
 
+def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
+    """The confidence of each node; where a draft has none, less for each draft before it."""
+    if draft.confidence is not None:
+        return [float(each) for each in draft.confidence]
+    first = UNKNOWN * LOWER**which
+    return [first if above < 0 else UNKNOWN for above in parents]
+
+
 def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:
     """A deterministic tree's nodes by falling ``reach``, float64 (n,), those of equals as before.
 
     No node may be reached more probably than its parent.
     """
-    ranks = np.argsort(-reach, kind="stable")
-    new = np.empty(len(ranks) + 1, np.int32)
-    new[ranks] = np.arange(len(ranks), dtype=np.int32)
+    by_reach = np.argsort(-reach, kind="stable")
+    new = np.empty(len(by_reach) + 1, np.int32)
+    new[by_reach] = np.arange(len(by_reach), dtype=np.int32)
     new[-1] = -1  # the parent of those behind the last committed token
     assert tree.parents is not None
-    confidence = None if tree.confidence is None else tree.confidence[ranks]
-    source = None if tree.source is None else tree.source[ranks]
-    return Draft(tree.tokens[ranks], new[tree.parents[ranks]], confidence, None, source)
+    confidence = None if tree.confidence is None else tree.confidence[by_reach]
+    source = None if tree.source is None else tree.source[by_reach]
+    return Draft(tree.tokens[by_reach], new[tree.parents[by_reach]], confidence, None, source)

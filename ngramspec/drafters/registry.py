@@ -57,18 +57,18 @@ def build_drafter(spec: str | Drafter, *, policy: str = "value") -> Drafter:
     Args:
         spec: tiers separated by ``+``, each ``name`` or ``name(key=value,...)``; or "auto", the
             best default for one request: "copy+ngram+unigram".
-        policy: "value": at every position the token with the better expectation wins, whichever
-            tier it comes from, every token has a confidence, and a draft ends where its cost
-            says. Tiers that cannot be compared token by token (an n-gram table with a window, a
-            drafter of your own) are asked in order, with the acceptance of each tier measured.
-            "priority": the tiers in order, highest priority first, each continuing where those
-            above it end; no confidence.
+        policy: "value": at every position the most probable token is drafted, whichever tier it
+            comes from, every token has a confidence, and a draft ends where expected tokens per
+            cost are highest. Tiers that cannot be compared token by token (an n-gram table with
+            a window, a drafter of your own) draft in order of priority, with the measured
+            acceptance as confidence. "priority": the tiers in order, highest priority first,
+            each continuing where the draft of those above it ends; no confidence.
 
     Raises:
         ValueError: the part of the string that is wrong, marked, and what could stand there; or
             the policy.
 
-    Example:
+    Examples:
         >>> build_drafter("copy+ngram(order=4)+unigram", policy="priority").tiers
         ('copy', 'ngram', 'unigram')
     """

@@ -1,8 +1,8 @@
-"""Drafts drawn from counts, with the distributions they were drawn from.
+"""Drafts sampled from counts, with the distributions they were sampled from.
 
-The target accepts such a token by Algorithm 1 of Leviathan et al. 2023, which asks how likely the
-draft found it. Whether that is worth more than the most frequent token, which is accepted with its
-own probability, depends on how flat the target's distribution is.
+The target accepts such a token by Algorithm 1 of Leviathan et al. 2023, which compares p and q.
+Whether that is better than drafting the most frequent token, which is accepted with probability p,
+depends on how flat p is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ngramspec.drafters.base import DraftSession
 from ngramspec.errors import check_real
 
 REQUEST = "request"  # in place of a temperature: the request's own
-MOST = 64  # continuations of a context that may be drawn, the most frequent ones
+MOST = 64  # continuations of a context to sample from, the most frequent ones
 
 
 class Gate(Protocol):
@@ -33,14 +33,14 @@ class Gate(Protocol):
         """Count tested draft tokens and how many of them were accepted."""
 
 
-class DrawingSession(DraftSession):
-    """A session that draws its tokens. Subclasses supply the counts to draw from.
+class SamplingSession(DraftSession):
+    """A session that samples its tokens. Subclasses supply the counts to sample from.
 
-    The draws follow from the seed that a sampled request brings (``begin_sampling``), in other
-    requests from a constant: with the same seed a generation drafts the same.
+    The seed is the one that a sampled request brings (``begin_sampling``), in other requests a
+    constant: with the same seed a generation drafts the same.
 
     Args:
-        temperature: T; a token is drawn with probability in proportion to count ** (1 / T).
+        temperature: T; q of a token is in proportion to count ** (1 / T).
             "request": the request's own.
     """
 
@@ -56,13 +56,17 @@ class DrawingSession(DraftSession):
 
     @abstractmethod
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
-        """What may follow the committed tokens and ``drafted``: ids and counts > 0; or none."""
+        """What followed the committed tokens and ``drafted`` before.
+
+        Returns:
+            (ids int32, counts int64 > 0), both (n,); empty where nothing did.
+        """
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         return self.propose_after(NO_TOKENS, gamma)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        before, drawn = drafted.tolist(), []
+        before, sampled = drafted.tolist(), []
         parts: list[tuple[Int32, Float32]] = []
         for _ in range(gamma):
             ids, counts = self.counts(before)
@@ -74,18 +78,18 @@ class DrawingSession(DraftSession):
             ids, probs = ids[live], probs[live]
             which = int(self._rng.choice(len(ids), p=probs / probs.sum(dtype=np.float64)))
             parts.append((ids, probs))
-            drawn.append(int(ids[which]))
-            before.append(drawn[-1])
-        if not drawn:
+            sampled.append(int(ids[which]))
+            before.append(sampled[-1])
+        if not sampled:
             return EMPTY_DRAFT
         starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)
         ids = np.concatenate([ids for ids, _ in parts])
         probs = np.concatenate([probs for _, probs in parts])
-        return Draft(np.array(drawn, np.int32), proposal=Proposal(starts, ids, probs))
+        return Draft(np.array(sampled, np.int32), proposal=Proposal(starts, ids, probs))
 
 
-class DrawingNGramSession(DrawingSession):
-    """Draws from the counts behind the longest known context, backing off like the table."""
+class SamplingNGramSession(SamplingSession):
+    """Samples from the counts behind the longest known context (backoff)."""
 
     def __init__(self, table: NGramTable, tokens: Int32, temperature: float | str) -> None:
         super().__init__(temperature)
@@ -112,8 +116,8 @@ class DrawingNGramSession(DrawingSession):
         return int(self.table.sizeof())
 
 
-class DrawingUnigramSession(DrawingSession):
-    """Draws one token from the counts of all, while the gate lets it."""
+class SamplingUnigramSession(SamplingSession):
+    """Samples one token from all counts, while the gate is open. O(distinct tokens) a draft."""
 
     def __init__(self, gate: Gate, tokens: Int32, temperature: float | str) -> None:
         super().__init__(temperature)

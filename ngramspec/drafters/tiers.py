@@ -12,19 +12,19 @@ from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.prefix_tree import pack
 from ngramspec.drafters.validation import check_draft, check_tiers, sound_head
 
-ANY = 1 << 31  # in place of the vocabulary's size, which only the whole draft is checked against
+ANY = 1 << 31  # as vocabulary size: only the whole draft is checked against the real one
 
 
 class TieredSession(DraftSession):
-    """One session per tier, asked in order.
+    """One session per tier, in order of priority.
 
-    A tier that fails behind others' tokens costs its own part. The step's ``extend`` raises what
-    it raised: had the whole draft been lost, the tokens that a tier above drew would have decided
-    whether they are verified.
+    When a tier fails behind others' tokens, only its own part is lost, and the step's ``extend``
+    raises its error. Losing the whole draft would let the tokens that a tier above sampled decide
+    whether they are verified, and so bias the output.
 
     Args:
         sessions: the tiers', highest priority first.
-        names: how many names each tier has.
+        names: how many source names each tier has.
     """
 
     def __init__(self, sessions: list[DraftSession], names: Sequence[int]) -> None:
@@ -35,12 +35,12 @@ class TieredSession(DraftSession):
         self.failed: Exception | None = None  # a tier, in this step
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        """In a tree, the chain that the tiers make in order, merged with what each knows itself."""
+        """In order of priority; a tree merges that chain with each tier's own tree."""
         chain = self.propose_after(NO_TOKENS, gamma)
         if not tree:
             return chain
-        asked = enumerate(session.propose(gamma, tree=True) for session in self.sessions)
-        self.parts = [(which, part) for which, part in asked if len(part)]
+        trees = enumerate(session.propose(gamma, tree=True) for session in self.sessions)
+        self.parts = [(which, part) for which, part in trees if len(part)]
         own = [
             Draft(part.tokens, part.parents, None, None, self._source(which, part))
             for which, part in self.parts
@@ -67,7 +67,7 @@ class TieredSession(DraftSession):
         return Draft(so_far[len(drafted) :], proposal=proposal, source=source)
 
     def _part(self, which: int, so_far: Int32, room: int) -> Draft:
-        """What a tier continues ``so_far`` with, as far as it is sound."""
+        """A tier's draft behind ``so_far``, int32 (n,), as far as it is valid."""
         part = EMPTY_DRAFT
         try:
             part = self.sessions[which].propose_after(so_far, room)
@@ -127,7 +127,7 @@ class TieredSession(DraftSession):
 
 
 class TieredDrafter(Drafter):
-    """Asks its drafters in order; each continues where those above it have nothing more to say.
+    """Drafters in order of priority: each continues where the draft of those above it ends.
 
     Args:
         drafters: highest priority first, at least one.

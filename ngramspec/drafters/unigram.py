@@ -11,12 +11,12 @@ from ngramspec._native.unigram import UnigramCounts
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.learning import LearningDrafter
-from ngramspec.drafters.stochastic import DrawingUnigramSession, check_temperature
+from ngramspec.drafters.stochastic import SamplingUnigramSession, check_temperature
 from ngramspec.errors import check_bool
 
 PRIOR_ACCEPTED, PRIOR_TESTED = 1, 10  # Leviathan et al., Table 3: unigram alpha 0.03 to 0.13
-PROBE_EVERY = 32  # a closed gate still lets one draft in so many through
-HALVE_AT = 1024  # tested tokens at which the gate's counts are halved, so that old ones fade
+PROBE_EVERY = 32  # a closed gate lets one draft in so many through
+HALVE_AT = 1024  # tested tokens at which the counts are halved, so that old ones count less
 
 
 class UnigramSession(DraftSession):
@@ -50,13 +50,13 @@ class UnigramSession(DraftSession):
 class UnigramDrafter(LearningDrafter):
     """Drafts one token, the most frequent of the sequence (Leviathan et al., 3.6 and Table 3).
 
-    Whether that pays is measured: below ``min_acceptance`` it drafts only now and then. The
-    measure, two counts and no text, is shared by the drafter's sequences.
+    Below ``min_acceptance`` it drafts only now and then. The measured acceptance, two counts and no
+    text, is shared by the drafter's sequences. Thread-safe: one lock guards the counts.
 
     Args:
         min_acceptance: least share of its tested tokens that the target accepts, 0.0..1.0.
-        sample: draw the token from the counts of all, and say so in ``Draft.proposal``.
-        temperature: of the draws, > 0; "request": the request's own.
+        sample: sample the token from all counts, with the distribution in ``Draft.proposal``.
+        temperature: to sample at, > 0; "request": the request's own.
     """
 
     tiers = ("unigram",)
@@ -73,8 +73,8 @@ class UnigramDrafter(LearningDrafter):
         self.min_acceptance = min_acceptance
         self.sample = check_bool("sample", sample)
         self.temperature = check_temperature(temperature)
-        drawn = f",sample=True,temperature={temperature}" if sample else ""
-        self.spec = f"unigram(min_acceptance={min_acceptance}{drawn})"
+        sampling = f",sample=True,temperature={temperature}" if sample else ""
+        self.spec = f"unigram(min_acceptance={min_acceptance}{sampling})"
         self.forget()
 
     def forget(self) -> None:
@@ -82,7 +82,7 @@ class UnigramDrafter(LearningDrafter):
         self._accepted, self._tested, self._closed = PRIOR_ACCEPTED, PRIOR_TESTED, 0
 
     def open(self) -> bool:
-        """Whether to draft now: the acceptance is high enough, or it is time to probe."""
+        """Whether to draft now: acceptance is high enough, or a probe is due."""
         with self._lock:
             if self._accepted >= self.min_acceptance * self._tested:
                 return True
@@ -99,5 +99,5 @@ class UnigramDrafter(LearningDrafter):
 
     def start(self, tokens: Int32) -> DraftSession:
         if self.sample:
-            return DrawingUnigramSession(self, tokens, self.temperature)
+            return SamplingUnigramSession(self, tokens, self.temperature)
         return UnigramSession(self, tokens)

@@ -1,6 +1,6 @@
-"""What a drafter returned, looked at before the target spends a forward on it.
+"""Checks what a drafter returned, before the target spends a forward on it.
 
-Nothing in it is trusted: whatever is wrong raises here, and the loop sees only plain copies.
+Nothing in it is trusted: whatever is wrong raises here, and the loop gets plain copies.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ UINT32 = np.dtype(np.uint32)
 largest = np.maximum.reduce
 ONE = int(np.float32(1.0).view(UINT32))  # as bits; those of other floats in 0..1 are fewer
 MOST_TIERS = 128  # Draft.source is int8
-ROUNDING = 2.0**-23  # by which one more probability may move a sum that was rounded to float32,
-MOST_ROUNDING = 1e-4  # up to this
+ROUNDING = 2.0**-23  # error that a float32 sum may have for each probability in it,
+MOST_ROUNDING = 1e-4  # at most
 
 
 def check_tiers(tiers: object) -> tuple[str, ...]:
@@ -40,9 +40,9 @@ def check_draft(
 ) -> Draft:
     """Return a copy of ``draft`` if the target can verify it, as a chain unless ``tree``.
 
-    The arrays are copied before they are looked at: what their maker does to them later, in another
-    thread too, changes nothing. Each node's proposal is divided by its sum, so that nothing is
-    left of its rounding but that of each probability.
+    The arrays are copied before they are checked: nothing that the drafter does to them later, in
+    another thread too, has an effect. Each node's proposal is divided by its sum, which removes the
+    rounding of the sum.
 
     Args:
         draft: what a drafter returned.
@@ -67,7 +67,7 @@ def check_draft(
     parents = confidence = proposal = source = None
     if draft.parents is not None:
         if not tree:
-            raise ValueError("a chain was asked for, got a draft with parents")
+            raise ValueError("draft must be a chain, got one with parents")
         parents = _copied("parents", draft.parents, INT32, n)
         _check_tree(tokens, parents)
     if draft.source is not None:
@@ -89,12 +89,12 @@ def check_draft(
 def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, tiers: int) -> Draft:
     """What can be verified of a draft that failed ``check_draft``, with the same arguments.
 
-    Of a stochastic draft that is its longest sound head. Whether a node is wrong may depend on the
-    tokens drawn before it. If it cost those before it their place, too, the ones that are left to
-    be verified would not be distributed as their proposal says, and the text not as the target's.
+    Of a stochastic draft, its longest valid start. Whether a node is wrong may depend on the tokens
+    sampled before it. If they were dropped with it, sampled tokens would decide whether they are
+    verified, and that would bias the output.
 
     Returns:
-        A copy; the empty draft if no head is sound, and for drafts that are not stochastic.
+        A copy; the empty draft if no start is valid, and for drafts that are not stochastic.
     """
     sound, low, high = EMPTY_DRAFT, 0, limit
     if type(draft) is not Draft or draft.proposal is None:
@@ -104,7 +104,7 @@ def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, tiers: int)
         try:
             sound = check_draft(draft.first(middle), middle, vocab, tree=tree, tiers=tiers)
             low = middle
-        except Exception:  # head of fields that are no arrays: anything
+        except Exception:  # fields that are no arrays may raise anything
             high = middle - 1
     return sound
 

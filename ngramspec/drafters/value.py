@@ -19,9 +19,8 @@ SOURCES = ("copy", "ngram", "unigram")
 class ValueSession(DraftSession):
     """The drafting of one sequence by a value engine, native or the twin.
 
-    It learns in ``extend``: what was committed tells of every token looked at whether it was
-    right, those behind the draft's end and in place of the drafted ones included, which is more
-    than ``observe`` could say.
+    It learns in ``extend``: the committed tokens say of every candidate whether it was right, those
+    behind the draft's end and those that were not drafted included. ``observe`` could say less.
     """
 
     def __init__(self, engine: Any, tokens: Int32) -> None:
@@ -43,19 +42,19 @@ class ValueSession(DraftSession):
 
 
 class ValueDrafter(LearningDrafter):
-    """At every position the candidate most likely to be the next token, and no further than pays.
+    """Drafts the most probable candidate at every position, while expected tokens per cost rise.
 
-    Its sequences share one calibration: how often candidates in which situation were right. That
-    is counts and weights, never text; but they tell how much the texts before repeated themselves,
-    and drafts and timings follow them. Where tenants must not learn that of each other, each gets
-    a drafter, and so a Speculator, of its own::
+    Its sequences share one calibration: how often candidates in each situation were right. It holds
+    counts and weights, never text. But they show how much earlier texts repeated themselves, and
+    drafts and timings depend on them. Where tenants must not learn that of each other, give each a
+    drafter, and so a Speculator, of its own::
 
         speculators = collections.defaultdict(Speculator)  # by tenant
         model.generate(**inputs, custom_generate=speculators[tenant])
 
     Args:
-        sources: where candidates come from, of "copy", "ngram" and "unigram", each once; their
-            order means nothing, since the better expectation wins at every position.
+        sources: where candidates come from: some of "copy", "ngram" and "unigram", each once, in
+            any order.
         min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
     """
 

@@ -1,4 +1,4 @@
-"""Writing a folder whose model speculates by itself, for ``from_pretrained`` and servers."""
+"""Writing a model folder whose ``generate`` speculates, for ``from_pretrained`` and servers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ngramspec.target.support import check_model
 
 GGUF = ".gguf"
 LINKED = (".safetensors", ".bin", GGUF, ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ckpt")
-INDEX = ".index.json"  # which shard holds what
+INDEX = ".index.json"  # the shard of each weight
 SKIPPED = (".git", ".cache", "__pycache__")
 HARD, SYMBOLIC, COPIED = "hard links", "symbolic links", "copies"
 
 
 @dataclass(slots=True)
 class Group:
-    """Files that got into the folder in one way: how many, and how many bytes they have."""
+    """Files that were linked or copied in one way: how many, and their bytes."""
 
     files: int = 0
     bytes: int = 0
@@ -64,9 +64,9 @@ def wrap(
 ) -> Wrapped:
     """Write a folder with the model of ``model_dir`` and a ``generate`` that speculates.
 
-    Weights are hard links, so that the folder takes no space and stands by itself; symbolic ones
-    where the file system has no hard ones, between two disks for instance. Everything else is
-    copied. Nothing is ever written into ``model_dir``, and what fails leaves no new file behind.
+    Weights are hard links, which take no space and stay valid if ``model_dir`` is deleted; where
+    hard links are impossible, as between two disks, they are symbolic links. Everything else is
+    copied. Nothing is ever written into ``model_dir``. After an error no new file is left.
 
     Args:
         model_dir: holds config.json and weights.
@@ -78,7 +78,7 @@ def wrap(
 
     Raises:
         TypeError, ValueError: what cannot be wrapped, and why.
-        UnsupportedError: the model's class cannot be speculated with, so nothing would be gained.
+        UnsupportedError: the model's class cannot be speculated with.
         OSError: a file cannot be read or written.
     """
     Speculator(**settings)
@@ -104,7 +104,7 @@ def wrap(
 
 
 class _Undo:
-    """Removes the files and folders it was told of, unless the block ends well."""
+    """Removes the files and folders that it made, if the block raises an error."""
 
     def __init__(self) -> None:
         self._made: list[Path] = []
@@ -116,7 +116,7 @@ class _Undo:
         self._made += reversed(missing)
 
     def file(self, path: Path) -> None:
-        """Make room for a file: what a link leads to must not be written through it."""
+        """Make room for a file: a link is removed first, so that its target is not overwritten."""
         self.folder(path.parent)
         path.unlink(missing_ok=True)
         self._made.append(path)
@@ -128,7 +128,7 @@ class _Undo:
         if kind is None:
             return
         for path in reversed(self._made):
-            with suppress(OSError):  # what went wrong first is what matters
+            with suppress(OSError):  # the first error is the one to report
                 if path.is_dir() and not path.is_symlink():
                     path.rmdir()
                 else:
@@ -183,7 +183,7 @@ def _check_model_dir(folder: Path, sources: dict[str, Path]) -> dict[str, Any]:
 
 
 def _check_kind(name: str) -> None:
-    """Raise an UnsupportedError for a class of transformers that would decode plainly anyway."""
+    """Raise an UnsupportedError for a class of transformers that cannot be speculated with."""
     import transformers
 
     kind = getattr(transformers, name, None)

@@ -14,7 +14,7 @@ from ngramspec.target.kv_cache import KVCache, is_callers
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """What one call of ``generate`` brings, as it is before the prefill.
+    """What one call of ``generate`` brings, before the prefill.
 
     Attributes:
         rows: of the batch.

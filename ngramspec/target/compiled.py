@@ -1,8 +1,8 @@
-"""Compiled verification: one graph for each of a few widths, and no other shape.
+"""Compiled forwards: one graph for each of a few widths, and no other shape.
 
-Drafts of any length are padded up to the next of these widths, rollback changes a tensor in place,
-and the mask is an input; so what was compiled once serves all steps of all calls whose static
-caches have the same size. A call's cache is made a little larger than it needs, for that reason.
+A draft of any length is padded to the next of these widths, rollback changes a tensor in place, and
+the mask is an input. So one graph serves all steps of all calls whose static caches have the same
+size. For that reason a call's cache is made a little larger than it needs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from typing import Any
 from ngramspec.target.hf_private import compile_settings
 
 ROOM = 256  # a cache's size is rounded up to a multiple of it: fewer sizes, fewer graphs
-SIZES = 8  # of caches that are compiled for; dynamo's own limit, for a single width
+SIZES = 8  # sizes of caches that graphs are kept for; dynamo's own limit for a single width
 
 
 def bucket_sizes(widest: int) -> tuple[int, ...]:
-    """Powers of two, then ``widest`` itself, unless a power is almost as wide.
+    """The widths to compile for: powers of two, then ``widest``.
+
+    Powers above three quarters of ``widest`` are left out.
+
+    Args:
+        widest: positions of the widest forward, >= 1.
 
     Example:
         >>> bucket_sizes(65), bucket_sizes(11), bucket_sizes(1)
@@ -29,9 +34,9 @@ def bucket_sizes(widest: int) -> tuple[int, ...]:
 
 
 def compilations() -> int:
-    """How many times torch has begun to compile, or to record a CUDA graph, in this process.
+    """How many times torch began to compile, or to record a CUDA graph, in this process.
 
-    Counted from the first call on.
+    It counts from the first call of this function on.
     """
     from torch._dynamo.callback import callback_handler
 
@@ -57,9 +62,9 @@ class Graphs:
 
     Args:
         model: a transformers model.
-        config: the GenerationConfig, whose ``compile_config`` says how; shapes are static unless
-            it says otherwise.
-        widths: how many different ones there will be.
+        config: the GenerationConfig, with the ``compile_config``; shapes are static unless that
+            says otherwise.
+        widths: how many different widths there will be.
     """
 
     def __init__(self, model: Any, config: Any, widths: int) -> None:
@@ -78,7 +83,7 @@ class Graphs:
         return outputs
 
     def _allowing(self) -> AbstractContextManager[Any]:
-        """The context in which dynamo compiles for all the widths: by default for eight shapes."""
+        """The context in which dynamo keeps a graph for every width; by default it keeps eight."""
         import torch._dynamo.config as dynamo
 
         known = max(self._limit, dynamo.recompile_limit)

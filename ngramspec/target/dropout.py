@@ -1,4 +1,4 @@
-"""Whether a model's forwards draw random numbers: training mode, with dropout or jitter."""
+"""Whether a model's forwards are random: in training mode, with dropout or jitter."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ NAMES = ("drop", "jitter")  # in attributes that hold a rate: attention_dropout,
 
 
 def drops_out(model: Any) -> bool:
-    """Whether a module in training mode has a rate above 0 at which it drops or adds something.
+    """Whether a module in training mode has a dropout or jitter rate above 0.
 
-    Adapters put on a model in evaluation mode are in training mode themselves.
+    An adapter added to a model in evaluation mode is itself in training mode.
     """
     return any(
         isinstance(value, float) and value > 0

@@ -1,11 +1,11 @@
 """Grouped-query attention on a CPU without a copy of the cache for every query head.
 
 A forward over several positions has a mask, and under a mask transformers' sdpa attention first
-repeats a layer's keys and values for all query heads of their group: on a GPU some kernels ask for
-it. On a CPU torch's reads them where they are, and does the same arithmetic in the same order; the
-copies alone are some 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec puts a function
-in the place of "sdpa" that leaves them out inside its own forwards, to the same bits, and is
-transformers' own elsewhere.
+repeats a layer's keys and values for all query heads of their group, because some GPU kernels need
+that. torch's CPU kernel reads them in place, with the same arithmetic in the same order. The copies
+alone are some 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec replaces "sdpa" by a
+function that leaves the copies out inside ngramspec's own forwards, with bitwise equal results. In
+all other forwards it calls transformers' own function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 TAKEN = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal")
-REFUSED = ("softcap", "output_attentions")  # of which the original has something to say
+REFUSED = ("softcap", "output_attentions")  # arguments that are left to the original function
 
 
 class _Thread(threading.local):
@@ -31,7 +31,7 @@ class _Thread(threading.local):
 
     Attributes:
         on: whether they attend without copies.
-        mask: the last mask of the forward that runs, as it was given and as added to the scores.
+        mask: the current forward's last mask, as it was given and as it is added to the scores.
     """
 
     on = False
@@ -43,7 +43,11 @@ _thread = _Thread()
 
 @contextmanager
 def in_place(device: torch.device) -> Iterator[None]:
-    """The context in which this thread's forwards on a CPU attend without copies."""
+    """The context in which this thread's forwards attend without copies, on a CPU.
+
+    Args:
+        device: of the forwards; on others than a CPU nothing changes.
+    """
     if device.type != "cpu":
         yield
         return
@@ -57,7 +61,16 @@ def in_place(device: torch.device) -> Iterator[None]:
 
 
 def grouped(original: Attention) -> Attention:
-    """transformers' sdpa attention, but for what ``in_place`` says."""
+    """transformers' sdpa attention, which makes no copies inside ``in_place``.
+
+    Args:
+        original: transformers' function.
+
+    Returns:
+        A function of the same arguments: query (batch, heads, n, size), key and value (batch, key
+        heads, keys, size), attention_mask (batch or 1, 1, n, keys). It returns (batch, n, heads,
+        size), and None in place of attention weights.
+    """
     parameters = inspect.signature(original).parameters.values()
     beside = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     others = (*(name for name in beside if name not in TAKEN), *REFUSED)
@@ -109,7 +122,12 @@ def grouped(original: Attention) -> Attention:
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask as torch adds it to the scores, made once for all layers that are given the same."""
+    """A bool mask as torch adds it to the scores, made once for all layers with the same mask.
+
+    Args:
+        mask: (batch or 1, 1, n, keys), bool; another dtype is returned unchanged.
+        dtype: of the scores.
+    """
     if mask.dtype != torch.bool:
         return mask
     known, added = _thread.mask
@@ -120,7 +138,7 @@ def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _install() -> None:
-    """Register ``grouped`` as "sdpa", unless that is not transformers' own any more."""
+    """Register ``grouped`` as "sdpa", unless "sdpa" is no longer transformers' own function."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 

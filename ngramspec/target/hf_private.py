@@ -12,26 +12,32 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-# The private names that are used, with the module of transformers that defines or sets each.
-NAMES = {
-    "_attn_implementation": "configuration_utils",
-    "_commit_hash": "configuration_utils",
-    "_compiled_call": "modeling_utils",
-    "_default_compile_config": "modeling_utils",
-    "_device_mesh": "distributed.mixin",
-    "_has_unfinished_sequences": "generation.utils",
-    "_is_stateful": "modeling_utils",
-    "_is_user_defined": "generation.utils",
-    "_mask_length": "generation.utils",
-    "_optimize_model_for_decode": "generation.utils",
-    "_pad_token_tensor": "generation.utils",
-    "_prefill": "generation.utils",
-    "_raise_exceptions_for_connection_errors": "utils.hub",
-    "_raise_exceptions_for_missing_entries": "utils.hub",
-    "_sample": "generation.utils",
-    "_update_model_kwargs_for_generation": "generation.utils",
-    "_valid_auto_compile_criteria": "generation.utils",
-}
+# The private names that are used. Each is in every supported version, except those in SINCE and
+# BEFORE, which are read with a default.
+NAMES = frozenset(
+    {
+        "_attn_implementation",
+        "_commit_hash",
+        "_compile_all_devices",
+        "_compiled_call",
+        "_default_compile_config",
+        "_device_mesh",
+        "_has_unfinished_sequences",
+        "_is_stateful",
+        "_is_user_defined",
+        "_mask_length",
+        "_optimize_model_for_decode",
+        "_pad_token_tensor",
+        "_prefill",
+        "_raise_exceptions_for_connection_errors",
+        "_raise_exceptions_for_missing_entries",
+        "_sample",
+        "_update_model_kwargs_for_generation",
+        "_valid_auto_compile_criteria",
+    }
+)
+SINCE = {"_is_user_defined": (5, 19), "_mask_length": (5, 19)}  # versions that surely have it
+BEFORE = {"_commit_hash": (5, 17)}  # versions before this one surely have it
 # Methods of a model that decide what its forwards are given and return. A subclass that has none
 # of them behaves as its base class.
 STEP_METHODS = (
@@ -131,6 +137,11 @@ def compile_settings(model: Any, config: Any) -> Any:
     return copy.copy(config.compile_config or model._default_compile_config())
 
 
+def compile_on_every_device(settings: Any) -> None:
+    """Have ``generate`` compile under a CompileConfig on a CPU, too."""
+    settings._compile_all_devices = True
+
+
 def forget_compiled_call(model: Any) -> None:
     """Drop the compiled forward that ``get_compiled_call`` stored on a model, if there is one."""
     vars(model).pop("_compiled_call", None)
@@ -139,8 +150,9 @@ def forget_compiled_call(model: Any) -> None:
 # Configs
 
 
-def attention_of(config: Any) -> str:
-    """Name of the attention implementation of a text config, such as "sdpa"."""
+def attention_of(model: Any) -> str:
+    """Name of the attention implementation of a model's decoder, such as "sdpa"."""
+    config = model.config.get_text_config(decoder=True)
     return str(getattr(config, "_attn_implementation", ""))
 
 

@@ -1,11 +1,11 @@
-"""Growing cache layers that write new keys and values behind the old, without copying these.
+"""Dynamic cache layers that write new keys and values behind the old ones, without copying these.
 
 A dynamic layer of transformers concatenates: every forward copies all keys and values of all layers
-into new tensors, and does so piecemeal behind a rollback, as what was cut off is not the end of
-their memory but of each head's. With 3000 tokens that is 5 to 9 % of a forward, with 500 1 to 2 %
-(SmolLM2-135M, two cores). So while a generation runs its layers keep room behind what they hold.
-The numbers are the same, and each head's positions lie side by side as before; heads lie further
-apart.
+into new tensors. After a rollback it copies each head separately, as the rejected positions lie at
+the end of each head's memory. The copies take 1 to 2 % of a forward with 500 tokens of context, and
+5 to 9 % with 3000 (SmolLM2-135M, two cores). So while a generation runs, its layers keep free room
+behind what they hold. The values are the same, and each head's positions are contiguous as before;
+only the stride between heads is larger.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from typing import Any
 
 import torch
 
-ROOM = 128  # positions of room at least, when a layer's memory is made anew,
-SHARE = 16  # and one for so many that it holds
+ROOM = 128  # least free positions when a layer's memory is allocated;
+SHARE = 16  # one for every 16 positions that it holds, if that is more
 
 
 class InPlace:
-    """An ``update`` for a dynamic layer, in memory that is this generation's alone.
+    """An ``update`` for a dynamic layer, in memory that belongs to this generation alone.
 
-    What the layer held before is copied into it first, so nothing is written to tensors that a
-    caller may have. Under ``torch.compile``, and for states of another kind than those held, it is
-    the layer's own. A copy of the layer gets one of its own with it.
+    What the layer held before is copied into that memory first, so nothing is written to tensors
+    that a caller may hold. Under ``torch.compile``, and for states of another shape, dtype or
+    device than those held, it calls the layer's own ``update``. A deep copy of the layer gets an
+    ``InPlace`` of its own.
+
+    Args:
+        layer: a DynamicLayer.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -35,7 +39,15 @@ class InPlace:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the layer's: add states of the next positions, return those of all."""
+        """Add keys and values of the next n positions, and return those of all positions.
+
+        Args:
+            key, value: (batch, heads, n, size).
+            args, kwargs: for the layer's own ``update``.
+
+        Returns:
+            keys and values, (batch, heads, length, size) each.
+        """
         layer = self._layer
         held = (layer.keys, layer.values) if layer.is_initialized else (None, None)
         fits = _fits(held[0], key) and _fits(held[1], value)
@@ -47,7 +59,7 @@ class InPlace:
 
 
 def close_up(layer: Any) -> None:
-    """Let go of the room behind what a layer holds, and of what was rejected and lies there."""
+    """Free the room behind what a layer holds, with the rejected states that lie there."""
     if layer.is_initialized:
         layer.keys, layer.values = _alone(layer.keys), _alone(layer.values)
 
@@ -58,7 +70,7 @@ def _alone(states: torch.Tensor) -> torch.Tensor:
 
 
 def _fits(held: torch.Tensor | None, new: torch.Tensor) -> bool:
-    """Whether states can stand behind those held: (batch, heads, positions, size) both."""
+    """Whether states can be appended to those held: (batch, heads, positions, size) both."""
     return (
         held is not None
         and held.ndim == new.ndim == 4
@@ -69,17 +81,21 @@ def _fits(held: torch.Tensor | None, new: torch.Tensor) -> bool:
 
 
 class _Memory:
-    """Where one layer's keys, or its values, lie."""
+    """The memory of one layer's keys, or of its values."""
 
     def __init__(self) -> None:
         self._all: torch.Tensor | None = None  # (batch, heads, capacity, size)
 
     def append(self, held: Any, new: torch.Tensor) -> torch.Tensor:
-        """``held`` and ``new`` one behind the other: a view of the memory.
+        """Append ``new`` to ``held``.
 
         Args:
-            held: such a view, cut or not; anything else is copied.
-            new: the states of the next positions.
+            held: (batch, heads, length, size): a view of this memory, truncated or not; anything
+                else is copied into it.
+            new: (batch, heads, n, size).
+
+        Returns:
+            (batch, heads, length + n, size), a view of the memory.
         """
         length, whole = held.shape[2], held.shape[2] + new.shape[2]
         memory = self._all

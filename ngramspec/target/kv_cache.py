@@ -1,11 +1,12 @@
 """Rolling a target's key-value cache back, one way per kind of layer.
 
-full attention   positions are cut off
-sliding window   the layer records what slides out until it is cropped, after every forward
-static           the length is counted back in place; what lies behind it is masked
+full attention   rejected positions are cut off
+sliding window   the layer keeps what slides out of its window until it is cropped; it must be
+                 cropped after every forward
+static           the length is reduced in place; what lies behind it is masked
 
-A dynamic layer can be made to hand out keys and values of one length, as a static one does, or to
-grow without copies.
+A dynamic layer can also be made to return keys and values of one constant length, as a static one
+does, or to grow without copies.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.target.hf_private import is_user_defined
 from ngramspec.target.inplace_kv import InPlace, close_up
 
-MARKING = (5, 19)  # transformers marks the caches that callers bring, since this version
+MARKING = (5, 19)  # since this version, transformers marks a cache that the caller gave
 DYNAMIC = "DynamicLayer"
 CROPPED = (DYNAMIC, "DynamicSlidingWindowLayer")
 STATIC = "StaticLayer"
@@ -31,9 +32,11 @@ CACHES = "transformers.cache_utils"
 class KVCache:
     """The self-attention layers of a cache, all of kinds that can be rolled back.
 
+    Keys and values of a layer are (batch, heads, positions, size) each, in the model's dtype.
+
     Args:
         cache: what the model's forward takes and returns.
-        layers: those of its self-attention.
+        layers: of its self-attention.
     """
 
     def __init__(self, cache: Any, layers: list[Any]) -> None:
@@ -42,11 +45,12 @@ class KVCache:
         self._sliding = [layer for layer in layers if layer.is_sliding]
         self._static = [layer for layer in layers if kind_of(layer) == STATIC]
         self._stretched = 0
-        self._updated: list[tuple[Any, Any]] = []  # layers, with an ``update`` of their own or None
+        self._updated: list[tuple[Any, Any]] = []  # layers, and the ``update`` that each had of its
+        # own, or None
 
     @property
     def allows_gaps(self) -> bool:
-        """Whether rows may have gaps in it: positions are what masks say, and can be moved."""
+        """Whether rows may have gaps: masks alone say what is attended to, and slots can move."""
         return not self._sliding and not self._static
 
     @property
@@ -56,32 +60,32 @@ class KVCache:
 
     @property
     def capacity(self) -> int | None:
-        """Positions it can hold; None: any number."""
+        """Positions that it can hold; None: any number."""
         sizes = [int(layer.get_max_length()) for layer in self._static]
         return min(sizes, default=None)
 
     @property
     def key_length(self) -> int | None:
-        """To how many positions a forward attends, masked ones included; None: as many as are."""
+        """Positions that a forward attends to, masked ones included; None: the current length."""
         return self._stretched or self.capacity
 
     def resize(self, capacity: int) -> None:
-        """Give the static layers, which hold nothing yet, room for ``capacity`` positions."""
+        """Make room for ``capacity`` positions in the static layers, which must be empty."""
         for layer in self._static:
             layer.max_cache_len = capacity
-            if layer.is_initialized:  # ahead of a prefill in chunks
+            if layer.is_initialized:  # before a prefill in chunks
                 layer.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
 
     def stretch(self, length: int) -> None:
-        """Have growing layers hand out ``length`` keys and values, zeros behind their own.
+        """Have dynamic layers return ``length`` keys and values, with zeros behind their own.
 
-        The masks of the forwards have to be as long. Until ``release``.
+        The masks of the forwards must be as long. It lasts until ``release``.
         """
         self._update(self.layers, lambda layer: _stretching(layer.update, length))
         self._stretched = length
 
     def grow_in_place(self) -> None:
-        """Have growing layers of full attention leave room behind, until ``release``."""
+        """Have dynamic layers of full attention grow without copies, until ``release``."""
         layers = [layer for layer in self.layers if kind_of(layer) == DYNAMIC]
         self._update(layers, lambda layer: InPlace(layer).update)
 
@@ -91,18 +95,18 @@ class KVCache:
             layer.update = make(layer)
 
     def length(self) -> int:
-        """Positions in the cache, of the layer that has most."""
+        """Positions in the cache, of the layer that holds most. One host sync if it is static."""
         layers = [each for each in self.layers if each not in self._static]
-        layers += self._static[:1]  # they are as long, and say so from the device
+        layers += self._static[:1]  # all static layers are equally long
         return max((int(layer.get_seq_length()) for layer in layers), default=0)
 
     def record(self) -> None:
-        """Keep what slides out of windows until it is known to stay, from the next forward on."""
+        """From the next forward on, keep what slides out of windows until the next ``truncate``."""
         for layer in self._sliding:
             layer.activate_past_recording()
 
     def truncate(self, count: int) -> None:
-        """Drop the last ``count`` positions of a whole forward; call it after each, 0 included."""
+        """Drop the last ``count`` positions; call it after every whole forward, with 0 too."""
         if count and self._static:
             torch._foreach_sub_([layer.cumulative_length for layer in self._static], count)
         for layer in self.layers:
@@ -110,26 +114,24 @@ class KVCache:
                 layer.crop(-count)
 
     def truncate_to(self, length: int) -> None:
-        """Drop every position from ``length`` on, layer by layer: a forward was interrupted."""
+        """Drop all positions from ``length`` on, layer by layer, after an interrupted forward."""
         for layer in self.layers:
             surplus = max(int(layer.get_seq_length()) - length, 0)
             if layer in self._static:
                 layer.cumulative_length.sub_(surplus)
-            elif layer.is_sliding and length == 0:  # it may have let go of what a crop would need
+            elif layer.is_sliding and length == 0:  # a crop may need what it no longer holds
                 layer.keys = layer.values = None
                 layer.is_initialized, layer.cumulative_length = False, 0
-            elif layer.is_sliding and not getattr(
-                layer, "record_past", True
-            ):  # a prefill in chunks, which let go
-                continue  # of what slid out: plain decoding, too, leaves what it came to
+            elif layer.is_sliding and not getattr(layer, "record_past", True):
+                continue  # a prefill in chunks has dropped what slid out, as plain decoding does
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 layer.crop(-surplus)
 
     def release(self, *, outlives: bool = True) -> None:
-        """Let windows slide, and growing layers grow, again as in plain decoding.
+        """Have layers slide and grow again as in plain decoding.
 
         Args:
-            outlives: whether anybody sees the cache after the generation.
+            outlives: whether the cache is used after the generation: if so, spare memory is freed.
         """
         for layer in self._sliding:
             layer.record_past = False
@@ -143,9 +145,13 @@ class KVCache:
         self._updated, self._stretched = [], 0
 
     def keep_path(self, start: int, path: Sequence[int]) -> None:
-        """Move the positions start + path[0], start + path[1], ... to start, start + 1, ...
+        """Move the positions start + path[0], start + path[1], and so on to start, start + 1, ...
 
-        Of a batch of one row; what lay there, and behind, is not kept.
+        Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them.
+
+        Args:
+            start: position of the forward's first token.
+            path: accepted positions of the forward, ascending; of a batch of one row.
         """
         stay = next((at for at, node in enumerate(path) if at != node), len(path))
         places = torch.tensor(path[stay:], device="cpu") + start
@@ -158,14 +164,18 @@ class KVCache:
                 states[:, :, start + stay : start + len(path)] = moved
 
     def compact(self, slots: torch.Tensor) -> None:
-        """Keep some positions of each row, in the order given: int64 (batch, kept)."""
+        """Keep some positions of each row.
+
+        Args:
+            slots: int64 (batch, kept), the positions in their new order.
+        """
         for layer in self.layers:
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # (batch, heads, length, size)
                 index = slots[:, None, :, None].to(states.device)
                 index = index.expand(-1, states.shape[1], -1, states.shape[3])
                 kept = states.gather(2, index)
-                states[:, :, : kept.shape[2]] = kept  # where a layer has room, it keeps that room
+                states[:, :, : kept.shape[2]] = kept  # in place, so that the layer's room stays
                 setattr(layer, name, states[:, :, : kept.shape[2]])
 
 
@@ -178,7 +188,7 @@ def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
 
 
 def is_callers(cache: Any) -> bool:
-    """Whether a cache is, or may be, the caller's own, who may go on with it."""
+    """Whether a cache is, or may be, the caller's own, who may use it again."""
     marked = is_user_defined(cache)
     return transformers_before(MARKING) if marked is None else marked
 
@@ -191,10 +201,13 @@ def transformers_before(version: tuple[int, int]) -> bool:
 
 
 def kv_cache_for(cache: Any) -> KVCache:
-    """The way to roll ``cache`` back.
+    """The KVCache that rolls a model's cache back.
+
+    Args:
+        cache: of transformers, or None.
 
     Raises:
-        UnsupportedError: there is no cache, or it is of a kind that cannot be rolled back here.
+        UnsupportedError: there is no cache, or it is of a kind that cannot be rolled back.
     """
     if cache is None:
         raise UnsupportedError(
@@ -220,9 +233,10 @@ def kv_cache_for(cache: Any) -> KVCache:
 
 
 def kind_of(each: Any) -> str:
-    """Name of a cache's or layer's class: that of transformers where a subclass overrides nothing.
+    """Name of a cache's or layer's class, or of its base class in transformers.
 
-    A subclass that only adds, or is made otherwise, is rolled back as its base class is.
+    It is the base class's where a subclass overrides none of its methods: then it is rolled back in
+    the same way.
     """
     for kind in type(each).__mro__:
         if kind.__module__ == CACHES:
@@ -233,12 +247,12 @@ def kind_of(each: Any) -> str:
 
 
 def _matters(name: str) -> bool:
-    """Whether a class that overrides a name behaves otherwise: Python itself sets many."""
+    """Whether a class that overrides a name behaves differently. Python itself sets many names."""
     special = ("__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__len__")
     return name in special or not (name.startswith("__") or name == "_abc_impl")
 
 
 def _before(kind: type, base: type) -> list[type]:
-    """The classes that stand before ``base`` in the order in which ``kind`` looks up names."""
+    """The classes before ``base`` in the method resolution order of ``kind``."""
     order = list(kind.__mro__)
     return order[: order.index(base)]

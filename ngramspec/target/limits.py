@@ -24,7 +24,7 @@ class DraftLimits:
     def __init__(self, traits: Traits, call: CallTraits, next_position: int) -> None:
         self.unaligned = call.unaligned
         self._position_limit = traits.position_limit
-        self._turns = traits.turns
+        self._thresholds = traits.thresholds
         self._end = call.end
         self._next_position = next_position
         self._prefilled: int | None = None
@@ -52,8 +52,9 @@ class DraftLimits:
         """Most tokens of a draft behind ``new`` generated ones; None: any number.
 
         No forward reaches over a length at which the model computes its positions differently
-        (``Traits.turns``), and the first forward behind that length may read all tokens again, so
-        it has no draft. Rotary frequencies go by positions, reading again goes by tokens.
+        (``Traits.thresholds``). The first forward behind that length may read all tokens again, so
+        it has no draft. Rotary frequencies depend on positions, reading again depends on the number
+        of tokens.
 
         Args:
             new: generated tokens of each row.
@@ -66,6 +67,6 @@ class DraftLimits:
             ends = {self._prefilled + new, self._next_position + new}  # by tokens, by positions
             if self._position_limit is not None:
                 rooms.append(self._position_limit - max(ends))
-            for turn in self._turns:
-                rooms += [turn - end for end in ends if end <= turn + 1]
+            for threshold in self._thresholds:
+                rooms += [threshold - end for end in ends if end <= threshold + 1]
         return max(min(rooms), 0) if rooms else None

@@ -51,7 +51,7 @@ class Target:
     Attributes:
         traits: of the model.
         call: of this call of ``generate``, before the prefill.
-        cache: of the model, as it is now.
+        cache: of the model; the prefill may replace it.
         inputs: of the next forward.
         limits: of the drafts.
         widths: that forwards behind the prefill may have.

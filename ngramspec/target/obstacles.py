@@ -158,7 +158,7 @@ def why_not_compiled(traits: Traits, call: CallTraits) -> str | None:
         return f"attention implementation {traits.attention}; load the model with sdpa or eager"
     if not traits.takes_positions:
         return "a model that counts its positions itself; pass compiled=False"
-    if traits.turns:
+    if traits.thresholds:
         return "rotary positions that change with the length; pass compiled=False"
     if call.unaligned is not None:
         return f"a prefill whose positions masks do not know: {call.unaligned}"

@@ -33,7 +33,7 @@ class Widths:
         return self.sizes[bisect_left(self.sizes, positions)] if self.sizes else positions
 
     def most(self, slots: int | None) -> int | None:
-        """Most positions of a forward that writes into ``slots`` free ones; None: any number."""
+        """Most positions of a forward, with ``slots`` free ones in the cache; None: any number."""
         if not self.sizes:
             return slots
         if slots is None:
@@ -42,7 +42,7 @@ class Widths:
 
 
 def check_width(width: int | str, gamma: int | str) -> int | str:
-    """Return a valid ``width`` argument: "fit", or a multiple of 8 above gamma, up to 4096.
+    """Return ``width`` if it is "fit", or a multiple of 8 above gamma, up to 4096.
 
     Raises:
         TypeError, ValueError: it is not; the message says why.

@@ -83,20 +83,20 @@ class Traits:
     rereads_at: int | None
 
     @property
-    def turns(self) -> list[int]:
+    def thresholds(self) -> list[int]:
         """Lengths, ascending, at which a forward computes all its positions differently."""
         return sorted({at for at in (self.rope_changes_at, self.rereads_at) if at is not None})
 
     @property
     def takes_masks(self) -> bool:
-        """Whether the attention takes a mask of four dimensions, and as it is given."""
+        """Whether the attention takes a mask of four dimensions, unchanged."""
         standard = self.standard_masks and not self.own_masks and not self.alibi
         return self.attention in MASKED_ATTENTIONS and standard and self.passes_masks
 
     @property
     def rope_varies(self) -> bool:
         """Whether a position's rotary frequencies depend on the length of the text."""
-        return bool(self.turns) or self.rope_grows
+        return bool(self.thresholds) or self.rope_grows
 
 
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
@@ -129,7 +129,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         names=names,
         stock=stock_class(model),
         encodes=bool(model.config.is_encoder_decoder),
-        attention=hf_private.attention_of(config),
+        attention=hf_private.attention_of(model),
         standard_masks=_makes_standard_masks(model),
         own_masks=getattr(type(model), "create_masks_for_generate", None) is not None,
         passes_masks=passes_masks,
@@ -183,12 +183,12 @@ def rope_changes_at(config: Any) -> int | None:
     Args:
         config: of the text model.
     """
-    turns = [
+    thresholds = [
         int(each["original_max_position_embeddings"])
         for each in _ropes(config)
         if each.get("rope_type") == "longrope" and "original_max_position_embeddings" in each
     ]
-    return min(turns, default=None)
+    return min(thresholds, default=None)
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:

@@ -1,1 +1,1 @@
-"""Which tokens the target says, and which drafted ones they accept."""
+"""The target's tokens, and which drafted tokens they accept."""

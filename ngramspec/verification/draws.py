@@ -1,4 +1,4 @@
-"""Drawing tokens from the target's distribution, as plain sampling draws them."""
+"""Random samples of the target's distribution: those that plain sampling takes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 
 
 def draw(target_probs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Draw a token for each row: what torch.multinomial draws, without its transfers to the host.
+    """Sample a token for each row, the one of torch.multinomial, without its host transfers.
 
-    One token is drawn there as argmax p / e with e exponential, too, from the same randomness.
+    torch.multinomial too samples one token as argmax p / e, with e exponential; the random numbers
+    are the same.
 
     Args:
         target_probs: float32 (rows, vocab).
@@ -26,22 +27,22 @@ def draw(target_probs: torch.Tensor, generator: torch.Generator | None = None) -
 def draw_at_depths(
     target_probs: torch.Tensor, depths: Sequence[int], generator: torch.Generator
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Draw for every position of a forward at once, for each depth with the same randomness.
+    """Sample at every position of a forward at once, at one depth with the same random numbers.
 
     Whichever path is accepted, its tokens are those that ``draw`` gives one after another.
 
     Args:
         target_probs: float32 (rows, positions, vocab).
-        depths: for each position, how many tokens are drawn before its own.
+        depths: for each position, how many drafted tokens lead to it.
         generator: of the same device.
 
     Returns:
-        (int64 (rows, positions) tokens; the generator's states behind 1, 2, ... draws).
+        (int64 (rows, positions) tokens; the generator's states after 1, 2, ... samples).
     """
     noise, states = [], []
     for _ in range(max(depths) + 1):
-        drawn = torch.empty_like(target_probs[:, 0], memory_format=torch.contiguous_format)
-        noise.append(drawn.exponential_(generator=generator))
+        empty = torch.empty_like(target_probs[:, 0], memory_format=torch.contiguous_format)
+        noise.append(empty.exponential_(generator=generator))
         states.append(generator.get_state())
     scaled = [target_probs[:, at] / noise[depth] for at, depth in enumerate(depths)]
     return torch.stack(scaled, dim=1).argmax(dim=-1), states

@@ -1,4 +1,4 @@
-"""Greedy verification (Stratos, appendix A): a draft token stands if it is the target's argmax."""
+"""Greedy verification (Stratos, appendix A): a token equal to the target's argmax is accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Tokens(Protocol):
 
 
 class OnDemand:
-    """The argmax at each position of a row, found when it is asked for.
+    """The argmax at each position of a row, found when it is looked up.
 
     Args:
         logits: (n + 1, vocab), on a CPU. NumPy's argmax is some six times as fast as torch's.
@@ -29,13 +29,13 @@ class OnDemand:
 
 
 def greedy_tokens(logits: torch.Tensor, at_once: bool) -> Sequence[Tokens]:
-    """The target's choice at every position.
+    """The target's argmax at every position.
 
     Args:
         logits: (batch, n + 1, vocab), any floating dtype. The first of equal maxima wins, as in
             ``generate``, and NaN over all; a widening cast changes neither values nor order.
         at_once: one argmax on the device, one transfer to the host; otherwise position by position,
-            as they are asked for.
+            when it is looked up.
 
     Returns:
         n + 1 token ids for each row.

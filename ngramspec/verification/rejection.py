@@ -1,11 +1,11 @@
 """Sampled verification: the text keeps the target's distribution.
 
-Deterministic drafts are verified by draw and compare: the target's token is drawn from its own
-distribution p, whatever was drafted, and a drafted token stands if it equals the draw. That accepts
+Deterministic drafts are verified by comparison: the target's token is sampled from its own
+distribution p, whatever was drafted, and a drafted token that equals it is accepted. That accepts
 a child x with probability p(x), as Algorithm 1 of Leviathan et al. 2023 does for a one-hot q, and
-one of several children with the sum of theirs, as sampling without replacement does. Since one draw
-is made per committed token and none for rejected ones, it is the text of plain sampling with the
-same seed, too.
+one of several children with the sum of theirs, as sampling without replacement does. One token is
+sampled for each committed token and none for rejected ones. So the same seed also gives the text of
+plain sampling.
 
 Stochastic drafts, and lenience below 1, take Algorithm 1 itself, child after child: see
 ``speculative_tokens``.
@@ -27,33 +27,33 @@ def speculative_tokens(
 ) -> torch.Tensor:
     """Algorithm 1 of Leviathan et al. 2023 at m positions, over the children of each.
 
-    The first child x, drawn from q, is accepted with probability min(1, p(x) / (l q(x))). After a
+    The first child x, sampled from q, is accepted with probability min(1, p(x) / (l q(x))). After a
     rejection p becomes the residual, max(0, p/l - q) normalised, q loses x and is normalised (the
-    children were drawn without replacement), and the next child is tried (iterative sampling:
-    Stratos, section 2; SpecInfer). After the last one the token is drawn from the residual, which
-    gives no rejected child a chance; so the token says which child stands.
+    children were sampled without replacement), and the next child is tried (iterative sampling:
+    Stratos, section 2; SpecInfer). After the last one the token is sampled from the residual, in
+    which rejected children have probability 0; so the token says which child is accepted.
 
     With lenience l = 1 the token has exactly the distribution p. With l < 1 no token's probability
     exceeds p/l (ibid., A.5). For one child: let B be the sum of min(q, p/l), the probability of
     acceptance. The residual's mass is 1/l - B >= 1 - B. So the probability of x is
     min(q, p/l) + (1 - B) / (1/l - B) * max(0, p/l - q) <= min(q, p/l) + max(0, p/l - q) = p/l.
-    For more children put what follows the first rejection in the residual's place: by induction
+    For more children, what follows the first rejection takes the residual's place: by induction
     its probability of x is at most max(0, p/l - q) / (1/l - B) / l, and (1 - B) / (1/l - B) / l
     = (1 - B) / (1 - l B) <= 1 gives the same bound.
 
     Where rounding leaves a residual without mass (p = q up to rounding), the rejection had a
-    probability of that order, and the distribution before it is drawn from.
+    probability of that order, and the token is sampled from the distribution before it.
 
     Args:
         target_probs: float32 (m, vocab), p.
-        children: int64 (m, k), in the order drawn, -1 where there are fewer.
-        draft_probs: float32 (m, vocab), the q that the children were drawn from, without
+        children: int64 (m, k), in the order sampled, -1 where there are fewer.
+        draft_probs: float32 (m, vocab), the q that the children were sampled from, without
             replacement; None: they are deterministic, q one-hot at each.
         lenience: l in (0, 1].
         generator: None: torch's global one.
 
     Returns:
-        int64 (m,): the accepted child or the recovered token; without children a draw from p.
+        int64 (m,): the accepted child or the recovered token; without children a sample of p.
     """
     p, q = target_probs, draft_probs
     token = torch.full_like(children[:, 0], -1) if children.shape[1] else None
@@ -63,15 +63,15 @@ def speculative_tokens(
         uniform = torch.rand(index.shape, dtype=p.dtype, device=p.device, generator=generator)
         q_x = 1.0 if q is None else q.gather(1, index)
         open_ = (token < 0) & (x >= 0)
-        stands = open_ & (uniform * (lenience * q_x) < p.gather(1, index))[:, 0]
-        token = torch.where(stands, x, token)
-        rejected = (open_ & ~stands)[:, None]
+        accepted = open_ & (uniform * (lenience * q_x) < p.gather(1, index))[:, 0]
+        token = torch.where(accepted, x, token)
+        rejected = (open_ & ~accepted)[:, None]
         p = torch.where(rejected, _residual(p, q, index, lenience), p)
         if q is not None:
             rest = q.scatter(1, index, 0.0)
             q = torch.where(rejected, _normalised(rest, rest), q)
-    drawn = draw(p, generator)
-    return drawn if token is None else torch.where(token < 0, drawn, token)
+    sampled = draw(p, generator)
+    return sampled if token is None else torch.where(token < 0, sampled, token)
 
 
 def _residual(

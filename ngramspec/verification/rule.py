@@ -1,4 +1,4 @@
-"""Which rule of verification chooses a token, where some were drafted and where none was."""
+"""The rule of verification: from a position's scores and drafted tokens to its token."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class Rule:
     """How the target's tokens are chosen.
 
     Attributes:
-        do_sample: draw from the distribution, or take the most probable token.
+        do_sample: sample from the distribution, or take the most probable token.
         verification: "exact", by the target's distribution alone or, for stochastic drafts, by
             Algorithm 1; "match", by the target's distribution alone, always; or "typical".
         lenience: of "exact", in (0, 1]; below 1 the text's distribution is not the target's.
-        epsilon, delta: the thresholds of "typical".
-        generator: to draw with; None: torch's global one.
+        epsilon: of "typical", the highest threshold.
+        delta: of "typical", the factor of the threshold that falls with the entropy.
+        generator: to sample with; None: torch's global one.
     """
 
     do_sample: bool
@@ -59,10 +60,10 @@ class Rule:
         """The tokens at m positions; one that equals a child accepts it.
 
         Args:
-            scores: float32 (m, vocab), behind all processors.
-            children: int64 (m, k), the tokens drafted there, -1 where there are fewer; None: of no
-                interest to the rule.
-            draft_probs: float32 (m, vocab) that they were drawn from; None: deterministic.
+            scores: float32 (m, vocab), after all processors.
+            children: int64 (m, k), the tokens drafted there, -1 where there are fewer; None: the
+                rule ignores them.
+            draft_probs: float32 (m, vocab) that they were sampled from; None: deterministic.
 
         Returns:
             int64 (m,); -1 where the scores are no distribution.
@@ -101,7 +102,7 @@ def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> tor
 def proposal_tensor(
     drafts: Sequence[tuple[Draft, int | None]], vocab: int, device: torch.device
 ) -> torch.Tensor | None:
-    """What each position's children were drawn from.
+    """What each position's children were sampled from.
 
     Args:
         drafts: for each of m positions its draft and its first child, or None for no child.

@@ -1,10 +1,10 @@
-"""How a generation's tokens are chosen, and what is told and kept of them."""
+"""From a forward's logits to the target's tokens, and what is reported of each token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,9 +16,9 @@ from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 from ngramspec.verification.stopping import StopRules
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Record:
-    """Scores and logits per generated token, where they were asked for.
+    """Scores and logits per generated token, where the call returns them.
 
     Attributes:
         scores: processed scores, float32 (batch, vocab) each, or None.
@@ -32,11 +32,18 @@ class Record:
         """Whether anything is kept."""
         return self.scores is not None or self.logits is not None
 
+    def append(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
+        """Keep what the call returns of a token: each float32 (batch, vocab)."""
+        if self.scores is not None:
+            self.scores.append(scores)
+        if self.logits is not None:
+            self.logits.append(logits)
+
 
 class DraftCursor:
-    """A draft as the verifier goes through it, from position to position of its forward.
+    """A draft by the positions of its forward.
 
-    Position 0 is behind the last committed token, position i + 1 behind node i.
+    Position 0 follows the last committed token, position i + 1 follows node i.
     """
 
     __slots__ = ("_children", "draft", "tokens")
@@ -66,40 +73,51 @@ class DraftCursor:
         return depths
 
 
+class Committed(Protocol):
+    """Rows that have equally many committed tokens."""
+
+    device: torch.device  # the prompt's
+
+    def ids(self) -> torch.Tensor:
+        """Their tokens, int64 (rows, length)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The tokens of all positions of a forward, chosen at once.
+    """The target's tokens at all positions of a forward.
 
     Attributes:
         tokens: for each row one for each position.
-        states: the generator's behind each depth's draw, or None.
-        generator: whose they are.
+        states: the generator's state after the samples of each depth, or None.
+        generator: whose states they are.
     """
 
     tokens: Sequence[Tokens]
     states: list[torch.Tensor] | None = None
     generator: torch.Generator | None = None
 
-    def rewind(self, drawn: int) -> None:
-        """Set the generator back to where ``drawn`` >= 1 draws leave it."""
-        if self.states is not None and self.generator is not None and drawn < len(self.states):
-            self.generator.set_state(self.states[drawn - 1])
+    def rewind(self, committed: int) -> None:
+        """Set the generator back to where plain sampling of ``committed`` >= 1 tokens leaves it."""
+        if self.states is None or self.generator is None:
+            return
+        if committed < len(self.states):
+            self.generator.set_state(self.states[committed - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSampler:
-    """How tokens are chosen, and what is told of them.
+    """Chooses the target's tokens: processors, then the rule of verification.
 
     Attributes:
         processors: logits processors in order, called as ``generate`` calls them; or None.
         stop: after which token a row ends.
         rule: from scores to tokens.
-        pad: what an ended row goes on with; None: whatever the target says.
+        pad: the token that follows in a row that has ended; None: the target's own.
         streamer: gets every token, int64 (rows,) on the host, or None.
         record: what to keep of each token.
-        far: whether a transfer from the device costs more than choosing for positions in vain.
-        ahead: whether the processors may be applied to all positions of a forward at once, those
-            in vain included, to save transfers: their result does not depend on the history.
+        one_transfer: whether a transfer from the device costs more than sampling at positions
+            that are then not used.
+        history_free: whether the processors' result is independent of the committed tokens.
     """
 
     processors: Any
@@ -108,56 +126,106 @@ class TokenSampler:
     pad: int | None
     streamer: Any
     record: Record
-    far: bool = False
-    ahead: bool = False
+    one_transfer: bool = False
+    history_free: bool = False
 
     @property
-    def at_once(self) -> bool:
-        """Whether a step's tokens are had in one transfer."""
-        plain = self.rule.argmax and not self.processors
-        return plain or self.ahead
+    def all_at_once(self) -> bool:
+        """Whether a step's tokens are sampled at all positions, with one transfer to the host."""
+        return self._takes_argmax or (self.one_transfer and self.history_free)
 
-    def all(self, drafts: Sequence[Draft], logits: torch.Tensor) -> SampledTokens:
-        """Choose at all positions of a forward.
+    @property
+    def _takes_argmax(self) -> bool:
+        """Whether tokens are the argmax of the logits themselves."""
+        return self.rule.argmax and not self.processors
+
+    def sample_all(self, drafts: Sequence[Draft], logits: torch.Tensor) -> SampledTokens | None:
+        """The tokens at all positions of a forward; None: ``sample`` them one after another.
 
         Args:
             drafts: each row's, n tokens at most.
             logits: (rows, n + 1, vocab).
         """
-        if self.rule.argmax and not self.processors:
-            return SampledTokens(greedy_tokens(logits, self.far))
+        if not self.all_at_once:
+            return None
+        if self._takes_argmax:
+            return SampledTokens(greedy_tokens(logits, self.one_transfer))
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
         if self.processors:
-            none = torch.empty((rows * positions, 0), dtype=torch.int64, device=logits.device)
-            scores = self.processors(none, scores)
-        walks = [DraftCursor(draft) for draft in drafts]
-        if self.rule.do_sample and all(self.rule.ignores(draft) for draft in drafts):
-            return self._draw(walks, scores.view(rows, positions, vocab))
-        spots = [(walk, at) for walk in walks for at in range(positions)]
-        tokens = self.rule.choose(scores, *behind(spots, vocab, scores.device))
+            no_ids = torch.empty((rows * positions, 0), dtype=torch.int64, device=logits.device)
+            scores = self.processors(no_ids, scores)
+        cursors = [DraftCursor(draft) for draft in drafts]
+        if self.rule.do_sample and self._ignores(cursors):
+            return self._sample_depths(cursors, scores.view(rows, positions, vocab))
+        tokens = self._choose(scores, cursors, range(positions))
         return SampledTokens(tokens.view(rows, positions).tolist())
 
-    def _draw(self, walks: Sequence[DraftCursor], scores: torch.Tensor) -> SampledTokens:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        cursors: Sequence[DraftCursor],
+        position: int,
+        rows: Committed,
+        known: list[int] | None = None,
+    ) -> list[int]:
+        """The tokens of some rows at one position of a forward, recorded.
+
+        Args:
+            logits: (rows, vocab), those of the position.
+            cursors: each row's draft.
+            position: of the forward.
+            rows: gives the committed tokens to processors.
+            known: the tokens, where ``sample_all`` found them.
+        """
+        if known is not None and not self.record:
+            return known
+        logits = logits.to(copy=True, dtype=torch.float32, device=rows.device)
+        scores = self.processors(rows.ids(), logits) if self.processors else logits
+        self.record.append(scores, logits)
+        if known is None:
+            known = self._choose(scores, cursors, (position,)).tolist()
+        return known
+
+    def _ignores(self, cursors: Sequence[DraftCursor]) -> bool:
+        """Whether the tokens are independent of what was drafted."""
+        return all(self.rule.ignores(cursor.draft) for cursor in cursors)
+
+    def _choose(
+        self, scores: torch.Tensor, cursors: Sequence[DraftCursor], positions: Sequence[int]
+    ) -> torch.Tensor:
+        """The rule's tokens, int64 (rows * positions,), from processed scores of as many rows."""
+        if self._ignores(cursors):
+            return self.rule.choose(scores)
+        spots = [(cursor, position) for cursor in cursors for position in positions]
+        return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
+
+    def _sample_depths(self, cursors: Sequence[DraftCursor], scores: torch.Tensor) -> SampledTokens:
+        """Sample at all positions, at each depth with plain sampling's random numbers for it."""
         positions = scores.shape[1]
         probs = torch.softmax(scores, dim=-1)
         generator = self.rule.generator or default_generator(scores.device)
-        depths = max((walk.depths(positions) for walk in walks), key=len)
+        depths = max((cursor.depths(positions) for cursor in cursors), key=len)
         tokens, states = draw_at_depths(probs, depths, generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
         return SampledTokens(tokens.tolist(), states, generator)
 
 
-def behind(
+def drafted_at(
     spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What was drafted at some positions, as the rule takes it: children and their proposals."""
-    nodes = [walk.nodes(at) if at <= len(walk.tokens) else () for walk, at in spots]
-    tokens = [
-        [walk.tokens[node] for node in each] for (walk, _), each in zip(spots, nodes, strict=True)
-    ]
-    first = [
-        (walk.draft, each[0] if each else None)
-        for (walk, _), each in zip(spots, nodes, strict=True)
-    ]
+    """What was drafted at some positions, as ``Rule.choose`` takes it.
+
+    Args:
+        spots: m drafts, each with a position of its forward.
+        vocab: size of the vocabulary.
+        device: where the tensors are needed.
+
+    Returns:
+        (int64 (m, k) children, float32 (m, vocab) their proposals or None).
+    """
+    nodes = [cursor.nodes(at) if at <= len(cursor.tokens) else () for cursor, at in spots]
+    pairs = [(cursor, each) for (cursor, _), each in zip(spots, nodes, strict=True)]
+    tokens = [[cursor.tokens[node] for node in each] for cursor, each in pairs]
+    first = [(cursor.draft, each[0] if each else None) for cursor, each in pairs]
     return children_tensor(tokens, device), proposal_tensor(first, vocab, device)

@@ -1,4 +1,4 @@
-"""When generation ends, asked after every committed token as plain ``generate`` asks it."""
+"""When generation ends: checked after every committed token, as plain ``generate`` does."""
 
 from __future__ import annotations
 
@@ -48,20 +48,18 @@ class StopRules:
         ids: Callable[[], torch.Tensor],
         scores: Sequence[torch.Tensor] | None,
     ) -> list[bool]:
-        """Whether each row ends behind its token.
+        """Whether each row ends with its token.
 
         Args:
             tokens: each row's last one.
             length: of the rows, with it.
-            ids: gives all of them, int64 (rows, length); asked only for criteria that look.
-            scores: as generate hands them to criteria.
+            ids: returns all of them, int64 (rows, length); called only for custom criteria.
+            scores: as generate passes them to criteria.
         """
         all_done = self.max_length is not None and length >= self.max_length
         for criterion in self.timers:
-            none = torch.empty(
-                (len(tokens), 0), dtype=torch.int64, device="cpu"
-            )  # it looks at the clock
-            all_done |= any(_of_rows(criterion(none, None), len(tokens)))
+            no_ids = torch.empty((len(tokens), 0), dtype=torch.int64, device="cpu")
+            all_done |= any(_of_rows(criterion(no_ids, None), len(tokens)))
         done = [all_done or token in self.eos for token in tokens]
         given = tuple(scores) if scores is not None and self.custom else None
         for criterion in self.custom:  # every one is called, as they may keep state

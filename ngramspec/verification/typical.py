@@ -1,8 +1,8 @@
-"""Typical acceptance: a drafted token stands if the target finds it likely enough.
+"""Typical acceptance: a drafted token is accepted if the target finds it likely enough.
 
 The threshold min(epsilon, delta * exp(-H(p))) falls with the entropy H of the target's
-distribution (Medusa, Cai et al. 2024, section 2.3.1): where many tokens would do, less likely ones
-are taken. The text's distribution is no longer the target's.
+distribution (Medusa, Cai et al. 2024, section 2.3.1): where many tokens are plausible, less likely
+ones are accepted. The text's distribution is no longer the target's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def typical_tokens(
         target_probs: float32 (m, vocab), p at m positions.
         children: int64 (m, k), the tokens drafted there, -1 where there are fewer.
         epsilon: the highest threshold, in (0, 1].
-        delta: of the part that falls with the entropy (in nats), > 0.
+        delta: factor of the threshold that falls with the entropy (in nats), > 0.
         otherwise: int64 (m,), the token where no child is typical.
 
     Returns:

@@ -243,7 +243,7 @@ def test_prompts_and_traces_from_files(embedded, tmp_path, capsys):
     [
         (["--count", "0"], "--count must be >= 1, got 0"),
         (["--drafter", "nonsense"], "nonsense"),
-        (["--tokens", "600"], "no prompt leaves room for 600 tokens"),
+        (["--tokens", "600", "--count", "4"], "no prompt leaves room for 600 tokens"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
     ],
 )

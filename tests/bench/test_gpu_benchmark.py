@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,6 @@ def test_a_part_that_fails_does_not_stop_the_others(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_gpu_benchmark_runs_small_on_a_cpu(monkeypatch, tmp_path):
-    begin = time.process_time()
     code, report = run_gpu(monkeypatch, tmp_path)
     assert code == 0
     assert set(report["costs"]) == {"16", "64", "256"}
@@ -56,4 +54,3 @@ def test_the_whole_gpu_benchmark_runs_small_on_a_cpu(monkeypatch, tmp_path):
     ways = {row["way"] for row in report["contenders"]["summary"]}
     assert "plain, compiled" in ways
     assert (tmp_path / "cost.png").exists()
-    assert time.process_time() - begin < 120  # on one core, whatever else runs there

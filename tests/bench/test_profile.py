@@ -1,8 +1,6 @@
-"""Where the time of a step goes."""
+"""Where a step's time goes, on a clock that only the test moves."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 from conftest import tiny_llama
@@ -10,45 +8,77 @@ from doubles import ScriptedDrafter, draft_of
 from forced_text import VOCAB, prompt
 
 from ngramspec import Speculator
+from ngramspec.bench import profile
 from ngramspec.bench.profile import FORWARD, PYTHON, SECTIONS, profile_plain, profile_steps
-from ngramspec.decoding import loop as decode
-from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.target.model import Target
+from ngramspec.decoding.observer import DRAFTING, STREAMING
+
+COPY = prompt()
+OWN = prompt(text=None)  # the model's own text
 
 
-@pytest.fixture(scope="module")
+class Clock:
+    """A clock that moves by ``tick`` seconds whenever it is read, and when it is told to."""
+
+    def __init__(self, tick=0.0):
+        self.now = 0.0
+        self.tick = tick
+
+    def __call__(self):
+        self.now += self.tick
+        return self.now
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
 def model():
     return tiny_llama(vocab=VOCAB)
 
 
-def slow(seconds):
-    def guess(at, gamma):
-        time.sleep(seconds)
-        return draft_of([])
+def taking(model, clock, seconds):
+    """A model whose forwards take so long."""
+    inner = model.model.forward
 
-    return ScriptedDrafter(guess)
+    def forward(*args, **kwargs):
+        clock.wait(seconds)
+        return inner(*args, **kwargs)
+
+    model.model.forward = forward
+    return model
 
 
-def test_a_profile_says_where_the_time_went(model, monkeypatch):
-    before = {owner: dict(vars(owner)) for owner in (DraftRunner, Target, decode.DecodeLoop)}
-    row = profile_steps(model, prompt(), 30, repeats=1)
+def test_a_profile_has_every_section_and_leaves_the_model_as_it_was(model):
+    row = profile_steps(model, COPY, 30, repeats=1, clock=Clock(tick=1.0))
     assert set(row["seconds"]) == set(SECTIONS)
     assert sum(row["share"].values()) == pytest.approx(1)
     assert sum(row["seconds"].values()) == pytest.approx(row["step_seconds"])
     assert all(share > 0 for share in row["share"].values())
     assert row["tokens_per_call"] > 2
-    assert row["share"][FORWARD] > 0.3
-    assert {owner: dict(vars(owner)) for owner in before} == before
-    assert "forward" not in vars(model)
-    monkeypatch.setattr("ngramspec.bench.profile.Speculator", lambda: Speculator(slow(0.02)))
-    row = profile_steps(model, prompt(), 10, repeats=1)
-    assert row["seconds"]["drafting"] > 0.01  # a step now and then drafts nothing
-    assert row["share"]["drafting"] > 0.5
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_each_section_has_the_time_that_was_spent_in_it(model, monkeypatch):
+    clock = Clock()
+
+    def slow(at, gamma):
+        clock.wait(5)
+        return draft_of([])
+
+    monkeypatch.setattr(profile, "Speculator", lambda: Speculator(ScriptedDrafter(slow), 4))
+    monkeypatch.setattr(profile._Sink, "put", lambda sink, value: clock.wait(3))
+    row = profile_steps(taking(model, clock, 7), OWN, 11, repeats=1, clock=clock)
+    assert row["steps"] == 10
+    spent = {DRAFTING: 5 * 9 / 10, FORWARD: 7, STREAMING: 3}  # nothing is drafted for the last one
+    assert row["seconds"] == pytest.approx({name: spent.get(name, 0) for name in SECTIONS})
+    assert row["share"][FORWARD] == pytest.approx(7 / 14.5)
 
 
 def test_plain_decoding_is_profiled_too(model):
-    row = profile_plain(model, prompt(), 30, repeats=1)
+    clock = Clock(tick=1.0)
+    row = profile_plain(taking(model, clock, 7), COPY, 30, repeats=1, clock=clock)
     assert row["steps"] == 29
-    assert 0 < row["share"][FORWARD] < 1
-    assert row["share"][FORWARD] + row["share"][PYTHON] == 1
-    assert profile_plain(model, prompt(), 30, repeats=1, lookup=10)["steps"] < 20
+    assert row["seconds"] == pytest.approx({FORWARD: 8, PYTHON: 1})
+    assert row["share"][FORWARD] == pytest.approx(8 / 9)
+    assert profile_plain(model, COPY, 30, repeats=1, lookup=10)["steps"] < 20

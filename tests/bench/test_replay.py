@@ -311,7 +311,8 @@ def test_a_peer_that_is_not_installed_is_named_as_skipped(traces, monkeypatch, c
     assert "skipped: prompt lookup (transformers) is not installed" in printed
 
 
-def test_bench_drafters_prints_writes_and_draws(tmp_path, capsys):
+def test_bench_drafters_prints_writes_and_draws(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("ngramspec.bench.structures.STEPS", 50)
     out, plots = tmp_path / "out.json", tmp_path / "plots"
     command = ["bench", "drafters", "--size", "300", "--twin", "--json", str(out)]
     assert main([*command, "--plots", str(plots)]) == 0

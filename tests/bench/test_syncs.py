@@ -55,13 +55,15 @@ KINDS = {
 def test_every_kind_of_step_waits_once(model, kind):
     speculator, arguments = KINDS[kind]
     torch.manual_seed(0)
+    events = []
     with forced_model(model, 256) as set_text:
         set_text([*IDS, *TEXT])
-        speculator = Speculator(**speculator)
+        speculator = Speculator(**speculator, on_step=events.append)
         found = syncs_per_step(model, IDS, len(TEXT), speculator, **arguments)
     assert set(found["counts"]) == {1}, found["places"]
     assert speculator.stats.drafted > 0
-    assert speculator.stats.host_syncs == len(found["counts"])
+    assert speculator.stats.host_syncs == len(found["counts"]) == len(events) - 1
+    assert speculator.observer is None
 
 
 def test_a_processor_that_reads_the_history_costs_syncs(model):

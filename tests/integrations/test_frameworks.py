@@ -52,9 +52,8 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("how", ["enabled", "custom_generate"])
 @pytest.mark.parametrize("what", ["text", "texts", "batched", "chat"])
-def test_text_generation_pipeline(smollm2, how, what):
+def test_text_generation_pipeline(smollm2, what):
     tokenizer = copy.deepcopy(smollm2.tokenizer)
     if tokenizer.pad_token is None:  # transformers 5.16 finds none in the file
         tokenizer.pad_token = tokenizer.eos_token
@@ -66,15 +65,13 @@ def test_text_generation_pipeline(smollm2, how, what):
     if what == "batched":
         kwargs["batch_size"] = 2
     plain = pipe(inputs, **kwargs)
-    speculator = Speculator()
-    if how == "enabled":
-        with ngramspec.enabled(pipe.model, speculator):
-            ours = pipe(inputs, **kwargs)
-    else:
-        ours = pipe(inputs, custom_generate=speculator, **kwargs)
-    assert ours == plain
-    assert speculator.stats.runs == (2 if what == "texts" else 1)
-    assert speculator.stats.accepted + speculator.stats.prefill_accepted > 0
+    hook, with_block = Speculator(), Speculator()
+    assert pipe(inputs, custom_generate=hook, **kwargs) == plain
+    with ngramspec.enabled(pipe.model, with_block):
+        assert pipe(inputs, **kwargs) == plain
+    for speculator in (hook, with_block):
+        assert speculator.stats.runs == (2 if what == "texts" else 1)
+        assert speculator.stats.accepted + speculator.stats.prefill_accepted > 0
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
@@ -120,7 +117,7 @@ TURNS = [
 
 
 def converse(smollm2, generate, cache):
-    """The token ids behind each of three turns over one cache.
+    """The token ids after each of three turns over one cache.
 
     Args:
         generate: called as ``model.generate``.
@@ -145,16 +142,16 @@ def converse(smollm2, generate, cache):
     return seen
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_turns_over_a_kept_cache(smollm2, given):
+def test_turns_over_a_kept_cache(smollm2):
     model = smollm2.model
-    plain = converse(smollm2, model.generate, DynamicCache() if given else None)
-    speculator = Speculator()
-    generate = partial(ngramspec.generate, model, speculator=speculator)
-    ours = converse(smollm2, generate, DynamicCache() if given else None)
-    for mine, theirs in zip(ours, plain, strict=True):
-        assert torch.equal(mine, theirs)
-    assert speculator.stats.accepted + speculator.stats.prefill_accepted > 10
+    plain = converse(smollm2, model.generate, None)
+    for given in (None, DynamicCache()):
+        speculator = Speculator()
+        generate = partial(ngramspec.generate, model, speculator=speculator)
+        ours = converse(smollm2, generate, given)
+        for mine, theirs in zip(ours, plain, strict=True):
+            assert torch.equal(mine, theirs)
+        assert speculator.stats.accepted + speculator.stats.prefill_accepted > 10
 
 
 def adapted(kind="Lora", **settings):

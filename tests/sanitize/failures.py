@@ -6,6 +6,7 @@ import ctypes
 import random
 
 from ngramspec._native import (
+    automaton,
     committed,
     common,
     contexts,
@@ -17,7 +18,18 @@ from ngramspec._native import (
     value,
 )
 
-MODULES = (common, committed, contexts, copyindex, count_order, ngram, search, unigram, value)
+MODULES = (
+    automaton,
+    committed,
+    common,
+    contexts,
+    copyindex,
+    count_order,
+    ngram,
+    search,
+    unigram,
+    value,
+)
 
 
 class Failures:

@@ -1,4 +1,4 @@
-"""Token trees: masks, positions, and the same text as plain generate, down to the cache."""
+"""Token trees: masks, positions, every outcome of a small tree, and drafts that are refused."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import ScriptedDrafter, bushy, oracle
-from families import CAUSAL, VOCAB, build
-from transformers import DynamicCache
+from doubles import bushy
 
-from ngramspec import Draft, Proposal, Speculator, UnsupportedError
+from ngramspec import Draft, Proposal, Speculator
 from ngramspec.draft import judged_nodes
 from ngramspec.drafters.validation import check_draft
-from ngramspec.target.model import Target
-from ngramspec.target.tree_attention import ancestry, tree_mask
+from ngramspec.target.tree_attention import ancestry, tree_mask, tree_positions
 
 # The tree of Stratos's note, section 2.1: context (a, b), drafts c e, c f, d g, d h, depth first.
 A, B, C, E, F, D, G, H = 11, 12, 13, 14, 15, 16, 17, 18
@@ -25,6 +22,8 @@ IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 def test_mask_and_positions_of_stratos_tree():
     sees, depths = ancestry(STRATOS.parents)
     assert depths.tolist() == [0, 1, 2, 2, 1, 2, 2]
+    positions = tree_positions(torch.tensor([[7]]), STRATOS.parents)
+    assert positions.tolist() == [[7, 8, 9, 9, 8, 9, 9]]
     # columns:             b  c  e  f  d  g  h
     assert sees.astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0, 0],  # b
@@ -84,114 +83,13 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, tested, emitted):
         assert judged == [node for node, _ in judged_nodes(STRATOS, accepted)]
 
 
-def run(model, ids, speculator, **kwargs):
-    return model.generate(ids, custom_generate=speculator, max_new_tokens=60, **kwargs)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", CAUSAL)
-def test_trees_give_plain_text(name, attention):
-    model = build(name)
-    if attention == "eager" or model._supports_sdpa:
-        model.set_attn_implementation(attention)
-    plain = model.generate(IDS, max_new_tokens=60)
-    for seed in range(2):
-        speculator = Speculator(bushy(plain[0].tolist(), VOCAB, seed), 17, tree=17)
-        assert torch.equal(plain, run(model, IDS, speculator))
-        assert speculator.stats.drafter_faults == 0 or speculator.stats.chains
-
-
-def test_trees_run_where_they_can():
-    for name in ("llama", "gemma", "qwen2", "qwen3", "phi3", "mixtral (experts)", "gpt2"):
-        model = build(name)
-        plain = model.generate(IDS, max_new_tokens=60)
-        speculator = Speculator(bushy(plain[0].tolist(), VOCAB), 17, tree=17)
-        run(model, IDS, speculator)
-        assert not speculator.stats.chains, name
-        assert speculator.stats.tokens_per_call > 1.8
-        assert speculator.stats.drafted > speculator.stats.tested > speculator.stats.accepted
-
-
-@pytest.mark.parametrize(
-    ("settings", "rows", "branches"),
-    [
-        ({}, 1, True),
-        ({"tree": "auto", "gamma_max": 16}, 1, True),
-        ({"tree": None}, 1, False),
-        ({"gamma": 8}, 1, False),
-        ({"gamma": "heuristic"}, 1, False),
-        ({"drafter": "copy+ngram", "policy": "priority"}, 1, False),
-        ({"drafter": "ngram(sample=True)"}, 1, False),
-        ({"drafter": "copy+ngram(sample=True)"}, 1, False),
-        ({"drafter": "copy+ngram(order=3)"}, 1, False),
-        ({}, 2, False),
-    ],
-)
-def test_by_themselves_drafts_branch_where_a_cost_says_that_it_pays(settings, rows, branches):
-    model = tiny_llama(1, initializer_range=0.2)
-    ids = IDS.repeat(rows, 4)
-    plain = model.generate(ids, max_new_tokens=60)
-    events = []
-    speculator = Speculator(**settings, on_step=events.append)
-    assert torch.equal(plain, run(model, ids, speculator))
-    trees = [event for event in events if event.parents is not None]
-    assert bool(trees) == branches
-    assert any(event.drafted and event.parents is None for event in events)
-    assert not speculator.stats.chains
-    for event in trees:
-        assert len(event.parents) == len(event.drafted) <= speculator.gamma_max
-        path = [-1, *event.verdict.accepted]
-        assert [event.parents[node] for node in path[1:]] == path[:-1]
-
-
-def test_what_cannot_take_trees_by_itself_says_nothing():
-    speculator = Speculator()
-    run(build("mistral sliding"), IDS, speculator)
-    assert speculator.stats.drafted > 0
-    assert not speculator.stats.chains
-    model, events = tiny_llama(1, initializer_range=0.2), []
-    model.set_attn_implementation("eager")
-    run(model, IDS.repeat(1, 4), Speculator(width=8, on_step=events.append))
-    assert any(event.drafted for event in events)
-    assert all(event.parents is None for event in events)
-
-
-@pytest.mark.parametrize("tree", [17, "auto"])
-def test_windows_that_only_the_masks_know(tree):
-    """A cache made without the model's config keeps all; its masks still hide what is far."""
-    model = build("mistral sliding")
-    ids = IDS.repeat(1, 4)
-    plain = model.generate(ids, past_key_values=DynamicCache(), max_new_tokens=60)
-    drafter = bushy(plain[0].tolist(), VOCAB)
-    drafter.estimates = drafter.branches = True
-    speculator = Speculator(drafter, tree=tree)
-    assert torch.equal(plain, run(model, ids, speculator, past_key_values=DynamicCache()))
-    assert speculator.stats.chains == ({} if tree == "auto" else {"sliding-window attention": 1})
-    model.set_attn_implementation("eager")
-    with pytest.raises(UnsupportedError, match="sliding-window attention"):
-        run(model, ids, Speculator(width=8), past_key_values=DynamicCache())
-
-
-def test_a_model_that_drops_positions_is_refused_a_tree(monkeypatch):
-    model = tiny_llama()
-    text = model.generate(IDS, max_new_tokens=60)[0].tolist()
-    prepare = model.prepare_inputs_for_generation
-
-    def dropped(*args, **kwargs):
-        return prepare(*args, **kwargs) | {"position_ids": None}
-
-    monkeypatch.setattr(model, "prepare_inputs_for_generation", dropped)
-    with pytest.raises(UnsupportedError, match="drops the positions"):
-        run(model, IDS, Speculator(bushy(text, 97), tree=17))
-    assert run(model, IDS, Speculator(oracle(text)))[0].tolist() == text
-
-
 def test_a_recovered_token_stands_in_place_of_the_first_sibling():
     model = tiny_llama()
     text = model.generate(IDS, max_new_tokens=60)[0].tolist()
     events = []
     drafter = bushy(text, 97, right=0.6)
-    run(model, IDS, Speculator(drafter, 12, tree=12, on_step=events.append))
+    speculator = Speculator(drafter, 12, tree=12, on_step=events.append)
+    model.generate(IDS, custom_generate=speculator, max_new_tokens=60)
     kinds = set()
     for event in events:
         verdict = event.verdict
@@ -205,230 +103,6 @@ def test_a_recovered_token_stands_in_place_of_the_first_sibling():
         judged_beside = verdict.tested > len(verdict.accepted)
         kinds.add((expected is None, judged_beside))
     assert {(True, True), (False, True)} <= kinds  # a bonus token behind a rejected sibling, too
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gemma"])
-def test_trees_on_static_caches(name, attention):
-    """Accepted nodes are moved together inside the cache's tensors, up to its last position."""
-    model = build(name)
-    model.set_attn_implementation(attention)
-    kwargs = {"cache_implementation": "static", "return_dict_in_generate": True}
-    left = torch.cat((torch.zeros_like(IDS[:, :3]), IDS), dim=1)
-    for ids in (IDS, left):
-        mask = (ids != 0).long()
-        plain = model.generate(ids, attention_mask=mask, max_new_tokens=60, **kwargs)
-        n = int(plain.past_key_values.get_seq_length())
-        text = plain.sequences[0, ids.shape[1] - 10 :].tolist()  # padding is not drafted from
-        for seed in range(2):
-            speculator = Speculator(bushy(text, VOCAB, seed), 17, tree=17)
-            ours = run(model, ids, speculator, attention_mask=mask, **kwargs)
-            assert torch.equal(plain.sequences, ours.sequences)
-            assert not speculator.stats.chains
-            assert speculator.stats.accepted > 15
-            assert int(ours.past_key_values.get_seq_length()) == n
-            layers = zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True)
-            for mine, its in layers:
-                torch.testing.assert_close(
-                    mine.keys[:, :, :n], its.keys[:, :, :n], rtol=1e-3, atol=1e-4
-                )
-
-
-def test_a_tree_without_branches_runs_as_a_chain_and_its_drafter_sees_the_tree(monkeypatch):
-    model = tiny_llama()
-    text = model.generate(IDS, max_new_tokens=60)[0].tolist()
-    seen = []
-    forward = Target.forward
-
-    def spied(self, block, lengths, parents=None, committed=None):
-        seen.append((block.shape[1] - 1, parents))
-        return forward(self, block, lengths, parents, committed)
-
-    def guess(at, gamma):
-        tokens = text[at : at + min(at % 4, gamma)]  # none, too
-        if at % 5 == 0 and 0 < len(tokens) < gamma:
-            tokens.append((tokens[0] + 1) % 97)  # a sibling of the first
-            return tree_of(tokens, [*range(-1, len(tokens) - 2), -1])
-        return tree_of(tokens, range(-1, len(tokens) - 1))
-
-    monkeypatch.setattr(Target, "forward", spied)
-    drafter = ScriptedDrafter(guess, branches=True)
-    speculator = Speculator(drafter, tree=17)
-    assert run(model, IDS, speculator)[0].tolist() == text
-    branched = [parents for _, parents in seen if parents is not None]
-    assert branched
-    assert all(parents[-1] == -1 and len(parents) > 1 for parents in branched)
-    assert len(branched) < len([nodes for nodes, _ in seen if nodes])
-    assert drafter.observed
-    assert all(draft.parents is not None for draft, _, _ in drafter.observed)
-    assert speculator.stats.drafter_faults == 0
-
-
-def test_after_a_tree_the_cache_is_as_if_the_rejected_tokens_had_never_been_there():
-    model = tiny_llama()
-    plain = model.generate(IDS, max_new_tokens=60, return_dict_in_generate=True)
-    speculator = Speculator(bushy(plain.sequences[0].tolist(), 97), tree=17)
-    ours = run(model, IDS, speculator, return_dict_in_generate=True)
-    assert torch.equal(plain.sequences, ours.sequences)
-    assert speculator.stats.accepted > 15
-    theirs = plain.past_key_values
-    for mine, layer in zip(ours.past_key_values.layers, theirs.layers, strict=True):
-        assert mine.keys.shape == layer.keys.shape
-        torch.testing.assert_close(mine.keys, layer.keys, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(mine.values, layer.values, rtol=1e-4, atol=1e-4)
-
-
-def test_a_kept_cache_and_a_padded_prompt():
-    model = tiny_llama()
-    padded = torch.cat((torch.zeros((1, 3), dtype=torch.int64), IDS), 1)
-    mask = (torch.arange(13) >= 3).long()[None]
-    plain = model.generate(padded, attention_mask=mask, max_new_tokens=60)
-    speculator = Speculator(bushy(plain[0].tolist(), 97), tree=12)
-    assert torch.equal(plain, run(model, padded, speculator, attention_mask=mask))
-    first = run(model, IDS, speculator, return_dict_in_generate=True)
-    more = torch.cat((first.sequences, IDS), 1)
-    plain = model.generate(more, max_new_tokens=60)
-    again = run(model, more, speculator, past_key_values=first.past_key_values)
-    assert torch.equal(plain, again)
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_k": 20}, {"top_p": 0.9}])
-def test_sampled_trees_are_plain_sampling_with_the_same_seed(settings, ahead, monkeypatch):
-    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
-    model = tiny_llama(initializer_range=0.15)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        plain = model.generate(IDS, do_sample=True, max_new_tokens=60, **settings)
-        state = torch.get_rng_state()
-        for drafter in (bushy(plain[0].tolist(), 97, seed), oracle(plain[0].tolist())):
-            for tree in (None, 19):
-                if tree is None and drafter.guess(12, 9).parents is not None:
-                    continue
-                speculator = Speculator(drafter, 12, tree=tree)
-                torch.manual_seed(seed)
-                ours = run(model, IDS, speculator, do_sample=True, **settings)
-                assert torch.equal(plain, ours)
-                assert torch.equal(state, torch.get_rng_state())
-                assert speculator.stats.accepted > 20
-                if ahead:
-                    assert speculator.stats.host_syncs == speculator.stats.target_calls
-
-
-def test_a_generator_of_one_s_own():
-    model = tiny_llama(initializer_range=0.15)
-    torch.manual_seed(3)
-    plain = model.generate(IDS, do_sample=True, max_new_tokens=60)
-    generator = torch.Generator().manual_seed(3)
-    before = torch.get_rng_state()
-    ours = run(model, IDS, Speculator(), do_sample=True, generator=generator)
-    assert torch.equal(plain, ours)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-OBSTACLES = [
-    ("llama", {}, 2, "batch"),
-    ("mistral sliding", {}, 1, "sliding"),
-    ("t5", {}, 1, "encoder-decoder"),
-    ("bloom (alibi)", {}, 1, "itself"),
-]
-
-
-@pytest.mark.parametrize(("name", "kwargs", "rows", "reason"), OBSTACLES)
-def test_what_cannot_take_trees_has_chains_and_says_why(name, kwargs, rows, reason):
-    model = build(name)
-    speculator = Speculator("copy+ngram", tree=8)
-    ids = IDS.expand(rows, -1)
-    plain = model.generate(ids, max_new_tokens=40, **kwargs)
-    ours = model.generate(ids, max_new_tokens=40, custom_generate=speculator, **kwargs)
-    assert torch.equal(plain, ours)
-    assert [reason in why for why in speculator.stats.chains] == [True]
-    assert list(speculator.stats.chains.values()) == [1]
-
-
-def test_alibi_that_a_model_makes_from_a_mask_per_token_has_chains():
-    from transformers import FalconConfig, FalconForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
-    config = FalconConfig(num_attention_heads=4, alibi=True, bos_token_id=1, **sizes)
-    config.eos_token_id = config.pad_token_id = None
-    model = FalconForCausalLM(config).eval()
-    plain = model.generate(IDS, max_new_tokens=60)
-    speculator = Speculator("copy+ngram", tree=8)
-    assert torch.equal(plain, run(model, IDS, speculator))
-    assert speculator.stats.chains == {"a model with ALiBi": 1}
-
-
-def test_siblings_are_tried_without_replacement_in_the_loop():
-    """A stochastic tree in the real loop: chi-square over the first two tokens."""
-    from scipy.stats import chisquare
-
-    model = tiny_llama(vocab=4, initializer_range=0.15, bos_token_id=None, pad_token_id=None)
-    ids = torch.tensor([[1, 2, 3, 1, 2]])
-    with torch.no_grad():
-        first = model(ids).logits[0, -1].softmax(-1)
-        pairs = torch.stack([torch.cat((ids[0], torch.tensor([x]))) for x in range(4)])
-        second = model(pairs).logits[:, -1].softmax(-1)
-        triples = torch.stack(
-            [torch.cat((pairs[x], torch.tensor([y]))) for x in range(4) for y in range(4)]
-        )
-        third = model(triples).logits[:, -1].softmax(-1)
-    expected = (first[:, None] * second).flatten()[:, None] * third
-    expected = expected.flatten().double().numpy()
-    rng = np.random.default_rng(0)
-    q = np.array([0.5, 0.2, 0.2, 0.1], np.float32)
-    ids4 = np.arange(4, dtype=np.int32)
-
-    def guess(at, gamma):
-        pair = rng.choice(4, 2, replace=False, p=q / q.sum())
-        below = rng.choice(4, 1, p=q / q.sum())
-        tokens = np.array([*pair, *below], np.int32)[:gamma]
-        parents = np.array([-1, -1, 0], np.int32)[:gamma]
-        n = len(tokens)
-        starts = np.arange(0, 4 * n + 1, 4, dtype=np.int32)
-        proposal = Proposal(starts, np.tile(ids4, n), np.tile(q, n))
-        return Draft(tokens, parents, proposal=proposal)
-
-    speculator = Speculator(ScriptedDrafter(guess, branches=True), tree=3)
-    counts = np.zeros(64)
-    torch.manual_seed(0)
-    for _ in range(1200):
-        out = model.generate(ids, do_sample=True, max_new_tokens=3, custom_generate=speculator)
-        a, b, c = out[0, 5:].tolist()
-        counts[16 * a + 4 * b + c] += 1
-    assert speculator.stats.drafter_faults == 0
-    assert speculator.stats.accepted > 300
-    assert chisquare(counts, 1200 * expected / expected.sum()).pvalue > 1e-7
-
-
-def test_lenience_and_typical_accept_more_than_the_exact_rule():
-    model = tiny_llama(initializer_range=0.15)
-    text = model.generate(IDS, max_new_tokens=60)[0].tolist()
-    shares = {}
-    for sample in (False, True):
-        for name, rule in {
-            "exact": {},
-            "lenient": {"lenience": 0.2},
-            "typical": {"verification": "typical", "epsilon": 0.02, "delta": 0.5},
-        }.items():
-            torch.manual_seed(0)
-            speculator = Speculator(bushy(text, 97, right=0.4), tree=12, **rule)
-            run(model, IDS, speculator, do_sample=sample)
-            shares[sample, name] = speculator.stats.tokens_per_call
-    for sample in (False, True):
-        assert shares[sample, "lenient"] > shares[sample, "exact"]
-        assert shares[sample, "typical"] > shares[sample, "exact"]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_nan_scores_are_named(ahead, monkeypatch):
-    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
-    model = tiny_llama()
-    with torch.no_grad():
-        model.lm_head.weight[3] = float("nan")
-    with pytest.raises(RuntimeError, match="no distribution.*position 10"):
-        run(model, IDS, Speculator(), do_sample=True)
 
 
 def tree_of(tokens, parents, **more):

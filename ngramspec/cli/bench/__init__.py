@@ -6,7 +6,7 @@ import argparse
 
 from ngramspec.cli.subcommands import add_subcommands
 
-SUMMARY = "measure drafters and whole generations, and peers beside them"
+SUMMARY = "measure drafters and whole generations, and compare with peers"
 # A new benchmark is a module here and its name in this list; see add_subcommands.
 BENCHMARKS = (
     "replay",

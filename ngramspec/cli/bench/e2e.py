@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.bench.e2e_report import show
-from ngramspec.cli.options import add_count, add_device, add_model, add_outputs, load_model
+from ngramspec.cli.options import Parser, add_count, add_device, add_model, add_outputs, load_model
 from ngramspec.cli.output import console, print_paths, write_json
 from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
 
@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_model(parser)
     add_device(parser)
-    _add_prompts(parser)
-    _add_plan(parser)
-    _add_ways(parser)
+    _add_prompts(parser.add_argument_group("prompts"))
+    _add_ways(parser.add_argument_group("what is compared with plain generate"))
+    _add_plan(parser.add_argument_group("measurement"))
     add_outputs(parser, plots=True)
 
 
-def _add_prompts(parser: argparse.ArgumentParser) -> None:
+def _add_prompts(parser: Parser) -> None:
     """Which prompts."""
     parser.add_argument(
         "--prompts",
@@ -72,12 +72,12 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_plan(parser: argparse.ArgumentParser) -> None:
+def _add_plan(parser: Parser) -> None:
     """How to measure."""
-    add_count(parser, "--prompts-per-task", 8)
-    add_count(parser, "--max-new-tokens", 96)
+    add_count(parser, "--prompts-per-task", 8, "most prompts of each task and length")
+    add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
     add_count(parser, "--least", 48, "leave out prompts whose plain output is shorter")
-    add_count(parser, "--repeats", 3)
+    add_count(parser, "--repeats", 3, "timed calls of each prompt and way")
     parser.add_argument(
         "--keep", action="store_true", help="one Speculator for all calls, which learns from them"
     )
@@ -88,8 +88,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_ways(parser: argparse.ArgumentParser) -> None:
-    """What is compared with plain generate, beside ngramspec's defaults."""
+def _add_ways(parser: Parser) -> None:
+    """What is compared with plain generate; ngramspec's defaults always are."""
     parser.add_argument(
         "--lookup",
         nargs="*",

@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_model(parser)
     add_device(parser)
-    add_count(parser, "--max-new-tokens", 96)
-    add_count(parser, "--repeats", 3)
+    add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
+    add_count(parser, "--repeats", 3, "calls of each text and way")
     add_outputs(parser)
 
 

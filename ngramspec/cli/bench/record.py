@@ -1,4 +1,4 @@
-"""Record what a model says after your prompts, greedily, for bench replay."""
+"""Record what a model generates after your prompts, greedily, for bench replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from ngramspec.cli.options import add_count, add_model, load_model
 from ngramspec.cli.usage import check_least, usable, writable
 
-SUMMARY = "record what a model says, for replay"
+SUMMARY = "record what a model generates, for replay"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="FILE", help="where the traces are written"
     )
     add_model(parser)
-    add_count(parser, "--max-new-tokens", 256)
+    add_count(parser, "--max-new-tokens", 256, "most new tokens of each trace")
     parser.add_argument(
         "--no-chat",
         action="store_true",

@@ -1,5 +1,5 @@
-"""Play recorded outputs through drafters: a draft token is accepted while the recording says the
-same. No model is run."""
+"""Play recorded outputs through drafters: a draft token is accepted if the recording has it
+there too. No model is run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tokens asked for: an integer, heuristic, or auto: by expected tokens per cost if the"
         " drafter estimates them (default: auto)",
     )
-    add_count(parser, "--gamma-max", 64)
+    add_count(parser, "--gamma-max", 64, "most tokens of a draft")
     parser.add_argument(
         "--tree",
         type=int,

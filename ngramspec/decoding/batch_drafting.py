@@ -1,0 +1,125 @@
+"""Drafting for all rows of a batch: how long drafts may be, and which rows' drafts are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ngramspec.decoding.distributed import ALONE
+from ngramspec.decoding.draft_runner import DraftRunner
+from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.group import Group
+from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
+from ngramspec.draft_length.optimal import worthwhile
+
+NO_LIMIT = 1 << 20  # tokens of a draft, where nothing else says
+
+
+class BatchDrafting:
+    """The DraftRunners of a run's rows.
+
+    Args:
+        run: whose rows they are.
+        groups: the rows that advance together, all rows of the batch in order.
+    """
+
+    def __init__(self, run: Generation, groups: Sequence[Group]) -> None:
+        self._run = run
+        self._groups = groups
+        self._rows = range(run.target.prompt.shape[0])
+        self._runners: list[DraftRunner] = []
+
+    def start(self, vocab: int) -> None:
+        """Begin every row's drafting, unless it has begun, for a vocabulary of that size."""
+        for row in self._rows[len(self._runners) :]:
+            self._runners.append(self._run.make_runner(row, vocab))
+
+    def close(self) -> None:
+        """End every row's session."""
+        for runner in self._runners:
+            runner.close()
+
+    def tiers(self, row: int) -> Sequence[str]:
+        """Names that the sources of a row's last draft index."""
+        return self._runners[row].tiers if self._runners else ()
+
+    def propose_for_prefill(self) -> list[Draft]:
+        """Each row's draft after the prompt; all empty where the prefill is to verify none."""
+        target, group, costs = self._run.target, self._groups[0], self._run.step_costs
+        drafts = [EMPTY_DRAFT] * len(self._rows)
+        room, learned = target.prefill_room(), self._run.prefill_length.limit
+        limit = min(room, self.draft_limit(group), learned)
+        vocab = target.vocab
+        if limit < 1 or vocab is None or costs is None or self._run.ranks is not ALONE:
+            return drafts
+        costs.at(group.length)
+        self.start(vocab)
+        return [self._runners[0].propose(limit, tree=False)]
+
+    def propose(self) -> list[Draft]:
+        """Each row's draft; in lock-step all of one length, unless some were sampled."""
+        drafts = [EMPTY_DRAFT] * len(self._rows)
+        costs = self._run.step_costs
+        if costs is not None:
+            costs.at(max(group.length for group in self._groups))
+            if costs.plain():
+                return drafts
+        for group in self._groups:
+            ended = len(group.rows) - len(group.going)
+            if group.stopped or (ended and self._run.target.traits.unplaced is not None):
+                continue  # an ended row's padding would take no position
+            self.propose_for(group, drafts)
+        if len(self._groups) > 1:
+            longest = self.common_length(drafts)
+            drafts = [draft.first(longest) for draft in drafts]
+        return drafts
+
+    def propose_for(self, group: Group, drafts: list[Draft]) -> None:
+        """Put the drafts of a group's rows into ``drafts``, one for each row of the batch.
+
+        Deterministic ones are cut to the shortest. Sampled ones are not: letting sampled tokens
+        decide the length would bias the output.
+        """
+        limit = self.draft_limit(group)
+        going = [group.rows[row] for row in group.going]
+        for row in going:
+            drafts[row] = self._runners[row].propose(limit)
+            if len(group.rows) > 1 and drafts[row].proposal is None:
+                limit = min(limit, len(drafts[row]))
+        if all(drafts[row].proposal is None for row in going):
+            for row in going:
+                drafts[row] = drafts[row].first(limit)
+
+    def common_length(self, drafts: list[Draft]) -> int:
+        """Where to cut the drafts of rows that diverge: all run at the longest one's width."""
+        rows = [row for group in self._groups for row in group.rows if not group.stopped]
+        confidences = [drafts[row].confidence for row in rows]
+        known = [each for each in confidences if each is not None]
+        sampled = any(drafts[row].proposal is not None for row in rows)  # see propose_for
+        costs = self._run.step_costs
+        if costs is None or sampled or len(known) < len(rows):
+            return max(len(draft) for draft in drafts)
+        return worthwhile(known, costs.cost())
+
+    def width(self, drafts: list[Draft]) -> int:
+        """How many positions the forward runs: those of the longest draft, or more."""
+        positions = 1 + max(len(draft) for draft in drafts)
+        if self._run.step_costs is None or drafts[0].parents is not None:
+            return positions
+        room = min(self.draft_limit(group) for group in self._groups if not group.stopped)
+        return self._run.step_costs.width(positions, 1 + room)
+
+    def draft_limit(self, group: Group) -> int:
+        """Most tokens of a draft, by the maximum length and the target's positions."""
+        limits = [NO_LIMIT]
+        if self._run.sampler.stop.max_length is not None:
+            limits.append(self._run.sampler.stop.max_length - group.length - 1)
+        room = self._run.target.room(group.new)
+        if room is not None:
+            limits.append(room)
+        return min(limits)
+
+    def learn(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
+        """Tell every row's drafting what became of its draft, and what was committed."""
+        for runner, draft, verdict in zip(self._runners, drafts, verdicts, strict=False):
+            if verdict.emitted:
+                runner.learn(draft, verdict)

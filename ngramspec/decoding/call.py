@@ -1,0 +1,84 @@
+"""One call of ``generate``, from its arguments to what it returns."""
+
+from __future__ import annotations
+
+import logging
+from inspect import signature
+from typing import Any
+
+from ngramspec.decoding.distributed import ALONE, ranks_of
+from ngramspec.decoding.loop import decode
+from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.setup import Settings, make_run, make_target
+from ngramspec.errors import UnsupportedError
+from ngramspec.target.dropout import drops_out
+from ngramspec.target.support import check_adapter, check_prompt, check_request, plain_method
+
+logger = logging.getLogger("ngramspec")
+
+
+def decode_call(settings: Settings, call: GenerateCall) -> Any:
+    """Decode with speculation, or where that is not supported as ``unsupported`` says.
+
+    Returns:
+        int64 (batch, prompt + generated), or what return_dict_in_generate asks for.
+
+    Raises:
+        UnsupportedError: the request cannot be speculated, and unsupported="error".
+        ValueError: the prompt is empty or has ids outside the vocabulary.
+    """
+    ranks = ALONE
+    try:
+        ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
+        check_request(call.config)
+        check_adapter(call.model)
+        target = make_target(settings.config, ranks, call)
+    except UnsupportedError as error:
+        return _decode_plainly(settings, call, error, synced_gpus=ranks.synced)
+    check_prompt(call.model, call.input_ids, call.model_kwargs)
+    if drops_out(call.model):
+        settings.log_once(
+            "the model is in training mode, where dropout changes every forward, and so the"
+            " text, with speculation and without; call model.eval()"
+        )
+    run = make_run(settings, ranks, target, call)
+    try:
+        sequences = decode(run)
+    finally:
+        settings.count(run.stats)
+    output = target.output(sequences, run.sampler.record.scores, run.sampler.record.logits)
+    logger.info(
+        "%d tokens in %d target calls after the prefill: %.2f per call",
+        run.stats.emitted,
+        run.stats.target_calls,
+        run.stats.tokens_per_call,
+    )
+    if call.streamer is not None:
+        call.streamer.end()
+    return output
+
+
+def _decode_plainly(
+    settings: Settings, call: GenerateCall, error: UnsupportedError, *, synced_gpus: bool
+) -> Any:
+    """Have transformers decode the call; raise where that is not wanted or not possible."""
+    method = plain_method(call.config)
+    if settings.config.unsupported == "error" or method is None:
+        raise error
+    plain = getattr(type(call.model), method)
+    own = {"streamer": call.streamer, "generator": call.generator}
+    given = {name: value for name, value in own.items() if value is not None}
+    for name in given:
+        if name not in signature(plain).parameters:
+            raise UnsupportedError(f"{name} cannot be used here: {error}") from error
+    settings.log_once(f"decoding without speculation: {error}")
+    return plain(
+        call.model,
+        call.input_ids,
+        logits_processor=call.processors,
+        stopping_criteria=call.criteria,
+        generation_config=call.config,
+        synced_gpus=synced_gpus,
+        **given,
+        **call.model_kwargs,
+    )

@@ -1,0 +1,183 @@
+"""A Speculator's settings in one frozen object, checked when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+import torch
+
+from ngramspec.draft_length.cost_file import SavedCosts
+from ngramspec.draft_length.schedule import check_gamma, check_tree
+from ngramspec.drafters.registry import POLICIES
+from ngramspec.errors import check_choice, check_int, check_real
+from ngramspec.target.padding import FIT, check_width
+from ngramspec.verification.rule import Rule
+
+GAMMA_LIMIT = 4096
+VERIFICATIONS = ("exact", "match", "typical")
+UNSUPPORTED = ("error", "plain")
+SAVED = "saved_costs"  # the field that no dictionary holds
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """The settings of a Speculator: its arguments of the same names.
+
+    Attributes:
+        saved_costs: what the file ``costs`` said when it was read. A copy keeps it.
+
+    Raises:
+        TypeError: a setting has the wrong type; the message says which.
+        ValueError: a setting is out of its bounds, or two of them exclude each other.
+        OSError: the file ``costs`` cannot be read.
+    """
+
+    gamma: int | str = "auto"
+    gamma_max: int = 64
+    tree: int | str | None = "auto"
+    verification: str = "exact"
+    lenience: float = 1.0
+    epsilon: float = 0.09
+    delta: float = 0.3
+    costs: str | None = None
+    width: int | str = FIT
+    compiled: bool | None = None
+    policy: str = "value"
+    unsupported: str = "error"
+    saved_costs: SavedCosts | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_int("gamma_max", self.gamma_max, 1, GAMMA_LIMIT)
+        check_tree(self.tree, GAMMA_LIMIT)
+        check_gamma(self.gamma, self.longest)
+        check_choice("verification", self.verification, VERIFICATIONS)
+        if self.costs is not None:
+            self._set("costs", str(self.costs))
+            if self.saved_costs is None:
+                self._set(SAVED, SavedCosts.read(Path(self.costs)))
+        for name in ("lenience", "epsilon", "delta"):
+            self._set(name, check_real(name, getattr(self, name), 0.0, 1.0))
+        if self.lenience < 1.0 and self.verification != "exact":
+            raise ValueError(
+                f"lenience must be 1.0 with verification={self.verification!r}, got {self.lenience}"
+            )
+        check_width(self.width, self.gamma)
+        self._check_fixed_width()
+        if self.compiled is not None and not isinstance(self.compiled, bool):
+            raise TypeError(f"compiled must be True, False or None, got {self.compiled!r}")
+        check_choice("policy", self.policy, POLICIES)
+        check_choice("unsupported", self.unsupported, UNSUPPORTED)
+
+    def _set(self, name: str, value: object) -> None:
+        """Normalize a field of the object under construction."""
+        object.__setattr__(self, name, value)
+
+    def _check_fixed_width(self) -> None:
+        changes = isinstance(self.tree, int) or self.verification == "typical"
+        if self.width != FIT and (changes or self.lenience < 1.0):
+            raise ValueError(
+                f"width={self.width} keeps the text independent of the drafter, which tree,"
+                " lenience and verification='typical' do not; remove them, or use width='fit'"
+            )
+
+    @property
+    def longest(self) -> int:
+        """Most tokens in a draft."""
+        return self.tree if isinstance(self.tree, int) else self.gamma_max
+
+    @property
+    def fixed_width(self) -> int | None:
+        """Positions of every forward after the prefill; None: each is as wide as its draft."""
+        return self.width if isinstance(self.width, int) else None
+
+    @property
+    def planned_gamma(self) -> int | str:
+        """``gamma``; under a fixed width an integer, since a longer draft costs nothing there."""
+        if self.fixed_width is None or isinstance(self.gamma, int):
+            return self.gamma
+        return min(self.longest, self.fixed_width - 1)
+
+    def rule(self, do_sample: bool, generator: torch.Generator | None) -> Rule:
+        """The rule of verification of a call.
+
+        Args:
+            do_sample: whether the call samples.
+            generator: to sample with; None: torch's global one.
+        """
+        return Rule(
+            do_sample, self.verification, self.lenience, self.epsilon, self.delta, generator
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain JSON values."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != SAVED}
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the defaults."""
+        default = Config().to_dict()
+        return {name: value for name, value in self.to_dict().items() if value != default[name]}
+
+    def replaced(self, name: str, value: object) -> Config:
+        """A config with another value of one setting, checked."""
+        changes: dict[str, Any] = {name: value}
+        if name == "costs":
+            changes[SAVED] = None  # of another file
+        return replace(self, **changes)
+
+
+NAMES = tuple(Config().to_dict())
+
+
+def config_of_state(state: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
+    """The config of a pickled Speculator's state, and the rest of that state.
+
+    Version 0.1 kept each setting as an attribute of its own, and the saved costs as ``_saved``.
+    """
+    rest = dict(state)
+    if "_config" in rest:
+        settings = rest.pop("_config")
+    else:
+        settings = {name: rest.pop(name) for name in NAMES if name in rest}
+        settings[SAVED] = rest.pop("_saved", None)
+    return Config(**settings), rest
+
+
+def state_of_config(config: Config) -> dict[str, Any]:
+    """What a pickle keeps of a config: see ``config_of_state``."""
+    return config.to_dict() | {SAVED: config.saved_costs}
+
+
+class Configured(Protocol):
+    """An object that has a config."""
+
+    @property
+    def config(self) -> Config: ...
+
+    def configure(self, config: Config) -> None:
+        """Use another config from now on."""
+
+
+class Setting(Generic[T]):
+    """An attribute that reads a field of its object's config; assigning it replaces the config."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, configured: None, owner: type) -> Setting[T]: ...
+
+    @overload
+    def __get__(self, configured: Configured, owner: type) -> T: ...
+
+    def __get__(self, configured: Configured | None, owner: type) -> Setting[T] | T:
+        if configured is None:
+            return self
+        value: T = getattr(configured.config, self._name)
+        return value
+
+    def __set__(self, configured: Configured, value: T) -> None:
+        configured.configure(configured.config.replaced(self._name, value))

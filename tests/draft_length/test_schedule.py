@@ -1,0 +1,61 @@
+"""How many tokens are drafted in the next step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from conftest import tiny_llama
+
+import ngramspec
+from ngramspec import Speculator
+from ngramspec.bench.forced import forced_model
+from ngramspec.draft_length.cost_curve import assumed_cost
+from ngramspec.draft_length.schedule import CostGamma
+
+
+def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does():
+    controller = CostGamma(64, lambda: assumed_cost("cpu", 64))
+    drafted = []
+    for _ in range(160):
+        gamma, _ = controller.plan(False)
+        drafted.append(gamma > 0)
+        if gamma:
+            controller.observe(gamma, 0)
+    assert sum(drafted[-80:]) == 80 // CostGamma.TRIED_EVERY
+    steps = 0
+    while sum(drafted[-3:]) < 3 and steps < 20:
+        gamma, _ = controller.plan(False)
+        drafted.append(gamma > 0)
+        if gamma:
+            controller.observe(gamma, gamma)
+        steps += 1
+    assert steps <= CostGamma.TRIED_EVERY + 3
+
+
+@pytest.mark.parametrize("drafter", ["auto", "copy+ngram+unigram"])
+def test_a_text_that_begins_to_copy_is_drafted_again_within_a_few_steps(drafter):
+    model, make = tiny_llama(vocab=997, positions=2048), random.Random(3)
+    prompt = [make.randrange(1, 997) for _ in range(120)]
+    for waiting in (40, 160, 320):
+        text = [make.randrange(1, 997) for _ in range(waiting)] + prompt[20:100]
+        steps = []
+        speculator = Speculator(drafter, on_step=steps.append)
+        ids = torch.tensor([prompt])
+        with forced_model(model, 1024) as set_text:
+            set_text([*prompt, *text])
+            ours = ngramspec.generate(
+                model, ids, speculator=speculator, max_new_tokens=len(text), do_sample=False
+            )
+        assert ours[0].tolist() == [*prompt, *text]
+        at, ends = 0, []
+        for step in steps:
+            at += len(step.verdict.emitted)
+            ends.append((at, step))
+        waited = [step for at, step in ends if at <= waiting]
+        assert sum(len(step.drafted) for step in waited) < waiting  # tried now and then
+        copying = [step for at, step in ends if at > waiting]
+        first = next(i for i, step in enumerate(copying) if step.accepted)
+        assert first <= 6
+        assert len(copying) < 30  # of 80 tokens

@@ -1,0 +1,292 @@
+"""What steps of a batch cost is learned from a simulated engine, and decides what is drafted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ngramspec.draft import EMPTY_DRAFT, Draft
+from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.integrations.row_choice import generous_cost, may_pay, worthwhile_rows
+from ngramspec.integrations.row_costs import GivenCosts, LearnedCosts, RowsCost, rounded_rows
+from ngramspec.integrations.rows import Row, Rows
+
+K = 8
+
+
+def chain(*confidence):
+    n = len(confidence)
+    return Draft(np.arange(n, dtype=np.int32), None, np.array(confidence, np.float32))
+
+
+class Sure(Drafter):
+    """Drafts as many tokens as it may, all of one confidence, which is the truth."""
+
+    estimates = True
+
+    def __init__(self, confidence):
+        self.confidence = confidence
+
+    def start(self, tokens):
+        return SureSession(self.confidence)
+
+
+class SureSession(DraftSession):
+    def __init__(self, confidence):
+        self.confidence = confidence
+
+    def propose(self, gamma, cost=None, *, tree=False):
+        return chain(*[self.confidence] * gamma)
+
+    def extend(self, tokens):
+        return None
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class SimulatedEngine:
+    """Steps take what ``seconds(rows, drafted)`` says, on a clock of its own."""
+
+    def __init__(self, confidence, seconds, rows=1, costs=None, seed=0):
+        self.clock = Clock()
+        self.seconds = seconds
+        self.random = np.random.default_rng(seed)
+        self.confidence = confidence
+        costs = LearnedCosts(K) if costs is None else costs
+        self.drafter = Rows(Sure(confidence), K, 100, 1 << 20, costs, clock=self.clock)
+        self.texts = [np.zeros(1 << 16, np.int32) for _ in range(rows)]
+        self.lengths = [10] * rows
+        self.drafts = [EMPTY_DRAFT] * rows
+        self.emitted = 0
+
+    def step(self, pause=0.0):
+        drafted = sum(len(each) for each in self.drafts)
+        self.clock.now += self.seconds(len(self.texts), drafted) + pause
+        told = []
+        for at, draft in enumerate(self.drafts):
+            right = self.random.random(len(draft)) < self.confidence
+            new = int(np.cumprod(right).sum()) + 1
+            self.lengths[at] += new
+            self.emitted += new
+            told.append(Row(at, self.texts[at], self.lengths[at], [0] * new))
+        self.drafts = self.drafter.step(told)
+        return sum(len(each) for each in self.drafts)
+
+    def run(self, steps, **kwargs):
+        return [self.step(**kwargs) for _ in range(steps)]
+
+
+def cheap(rows, drafted):
+    """A GPU with room: positions are nearly free."""
+    return 0.01 * (1 + 0.002 * drafted)
+
+
+def dear(rows, drafted):
+    """A CPU: positions are paid, the more so the more rows there are."""
+    return 0.01 * (rows + drafted)
+
+
+def middling(rows, drafted):
+    return 0.01 * (1 + 0.02 * rows + 0.2 * drafted)
+
+
+def test_cheap_positions_are_used_up():
+    engine = SimulatedEngine(0.8, cheap)
+    assert max(engine.run(20)) == K
+    assert np.mean(engine.run(200)[20:]) > 0.95 * K
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_dear_positions_are_hardly_drafted_for(rows):
+    """Where a position costs as much as a row, even a sure draft gains nothing."""
+    engine = SimulatedEngine(0.9, dear, rows)
+    engine.run(200)
+    assert np.mean(engine.run(300)) < 0.02 * rows * K
+
+
+def test_drafts_shrink_as_rows_are_added():
+    """0.2 of a step for a position: one row drafts it for 0.4, eight rows for nearly sure ones."""
+
+    def drafted(rows, confidence):
+        engine = SimulatedEngine(confidence, middling, rows)
+        engine.run(150)
+        return np.mean(engine.run(200)) / rows
+
+    sure = [drafted(rows, 0.95) for rows in (1, 4, 16)]
+    rare = [drafted(rows, 0.5) for rows in (1, 4, 16)]
+    assert sure[0] > sure[1] > sure[2]
+    assert rare[0] > 0.5
+    assert rare[1] < 0.1
+    assert rare[2] < 0.1
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(cheap, K), (dear, 0), (middling, K)])
+def test_the_curve_is_what_the_engine_s_steps_take(seconds, most):
+    engine = SimulatedEngine(0.95, seconds)
+    engine.run(300)
+    curve = engine.drafter.costs.curve(1)
+    wanted = [seconds(1, d) / seconds(1, 0) for d in range(most + 1)]
+    assert curve[: most + 1] == pytest.approx(wanted, rel=0.15)
+
+
+def test_never_much_slower_than_plain():
+    """Whatever positions cost, and however seldom drafts are right."""
+    for seconds in (cheap, dear, middling):
+        for rows in (1, 4, 16):
+            for confidence in (0.05, 0.5, 0.95):
+                engine = SimulatedEngine(confidence, seconds, rows)
+                engine.run(700)
+                speed = engine.emitted / (engine.clock.now - 100)
+                assert speed > 0.97 * rows / seconds(rows, 0), (seconds, rows, confidence)
+
+
+def test_pauses_teach_nothing():
+    """The engine waits for a slow client in every fifth step, once for an hour."""
+    engine = SimulatedEngine(0.8, cheap)
+    engine.run(50)
+    engine.step(pause=3600.0)
+    for _ in range(60):
+        engine.run(4)
+        engine.step(pause=0.3)
+    assert np.mean(engine.run(50)) > 0.9 * K
+
+
+def test_a_machine_that_became_slower_is_followed():
+    engine = SimulatedEngine(0.8, cheap)
+    engine.run(100)
+    engine.seconds = lambda rows, drafted: 7 * cheap(rows, drafted)
+    engine.run(60)
+    assert np.mean(engine.run(100)) > 0.9 * K
+    engine.seconds = dear
+    engine.run(600)
+    assert np.mean(engine.run(200)) < 0.05 * K
+
+
+def test_longer_contexts_are_not_taken_for_the_cost_of_drafts():
+    engine = SimulatedEngine(0.8, cheap)
+    for step in range(600):
+        engine.seconds = lambda rows, drafted, at=step: (1 + at / 4000) * cheap(rows, drafted)
+        engine.step()
+    assert engine.drafter.costs.curve(1)[K] < 1.1
+
+
+def test_steps_with_prefills_are_not_timed():
+    """A row comes with every other step, whose prefill takes thirty times as long."""
+    clock = Clock()
+    took = []
+
+    class Noted(LearnedCosts):
+        def took(self, rows, drafted, seconds):
+            took.append(seconds)
+
+    rows = Rows(Sure(0.5), K, 100, 1 << 20, Noted(K), clock=clock)
+    text = np.zeros(1000, np.int32)
+    for step in range(40):
+        with_prefill = step % 2 == 0
+        clock.now += 0.3 if with_prefill else 0.01
+        told = [Row(f"{step // 2}", text, 10 + step % 2, [0])]
+        told.append(Row("long", text, 100 + step, [0]))
+        if step % 10 == 5:
+            clock.now += 0.2
+            told.append(Row("in its prefill", text, 500, []))
+        rows.step(told)
+    assert took == pytest.approx([0.01] * 16)
+
+
+def test_a_number_of_rows_begins_with_what_is_known_of_others():
+    costs = LearnedCosts(K, "cpu", "float32")
+    for step in range(200):
+        drafted = step % (K + 1)
+        costs.curve(4)
+        costs.took(4, drafted, middling(4, drafted))
+    curve = costs._begin(5)
+    assert curve[0] == 1.0
+    assert curve[K] == pytest.approx(middling(4, K + 1) / middling(4, 1), rel=0.1)
+    fresh = LearnedCosts(K, "gpu")._begin(5)
+    assert fresh[K] < 1.05
+
+
+def test_steps_that_cannot_be_timed_are_drafted_for_in_the_end():
+    costs = LearnedCosts(K)
+    plans = [costs.curve(3) is None for _ in range(20)]
+    assert plans == [True] * RowsCost.PATIENCE + [False] * (20 - RowsCost.PATIENCE)
+
+
+def test_rows_share_curves_above_eight():
+    assert [rounded_rows(n) for n in (1, 7, 8, 9, 11, 16, 17, 100, 256)] == [
+        *(1, 7, 8, 10, 12, 16, 20, 112, 256)
+    ]
+    assert all(n <= rounded_rows(n) <= 1.25 * n for n in range(1, 2000))
+
+
+def test_given_curves():
+    given = GivenCosts({1: {8: 1.8}, 16: {16: 2.0, 32: 4.0}})
+    assert given.curve(3)[[0, 4, 8, 16]] == pytest.approx([1, 1.4, 1.8, 2.6])
+    assert given.curve(12)[[0, 16, 32, 48]] == pytest.approx([1, 2, 4, 6])
+    engine = SimulatedEngine(0.9, cheap, costs=GivenCosts({1: {8: 9.0}}))
+    assert engine.run(30) == [0] * 30
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, "at least one number of rows"),
+        ({1: {}}, "costs of 1 rows must have at least one entry"),
+        ({0: {1: 1.0}}, "rows must be >= 1, got 0"),
+        ({2: {0: 1.0}}, "costs of 2 rows: drafted must be >= 1 .* got 0: 1.0"),
+        ({2: {4: float("nan")}}, "got 4: nan"),
+        ({2: {4: -1.0}}, "got 4: -1.0"),
+    ],
+)
+def test_given_curves_that_are_wrong_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        GivenCosts(table)
+
+
+def test_the_likeliest_tokens_of_all_rows_are_kept():
+    """By hand: reach .9 .81 | .5 .25 | .95; a step of two rows costs .45 more by the token."""
+    drafts = [chain(0.9, 0.9), chain(0.5, 0.5), chain(0.95)]
+    curve = (1 + 0.15 * np.arange(6)).astype(np.float32)
+    assert [len(each) for each in worthwhile_rows(drafts, curve)] == [2, 0, 1]
+    assert [len(each) for each in worthwhile_rows(drafts, np.ones(6, np.float32))] == [2, 2, 1]
+    steep = (1 + np.arange(6)).astype(np.float32)
+    assert [len(each) for each in worthwhile_rows(drafts, steep)] == [0, 0, 0]
+    assert worthwhile_rows([EMPTY_DRAFT], steep) == [EMPTY_DRAFT]
+
+
+def test_the_choice_is_the_best_of_all_choices():
+    """Against every choice of lengths, on random drafts and curves."""
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        drafts = [chain(*rng.random(rng.integers(0, 4))) for _ in range(3)]
+        curve = np.cumsum(rng.random(10) * 0.4).astype(np.float32)
+        curve += 1 - curve[0]
+        chosen = [len(each) for each in worthwhile_rows(drafts, curve)]
+
+        def value(lengths, drafts=drafts, curve=curve):
+            gains = [
+                np.cumprod(d.confidence.astype(float))[:n].sum() if n else 0.0
+                for d, n in zip(drafts, lengths, strict=True)
+            ]
+            return (3 + sum(gains)) / curve[sum(lengths)]
+
+        every = np.ndindex(*(len(each) + 1 for each in drafts))
+        assert value(chosen) == pytest.approx(max(value(lengths) for lengths in every))
+
+
+def test_nothing_is_asked_for_where_nothing_can_pay():
+    assert not may_pay(np.array([1, 1.5, 2, 2.5], np.float32), rows=2, k=3)
+    assert may_pay(np.array([1, 1.5, 1.9, 2.5], np.float32), rows=2, k=3)
+    assert not may_pay(np.ones(1, np.float32), rows=2, k=3)
+
+
+def test_sessions_are_told_a_cost_below_what_pays():
+    curve = (1 + 0.3 * np.arange(20)).astype(np.float32)
+    assert generous_cost(curve, 4, 3) == pytest.approx([1, 1, 1.3, 1.6, 1.9])
+    assert generous_cost(np.ones(20, np.float32), 4, 3) == pytest.approx([1] * 5)

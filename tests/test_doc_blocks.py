@@ -1,0 +1,216 @@
+"""The code blocks of README and docs: Python runs, commands are ones that exist."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from any_model import model_and_tokenizer, tiny_chat
+
+import ngramspec
+from ngramspec.cli import build_parser
+
+ROOT = Path(__file__).parents[1]
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: (.{10,}) -->$")  # right above a block, with the reason
+SPAN = re.compile(r"`(ngramspec [^`\n]+)`")  # a command in a sentence
+KINDS = {"python", "bash", "text"}  # text: a picture made of characters
+REAL: set[str] = set()
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+OTHERS = {  # commands that are not run, with the reason
+    "pre-commit install": "changes the clone",
+    "transformers serve": "a server; tests/integrations/test_server.py runs it",
+}
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path) -> list[SimpleNamespace]:
+    """A text's blocks: line, kind, content, and the reason why one is not run, or None."""
+    text = path.read_text(encoding="utf-8")
+    found = []
+    for block in FENCE.finditer(text):
+        reason = NOT_RUN.search(text[: block.start()].rstrip())
+        line = text.count("\n", 0, block.start()) + 1
+        found.append(SimpleNamespace(line=line, kind=block[1], content=block[2], reason=reason))
+    return found
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every command of the texts, on one line each, with its place."""
+    found = []
+    for path in TEXTS:
+        for block in blocks(path):
+            if block.kind == "bash" and block.reason is None:
+                joined = re.sub(
+                    r"^(# also: .*)\n(.*)$", r"\2 \1", block.content, flags=re.MULTILINE
+                )
+                lines = joined.replace("\\\n", " ").splitlines()
+                found += [(f"{name(path)}:{block.line}", line) for line in lines if line.strip()]
+        prose = FENCE.sub("", path.read_text(encoding="utf-8"))
+        found += [
+            (name(path), line) for line in SPAN.findall(prose) if re.search(r" -|[A-Z]", line)
+        ]
+    return found
+
+
+PAGES = [path for path in TEXTS if any(block.kind == "python" for block in blocks(path))]
+COMMANDS = commands()
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_blocks_have_a_kind(path):
+    assert [block.line for block in blocks(path) if block.kind not in KINDS] == []
+
+
+@pytest.fixture
+def given(request, tmp_path, monkeypatch):
+    """The names that blocks take from the quickstart and from the reader, by a page's name."""
+
+    def names(page: str) -> dict:
+        real = page in REAL
+        model, tokenizer = model_and_tokenizer(request) if real else tiny_chat()
+        # a reader's default backend compiles for minutes
+        compiling = transformers.CompileConfig(backend="eager")
+        monkeypatch.setattr(model.generation_config, "compile_config", compiling)
+        monkeypatch.setattr(model.generation_config, "max_new_tokens", 8)
+        plain = transformers.AutoModelForCausalLM.from_pretrained
+        monkeypatch.setattr(
+            transformers.AutoModelForCausalLM,
+            "from_pretrained",
+            lambda where, **extra: model if where == HUB else plain(where, **extra),
+        )
+        monkeypatch.setattr(
+            transformers.AutoTokenizer, "from_pretrained", lambda where, **extra: tokenizer
+        )
+        return {
+            "__name__": "__main__",
+            "AutoModelForCausalLM": transformers.AutoModelForCausalLM,
+            "Speculator": ngramspec.Speculator,
+            "collections": collections,
+            "file_ids": [5, 6, 7, 8],
+            "folder": str(tmp_path / "settings"),
+            "inputs": dict(tokenizer("a list, a list, a li", return_tensors="pt")),
+            "model": model,
+            "ngramspec": ngramspec,
+            "np": __import__("numpy"),
+            "pipe": transformers.pipeline("text-generation", model=model, tokenizer=tokenizer),
+            "speculator": ngramspec.Speculator(),
+            "streamer": transformers.TextStreamer(tokenizer),
+            "tenant": "one",
+            "tokenizer": tokenizer,
+        }
+
+    return names
+
+
+@pytest.fixture
+def wrapped(tmp_path):
+    """A folder of ``ngramspec wrap``."""
+    from ngramspec.integrations.wrap import wrap
+
+    model, tokenizer = tiny_chat()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    wrap(tmp_path / "model", tmp_path / "wrapped", {"unsupported": "plain"})
+    return str(tmp_path / "wrapped")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_python_blocks_run_in_order(path, given, wrapped):
+    names = given(name(path)) | {"OUT_DIR": wrapped}
+    torch.manual_seed(0)
+    for block in blocks(path):
+        if block.kind == "python" and block.reason is None:
+            code = "\n" * block.line + block.content  # an error names the line of the page
+            exec(compile(code, str(path), "exec"), names)
+
+
+def test_the_quickstart_says_what_it_promises(given, wrapped, capsys):
+    names = given("README.md")
+    exec(blocks_of("README.md", "custom_generate=speculator")[0], names)
+    assert names["speculator"].stats.tokens_per_call > 1
+    plain = names["model"].generate(**names["inputs"], max_new_tokens=100, do_sample=False)
+    assert plain.equal(names["out"])
+    assert capsys.readouterr().out
+
+
+def blocks_of(page: str, text: str) -> list[str]:
+    found = [block.content for block in blocks(ROOT / page) if text in block.content]
+    assert found
+    return found
+
+
+def options() -> dict[tuple[str, ...], set[str]]:
+    """The options of each command of ngramspec, by its words."""
+    found = {}
+
+    def walk(parser, words):
+        found[words] = {each for action in parser._actions for each in action.option_strings}
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for word, child in action.choices.items():
+                    walk(child, (*words, word))
+
+    walk(build_parser(), ())
+    return found
+
+
+OPTIONS = options()
+
+
+def check_ngramspec(words: list[str], comment: str) -> None:
+    """The command's own parser takes it, and has the options that its comment names."""
+    build_parser().parse_args(words)
+    command = max((each for each in OPTIONS if tuple(words[: len(each)]) == each), key=len)
+    assert set(re.findall(r"--[\w-]+", comment)) <= OPTIONS[command]
+
+
+def check_python(words: list[str], comment: str) -> None:
+    """The file is there, and its source names the options."""
+    source = (ROOT / words[0]).read_text(encoding="utf-8")
+    for option in re.findall(r"--[\w-]+", " ".join([*words[1:], comment])):
+        assert f'"{option}"' in source
+
+
+def check_pip(words: list[str]) -> None:
+    """What is installed is this project, with extras that it has, or what the Makefile installs."""
+    assert words[0] == "install"
+    for what in words[1:]:
+        match = re.fullmatch(r"(?:ngramspec|\.)(?:\[([\w,]+)\])?", what)
+        assert match
+        assert match[1] is None or set(match[1].split(",")) <= EXTRAS.keys()
+
+
+@pytest.mark.parametrize(("place", "line"), COMMANDS, ids=[" ".join(each) for each in COMMANDS])
+def test_commands_exist(place, line):
+    line, _, comment = line.partition(" #")
+    words = [word for word in shlex.split(line) if not re.fullmatch(r"[A-Z_]+=.*", word)]
+    if words[0] == "ngramspec":
+        check_ngramspec(words[1:], comment)
+    elif words[0] == "make":
+        assert set(words[1:]) <= TARGETS
+    elif words[0] == "python":
+        check_python(words[1:], comment)
+    elif words[0] == "pip":
+        check_pip(words[1:])
+    else:
+        assert " ".join(words[:2]) in OTHERS
+
+
+def test_there_are_blocks_and_commands():
+    assert len(PAGES) > 7
+    assert len(COMMANDS) > 30
