@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -150,3 +152,23 @@ def test_internals_name_files_that_are_there(path):
     named = re.findall(r"`((?:[\w]+/)+[\w.]+)`", path.read_text(encoding="utf-8"))
     roots = (ROOT, PACKAGE)
     assert [each for each in named if not any((root / each).exists() for root in roots)] == []
+
+
+def drawn(*pieces: tuple[str, str]) -> str:
+    script = runpy.run_path(str(DOCS / "pictures" / "make_demo.py"))
+    return script["draw"](list(pieces), "4 tokens, 2 target calls", "a title")
+
+
+def test_the_picture_is_drawn_from_pieces():
+    one, other = drawn(("accepted", "a cat"), ("rejected", "\nno")), drawn(("plain", "a cat"))
+    said = "".join(ElementTree.fromstring(one).itertext()).replace("\xa0", " ")
+    assert all(each in said for each in ("a title", "a cat", "↵no", "4 tokens, 2 target calls"))
+    assert one != other
+    assert "url(http" not in one  # no font of another site
+
+
+def test_the_picture_of_the_readme_is_one_of_the_script():
+    picture = DOCS / "pictures" / "demo.svg"
+    assert f"]({name(picture)})" in (ROOT / "README.md").read_text(encoding="utf-8")
+    said = "".join(ElementTree.parse(picture).getroot().itertext()).replace("\xa0", " ")
+    assert re.search(r"\d+ tokens, \d+ target calls, \d\.\d\d tokens per call", said)

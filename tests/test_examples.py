@@ -47,13 +47,19 @@ def run(monkeypatch, capsys):
     return call
 
 
+@pytest.fixture
+def pair(request):
+    """The model that is at hand, and its tokenizer."""
+    return model_and_tokenizer(request)
+
+
 def test_every_example_says_something():
     assert SAID.keys() == {path.stem for path in EXAMPLES}
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_an_example_runs(name, run, request):
-    printed = run(name, model_and_tokenizer(request), "--max-new-tokens", "6")
+def test_an_example_runs(name, run, pair):
+    printed = run(name, pair, "--max-new-tokens", "6")
     assert re.search(SAID[name], printed)
 
 

@@ -24,6 +24,10 @@ OWNERS = {"self", "cls", "other"}
 OTHERS = {
     ("bench/forced.py", "_forced_targets"): "its own buffer on a model",
     ("bench/syncs.py", "_getframe"): "Python's",
+    ("cli/__init__.py", "_SubParsersAction"): "argparse's, the class of a list of commands",
+    ("cli/options.py", "_ArgumentGroup"): "argparse's, a type that has no public name",
+    ("decoding/config.py", "_config"): "an attribute of a pickled Speculator",
+    ("decoding/config.py", "_saved"): "an attribute of a Speculator pickled by version 0.1",
     ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",
     ("stand_in.py", "_orig_mod"): "the model in a torch.compile wrapper",
     ("target/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
