@@ -25,6 +25,7 @@ cdef enum:
     WIDE = 128          # places whose continuations are counted at look-up: TALLIED
     LEADING = 8         # continuations computed ahead for a wider interval
     PROBES = 64         # slots looked at
+    BACKOFFS = 3        # intervals that places are taken from, each inside the next
 
 cdef struct Key:        # the last tokens before a place, the last one highest
     uint64_t high

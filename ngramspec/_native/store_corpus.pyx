@@ -24,10 +24,6 @@ COUNTED = WIDE
 LEADERS = LEADING
 STRIDE = STEP
 
-cdef enum:
-    BACKOFFS = 3        # intervals that places are taken from, each longer context's in the next
-
-
 cdef class CorpusIndex(StoreSource):
     """The look-ups over one corpus's sections.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -29,12 +30,13 @@ from ngramspec.stores.file_format import (
 from ngramspec.stores.fingerprint import fingerprint, vocabulary_size
 
 SUFFIX = ".ngc"
+MOST_RECIPE = 1 << 20  # bytes that are read
 KIND = FileKind(
     magic=b"\x89NGC\r\n\x1a\n",
     name="ngramspec corpus",
     version=1,
     fields="IIIIQQQ32s",
-    sections=("text", "places", "next", "keys", "wide", "slots"),
+    sections=("text", "places", "next", "keys", "wide", "slots", "recipe"),
 )
 
 
@@ -109,6 +111,7 @@ class Corpus:
         path: str | PathLike[str],
         *,
         tokenizer: Any = None,
+        recipe: dict[str, Any] | None = None,
         on_stage: Callable[[str], None] | None = None,
     ) -> Corpus:
         """Write a corpus, in place of the file that is there, and open it.
@@ -121,6 +124,7 @@ class Corpus:
             path: the file, ``.ngc`` by custom. It is written beside and renamed into place.
             tokenizer: for the texts, and for its fingerprint: a transformers tokenizer or a
                 ``tokenizers.Tokenizer``.
+            recipe: what ``recipe`` returns later, JSON values: where the documents came from.
             on_stage: called with what begins.
 
         Raises:
@@ -138,6 +142,7 @@ class Corpus:
             raise ValueError("documents must hold at least one token, got none")
         largest = int(text[text != corpus_build.SEPARATOR].max())
         sections = corpus_build.sections_of(text, largest, progress)
+        sections.append([json.dumps(recipe or {}).encode()])
         width = 2 if largest < corpus_build.NARROW else 3
         fields = (width, largest, size, 0, len(text), len(text) - count - 1, count, known)
         progress("writing")
@@ -158,6 +163,22 @@ class Corpus:
             vocabulary=size,
             tokenizer=known.hex() if any(known) else "",
         )
+
+    def recipe(self) -> dict[str, Any]:
+        """Where the documents came from, as ``build`` was told.
+
+        Raises:
+            StoreFileError: that part of the file is broken.
+        """
+        section = self._sections[-1]
+        content = self._content[section.offset : section.offset + min(section.size, MOST_RECIPE)]
+        try:
+            recipe = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise StoreFileError(f"{self.path}: section recipe is broken: {error}") from error
+        if not isinstance(recipe, dict):
+            raise StoreFileError(f"{self.path}: section recipe must hold an object")
+        return recipe
 
     def verify(self) -> None:
         """Read the whole file: its checksums, and whether every entry is what it should be.
@@ -256,7 +277,7 @@ class Corpus:
         """The native look-ups, over the sections where they are mapped."""
         width, largest, _, _, codes, tokens, documents, _ = self._fields
         view = memoryview(self._content)
-        parts = [self._part(view, each) for each in self._sections]
+        parts = [self._part(view, each) for each in self._sections[:-1]]
         try:
             index = CorpusIndex(parts, width, largest + 1)
         except ValueError as error:
