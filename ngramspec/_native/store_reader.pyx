@@ -2,11 +2,13 @@
 
 A place of the longest match that goes on as the sequence does is behind the longest match again:
 no look-up is needed. After PATIENCE look-ups in a row without a place that was right, the next ones
-come after 2, 4 and up to LONGEST_PAUSE tokens, until one is right. Costs: a look-up finds STORE_PLACES places at most; a draft's position reads
-one token at each. Memory: 9 kB. One thread at a time.
+come after 2, 4 and up to LONGEST_PAUSE tokens, until one is right.
+
+Costs: a look-up finds STORE_PLACES places at most; a draft's position reads one token at each.
+Memory: 9 kB. One thread at a time.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, uint64_t
 from libc.string cimport memmove
 
 cdef enum:
