@@ -31,7 +31,7 @@ class Knowledge:
     def __init__(self, place: Path) -> None:
         self.place = place
         self._corpora: dict[str, Corpus] = {}
-        self._given: dict[tuple[int, str], tuple[Drafter, Drafter]] = {}
+        self._last: tuple[Drafter, str, Drafter] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-")
         if not place.is_dir():
             self._corpora[""] = Corpus.open(place)
@@ -58,10 +58,12 @@ class Knowledge:
         Ours gets the corpus as a store; one that has ``with_documents``, as Arctic's, reads each
         document as an earlier response.
         """
-        key = (id(drafter), trace.repo if self.place.is_dir() else "")
-        if key not in self._given or self._given[key][0] is not drafter:
-            self._given[key] = (drafter, self._with(drafter, self.corpus(trace.repo)))
-        return self._given[key][1]
+        repo = trace.repo if self.place.is_dir() else ""
+        last = self._last
+        if last is None or last[0] is not drafter or last[1] != repo:
+            self._last = None  # one at a time: suffix trees take much memory
+            last = self._last = (drafter, repo, self._with(drafter, self.corpus(repo)))
+        return last[2]
 
     def _with(self, drafter: Any, corpus: Corpus) -> Drafter:
         if hasattr(drafter, "with_documents"):
