@@ -14,6 +14,7 @@ import torch
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.decoding.presets import preset_settings
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
@@ -50,9 +51,11 @@ class Speculator:
     Args:
         drafter: what guesses the next tokens: a string for build_drafter, or a Drafter.
         gamma: tokens proposed in a step: an integer, "heuristic" (grows while whole drafts are
-            accepted, shrinks otherwise), or "auto": the number with the most expected tokens per
-            cost, where costs are measured while forwards run; the heuristic for drafters without
-            estimates. Under "auto" the prefill verifies a draft after the prompt as well.
+            accepted, shrinks otherwise), "threshold" (chains end before the first token whose
+            confidence is below a threshold, which adapts to how often drafts fail), or "auto": the
+            number with the most expected tokens per cost, where costs are measured while forwards
+            run; the heuristic for drafters without estimates. Under "auto" the prefill verifies a
+            draft after the prompt as well.
         gamma_max: most tokens proposed in a step, 1..4096.
         tree: "auto": drafts have branches where these are worth their cost, under gamma="auto" and
             width="fit", if the target can verify trees. None: drafts are chains. N, 1..4096: drafts
@@ -218,6 +221,24 @@ class Speculator:
     def from_dict(cls, arguments: dict[str, Any]) -> Speculator:
         """The Speculator that ``to_dict`` described; an unknown key is a TypeError."""
         return cls(**arguments)
+
+    @classmethod
+    def preset(cls, name: str, **arguments: Any) -> Speculator:
+        """The Speculator that reproduces a published way of drafting.
+
+        Args:
+            name: "akunu" (n-grams of order 4, gamma 4, history 512), "prompt-lookup" (copies of 10
+                tokens) or "leviathan-bigram" (gamma 3).
+            arguments: what to use in place of the preset's, such as gamma or on_step.
+
+        Raises:
+            ValueError: there is no such preset.
+
+        Examples:
+            >>> Speculator.preset("akunu").gamma
+            4
+        """
+        return cls(**(preset_settings(name) | arguments))
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the arguments, without on_step, into a folder; it is made if it is not there.

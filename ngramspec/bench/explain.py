@@ -85,7 +85,9 @@ def explain(
     repeats: int = 3,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Run:
-    """Measure costs, and whole greedy calls in turn, plain and speculative.
+    """Measure costs of forwards, and whole greedy calls, plain and speculative, all in turn.
+
+    So a machine that gets slower makes all of them slower.
 
     Args:
         loaded: the model.
@@ -98,16 +100,18 @@ def explain(
     Returns:
         The run; prompts after which the model said nothing more than one token are left out.
     """
-    on_stage("cost of forwards")
     context = int(median(len(ids) for _, ids in prompts)) + new // 2
-    seconds = forward_seconds(loaded.model, context, WIDTHS, repeats)
     settings = {**speculator.to_dict(), "new": new, "repeats": repeats}
-    run = Run(loaded.name, settings, seconds, context)
+    run = Run(loaded.name, settings, {}, context)
+    found = []
     _call(loaded.model.generate, loaded, prompts[0][1], min(new, 8))
     _speculate(loaded, speculator, prompts[0][1], min(new, 8))
     for number, (name, ids) in enumerate(prompts):
-        on_stage(f"prompt {number + 1} of {len(prompts)}")
+        on_stage(f"prompt {number + 1} of {len(prompts)}: forwards")
+        found.append(forward_seconds(loaded.model, context, WIDTHS, repeats))
+        on_stage(f"prompt {number + 1} of {len(prompts)}: whole calls")
         _measure_prompt(run, loaded, speculator, name, ids, new, repeats)
+    run.seconds = {width: median(each[width] for each in found) for width in WIDTHS}
     return run
 
 

@@ -23,7 +23,6 @@ from ngramspec.theory.walltime import oracle_improvement_at
 
 GAMMAS = (2, 4, 8, 16, 32)
 NODES = 64  # most tokens of a draft that is tried
-LEAST_TESTED = 10  # of a depth that the oracle may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def _settings(run: Run) -> Iterator[Advice]:
             return build_drafter("auto")
 
         yield Advice('drafter="auto"', _speed(auto, plan, run.traces) / now, "replay")
-    for gamma in (*GAMMAS, "heuristic", "auto"):
+    for gamma in (*GAMMAS, "heuristic", "threshold", "auto"):
         if gamma != run.settings["gamma"]:
             other = replace(plan, gamma=gamma, tree=False)
             yield Advice(f"gamma={gamma!r}", _speed(drafter, other, run.traces) / now, "replay")
@@ -100,7 +99,7 @@ def _limits(run: Run) -> Iterator[Advice]:
     yield Advice("wider forwards where they are cheaper", now / (padded + drafting), "closed form")
     yield Advice("forwards of equal cost at any width", now / (1 + drafting), "closed form")
     yield Advice("drafting that takes no time", now / float(spent.mean()), "closed form")
-    acceptance = acceptance_of(by_depth(run.steps), LEAST_TESTED)
+    acceptance = acceptance_of(by_depth(run.steps))
     if len(acceptance):
         oracle = oracle_improvement_at(acceptance, cost)
         yield Advice(

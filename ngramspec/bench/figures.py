@@ -17,12 +17,14 @@ from ngramspec.theory.operations import operations_factor
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
 FORMATS = ("png", "svg")
+DPI = 120  # at which letters of Figure 1 are whole pixels wide
 ACCEPTED, REJECTED, CORRECTED, PLAIN = "#1a7f37", "#cf222e", "#0969da", "#8c959f"
 DRAFTING, FORWARD = "#54aeff", "#8250df"
 GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1)
-COLUMNS = 110  # characters of a line of Figure 1
-TAIL = 48  # characters of the text so far that a line shows
+FONT, FONT_WIDTH = 9, 0.602  # points, and a monospace letter's share of them
+COLUMNS = int(13 * 72 / (FONT * FONT_WIDTH))  # letters of a line of Figure 1, 13 inches wide
+TAIL = 80  # characters of the text so far that a line shows
 LINES = 24  # steps in Figure 1
 TRACE_ALPHA, TRACE_C, TRACE_TOKENS, TRACE_GAMMAS = 0.75, 0.05, 24, (7, 3)
 
@@ -34,7 +36,7 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{kind}" for kind in FORMATS]
     for path in paths:
-        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
     return paths
 
@@ -82,7 +84,8 @@ def figure_1(steps: Sequence[Step], folder: Path) -> list[Path]:
         folder: where the files go.
     """
     shown = steps[:LINES]
-    figure, axes = plt.subplots(figsize=(13, 0.27 * len(shown) + 0.7), layout="constrained")
+    figure = plt.figure(figsize=(13, 0.27 * len(shown) + 0.7))
+    axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, COLUMNS), ylim=(len(shown) + 0.2, -1.2))
     axes.axis("off")
     legend = (("accepted", ACCEPTED), ("rejected", REJECTED), ("the target's own", CORRECTED))
@@ -113,8 +116,7 @@ def _write(axes: Any, line: float, parts: Sequence[tuple[str, str]]) -> None:
     at = 0
     for piece, colour in parts:
         shown = piece.replace("\n", "⏎").replace("\t", " ").replace("$", r"\$")[: COLUMNS - at]
-        struck = dict.fromkeys(("alpha",), 0.75) if colour == REJECTED else {}
-        axes.text(at, line, shown, color=colour, family="monospace", fontsize=9, **struck)
+        axes.text(at, line, shown, color=colour, family="monospace", fontsize=FONT)
         if colour == REJECTED and shown.strip():
             axes.plot([at, at + len(shown)], [line - 0.2] * 2, color=colour, linewidth=0.8)
         at += len(piece)
@@ -150,7 +152,7 @@ Bars = list[tuple[str, float, float]]  # (what, begin, length)
 
 
 def _simulated_rows() -> dict[str, Bars]:
-    hits = np.random.default_rng(4).random(4 * TRACE_TOKENS) < TRACE_ALPHA
+    hits = np.random.default_rng(0).random(4 * TRACE_TOKENS) < TRACE_ALPHA
     rows: dict[str, Bars] = {}
     for gamma in TRACE_GAMMAS:
         bars: Bars = []

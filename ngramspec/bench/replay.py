@@ -105,8 +105,8 @@ class Plan:
     """How a drafter is asked.
 
     Attributes:
-        gamma: tokens asked for: an integer; "heuristic"; or "auto", gamma_max with the cost for a
-            drafter that estimates, else heuristic.
+        gamma: tokens asked for: an integer; "heuristic"; "threshold"; or "auto", gamma_max with the
+            cost for a drafter that estimates, else heuristic.
         gamma_max: most tokens asked for.
         cost: float32 (gamma_max + 2,), cost[n] of a forward of n positions.
         tree: whether trees are asked for, of gamma_max nodes where gamma is "auto".
@@ -171,6 +171,7 @@ class Player:
             gamma = min(gamma, len(said) - at - 1)
             begin = perf_counter_ns()
             draft = session.propose(gamma, cost, tree=plan.tree)
+            draft = controller.keep(draft)
             tokens = draft.tokens.tolist()
             proposed = perf_counter_ns() - begin
             path = accepted_path(tokens, draft, said, at)

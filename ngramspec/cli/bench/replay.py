@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ngramspec.cli.options import add_count, add_drafters, add_gamma, add_outputs
 from ngramspec.cli.output import print_paths, print_skipped, write_json
 from ngramspec.cli.usage import need_plots, usable
+from ngramspec.draft_length.schedule import NAMED
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_gamma(
         parser,
-        "tokens asked for: an integer, heuristic, or auto: by expected tokens per cost if the"
-        " drafter estimates them (default: auto)",
+        "tokens asked for: an integer, heuristic, threshold, or auto: by expected tokens per cost"
+        " if the drafter estimates them (default: auto)",
     )
     add_count(parser, "--gamma-max", 64, "most tokens of a draft")
     parser.add_argument(
@@ -127,8 +128,8 @@ def most_tokens(arguments: argparse.Namespace) -> int:
         most = check_int("--tree", arguments.tree, 1, MOST_GAMMA)
     if isinstance(gamma, int):
         check_int("--gamma", gamma, 1, most)
-    elif gamma not in ("auto", "heuristic"):
-        raise ValueError(f"--gamma must be an integer, auto or heuristic: {gamma!r}")
+    elif gamma not in NAMED:
+        raise ValueError(f"--gamma must be an integer, {', '.join(NAMED)}: {gamma!r}")
     return most
 
 
