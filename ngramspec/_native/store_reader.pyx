@@ -13,7 +13,7 @@ from libc.string cimport memmove
 
 cdef enum:
     SURE = 12           # tokens of a match that is followed without looking for others
-    PATIENCE = 8        # look-ups in a row that may fail before they become rarer
+    PATIENCE = 16       # look-ups in a row that may fail before they become rarer
     LONGEST_PAUSE = 64  # tokens between two look-ups then
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-PLACES, AHEAD, LEADERS, SURE, PATIENCE, LONGEST_PAUSE = 32, 64, 8, 12, 8, 64
+PLACES, AHEAD, LEADERS, SURE, PATIENCE, LONGEST_PAUSE = 32, 64, 8, 12, 16, 64
 
 
 class Source(Protocol):

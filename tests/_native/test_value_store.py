@@ -125,7 +125,7 @@ def test_look_ups_become_rare_where_they_never_help(engines):
         native.extend(ids([int(token) + 1000]))  # unknown to the store
     look_ups, right = native.store_counts()
     assert right == 0
-    assert 8 + 2000 // 64 < look_ups < 60
+    assert 16 + 2000 // 64 < look_ups < 60
 
 
 def test_two_stores_are_one_source(tmp_path):
