@@ -91,8 +91,7 @@ class Speculator:
         policy: how a drafter built from a string chooses between its tiers; see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
-        stores: what to draft from beside each request's own text: corpora, or paths of corpora.
-            They cannot be combined with drafters that take none, such as policy="priority".
+        stores: corpora, or their paths, to draft from beside each request's own text.
         on_step: called with a StepEvent after the prefill and after every step.
 
     Attributes:
@@ -184,9 +183,8 @@ class Speculator:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter in use. Setting it takes effect at the next step of every running call,
-        which then starts the new one from its committed tokens; in float32 the text stays the
-        same whichever drafter runs."""
+        """The drafter in use. Setting it takes effect at the next step of every running call, which
+        starts the new one from its committed tokens; in float32 the text stays the same."""
         return self._drafter
 
     @drafter.setter
@@ -213,8 +211,7 @@ class Speculator:
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        stores = {"stores": [str(each.path) for each in self._drafter.stores]}
-        kept = stores if self._drafter.stores else {}
+        kept = {"stores": [str(each.path) for each in self.stores]} if self.stores else {}
         return {"drafter": self._drafter.spec} | self._config.to_dict() | kept
 
     @classmethod
@@ -343,8 +340,8 @@ class Speculator:
             reference_ids: text that the output will likely resemble, such as the file being
                 edited: token ids, or several sequences of them. The drafters read it as if it
                 stood before the prompt; the model never does.
-            stores: what to draft from in this call, in place of the Speculator's own stores.
-            extra_stores: what to draft from in this call, beside those.
+            stores: stores of this call, in place of the Speculator's own.
+            extra_stores: stores of this call beside those.
             inputs_tensor: what the encoder of an encoder-decoder model read.
             generator: what to sample with, of the prompt's device; None: torch's global one.
             synced_gpus: as in ``generate``.
