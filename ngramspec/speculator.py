@@ -211,8 +211,8 @@ class Speculator:
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        kept = {"stores": [str(each.path) for each in self.stores]} if self.stores else {}
-        return {"drafter": self._drafter.spec} | self._config.to_dict() | kept
+        stores = {"stores": [str(each.path) for each in self.stores]} if self.stores else {}
+        return {"drafter": self._drafter.spec} | self._config.to_dict() | stores
 
     @classmethod
     def from_dict(cls, arguments: dict[str, Any]) -> Speculator:
@@ -230,10 +230,6 @@ class Speculator:
 
         Raises:
             ValueError: there is no such preset.
-
-        Examples:
-            >>> Speculator.preset("akunu").gamma
-            4
         """
         return cls(**(preset_settings(name) | arguments))
 
