@@ -102,7 +102,11 @@ def ask_all(server: Server, prompts: list[Any], at_once: int, tokens: int) -> di
 
     def ask(prompt: Any) -> int:
         out = client.completions.create(
-            model="model", prompt=prompt, max_tokens=tokens, temperature=0
+            model="model",
+            prompt=prompt,
+            max_tokens=tokens,
+            temperature=0,
+            extra_body={"ignore_eos": True},  # the same number of tokens from everyone
         )
         return int(out.usage.completion_tokens)
 
