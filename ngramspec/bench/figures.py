@@ -17,6 +17,7 @@ from ngramspec.theory.operations import operations_factor
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
 FORMATS = ("png", "svg")
+DPI = 120  # at which letters of Figure 1 are whole pixels wide
 ACCEPTED, REJECTED, CORRECTED, PLAIN = "#1a7f37", "#cf222e", "#0969da", "#8c959f"
 DRAFTING, FORWARD = "#54aeff", "#8250df"
 GAMMAS = (1, 3, 5, 7, 10)
@@ -35,7 +36,7 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{kind}" for kind in FORMATS]
     for path in paths:
-        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
     return paths
 

@@ -77,8 +77,8 @@ class ThresholdGamma(GammaController):
     """Ends a chain before the first token whose confidence is below a threshold.
 
     As transformers' ``assistant_confidence_threshold``, from 0.4 on. The threshold adapts: it is
-    the fading share of drafts that were not accepted whole, so that drafts get shorter where they
-    fail, and longer where they do not. It falls while it leaves nothing to draft. Trees, and
+    half the fading share of drafts that were not accepted whole, so that drafts get shorter where
+    they fail, and longer where they do not. It falls while it leaves nothing to draft. Trees, and
     stochastic drafts, whose tokens must not decide their length, are verified as they are; drafters
     without estimates get the heuristic.
 
@@ -86,7 +86,7 @@ class ThresholdGamma(GammaController):
         gamma_max: most tokens in a draft.
     """
 
-    FIRST, LOWEST, HIGHEST = 0.4, 0.05, 0.9
+    FIRST, LOWEST, HIGHEST = 0.4, 0.05, 0.5
     MEMORY = 0.95  # of the threshold, at the next draft
 
     def __init__(self, gamma_max: int) -> None:
@@ -101,7 +101,7 @@ class ThresholdGamma(GammaController):
 
     def observe(self, drafted: int, accepted: int) -> None:
         if self._by_confidence:
-            self._move(float(accepted < drafted))
+            self._move(self.HIGHEST * (accepted < drafted))
         else:
             self._heuristic.observe(drafted, accepted)
 
@@ -115,7 +115,7 @@ class ThresholdGamma(GammaController):
 
     def _move(self, towards: float) -> None:
         moved = self.MEMORY * self.threshold + (1 - self.MEMORY) * towards
-        self.threshold = min(max(moved, self.LOWEST), self.HIGHEST)
+        self.threshold = max(moved, self.LOWEST)
 
 
 class CostGamma(GammaController):

