@@ -202,6 +202,7 @@ def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
                 axes.errorbar(at, means, errors, marker="o", capsize=2, label=row["drafter"])
         _finish(axes, "position in the draft", "alpha", f"Temperature {temperature:g}")
         axes.set_ylim(0, 1)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         written += save(figure, folder, f"alpha-temperature-{temperature:g}")
     return written
 
