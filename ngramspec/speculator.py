@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from ngramspec.persistence import (
     write_settings,
 )
 from ngramspec.stats import DecodeStats, StepEvent
+from ngramspec.stores.choice import Store
+from ngramspec.stores.corpus import Corpus
 
 logger = logging.getLogger("ngramspec")
 
@@ -89,6 +91,8 @@ class Speculator:
         policy: how a drafter built from a string chooses between its tiers; see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
+        stores: what to draft from beside each request's own text: corpora, or paths of corpora.
+            They cannot be combined with drafters that take none, such as policy="priority".
         on_step: called with a StepEvent after the prefill and after every step.
 
     Attributes:
@@ -135,9 +139,10 @@ class Speculator:
         compiled: bool | None = None,
         policy: str = "value",
         unsupported: str = "error",
+        stores: Sequence[Store] = (),
         on_step: Callable[[StepEvent], None] | None = None,
     ) -> None:
-        self._drafter = build_drafter(drafter, policy=policy)
+        self._drafter = build_drafter(drafter, policy=policy, stores=stores)
         config = Config(
             gamma=gamma,
             gamma_max=gamma_max,
@@ -186,7 +191,13 @@ class Speculator:
 
     @drafter.setter
     def drafter(self, drafter: str | Drafter) -> None:
-        self._drafter = build_drafter(drafter, policy=self.policy)
+        stores = self.stores if isinstance(drafter, str) else ()
+        self._drafter = build_drafter(drafter, policy=self.policy, stores=stores)
+
+    @property
+    def stores(self) -> tuple[Corpus, ...]:
+        """What the drafter drafts from beside each request's own text."""
+        return self._drafter.stores
 
     def reset(self) -> None:
         """Set the statistics to zero."""
@@ -202,7 +213,9 @@ class Speculator:
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        return {"drafter": self._drafter.spec} | self._config.to_dict()
+        stores = {"stores": [str(each.path) for each in self._drafter.stores]}
+        kept = stores if self._drafter.stores else {}
+        return {"drafter": self._drafter.spec} | self._config.to_dict() | kept
 
     @classmethod
     def from_dict(cls, arguments: dict[str, Any]) -> Speculator:
@@ -220,10 +233,6 @@ class Speculator:
 
         Raises:
             ValueError: there is no such preset.
-
-        Examples:
-            >>> Speculator.preset("akunu").gamma
-            4
         """
         return cls(**(preset_settings(name) | arguments))
 
@@ -295,6 +304,7 @@ class Speculator:
 
     def __repr__(self) -> str:
         arguments = [repr(self._drafter.spec or self._drafter)]
+        arguments += [f"stores={list(self.stores)!r}"] if self.stores else []
         arguments += [f"{name}={value!r}" for name, value in self._config.changed().items()]
         return f"Speculator({', '.join(arguments)})"
 
@@ -307,6 +317,8 @@ class Speculator:
         generation_config: Any = None,
         streamer: Any = None,
         reference_ids: Any = None,
+        stores: Any = None,
+        extra_stores: Any = None,
         inputs_tensor: Any = None,
         generator: torch.Generator | None = None,
         synced_gpus: bool | None = None,
@@ -327,6 +339,8 @@ class Speculator:
             reference_ids: text that the output will likely resemble, such as the file being
                 edited: token ids, or several sequences of them. The drafters read it as if it
                 stood before the prompt; the model never does.
+            stores: what to draft from in this call, in place of the Speculator's own stores.
+            extra_stores: what to draft from in this call, beside those.
             inputs_tensor: what the encoder of an encoder-decoder model read.
             generator: what to sample with, of the prompt's device; None: torch's global one.
             synced_gpus: as in ``generate``.
@@ -349,6 +363,8 @@ class Speculator:
             criteria=stopping_criteria,
             streamer=streamer,
             reference_ids=reference_ids,
+            stores=stores,
+            extra_stores=extra_stores,
             encoded=inputs_tensor,
             generator=generator,
             synced_gpus=synced_gpus,

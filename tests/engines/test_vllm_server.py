@@ -222,7 +222,7 @@ def test_two_ranks(tmp_path, logs):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path / "llama"
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
     LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.2)).save_pretrained(folder)
     prompts = [[5, 6, 7, 8] * 4, [9, 10, 11] * 5, list(range(20, 50))]
