@@ -213,9 +213,8 @@ class Speculator:
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        stores = {"stores": [str(each.path) for each in self._drafter.stores]}
-        kept = stores if self._drafter.stores else {}
-        return {"drafter": self._drafter.spec} | self._config.to_dict() | kept
+        stores = {"stores": [str(each.path) for each in self.stores]} if self.stores else {}
+        return {"drafter": self._drafter.spec} | self._config.to_dict() | stores
 
     @classmethod
     def from_dict(cls, arguments: dict[str, Any]) -> Speculator:

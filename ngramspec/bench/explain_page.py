@@ -73,9 +73,8 @@ def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
         steps = [step for step in run.steps if step["prompt"] == number]
         parts.append(f"<h3>{escape(trace.group)}</h3>")
         if not run.same[number]:
-            parts.append(
-                "<p>Plain generate says something else here; see Exactness and dtypes.</p>"
-            )
+            note = "Plain generate says something else here; see Exactness and dtypes."
+            parts.append(f"<p>{note}</p>")
         parts.append(_text(steps, tiers))
         parts.append(timeline(steps))
     parts += _acceptance(run)

@@ -9,6 +9,7 @@ import torch
 
 VOCAB = 61
 MOST_PARAMETERS = 8_000_000
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # Sizes of a tiny model, by the names that configurations have for them.
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("vocab_size",), VOCAB),
@@ -17,7 +18,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(
         ("decoder_ffn_dim", "ffn_hidden_size", "n_inner", "shared_intermediate_size"), 48
     ),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(LAYERS, 2),
     **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
@@ -26,6 +27,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 8),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim"), 8),
     "rotary_dim": 4,
+    "index_topk": 8,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
     **dict.fromkeys(("moe_num_experts", "num_routed_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "experts_per_token"), 2),
@@ -86,6 +88,7 @@ ODD: dict[str, dict[str, Any]] = {
         "mamba_d_state": 8,
         "use_mamba_kernels": False,
     },
+    "Lfm2Config": {"layer_types": ["conv", "full_attention"]},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "LongcatFlashConfig": {"expert_ffn_hidden_size": 16, "zero_expert_num": 2, "qk_head_dim": 16},
     "Mamba2Config": {"num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 1},
@@ -155,7 +158,10 @@ def small(config: Any, **changes: Any) -> Any:
         settings["num_key_value_heads"] = 4  # latent attention has as many as queries
     kinds = getattr(default, "layer_types", None)
     if isinstance(kinds, list) and "layer_types" in known:
-        settings["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]  # one of each, if it can be
+        each = [*dict.fromkeys(kinds)]  # one of each
+        layers = max(len(each), SMALL["num_hidden_layers"])
+        settings["layer_types"] = [*each, *kinds][:layers]
+        settings |= {name: layers for name in LAYERS if name in settings}
     for name in config.sub_configs:
         part = getattr(default, name, None)
         if part is not None:

@@ -50,7 +50,7 @@ def vocabulary_of(tokenizer: Any) -> dict[Any, int]:
 
 def encode(tokenizer: Any, text: str) -> list[int]:
     """The ids of a text, without special tokens around it."""
-    encoder = getattr(tokenizer, "_tokenizer", tokenizer)  # of transformers' fast tokenizers
+    encoder = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of transformers' fast tokenizers
     if hasattr(encoder, "encode_batch"):
         return list(encoder.encode(text, add_special_tokens=False).ids)
     return list(tokenizer.encode(text, add_special_tokens=False))

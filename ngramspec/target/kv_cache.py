@@ -1,8 +1,9 @@
 """Rolling a target's key-value cache back, one way per kind of layer.
 
-full attention   rejected positions are cut off
+full attention   rejected positions are cut off; of an indexed layer, those of its index too
 sliding window   the layer keeps what slides out of its window until it is cropped; it must be
                  cropped after every forward
+convolution      see ``linear_state``
 static           the length is reduced in place; what lies behind it is masked
 
 A dynamic layer can also be made to return keys and values of one constant length, as a static one
@@ -20,30 +21,37 @@ from torch.nn.functional import pad
 from ngramspec.errors import UnsupportedError
 from ngramspec.target.hf_private import is_user_defined
 from ngramspec.target.inplace_kv import InPlace, close_up
+from ngramspec.target.linear_state import LINEAR, LinearStates, can_record
 
 MARKING = (5, 19)  # since this version, transformers marks a cache that the caller gave
 DYNAMIC = "DynamicLayer"
-CROPPED = (DYNAMIC, "DynamicSlidingWindowLayer")
+INDEXED = "DynamicIndexedLayer"
+CROPPED = {DYNAMIC, INDEXED, "DynamicSlidingWindowLayer", *LINEAR}
 STATIC = "StaticLayer"
 SLIDING_STATIC = "StaticSlidingWindowLayer"
 CACHES = "transformers.cache_utils"
 
 
 class KVCache:
-    """The self-attention layers of a cache, all of kinds that can be rolled back.
+    """The decoder's layers in a cache, all of kinds that can be rolled back.
 
     Keys and values of a layer are (batch, heads, positions, size) each, in the model's dtype.
 
     Args:
         cache: what the model's forward takes and returns.
-        layers: of its self-attention.
+        layers: all but those of its cross-attention.
+
+    Attributes:
+        layers: those with keys and values of every position.
     """
 
     def __init__(self, cache: Any, layers: list[Any]) -> None:
         self.cache = cache
-        self.layers = layers
-        self._sliding = [layer for layer in layers if layer.is_sliding]
-        self._static = [layer for layer in layers if kind_of(layer) == STATIC]
+        self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
+        self._sliding = [layer for layer in self.layers if layer.is_sliding]
+        self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
+        self._indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
+        self._linear = LinearStates(layers)
         self._stretched = 0
         self._updated: list[tuple[Any, Any]] = []  # layers, and the ``update`` that each had of its
         # own, or None
@@ -51,7 +59,19 @@ class KVCache:
     @property
     def allows_gaps(self) -> bool:
         """Whether rows may have gaps: masks alone say what is attended to, and slots can move."""
-        return not self._sliding and not self._static
+        return not (self._sliding or self._static or self.in_order)
+
+    @property
+    def in_order(self) -> str | None:
+        """Which layers need the cache's positions to be those of the text; None: there are none."""
+        if self._linear:
+            return "convolutions over positions"
+        return "attention with an index of its keys" if self._indexed else None
+
+    @property
+    def convolves(self) -> bool:
+        """Whether a layer keeps the last inputs of a convolution."""
+        return bool(self._linear)
 
     @property
     def slides(self) -> bool:
@@ -104,6 +124,7 @@ class KVCache:
         """From the next forward on, keep what slides out of windows until the next ``truncate``."""
         for layer in self._sliding:
             layer.activate_past_recording()
+        self._linear.record()
 
     def truncate(self, count: int) -> None:
         """Drop the last ``count`` positions; call it after every whole forward, with 0 too."""
@@ -111,10 +132,25 @@ class KVCache:
             torch._foreach_sub_([layer.cumulative_length for layer in self._static], count)
         for layer in self.layers:
             if layer not in self._static and (count or layer.is_sliding):
-                layer.crop(-count)
+                self._crop(layer, count)
+        self._linear.truncate(count)
+
+    def _crop(self, layer: Any, count: int) -> None:
+        """Drop the last ``count`` keys and values of a dynamic layer."""
+        if layer in self._linear:  # its own ``crop`` is the convolution's, too
+            _attention_of(layer).crop(layer, -count)
+        else:
+            layer.crop(-count)
 
     def truncate_to(self, length: int) -> None:
-        """Drop all positions from ``length`` on, layer by layer, after an interrupted forward."""
+        """Drop all positions from ``length`` on, layer by layer, after an interrupted forward.
+
+        Convolutions go back to where they were before the forward.
+        """
+        if length:
+            self._linear.undo()
+        else:
+            self._linear.clear()
         for layer in self.layers:
             surplus = max(int(layer.get_seq_length()) - length, 0)
             if layer in self._static:
@@ -125,7 +161,7 @@ class KVCache:
             elif layer.is_sliding and not getattr(layer, "record_past", True):
                 continue  # a prefill in chunks has dropped what slid out, as plain decoding does
             elif surplus or (layer.is_sliding and layer.is_initialized):
-                layer.crop(-surplus)
+                self._crop(layer, surplus)
 
     def release(self, *, outlives: bool = True) -> None:
         """Have layers slide and grow again as in plain decoding.
@@ -135,6 +171,7 @@ class KVCache:
         """
         for layer in self._sliding:
             layer.record_past = False
+        self._linear.release(outlives=outlives)
         for layer, own in self._updated:
             if own is None:
                 vars(layer).pop("update", None)
@@ -187,6 +224,13 @@ def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
     return stretched
 
 
+def _attention_of(layer: Any) -> Any:
+    """The class of transformers whose methods are those of a hybrid layer's attention."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return DynamicSlidingWindowLayer if layer.is_sliding else DynamicLayer
+
+
 def is_callers(cache: Any) -> bool:
     """Whether a cache is, or may be, the caller's own, who may use it again."""
     marked = is_user_defined(cache)
@@ -221,9 +265,13 @@ def kv_cache_for(cache: Any) -> KVCache:
     names = {kind_of(each) for each in (cache, own)}
     if getattr(own, "offloading", False):
         names.add("offloading")
-    if not (names <= known and set(kinds) <= {*CROPPED, STATIC}):
+    linear = [layer for layer in layers if kind_of(layer) in LINEAR]
+    rolled_back = set(kinds) <= {*CROPPED, STATIC} and all(map(can_record, linear))
+    if linear and STATIC in kinds:
+        rolled_back = False
+    if not (names <= known and rolled_back):
         remedy = "use a model with attention layers and a dynamic or static cache"
-        if names <= known and SLIDING_STATIC in kinds:
+        if names <= known and (SLIDING_STATIC in kinds or (linear and STATIC in kinds)):
             remedy = "use a dynamic one: remove cache_implementation, or pass a DynamicCache"
         raise UnsupportedError(
             f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"

@@ -32,6 +32,8 @@ def why_no_tree(traits: Traits, call: CallTraits) -> str | None:
         return "an encoder-decoder model"
     if call.slides or traits.windows:
         return "sliding-window attention"
+    if call.in_order is not None:
+        return call.in_order
     if traits.attention not in MASKED_ATTENTIONS:
         return f"attention implementation {traits.attention}"
     if call.states:
@@ -79,7 +81,7 @@ def prefill_checks_drafts(
     whole = config.prefill_chunk_size is None and not call.states and not others
     if traits.names & WIDENS_MASK and not _attends_all(kwargs.get("attention_mask")):
         return False
-    cut = call.static or call.slides or call.unaligned is not None
+    cut = call.static or call.slides or call.convolves or call.unaligned is not None
     return whole and call.rows == 1 and not (cut or traits.encodes or traits.rope_varies)
 
 
@@ -109,6 +111,8 @@ def why_not_fixed(model: Any, traits: Traits, call: CallTraits) -> str | None:
         return f"a batch of {call.rows} rows; generate them one by one"
     if call.slides or traits.windows:
         return "sliding-window attention; use width='fit'"
+    if call.in_order is not None:
+        return f"{call.in_order}; use width='fit'"
     if traits.attention not in MASKED_ATTENTIONS:
         return f"attention implementation {traits.attention}; load the model with sdpa or eager"
     if not call.static and traits.attention == "sdpa":
