@@ -30,7 +30,8 @@ class Said:
 
     Attributes:
         group: what kind of text it is.
-        prompt: int32 (m,), token ids.
+        prompt: int32 (m,), what drafters read before the output: of an encoder-decoder the
+            encoder's input and the decoder's first token.
         output: int32 (n,), what the target said.
         probs: float32 (n, vocab), p before each token of the output, processors included; at
             temperature 0 before it is standardised to the most probable token.
@@ -80,8 +81,8 @@ def say(
     """Have the target say a text by plain ``generate``, and keep its distributions.
 
     Args:
-        model: a causal language model of transformers.
-        prompt: token ids.
+        model: a causal language model of transformers, or an encoder-decoder.
+        prompt: token ids; of an encoder-decoder those that the encoder reads.
         new: tokens at most.
         temperature: 0 for greedy.
         group: see Said.
@@ -98,9 +99,12 @@ def say(
         return_dict_in_generate=True,
         **sampling_arguments(temperature, sampling),
     )
-    output = out.sequences[0, -len(out.scores) :].cpu().numpy().astype(np.int32)
+    sequence = out.sequences[0].cpu().numpy().astype(np.int32)
+    before, output = sequence[: -len(out.scores)], sequence[-len(out.scores) :]
+    if model.config.is_encoder_decoder:  # drafters read the encoder's input first
+        before = np.concatenate((np.array(prompt, np.int32), before))
     probs = torch.softmax(torch.cat(out.scores).float(), dim=-1).cpu().numpy()
-    return Said(group, np.array(prompt, np.int32), output, probs, temperature)
+    return Said(group, before, output, probs, temperature)
 
 
 def sampling_arguments(temperature: float, sampling: dict[str, Any] | None) -> dict[str, Any]:

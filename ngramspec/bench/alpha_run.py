@@ -246,5 +246,6 @@ def train_texts(model: Any, plan: Plan, temperature: float) -> list[list[int]]:
             speculator=Speculator(tree=None),
             **sampling_arguments(temperature, plan.sampling),
         )
-        found.append(out[0, len(ids) :].tolist())
+        begin = 1 if model.config.is_encoder_decoder else len(ids)
+        found.append(out[0, begin:].tolist())
     return found

@@ -11,6 +11,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 from ngramspec.bench.plots import HEIGHT, WIDTH
 from ngramspec.theory.operations import operations_factor
@@ -202,6 +203,7 @@ def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
                 axes.errorbar(at, means, errors, marker="o", capsize=2, label=row["drafter"])
         _finish(axes, "position in the draft", "alpha", f"Temperature {temperature:g}")
         axes.set_ylim(0, 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         written += save(figure, folder, f"alpha-temperature-{temperature:g}")
     return written
 
