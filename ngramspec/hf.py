@@ -10,6 +10,7 @@ from typing import Any
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.speculator import Speculator
+from ngramspec.stores.choice import open_stores
 from ngramspec.target.hf_private import mark_as_made_by_generate
 from ngramspec.target.support import REMOTE, refusal
 
@@ -44,6 +45,8 @@ class BoundSpeculator:
         stopping_criteria: Any = None,
         generation_config: Any = None,
         reference_ids: Any = None,
+        stores: Any = None,
+        extra_stores: Any = None,
         inputs_tensor: Any = None,
         generator: Any = None,
         **model_kwargs: Any,
@@ -60,6 +63,8 @@ class BoundSpeculator:
             generation_config=generation_config,
             streamer=self.streamer,
             reference_ids=reference_ids,
+            stores=stores,
+            extra_stores=extra_stores,
             inputs_tensor=inputs_tensor,
             generator=generator,
             synced_gpus=self.synced_gpus,
@@ -86,7 +91,8 @@ def generate(
         speculator: how to speculate; None: a new Speculator().
         tokenizer: the model's tokenizer, needed for stop_strings.
         streamer: gets the prompt and then every token, one ``put`` each.
-        **kwargs: keyword arguments of ``model.generate``.
+        **kwargs: keyword arguments of ``model.generate``; and ``reference_ids``, ``stores`` and
+            ``extra_stores``, see Speculator.__call__.
 
     Raises:
         UnsupportedError: an argument cannot be combined with speculation; the message names it.
@@ -148,6 +154,7 @@ def _generate(
     kwargs = {name: value for name, value in kwargs.items() if name not in ASSISTANTS}
     if kwargs.get("tokenizer") is not None:
         kwargs = _stop_strings_as_criterion(model, kwargs["tokenizer"], kwargs)
+    _check_stores(speculator, kwargs)
     own_cache = kwargs.get("past_key_values") is None
     synced_gpus = kwargs.pop("synced_gpus", None)
     bound = BoundSpeculator(speculator, kwargs.get("streamer"), synced_gpus, own_cache)
@@ -158,6 +165,17 @@ def _generate(
             " the custom_generate that it was given"
         )
     return output
+
+
+def _check_stores(speculator: Speculator, kwargs: dict[str, Any]) -> None:
+    """Raise a ValueError if a call's store was built with another tokenizer than is at hand."""
+    tokenizer = kwargs.get("tokenizer")
+    if tokenizer is None:
+        return
+    own = kwargs.get("stores")
+    stores = speculator.stores if own is None else open_stores(own)
+    for store in (*stores, *open_stores(kwargs.get("extra_stores"), "extra_stores")):
+        store.check_tokenizer(tokenizer)
 
 
 def _refused(plain: Callable[..., Any], model: Any, kwargs: dict[str, Any]) -> str | None:
@@ -197,7 +215,8 @@ def _plainly(
         raise UnsupportedError(refused)
     if kwargs.pop("generator", None) is not None:
         raise UnsupportedError(f"generator: {refused}")
-    kwargs.pop("reference_ids", None)
+    for name in ("reference_ids", "stores", "extra_stores"):
+        kwargs.pop(name, None)
     speculator.log_once(f"decoding without speculation: {refused}")
     return plain(*args, **kwargs)
 

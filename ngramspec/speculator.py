@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.decoding.presets import preset_settings
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
@@ -29,6 +30,8 @@ from ngramspec.persistence import (
     write_settings,
 )
 from ngramspec.stats import DecodeStats, StepEvent
+from ngramspec.stores.choice import Store
+from ngramspec.stores.corpus import Corpus
 
 logger = logging.getLogger("ngramspec")
 
@@ -48,9 +51,11 @@ class Speculator:
     Args:
         drafter: what guesses the next tokens: a string for build_drafter, or a Drafter.
         gamma: tokens proposed in a step: an integer, "heuristic" (grows while whole drafts are
-            accepted, shrinks otherwise), or "auto": the number with the most expected tokens per
-            cost, where costs are measured while forwards run; the heuristic for drafters without
-            estimates. Under "auto" the prefill verifies a draft after the prompt as well.
+            accepted, shrinks otherwise), "threshold" (chains end before the first token whose
+            confidence is below a threshold, which adapts to how often drafts fail), or "auto": the
+            number with the most expected tokens per cost, where costs are measured while forwards
+            run; the heuristic for drafters without estimates. Under "auto" the prefill verifies a
+            draft after the prompt as well.
         gamma_max: most tokens proposed in a step, 1..4096.
         tree: "auto": drafts have branches where these are worth their cost, under gamma="auto" and
             width="fit", if the target can verify trees. None: drafts are chains. N, 1..4096: drafts
@@ -86,6 +91,7 @@ class Speculator:
         policy: how a drafter built from a string chooses between its tiers; see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
+        stores: corpora, or their paths, to draft from beside each request's own text.
         on_step: called with a StepEvent after the prefill and after every step.
 
     Attributes:
@@ -132,9 +138,10 @@ class Speculator:
         compiled: bool | None = None,
         policy: str = "value",
         unsupported: str = "error",
+        stores: Sequence[Store] = (),
         on_step: Callable[[StepEvent], None] | None = None,
     ) -> None:
-        self._drafter = build_drafter(drafter, policy=policy)
+        self._drafter = build_drafter(drafter, policy=policy, stores=stores)
         config = Config(
             gamma=gamma,
             gamma_max=gamma_max,
@@ -176,14 +183,19 @@ class Speculator:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter in use. Setting it takes effect at the next step of every running call,
-        which then starts the new one from its committed tokens; in float32 the text stays the
-        same whichever drafter runs."""
+        """The drafter in use. Setting it takes effect at the next step of every running call, which
+        starts the new one from its committed tokens; in float32 the text stays the same."""
         return self._drafter
 
     @drafter.setter
     def drafter(self, drafter: str | Drafter) -> None:
-        self._drafter = build_drafter(drafter, policy=self.policy)
+        stores = self.stores if isinstance(drafter, str) else ()
+        self._drafter = build_drafter(drafter, policy=self.policy, stores=stores)
+
+    @property
+    def stores(self) -> tuple[Corpus, ...]:
+        """What the drafter drafts from beside each request's own text."""
+        return self._drafter.stores
 
     def reset(self) -> None:
         """Set the statistics to zero."""
@@ -199,12 +211,27 @@ class Speculator:
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        return {"drafter": self._drafter.spec} | self._config.to_dict()
+        stores = {"stores": [str(each.path) for each in self.stores]} if self.stores else {}
+        return {"drafter": self._drafter.spec} | self._config.to_dict() | stores
 
     @classmethod
     def from_dict(cls, arguments: dict[str, Any]) -> Speculator:
         """The Speculator that ``to_dict`` described; an unknown key is a TypeError."""
         return cls(**arguments)
+
+    @classmethod
+    def preset(cls, name: str, **arguments: Any) -> Speculator:
+        """The Speculator that reproduces a published way of drafting.
+
+        Args:
+            name: "akunu" (n-grams of order 4, gamma 4, history 512), "prompt-lookup" (copies of 10
+                tokens) or "leviathan-bigram" (gamma 3).
+            arguments: what to use in place of the preset's, such as gamma or on_step.
+
+        Raises:
+            ValueError: there is no such preset.
+        """
+        return cls(**(preset_settings(name) | arguments))
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the arguments, without on_step, into a folder; it is made if it is not there.
@@ -274,6 +301,7 @@ class Speculator:
 
     def __repr__(self) -> str:
         arguments = [repr(self._drafter.spec or self._drafter)]
+        arguments += [f"stores={list(self.stores)!r}"] if self.stores else []
         arguments += [f"{name}={value!r}" for name, value in self._config.changed().items()]
         return f"Speculator({', '.join(arguments)})"
 
@@ -286,6 +314,8 @@ class Speculator:
         generation_config: Any = None,
         streamer: Any = None,
         reference_ids: Any = None,
+        stores: Any = None,
+        extra_stores: Any = None,
         inputs_tensor: Any = None,
         generator: torch.Generator | None = None,
         synced_gpus: bool | None = None,
@@ -306,6 +336,8 @@ class Speculator:
             reference_ids: text that the output will likely resemble, such as the file being
                 edited: token ids, or several sequences of them. The drafters read it as if it
                 stood before the prompt; the model never does.
+            stores: stores of this call, in place of the Speculator's own.
+            extra_stores: stores of this call beside those.
             inputs_tensor: what the encoder of an encoder-decoder model read.
             generator: what to sample with, of the prompt's device; None: torch's global one.
             synced_gpus: as in ``generate``.
@@ -328,6 +360,8 @@ class Speculator:
             criteria=stopping_criteria,
             streamer=streamer,
             reference_ids=reference_ids,
+            stores=stores,
+            extra_stores=extra_stores,
             encoded=inputs_tensor,
             generator=generator,
             synced_gpus=synced_gpus,

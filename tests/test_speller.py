@@ -75,8 +75,10 @@ def test_the_model_corrects_spelling(plain):
     assert sum(misspelt) > 0.9 * len(misspelt)
 
 
-@pytest.mark.parametrize("policy", ["value", "priority"])
-@pytest.mark.parametrize("drafter", FLOORS)
+@pytest.mark.parametrize(
+    ("drafter", "policy"),
+    [*((each, "value") for each in FLOORS), *((each, "priority") for each in [*FLOORS][:2])],
+)
 def test_greedy_text_is_plain_generate_s(model, plain, drafter, policy):
     speculator = Speculator(drafter, policy=policy)
     for (given, _), out in zip(HELD_OUT, plain, strict=True):

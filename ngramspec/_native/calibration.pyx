@@ -18,6 +18,7 @@ import numpy as np
 from ngramspec._native.cells cimport (
     ACCEPTANCES, AGES, BIAS, COUNTS, DISTANCES, LENGTHS, MATCH_CELLS, MATCH_INPUT, NEAR_CELLS,
     NEAR_LENGTHS, NEAR_SINCE, RECENT_CELLS, RESUME_CELLS, RESUMED, SESSION_CELLS, SESSION_INPUT,
+    STORE_CELLS, STORE_INPUT, STORE_RESUME_CELLS,
 )
 from ngramspec._native.keys cimport CONTEXTS
 
@@ -53,10 +54,12 @@ cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' beg
 
 # Where it starts: round figures, measured on other texts (library sources in two releases, answers
 # of a small model). They matter for the first few hundred tokens.
-cdef float[9] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4]
+cdef float[12] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.4]
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # of a bucket
 cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
 cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing else is known
+# Odds of the only continuation of a store's match, seen once, by the match's length.
+cdef float[12] STORE_SURE = [0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40]
 cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # of a context that had one continuation so far
 
 
@@ -73,6 +76,16 @@ cdef float newest_prior(int m, int seen, int others):
 cdef float older_prior(int seen, int others):
     """P(right) of an older continuation of a context, by buckets of counts."""
     return 0.02 if seen == 0 else 0.6 - 0.04 * others
+
+
+cdef float store_prior(int length, int seen, int others):
+    """P(right) of what followed a store's match, by buckets of its length and counts."""
+    cdef float count = COUNT_OF[seen], faint = 0.06 if length < 8 else 0.02
+    if seen == 0:
+        return faint
+    if others == 0:
+        return 1 - 1 / (1 + STORE_SURE[length] * count)
+    return max(0.8 * (count - 0.5) / (count + COUNT_OF[others] + 0.5), faint)
 
 
 cdef float recent_prior(int age, int seen):
@@ -110,10 +123,19 @@ cdef class Calibration:
             self.begin(SESSION_CELLS + i, 0.1 + 0.08 * least if least else GUESS)
         for i in range(AGES * COUNTS):
             self.begin(RECENT_CELLS + i, recent_prior(i % AGES, i // AGES), PRIOR_SHARE)
+        for i in range(2 * LENGTHS * COUNTS * COUNTS):
+            self.begin(STORE_CELLS + i, store_prior(
+                i // (COUNTS * COUNTS) % LENGTHS, i // COUNTS % COUNTS, i % COUNTS
+            ))
+        for i in range(RESUMED * LENGTHS):
+            self.begin_pair(STORE_RESUME_CELLS + 2 * i, 0.13, 0.08)
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
-            self.weights[s][MATCH_INPUT] += 0.05 * (s // 3)
+            self.weights[s][MATCH_INPUT] += 0.05 * (s // 3 % LENGTHS)
+            if s >= 3 * LENGTHS:
+                self.weights[s][SESSION_INPUT] = -0.1
+                self.weights[s][STORE_INPUT] = 0.3 if s < 6 * LENGTHS else 0.6
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
 

@@ -1,19 +1,21 @@
 """The tokens that may come next at a position of a draft, each with its probability."""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint64_t
 
 from ngramspec._native.calibration cimport Calibration, Candidate
 from ngramspec._native.committed cimport CommittedText
 from ngramspec._native.contexts cimport LEADERS, Slot
 from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys
 from ngramspec._native.places cimport PLACES
+from ngramspec._native.store_reader cimport STORE_LEADERS, StoreReader, Votes
 
 cdef enum:
-    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS
+    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 1
     FROM_COPY = 0           # sources of a drafted token
     FROM_RESUME = 1
     FROM_NGRAM = 2
     FROM_UNIGRAM = 3
+    FROM_STORE = 4
 
 cdef struct Position:       # behind the committed text and a path of drafted tokens
     int32_t context[ORDERS + 1]     # the last tokens, and room for a guess at the next
@@ -24,6 +26,8 @@ cdef struct Position:       # behind the committed text and a path of drafted to
     int32_t length          # of the match, while the path follows it
     int32_t placed[PLACES]  # the token at each place, or NONE
     Keys copied             # of the contexts behind the match's token
+    uint64_t live           # the store's places that the path follows
+    Votes votes             # what comes next at them
     bint fallback           # whether the only candidate is the most frequent token
     int32_t count
     int32_t best            # the most probable candidate
@@ -46,12 +50,18 @@ cdef inline int source_of(const Position* at, int32_t token, bint counted) noexc
     for i in range(1, PLACES):
         if token == at.placed[i]:
             return FROM_RESUME
+    for i in range(at.votes.n):
+        if token == at.votes.token[i]:
+            return FROM_STORE
+    if token == at.votes.resumed:
+        return FROM_STORE
     return FROM_NGRAM if counted else FROM_UNIGRAM
 
 
 cdef class Estimator:
     cdef Calibration calibration
     cdef CommittedText committed
+    cdef StoreReader store  # or None
     cdef bint counts, falls_back
     cdef float acceptance   # decayed share of right best candidates in this sequence
 
@@ -61,5 +71,9 @@ cdef class Estimator:
     ) noexcept nogil
     cdef void add_cells(
         self, Candidate* c, const Position* at, const Slot** known, int acceptance, int length
+    ) noexcept nogil
+    cdef void add_store_cells(self, Candidate* c, const Position* at) noexcept nogil
+    cdef int collect_store(
+        self, const Votes* votes, float least, int32_t* tokens, int count
     ) noexcept nogil
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil

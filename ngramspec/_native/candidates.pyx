@@ -12,8 +12,11 @@ from libc.stdint cimport int16_t, int32_t
 from ngramspec._native.calibration cimport add_cell
 from ngramspec._native.cells cimport (
     ACCEPTANCES, MATCH_INPUT, NEAR_INPUT, RESUME_INPUT, SESSION_INPUT,
-    context_cell, length_bucket, match_cell, near_cell, resume_cell, session_cell,
+    LENGTHS, STORE_CELLS, STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_INPUT,
+    context_cell, length_bucket, match_cell, near_cell, resume_cell, session_cell, store_cell,
+    store_resume_cell, store_set,
 )
+from ngramspec._native.store_reader cimport Votes
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport count_of, leader
 from ngramspec._native.keys cimport SKIP, keys_of
@@ -34,8 +37,9 @@ cdef class Estimator:
 
     def __cinit__(
         self, Calibration calibration not None, CommittedText committed not None, bint counts,
-        bint falls_back,
+        bint falls_back, StoreReader store=None,
     ):
+        self.store = store
         self.calibration = calibration
         self.committed = committed
         self.counts = counts
@@ -53,19 +57,25 @@ cdef class Estimator:
         cdef int32_t tokens[MOST_CANDIDATES]
         cdef const Place* places = self.committed.places
         cdef Candidate* c
-        cdef int orders = 0, i, length, acceptance, agreement = 0
+        cdef int orders = 0, i, length, acceptance, store, agreement = 0
         for i in range(PLACES):
             at.placed[i] = token_at(&places[i], at.depth, i == MATCH) if at.follows[i] else NONE
         if at.follows[MATCH]:
             at.context[ORDERS] = at.placed[MATCH]
             at.copied = keys_of(at.context + ORDERS + 1, at.have + 1, self.committed.salt)
             self.committed.prefetch(&at.copied)  # looked up if this is drafted
+        if self.store is not None:
+            self.store.vote(at.live, at.depth, &at.votes)
+        else:
+            at.votes.n = at.votes.length = 0
+            at.votes.resumed = NONE
         at.count = self.collect(at, known, least, tokens)
         at.best = 0
         while orders < ORDERS and known[orders] != NULL:
             orders += 1
         length = length_bucket(max(at.length, orders))
         acceptance = min(<int>(ACCEPTANCES * self.acceptance), ACCEPTANCES - 1)
+        store = 3 * LENGTHS * store_set(max(at.length, orders), at.votes.length)
         for i in range(at.count):
             c = &at.candidates[i]
             c.token = tokens[i]
@@ -73,7 +83,7 @@ cdef class Estimator:
             self.add_cells(c, at, known, acceptance, length)
             if at.placed[RESUME] != NONE:
                 agreement = 1 if c.token == at.placed[RESUME] else 2
-            c.set = <int16_t>(3 * length + agreement)
+            c.set = <int16_t>(3 * length + agreement + store)
             self.calibration.mix(c)
             if c.odds > at.candidates[at.best].odds:
                 at.best = i
@@ -102,6 +112,29 @@ cdef class Estimator:
                 resume.since, near.length + at.depth, near.since, agrees
             ))
         add_cell(c, SESSION_INPUT, session_cell(acceptance, length))
+        if self.store is not None:
+            self.add_store_cells(c, at)
+
+    cdef void add_store_cells(self, Candidate* c, const Position* at) noexcept nogil:
+        """Describe what a store says of a candidate."""
+        cdef const Votes* votes = &at.votes
+        cdef int i, count = 0, other = 0
+        for i in range(votes.n):
+            if votes.token[i] == c.token:
+                count, other = votes.count[i], votes.other[i]
+                break
+        if votes.total:
+            add_cell(c, STORE_INPUT, store_cell(
+                STORE_CELLS, votes.length, count, votes.total - count
+            ))
+        if votes.others:
+            add_cell(c, STORE_OTHER_INPUT, store_cell(
+                STORE_OTHER_CELLS, votes.length, other, votes.others - other
+            ))
+        if votes.resumed != NONE:
+            add_cell(c, STORE_RESUME_INPUT, store_resume_cell(
+                self.store.since + at.depth, self.store.resume.length, c.token == votes.resumed
+            ))
 
     cdef int collect(
         self, Position* at, const Slot** known, float least, int32_t* tokens
@@ -118,6 +151,7 @@ cdef class Estimator:
         for i in range(MATCH + 1, PLACES):
             if at.placed[i] != NONE:
                 count = with_token(tokens, count, at.placed[i])
+        count = self.collect_store(&at.votes, least, tokens, count)
         if self.counts and known[SKIP] != NULL:
             count = with_token(tokens, count, known[SKIP].token[leader(known[SKIP])])
         if self.counts and least <= 1:
@@ -130,6 +164,27 @@ cdef class Estimator:
         if count == 0 and self.falls_back and self.committed.unigrams.total:
             tokens[0] = self.committed.unigrams.token[leader(&self.committed.unigrams)]
             count = 1
+        return count
+
+    cdef int collect_store(
+        self, const Votes* votes, float least, int32_t* tokens, int count
+    ) noexcept nogil:
+        """Add a store's tokens: the leading one of both counts, or all with a share."""
+        cdef int i, first = 0, other = 0
+        for i in range(votes.n):
+            if least <= 1:
+                if votes.count[i] > least * votes.total or votes.other[i] > least * votes.others:
+                    count = with_token(tokens, count, votes.token[i])
+            elif votes.count[i] > votes.count[first]:
+                first = i
+            if votes.other[i] > votes.other[other]:
+                other = i
+        if votes.n and least > 1:
+            count = with_token(tokens, count, votes.token[first])
+            if votes.others:
+                count = with_token(tokens, count, votes.token[other])
+        if votes.resumed != NONE:
+            count = with_token(tokens, count, votes.resumed)
         return count
 
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil:

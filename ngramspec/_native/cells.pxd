@@ -13,7 +13,10 @@ cdef enum:
     RESUME_INPUT = CONTEXTS + RESUME
     NEAR_INPUT = CONTEXTS + NEAR
     SESSION_INPUT = CONTEXTS + PLACES   # what is known of the sequence
-    BIAS = SESSION_INPUT + 1
+    STORE_INPUT = SESSION_INPUT + 1     # the store's longest match,
+    STORE_OTHER_INPUT = STORE_INPUT + 1     # its shorter ones,
+    STORE_RESUME_INPUT = STORE_OTHER_INPUT + 1      # where its last copy would go on
+    BIAS = STORE_RESUME_INPUT + 1
     INPUTS = BIAS + 1
     COUNTS = 7          # buckets of a count
     LENGTHS = 12        # of a match's length
@@ -28,8 +31,13 @@ cdef enum:
     NEAR_CELLS = RESUME_CELLS + RESUMED * LENGTHS * 2
     SESSION_CELLS = NEAR_CELLS + NEAR_SINCE * NEAR_LENGTHS * DISTANCES * 2
     RECENT_CELLS = SESSION_CELLS + ACCEPTANCES * LENGTHS
-    CELLS = RECENT_CELLS + AGES * COUNTS
-    SETS = 3 * LENGTHS  # of weights: by match length, and whether the resumed copy agrees
+    STORE_CELLS = RECENT_CELLS + AGES * COUNTS
+    STORE_OTHER_CELLS = STORE_CELLS + LENGTHS * COUNTS * COUNTS
+    STORE_RESUME_CELLS = STORE_OTHER_CELLS + LENGTHS * COUNTS * COUNTS
+    CELLS = STORE_RESUME_CELLS + RESUMED * LENGTHS * 2
+    STORE_SETS = 4      # by what a store knows: nothing, less than the text, more, much more
+    # Of weights: by what a store knows, match length, and whether the resumed copy agrees.
+    SETS = 3 * LENGTHS * STORE_SETS
 
 
 cdef inline int count_bucket(int n) noexcept nogil:
@@ -75,3 +83,21 @@ cdef inline int session_cell(int acceptance, int length) noexcept nogil:
 cdef inline int recent_cell(int count, int age) noexcept nogil:
     """Of a recent token, by how often it was used and the bits of how many others were since."""
     return RECENT_CELLS + AGES * count_bucket(count) + age
+
+
+cdef inline int store_cell(int first, int length, int count, int others) noexcept nogil:
+    """By the match's length in the store, how often the candidate followed it, what else did."""
+    cdef int counts = count_bucket(count) * COUNTS + count_bucket(others)
+    return first + length_bucket(length) * COUNTS * COUNTS + counts
+
+
+cdef inline int store_resume_cell(int since, int length, bint agrees) noexcept nogil:
+    """By the tokens since the store's copy was left, and how long it was."""
+    return STORE_RESUME_CELLS + agrees + 2 * (
+        LENGTHS * min(since, RESUMED - 1) + length_bucket(length)
+    )
+
+
+cdef inline int store_set(int own, int length) noexcept nogil:
+    """Which weights: by the lengths of the text's own match and of the store's."""
+    return 0 if length == 0 else 1 if length < own else 2 if length < 8 else 3

@@ -19,6 +19,7 @@ from ngramspec._native.frontier cimport Node, Ranked, child, insert, ranked
 from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys, keys_of
 from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME, Place, Text
 from ngramspec._native.recent cimport Recent
+from ngramspec._native.store_reader cimport STORE_PLACES
 
 cdef enum:
     LOOKAHEAD = 12      # nodes looked at behind the best end so far
@@ -126,6 +127,11 @@ cdef class DraftSearch:
         for i in range(PLACES):
             root.follows[i] = places[i].at != NONE
         root.length = places[MATCH].length
+        root.live = 0
+        if self.estimator.store is not None:
+            root.live = self.estimator.store.find(
+                text.tokens + text.n, text.n, STORE_PLACES if self.tree else STORE_PLACES // 2
+            )
         self.position_n = 1
         self.branch(root, NONE, known)
 
@@ -146,6 +152,9 @@ cdef class DraftSearch:
         p.follows[RESUME] = above.follows[RESUME]
         p.follows[NEAR] = above.follows[NEAR] and node.token == above.placed[NEAR]
         p.length = above.length + 1 if p.follows[MATCH] else 0
+        p.live = 0
+        if above.live:
+            p.live = self.estimator.store.matching(above.live, above.depth, node.token)
         if p.follows[MATCH]:
             keys = above.copied
         else:

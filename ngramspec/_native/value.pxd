@@ -7,6 +7,7 @@ from ngramspec._native.calibration cimport Calibration
 from ngramspec._native.candidates cimport Estimator
 from ngramspec._native.committed cimport CommittedText
 from ngramspec._native.search cimport DraftSearch
+from ngramspec._native.store_reader cimport StoreReader
 
 
 cdef class ValueEngine:
@@ -16,6 +17,7 @@ cdef class ValueEngine:
     cdef CommittedText committed
     cdef Estimator estimator
     cdef DraftSearch search
+    cdef StoreReader store      # or None
     cdef bint busy              # an operation runs without the GIL
 
     cdef int idle(self) except -1

@@ -2,6 +2,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngramspec._native.calibration import Calibration
+from ngramspec._native.store_source import StoreSource
 
 class ValueEngine:
     calibration: Calibration
@@ -16,7 +17,9 @@ class ValueEngine:
         counts: bool = True,
         falls_back: bool = True,
         min_match: int = 2,
+        store: StoreSource | None = None,
     ) -> None: ...
+    def store_counts(self) -> tuple[int, int]: ...
     def __len__(self) -> int: ...
     def draft(
         self, gamma: int, cost: npt.NDArray[np.float32] | None = None

@@ -23,6 +23,7 @@ from ngramspec._native.common cimport (
     token_view,
 )
 from ngramspec._native.frontier cimport Node, ranked
+from ngramspec._native.store_source cimport StoreSource
 
 cnp.import_array()
 
@@ -39,11 +40,12 @@ cdef class ValueEngine:
         counts: whether to draft from n-gram counts.
         falls_back: whether to draft the most frequent token where nothing else is known.
         min_match: shortest match in tokens to copy from, >= 1.
+        store: what is known beside the committed text, or None.
     """
 
     def __cinit__(
         self, Calibration calibration not None, bint copies=True, bint counts=True,
-        bint falls_back=True, int min_match=2,
+        bint falls_back=True, int min_match=2, StoreSource store=None,
     ):
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
@@ -51,7 +53,8 @@ cdef class ValueEngine:
         self.copies, self.counts, self.falls_back = copies, counts, falls_back
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
-        self.estimator = Estimator(calibration, self.committed, counts, falls_back)
+        self.store = None if store is None else StoreReader(store)
+        self.estimator = Estimator(calibration, self.committed, counts, falls_back, self.store)
         self.search = DraftSearch(self.committed, self.estimator)
 
     def __len__(self):
@@ -68,7 +71,7 @@ cdef class ValueEngine:
 
         Returns:
             (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
-            for a resumed copy, 2 for n-gram counts, 3 for the most frequent token.
+            for a resumed copy, 2 for n-gram counts, 3 for the most frequent token, 4 for the store.
         """
         return self.drafted(self.propose(gamma, cost, False))
 
@@ -123,18 +126,30 @@ cdef class ValueEngine:
                 failed = self.committed.append(new, count)
             self.busy = False
         self.committed.follow(self.committed.text.n - old)
+        if self.store is not None:
+            self.store.follow(self.committed.text.tokens + old, self.committed.text.n - old)
         if failed:
             raise MemoryError(f"value engine at {self.committed.text.n} tokens")
 
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""
         parts = self.committed.sizeof() + self.search.sizeof()
+        if self.store is not None:
+            parts += self.store.sizeof()
         return sizeof(ValueEngine) + sizeof(Estimator) + parts
+
+    def store_counts(self):
+        """(look-ups in the store, those of which a place went on as the text did)."""
+        if self.store is None:
+            return 0, 0
+        return self.store.look_ups, self.store.hits
 
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         self.idle()
         self.committed.check_integrity()
+        if self.store is not None:
+            self.store.check_integrity()
 
     cdef int idle(self) except -1:
         if self.busy:

@@ -14,7 +14,7 @@ import numpy as np
 Real = np.float32
 RATE, CONSTANT, STRONGEST = Real(0.02), Real(0.3), Real(7.6)
 GUESS = 0.05  # P(right) of the most frequent token where nothing else is known
-ALONE = (0, None)  # the set of weights there
+ALONE = (0, None, 0)  # the set of weights there
 PRIOR, PRIOR_SHARE, HALVE_AT, HALVE_SHARE_AT = Real(4), Real(100), 600, 10000
 OLDEST = 6  # bucket of the age of recent tokens
 Situation = tuple[Any, ...]
@@ -23,7 +23,16 @@ Situation = tuple[Any, ...]
 COUNT_OF = (0, 1, 2, 3, 5, 9, 15)
 LENGTH_OF = (2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60)
 SURPRISE = (0.4, 0.2, 0.1, 0.4)
-WEIGHTS = {"context 3": 0.05, "resume": 0.05, "session": 0.1, "bias": 0.4}
+WEIGHTS = {
+    "context 3": 0.05,
+    "resume": 0.05,
+    "session": 0.1,
+    "bias": 0.4,
+    "store": 0.4,
+    "store other": 0.2,
+    "store resume": 0.05,
+}
+STORE_SURE = (0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40)
 
 LN2 = Real(0.69314718)
 LN = (0.99998116, -0.49947178, 0.32824221, -0.22589801, 0.13467453, -0.05514520, 0.01076451)
@@ -56,6 +65,17 @@ def length_bucket(n: int) -> int:
 def count_bucket(n: int) -> int:
     """0..3 as they are, then up to 5, 9, and more: 0..6."""
     return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
+
+
+def store_prior(length: int, seen: int, others: int) -> float:
+    """P(right) of what followed a store's match, by buckets of its length and counts."""
+    count, faint = Real(COUNT_OF[seen]), 0.06 if length < 8 else 0.02
+    if seen == 0:
+        return faint
+    if others == 0:
+        return 1 - 1 / (1 + float(Real(STORE_SURE[length]) * count))
+    share = 0.8 * (float(count) - 0.5) / (float(count) + COUNT_OF[others] + 0.5)
+    return float(max(share, faint))
 
 
 @dataclass
@@ -129,6 +149,10 @@ class Calibration:
             age, seen = rest
             share = 0.006 * max(seen, 0.5)
             return share / 2 if age in (0, OLDEST) else share
+        if kind in ("store", "store other"):
+            return store_prior(*rest)
+        if kind == "store resume":
+            return 0.08 if rest[-1] else 0.13
         if kind == "session":
             return 0.1 + 0.08 * min(rest[1], 3) if rest[1] else GUESS
         if kind == "resume":
@@ -146,6 +170,10 @@ class Calibration:
         begin = Real(WEIGHTS.get(name, 0.3))
         if name == "match":
             begin = Real(float(begin) + 0.05 * set[0])
+        if set[2] and name == "session":
+            return Real(-0.1)
+        if set[2] and name == "store":
+            return Real(0.3 if set[2] == 1 else 0.6)
         if set == ALONE and name in ("session", "bias"):
             begin = Real(name == "session")
         return begin

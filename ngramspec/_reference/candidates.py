@@ -16,6 +16,7 @@ from ngramspec._reference.calibration import (
 from ngramspec._reference.committed import ORDERS, SKIP, CommittedText
 from ngramspec._reference.contexts import Slot
 from ngramspec._reference.places import Place
+from ngramspec._reference.store_reader import Followed, StoreReader, Votes
 
 ACCEPTANCES, ACCEPTANCE_RATE = Real(5), Real(0.15)
 
@@ -32,6 +33,8 @@ class Position:
     match: Place | None
     near: Place | None
     length: int  # of the match, while the path follows it
+    live: list[Followed] = field(default_factory=list)  # the store's places that the path follows
+    votes: Votes = field(default_factory=Votes)
     candidates: list[Candidate] = field(default_factory=list)
     placed: list[int | None] = field(default_factory=list)  # the token at each place
 
@@ -45,8 +48,14 @@ class Estimator:
     """Estimates P(next) of the candidates of one sequence; see the native one's arguments."""
 
     def __init__(
-        self, calibration: Calibration, committed: CommittedText, counts: bool, falls_back: bool
+        self,
+        calibration: Calibration,
+        committed: CommittedText,
+        counts: bool,
+        falls_back: bool,
+        store: StoreReader | None = None,
     ) -> None:
+        self.store = store
         self.calibration = calibration
         self.committed = committed
         self.counts = counts
@@ -68,10 +77,12 @@ class Estimator:
         length = length_bucket(max(at.length, orders))
         acceptance = min(int(ACCEPTANCES * self.acceptance), int(ACCEPTANCES) - 1)
         resumed = at.placed[1]
+        at.votes = Votes() if self.store is None else self.store.vote(at.live, depth)
+        stored = store_class(max(at.length, orders), at.votes.length)
         for token in self.collect(at, known, least):
             situations = self.situations(token, at, known, acceptance, length)
             agrees = None if resumed is None else resumed == token
-            candidate = Candidate(token, situations, (length, agrees))
+            candidate = Candidate(token, situations, (length, agrees, stored))
             at.candidates.append(self.calibration.mix(candidate))
 
     def situations(
@@ -99,6 +110,24 @@ class Estimator:
             )
             found["near"] = ("near", *where, near)
         found["session"] = ("session", acceptance, length)
+        return found | self.store_situations(token, at)
+
+    def store_situations(self, token: int, at: Position) -> dict[str, Situation]:
+        """What a store says of a candidate, by input."""
+        found: dict[str, Situation] = {}
+        votes, length = at.votes, length_bucket(at.votes.length)
+        count, other = votes.counts.get(token, (0, 0))
+        if votes.total:
+            rest = count_bucket(votes.total - count)
+            found["store"] = ("store", length, count_bucket(count), rest)
+        if votes.others:
+            rest = count_bucket(votes.others - other)
+            found["store other"] = ("store other", length, count_bucket(other), rest)
+        if votes.resumed is not None and self.store is not None:
+            assert self.store.resume is not None
+            since = min(self.store.since + len(at.path), 5)
+            copied = length_bucket(self.store.resume.length)
+            found["store resume"] = ("store resume", since, copied, token == votes.resumed)
         return found
 
     def collect(self, at: Position, known: dict[int, Slot], least: Real) -> list[int]:
@@ -106,7 +135,7 @@ class Estimator:
         leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
         match, resumed, near = at.placed
         order = [match, leaders.get(2), leaders.get(1), leaders.get(0)]
-        order += [resumed, near, leaders.get(SKIP)]
+        order += [resumed, near, *self.stored(at.votes, least), leaders.get(SKIP)]
         if self.counts and least <= 1:
             for slot in (known[m] for m in (2, 1, 0) if m in known):
                 share = least * Real(slot.total)
@@ -115,6 +144,21 @@ class Estimator:
         if not tokens and self.falls_back and self.committed.unigrams.total:
             tokens = [self.committed.unigrams.leader()]
         return tokens
+
+    def stored(self, votes: Votes, least: Real) -> list[int | None]:
+        """A store's tokens: the leading one by either count, or all with a share."""
+        order: list[int | None] = []
+        if least <= 1:
+            order += [
+                token
+                for token, (count, other) in votes.counts.items()
+                if count > least * Real(votes.total) or other > least * Real(votes.others)
+            ]
+        elif votes.counts:
+            order.append(max(votes.counts, key=lambda token: votes.counts[token][0]))
+            if votes.others:
+                order.append(max(votes.counts, key=lambda token: votes.counts[token][1]))
+        return [*order, votes.resumed]
 
     def others(self, at: Position) -> list[tuple[int, Situation]]:
         """The recent tokens that are no candidates, and their situations."""
@@ -126,9 +170,14 @@ class Estimator:
         ]
 
     def source(self, at: Position, token: int) -> int:
-        """0 for copy, 1 for a resumed copy, 2 for n-grams, 3 for frequent or recent tokens."""
+        """0 for copy, 1 for a resumed copy, 2 for n-grams, 3 for frequent or recent tokens.
+
+        4 for a store.
+        """
         if token in at.placed:
             return min(at.placed.index(token), 1)
+        if token in at.votes.counts or token == at.votes.resumed:
+            return 4
         mine = next((each for each in at.candidates if each.token == token), None)
         counted = mine is not None and any(name.startswith("context") for name in mine.situations)
         return 2 if self.counts and counted else 3
@@ -144,3 +193,8 @@ class Estimator:
             return
         for other, situation in self.others(at):
             self.calibration.cell(situation).count(other == token, HALVE_SHARE_AT)
+
+
+def store_class(own: int, length: int) -> int:
+    """Which weights: by the lengths of the text's own match and of the store's."""
+    return 0 if length == 0 else 1 if length < own else 2 if length < 8 else 3

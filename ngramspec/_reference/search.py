@@ -9,6 +9,7 @@ from typing import Any
 from ngramspec._reference.calibration import Real
 from ngramspec._reference.candidates import Estimator, Position
 from ngramspec._reference.committed import CommittedText
+from ngramspec._reference.store_reader import PLACES
 
 LOOKAHEAD = 12
 MIN_REACH_CHAIN, MIN_REACH_TREE, MIN_REACH_BRANCH = Real(0.01), Real(0.004), Real(0.0597)
@@ -74,6 +75,9 @@ class DraftSearch:
         places = self.committed.places
         length = 0 if places.match is None else places.match.length
         self.root = Position([], Real(1), places.match, places.near, length)
+        if self.estimator.store is not None:
+            most = PLACES if self.tree else PLACES // 2
+            self.root.live = self.estimator.store.find(self.committed.text, most)
         self.branch(self.root, -1, gamma)
 
     def worth_expanding(self, node: Node, gamma: int) -> bool:
@@ -89,7 +93,10 @@ class DraftSearch:
         match = at.match if node.token == at.placed[0] else None
         near = at.near if node.token == at.placed[2] else None
         length = 0 if match is None else at.length + 1
-        return Position([*at.path, node.token], node.reach, match, near, length)
+        behind = Position([*at.path, node.token], node.reach, match, near, length)
+        if at.live and self.estimator.store is not None:
+            behind.live = self.estimator.store.matching(at.live, len(at.path), node.token)
+        return behind
 
     def branch(self, at: Position, parent: int, gamma: int) -> None:
         """Estimate a position and offer its candidates: of a chain the best, of a tree each.

@@ -15,6 +15,7 @@ from ngramspec._reference.candidates import Estimator
 from ngramspec._reference.committed import CommittedText
 from ngramspec._reference.common import Tokens
 from ngramspec._reference.search import DraftSearch
+from ngramspec._reference.store_reader import Source, StoreReader
 
 
 class ValueEngine:
@@ -27,12 +28,14 @@ class ValueEngine:
         counts: bool = True,
         falls_back: bool = True,
         min_match: int = 2,
+        store: Source | None = None,
     ) -> None:
         self.calibration = calibration
         self.copies, self.counts, self.falls_back = copies, counts, falls_back
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
-        estimator = Estimator(calibration, self.committed, counts, falls_back)
+        self.store = None if store is None else StoreReader(store)
+        estimator = Estimator(calibration, self.committed, counts, falls_back, self.store)
         self.search = DraftSearch(self.committed, estimator)
 
     def __len__(self) -> int:
@@ -66,3 +69,9 @@ class ValueEngine:
         for token in new:
             self.committed.append(token)
         self.committed.places.follow(self.committed.text, len(new))
+        if self.store is not None:
+            self.store.follow(new)
+
+    def store_counts(self) -> tuple[int, int]:
+        """(look-ups in the store, those of which a place went on as the text did)."""
+        return (0, 0) if self.store is None else (self.store.look_ups, self.store.hits)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec.bench.knowledge import Knowledge
 from ngramspec.bench.replay import Acceptance, Plan, Player, Share, Tally, geometric_mean
 from ngramspec.bench.traces import Trace, halves
 from ngramspec.drafters.base import Drafter
@@ -24,6 +25,7 @@ def compare(
     *,
     fresh: bool = False,
     shuffle: int | None = None,
+    knowledge: Knowledge | None = None,
 ) -> dict[str, Any]:
     """Replay traces through one drafter, and once more to count acceptance in detail.
 
@@ -33,6 +35,7 @@ def compare(
         traces: what is replayed.
         fresh: whether each trace gets a new drafter, so that nothing carries over.
         shuffle: seed of another order; None: as they come.
+        knowledge: what the drafters know beside each request; None: nothing.
 
     Returns:
         ``groups``: Tally.to_dict by group; ``mean``: geometric means over groups, and the times of
@@ -42,11 +45,11 @@ def compare(
     traces = list(traces)
     if shuffle is not None:
         random.Random(shuffle).shuffle(traces)
-    groups = _play(make, plan, traces, fresh)
+    groups = _play(make, plan, traces, fresh, None, knowledge)
     steps = np.concatenate([tally.nanoseconds for tally in groups.values()]) / 1000
-    parts = [_play(make, plan, part, fresh) for part in halves(traces)]
+    parts = [_play(make, plan, part, fresh, None, knowledge) for part in halves(traces)]
     acceptance = Acceptance()
-    _play(make, plan, traces, fresh, acceptance)
+    _play(make, plan, traces, fresh, acceptance, knowledge)
     return {
         "groups": {name: tally.to_dict() for name, tally in sorted(groups.items())},
         "mean": {
@@ -70,9 +73,10 @@ def _play(
     plan: Plan,
     traces: Sequence[Trace],
     fresh: bool,
-    acceptance: Acceptance | None = None,
+    acceptance: Acceptance | None,
+    knowledge: Knowledge | None,
 ) -> dict[str, Tally]:
-    player = Player(make(), plan, acceptance)
+    player = Player(make(), plan, acceptance, knowledge)
     for trace in traces:
         if fresh:
             player.drafter = make()

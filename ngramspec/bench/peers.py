@@ -5,7 +5,7 @@ The interface costs them what it costs ours: a call, an array and a Draft in eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import count
 from typing import Any
@@ -61,7 +61,10 @@ class LookupDrafter(Drafter):
 class ArcticSession(DraftSession):
     """One request in Arctic's suffix cache."""
 
-    def __init__(self, cache: Any, request: int, tokens: Int32, factor: float, trees: bool) -> None:
+    def __init__(
+        self, cache: Any, request: int, tokens: Int32, factor: float, trees: bool, keeps: bool
+    ) -> None:
+        self.keeps = keeps
         self.cache, self.request, self.factor, self.trees = cache, request, factor, trees
         self.recent = tokens[-ARCTIC_DEPTH:].copy()
         cache.start_request(request, tokens)
@@ -86,26 +89,43 @@ class ArcticSession(DraftSession):
 
     def close(self) -> None:
         self.cache.stop_request(self.request)
+        if self.keeps:  # documents, and no requests
+            self.cache.evict_cached_response(self.request)
 
 
 class ArcticDrafter(Drafter):
-    """Arctic's suffix decoding with the tokens of the request itself only.
+    """Arctic's suffix decoding with the tokens of the request itself, and documents if given.
 
     Args:
         factor: most tokens drafted per token of the match.
         trees: whether it drafts trees.
+        documents: token ids, int32 (n,) each, that it reads as earlier responses.
     """
 
-    def __init__(self, factor: float, trees: bool = False) -> None:
+    def __init__(self, factor: float, trees: bool = False, documents: Sequence[Int32] = ()) -> None:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
 
-        self.cache = SuffixDecodingCache(max_tree_depth=ARCTIC_DEPTH, max_cached_requests=0)
+        self.cache = SuffixDecodingCache(
+            max_tree_depth=ARCTIC_DEPTH, max_cached_requests=2 * len(documents)
+        )
         self.factor, self.trees = factor, trees
         self.tiers = ("arctic",)
         self.requests = count()
+        self.documents = bool(documents)
+        for document in documents:
+            request = next(self.requests)
+            self.cache.start_request(request, np.zeros(1, np.int32))
+            self.cache.add_active_response(request, document)
+            self.cache.stop_request(request)
+
+    def with_documents(self, documents: Sequence[Int32]) -> ArcticDrafter:
+        """One like this that has read documents."""
+        return ArcticDrafter(self.factor, self.trees, documents)
 
     def start(self, tokens: Int32) -> DraftSession:
-        return ArcticSession(self.cache, next(self.requests), tokens, self.factor, self.trees)
+        return ArcticSession(
+            self.cache, next(self.requests), tokens, self.factor, self.trees, self.documents
+        )
 
 
 # name -> how a drafter is made, and the gamma it is asked for

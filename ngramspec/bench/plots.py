@@ -1,4 +1,4 @@
-"""Plots of what was measured; matplotlib is imported here, and nowhere else."""
+"""Plots of what was measured; matplotlib is imported here and in figures, and nowhere else."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
+from ngramspec.bench.knowledge import Knowledge
 from ngramspec.bench.traces import Trace
 from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
@@ -104,8 +105,8 @@ class Plan:
     """How a drafter is asked.
 
     Attributes:
-        gamma: tokens asked for: an integer; "heuristic"; or "auto", gamma_max with the cost for a
-            drafter that estimates, else heuristic.
+        gamma: tokens asked for: an integer; "heuristic"; "threshold"; or "auto", gamma_max with the
+            cost for a drafter that estimates, else heuristic.
         gamma_max: most tokens asked for.
         cost: float32 (gamma_max + 2,), cost[n] of a forward of n positions.
         tree: whether trees are asked for, of gamma_max nodes where gamma is "auto".
@@ -125,10 +126,18 @@ class Player:
         plan: how it is asked.
         acceptance: where acceptance is counted in detail; None: not at all. Counting disturbs the
             times, so figures and details come from different runs.
+        knowledge: what it knows beside each request; None: nothing.
     """
 
-    def __init__(self, drafter: Drafter, plan: Plan, acceptance: Acceptance | None = None) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        plan: Plan,
+        acceptance: Acceptance | None = None,
+        knowledge: Knowledge | None = None,
+    ) -> None:
         self.drafter = drafter
+        self.knowledge = knowledge
         self.plan = plan
         self.acceptance = acceptance
         self.groups: dict[str, Tally] = {}
@@ -144,7 +153,10 @@ class Player:
         said = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
         controller: GammaController = CostGamma(plan.gamma_max, lambda: plan.cost)
-        estimates = self.drafter.estimates
+        drafter = self.drafter
+        if self.knowledge is not None:
+            drafter = self.knowledge.given_to(drafter, trace)
+        estimates = drafter.estimates
         if plan.gamma != "auto":
             controller = make_controller(plan.gamma, plan.gamma_max, lambda: plan.cost)
         elif plan.tree and not estimates:  # of a tree much is rejected, whatever is right
@@ -152,13 +164,14 @@ class Player:
         seen = None if self.acceptance is None else CopyIndex()
         if seen is not None:
             seen.extend(committed)
-        session = self.drafter.start(committed)
+        session = drafter.start(committed)
         at = 1
         while at < len(said):
             gamma, cost = controller.plan(estimates)
             gamma = min(gamma, len(said) - at - 1)
             begin = perf_counter_ns()
             draft = session.propose(gamma, cost, tree=plan.tree)
+            draft = controller.keep(draft)
             tokens = draft.tokens.tolist()
             proposed = perf_counter_ns() - begin
             path = accepted_path(tokens, draft, said, at)
@@ -173,11 +186,11 @@ class Player:
                 controller.observe(count, len(path))
             tested = sum(1 for _ in judged_nodes(draft, path))
             verdict = Verdict(path, tested, new.tolist())
-            tally.count_step(draft, verdict, self.drafter.tiers)
+            tally.count_step(draft, verdict, drafter.tiers)
             tally.cost += float(plan.cost[count + 1])
             if self.acceptance is not None and seen is not None:
                 match = seen.longest_match()[0]
-                self.acceptance.count(draft, path, match, self.drafter.tiers)
+                self.acceptance.count(draft, path, match, drafter.tiers)
                 seen.extend(new)
             at += len(new)
         session.close()

@@ -23,6 +23,8 @@ class Trace:
     Attributes:
         group: what kind of text it is; figures are given per group.
         id: its name in the group.
+        repo: the repository that it belongs to; empty: none.
+        repo: the repository that it is from; empty: none.
         prompt, output: token ids, int32 (n,); the output has at least two.
     """
 
@@ -30,6 +32,7 @@ class Trace:
     id: str
     prompt: Int32
     output: Int32
+    repo: str = ""
 
 
 def read_traces(path: Path) -> list[Trace]:
@@ -98,7 +101,9 @@ def _parse(line: str, where: str) -> Trace:
     if missing:
         raise ValueError(f"{where}: {missing[0]!r} is missing")
     prompt, output = (_ids(fields[name], f"{where}: {name}") for name in ("prompt", "output"))
-    return Trace(str(fields["group"]), str(fields["id"]), prompt, output)
+    return Trace(
+        str(fields["group"]), str(fields["id"]), prompt, output, str(fields.get("repo", ""))
+    )
 
 
 def _ids(value: Any, where: str) -> Int32:

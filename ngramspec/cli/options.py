@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
-GAMMA_HELP = "tokens drafted in a step: an integer, heuristic or auto (default: auto)"
+GAMMA_HELP = "tokens drafted in a step: an integer, heuristic, threshold or auto (default: auto)"
 
 
 def add_model(parser: Parser, *, dtype: str = "bfloat16", dtypes: Sequence[str] = DTYPES) -> None:

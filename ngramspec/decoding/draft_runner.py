@@ -114,7 +114,7 @@ class DraftRunner:
         except Exception as error:
             self._fault(error)
             checked = sound_head(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
-        return self._placed(checked).as_chain()
+        return self._controller.keep(self._placed(checked).as_chain())
 
     def _placed(self, draft: Draft) -> Draft:
         """As much of a chain as the target numbers correctly.

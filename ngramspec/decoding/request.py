@@ -72,6 +72,8 @@ class GenerateCall:
         criteria: stopping criteria, or None.
         streamer: gets every token, or None.
         reference_ids: text that drafters read before the prompt, or None.
+        stores: what to draft from in place of the Speculator's stores, or None.
+        extra_stores: what to draft from beside them, or None.
         encoded: what the encoder of an encoder-decoder model read.
         generator: what to sample with, or None: torch's global one.
         synced_gpus: whether all processes do equally many forwards; None: where weights are
@@ -86,6 +88,8 @@ class GenerateCall:
     criteria: Any
     streamer: Any
     reference_ids: Any
+    stores: Any
+    extra_stores: Any
     encoded: Any
     generator: torch.Generator | None
     synced_gpus: bool | None

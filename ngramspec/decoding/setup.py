@@ -27,6 +27,7 @@ from ngramspec.draft_length.cost_file import SavedCosts
 from ngramspec.draft_length.schedule import PrefillDraftLength, make_controller
 from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
@@ -145,6 +146,7 @@ def _runners(
 ) -> Callable[[int, int], DraftRunner]:
     """What makes a row's DraftRunner; see Generation."""
     config, temperature, seed = settings.config, None, 0
+    drafter = CallDrafter(settings.drafter, call.stores, call.extra_stores, settings.log_once)
     if call.config.do_sample:
         temperature = float(call.config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
@@ -152,7 +154,7 @@ def _runners(
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
         return DraftRunner(
-            lambda: follower or settings.drafter(),
+            lambda: follower or drafter(vocab),
             make_controller(config.planned_gamma, config.longest, costs.cost),
             history(row),
             vocab,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ngramspec.draft import Float32
+from ngramspec.draft import Draft, Float32
 from ngramspec.errors import check_int
+
+NAMED = ("auto", "heuristic", "threshold")  # gammas that are no integers
 
 
 class GammaController(Protocol):
@@ -25,8 +27,12 @@ class GammaController(Protocol):
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a step that drafted ``drafted`` >= 1 tokens."""
 
+    def keep(self, draft: Draft) -> Draft:
+        """As much of a draft as is verified: all of it, unless a controller says otherwise."""
+        return draft
 
-class FixedGamma:
+
+class FixedGamma(GammaController):
     """The same gamma at every step (Leviathan et al. 2023, Algorithm 1)."""
 
     def __init__(self, gamma: int) -> None:
@@ -39,7 +45,7 @@ class FixedGamma:
         return None
 
 
-class HeuristicGamma:
+class HeuristicGamma(GammaController):
     """Doubles when a whole draft was accepted, else moves half way to the accepted length.
 
     A draft shorter than gamma that was accepted whole says nothing about longer ones, and changes
@@ -67,7 +73,52 @@ class HeuristicGamma:
         self._gamma = min(max(wanted, self.LOWEST), self._max)
 
 
-class CostGamma:
+class ThresholdGamma(GammaController):
+    """Ends a chain before the first token whose confidence is below a threshold.
+
+    As transformers' ``assistant_confidence_threshold``, from 0.4 on. The threshold adapts: it is
+    half the fading share of drafts that were not accepted whole, so that drafts get shorter where
+    they fail, and longer where they do not. It falls while it leaves nothing to draft. Trees, and
+    stochastic drafts, whose tokens must not decide their length, are verified as they are; drafters
+    without estimates get the heuristic.
+
+    Args:
+        gamma_max: most tokens in a draft.
+    """
+
+    FIRST, LOWEST, HIGHEST = 0.4, 0.05, 0.5
+    MEMORY = 0.95  # of the threshold, at the next draft
+
+    def __init__(self, gamma_max: int) -> None:
+        self._max = gamma_max
+        self._heuristic = HeuristicGamma(gamma_max)
+        self._by_confidence = True
+        self.threshold = self.FIRST
+
+    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+        self._by_confidence = estimates
+        return (self._max, None) if estimates else self._heuristic.plan(estimates)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if self._by_confidence:
+            self._move(self.HIGHEST * (accepted < drafted))
+        else:
+            self._heuristic.observe(drafted, accepted)
+
+    def keep(self, draft: Draft) -> Draft:
+        if draft.confidence is None or draft.parents is not None or draft.proposal is not None:
+            return draft
+        low = (draft.confidence < self.threshold).nonzero()[0]
+        if len(low) and low[0] == 0:
+            self._move(0.0)
+        return draft.first(int(low[0])) if len(low) else draft
+
+    def _move(self, towards: float) -> None:
+        moved = self.MEMORY * self.threshold + (1 - self.MEMORY) * towards
+        self.threshold = max(moved, self.LOWEST)
+
+
+class CostGamma(GammaController):
     """By expected tokens per cost where the drafter estimates them, else the heuristic.
 
     A drafter without estimates whose drafts give less than they cost drafts only now and then.
@@ -131,10 +182,11 @@ class PrefillDraftLength:
 
 
 def check_gamma(gamma: int | str, gamma_max: int) -> int | str:
-    """Return a valid ``gamma`` argument: an integer in 1..gamma_max, "heuristic" or "auto"."""
+    """Return a valid ``gamma`` argument: an integer in 1..gamma_max, or one of ``NAMED``."""
     if isinstance(gamma, str):
-        if gamma not in ("auto", "heuristic"):
-            raise ValueError(f"gamma must be an integer, 'auto' or 'heuristic', got {gamma!r}")
+        if gamma not in NAMED:
+            known = "'threshold', 'auto' or 'heuristic'"
+            raise ValueError(f"gamma must be an integer, {known}, got {gamma!r}")
         return gamma
     return check_int("gamma", gamma, 1, gamma_max)
 
@@ -152,7 +204,7 @@ def make_controller(
     """A controller for one row of a generation.
 
     Args:
-        gamma: an integer; "heuristic"; or "auto", by cost.
+        gamma: an integer; "heuristic"; "threshold", by confidence; or "auto", by cost.
         gamma_max: most tokens in a draft.
         cost: see CostGamma.
     """
@@ -160,4 +212,6 @@ def make_controller(
         return FixedGamma(gamma)
     if gamma == "heuristic":
         return HeuristicGamma(gamma_max)
+    if gamma == "threshold":
+        return ThresholdGamma(gamma_max)
     return CostGamma(gamma_max, cost)

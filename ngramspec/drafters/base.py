@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 
@@ -102,6 +103,20 @@ class Drafter(ABC):
     spec: str | None = None
     estimates: bool = False
     branches: bool = False
+    stores: tuple[Any, ...] = ()
+
+    def with_stores(self, stores: Sequence[Any]) -> Drafter:
+        """A drafter as this one, with other stores.
+
+        Raises:
+            ValueError: it takes none.
+        """
+        if not stores:
+            return self
+        raise ValueError(
+            f"drafter {self.spec or type(self).__name__} takes no stores; 'auto' and other joins of"
+            " copy, ngram and unigram do"
+        )
 
     @abstractmethod
     def start(self, tokens: Int32) -> DraftSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
@@ -14,6 +14,7 @@ from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.drafters.unigram import UnigramDrafter
 from ngramspec.drafters.value import SOURCES, ValueDrafter
+from ngramspec.stores.choice import Store, open_stores
 
 AUTO = "copy+ngram+unigram"
 POLICIES = ("value", "priority")
@@ -51,7 +52,9 @@ def register_drafter(name: str, factory: Callable[..., Drafter]) -> None:
     _factories[name] = factory
 
 
-def build_drafter(spec: str | Drafter, *, policy: str = "value") -> Drafter:
+def build_drafter(
+    spec: str | Drafter, *, policy: str = "value", stores: Sequence[Store] = ()
+) -> Drafter:
     """A drafter from its description; a Drafter is passed through.
 
     Args:
@@ -63,6 +66,7 @@ def build_drafter(spec: str | Drafter, *, policy: str = "value") -> Drafter:
             a window, a drafter of your own) draft in order of priority, with the measured
             acceptance as confidence. "priority": the tiers in order, highest priority first,
             each continuing where the draft of those above it ends; no confidence.
+        stores: what to draft from beside each sequence's own text: corpora, or paths of corpora.
 
     Raises:
         ValueError: the part of the string that is wrong, marked, and what could stand there; or
@@ -74,8 +78,13 @@ def build_drafter(spec: str | Drafter, *, policy: str = "value") -> Drafter:
     """
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
-    if isinstance(spec, Drafter):
-        return spec
+    opened = open_stores(stores)
+    drafter = spec if isinstance(spec, Drafter) else _drafter(spec, policy)
+    return drafter.with_stores(opened) if opened else drafter
+
+
+def _drafter(spec: str, policy: str) -> Drafter:
+    """A drafter from its description."""
     if not isinstance(spec, str):
         raise TypeError(f"drafter must be a string or a Drafter, got {type(spec).__name__}")
     text = AUTO if spec.strip() == "auto" else spec

@@ -12,6 +12,7 @@ from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.errors import check_int
+from ngramspec.stores.choice import Store, one_source, open_stores
 
 SOURCES = ("copy", "ngram", "unigram")
 
@@ -56,14 +57,17 @@ class ValueDrafter(LearningDrafter):
         sources: where candidates come from: some of "copy", "ngram" and "unigram", each once, in
             any order.
         min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
+        stores: what is known beside each sequence's own text: corpora, or paths of corpora.
     """
 
-    tiers = ("copy", "resume", "ngram", "unigram")
+    tiers: tuple[str, ...] = ("copy", "resume", "ngram", "unigram")
     estimates = True
     branches = True
     learned = ("calibration",)
 
-    def __init__(self, sources: Sequence[str] = SOURCES, min_match: int = 2) -> None:
+    def __init__(
+        self, sources: Sequence[str] = SOURCES, min_match: int = 2, stores: Sequence[Store] = ()
+    ) -> None:
         unknown = [name for name in sources if name not in SOURCES]
         if unknown or not sources or len(set(sources)) < len(sources):
             known = ", ".join(SOURCES)
@@ -72,12 +76,23 @@ class ValueDrafter(LearningDrafter):
         self.min_match = check_int("min_match", min_match, 1, MOST_TOKENS)
         copy = f"copy(min_match={min_match})"
         self.spec = "+".join(copy if name == "copy" else name for name in self.sources)
+        self.stores = open_stores(stores)
+        if self.stores:
+            self.tiers = (*type(self).tiers, "store")
         self.forget()
+
+    def with_stores(self, stores: Sequence[Store]) -> ValueDrafter:
+        """This drafter with other stores; both learn together."""
+        other = type(self)(self.sources, self.min_match, stores)
+        other.calibration = self.calibration
+        return other
 
     def forget(self) -> None:
         self.calibration = Calibration()
 
     def start(self, tokens: Int32) -> DraftSession:
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
-        engine = ValueEngine(self.calibration, copies, counts, falls_back, self.min_match)
+        engine = ValueEngine(
+            self.calibration, copies, counts, falls_back, self.min_match, one_source(self.stores)
+        )
         return ValueSession(engine, tokens)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -84,7 +85,15 @@ class EngineOptions:
         return LearnedCosts(k, device, dtype) if self.costs == "learned" else None
 
     def rows(
-        self, k: int, *, vocab: int, max_len: int, device: str, dtype: str, tree: bool = False
+        self,
+        k: int,
+        *,
+        vocab: int,
+        max_len: int,
+        device: str,
+        dtype: str,
+        tree: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> Rows:
         """The drafts for an engine's rows by these options.
 
@@ -94,7 +103,8 @@ class EngineOptions:
             max_len: most tokens of a text.
             device: "cpu" or "gpu".
             dtype: of the model, by name.
-            tree: whether drafts may be trees.
+            tree: whether drafts may be trees: always of k nodes then, whatever that costs.
+            clock: seconds.
         """
         return Rows(
             build_drafter(self.drafter, policy=self.policy),
@@ -105,4 +115,5 @@ class EngineOptions:
             tree=tree,
             max_sessions=self.max_sessions,
             max_bytes=self.max_mib << 20,
+            clock=clock,
         )

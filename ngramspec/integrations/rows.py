@@ -172,6 +172,7 @@ class Rows:
             if text is None or text.seen != self._texts.call - 1:
                 timed = False  # it came, or came back, with a prefill
             else:
+                timed = timed and row.length - text.count <= len(text.draft) + 1  # else a prefill
                 drafted += len(text.draft)
             texts.append((place, self._sessions.advance(place, row, text)))
         return texts, drafted, timed

@@ -18,7 +18,10 @@ from ngramspec.cli.bench import BENCHMARKS
     ("arguments", "message"),
     [
         (["--gamma", "0"], "gamma must be in 1..64, got 0"),
-        (["--gamma", "some"], "gamma must be an integer, 'auto' or 'heuristic', got 'some'"),
+        (
+            ["--gamma", "some"],
+            "gamma must be an integer, 'threshold', 'auto' or 'heuristic', got 'some'",
+        ),
         (["--drafter", "parrot"], "'parrot' is no drafter's name"),
         (["--drafter", "copy+ngram(order=99)"], "ngram"),
         (["--dtype", "int8"], "--dtype: invalid choice: 'int8'"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,6 @@ from conftest import tiny_llama
 from scipy.stats import chisquare
 
 from ngramspec import Speculator, build_drafter
-from ngramspec.bench.acceptance import DRAWN, MATCHED, WAYS, measure
-from ngramspec.cli import main
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
 from ngramspec.drafters.validation import check_draft
@@ -156,10 +152,10 @@ def test_rows_and_calls_draw_each_for_itself(monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "gamma", "own", "ahead"),
     [
-        ("ngram(order=2,sample=True)", 3, False, False),
+        pytest.param("ngram(order=2,sample=True)", 3, False, False, marks=pytest.mark.slow),
         ("ngram(order=2,sample=True)", 3, False, True),
-        ("ngram(order=2,sample=True)", "auto", True, False),
-        ("unigram(sample=True)", 3, False, True),
+        pytest.param("ngram(order=2,sample=True)", "auto", True, False, marks=pytest.mark.slow),
+        pytest.param("unigram(sample=True)", 3, False, True, marks=pytest.mark.slow),
         ("unigram(sample=True,min_acceptance=0.0)+copy(min_match=1)", "auto", True, True),
     ],
 )
@@ -201,31 +197,3 @@ def test_match_gives_the_text_of_the_seed_whatever_was_drawn(spec):
     speculator = Speculator(spec, verification="match")
     ours = model.generate(ids, do_sample=True, max_new_tokens=40, custom_generate=speculator)
     assert torch.equal(plain, ours)
-
-
-def test_acceptance_is_what_the_formulas_say():
-    model = tiny_llama(vocab=8, initializer_range=0.15, bos_token_id=None, pad_token_id=None)
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 8, 40).tolist() for _ in range(6)]
-    found = measure(model, prompts, new=200, gamma=4, temperature=0.7, draft_temperature=1.0)
-    drawn, matched = found[DRAWN], found[MATCHED]
-    assert drawn.calls + drawn.accepted == drawn.emitted == matched.emitted == 6 * 199
-    for way, tally in found.items():
-        error = (tally.formula(DRAWN) * (1 - tally.formula(DRAWN)) / tally.tested) ** 0.5
-        if way == DRAWN:  # the formulas were summed up at these very positions
-            assert abs(tally.alpha - tally.formula(DRAWN)) < 4 * error
-        else:
-            assert abs(tally.alpha - drawn.formula(way)) < 0.1
-    assert drawn.formula(DRAWN) > drawn.formula(MATCHED) + 0.1
-    assert matched.formulas == {}
-    assert drawn.tokens_per_call > matched.tokens_per_call > 1
-
-
-def test_sampled_acceptance_from_the_command_line(tmp_path, capsys):
-    out = tmp_path / "a.json"
-    few = ["--temperatures", "0.5", "--draft-temperatures", "1", "--count", "1", "--tokens", "9"]
-    assert main(["bench", "acceptance", *few, "--json", str(out)]) == 0
-    assert "Algorithm 1" in capsys.readouterr().out
-    assert [row["way"] for row in json.loads(out.read_text())["rows"]] == [*WAYS]
-    assert main(["bench", "acceptance", "--gamma", "0"]) == 2
-    assert "--gamma must" in capsys.readouterr().err

@@ -30,6 +30,7 @@ def write(folder: Path) -> None:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(weights, strict=False)
     model.tie_weights()
+    folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS).save_pretrained(folder)
 

@@ -201,8 +201,7 @@ def scripted(vocab):
     return drafters
 
 
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", ["json_schema", "regex"])
+@pytest.mark.parametrize(("kind", "sample"), [("json_schema", False), ("regex", True)])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_constrained_text_and_calls_are_plain_generate_s(
     smollm2, random_words, library, kind, sample

@@ -9,120 +9,10 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, rule
+from engine_rows import FAULTY, VOCAB, Engine, K, Recorder, ids
 
-from ngramspec.draft import Draft
-from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.integrations import row_choice, row_costs, row_texts, rows
 from ngramspec.integrations.rows import Row, Rows
-
-VOCAB = 5
-K = 3
-
-
-def ids(tokens):
-    return np.array(tokens, np.int32)
-
-
-class Recorded(DraftSession):
-    """Notes its text; its drafts are those that the drafter is told to make."""
-
-    def __init__(self, drafter, tokens):
-        self.drafter, self.text, self.closed = drafter, list(tokens), False
-        self.size = 1000 + 40 * len(tokens)
-
-    def propose(self, gamma, cost=None, *, tree=False):
-        self.drafter.asked.append(tuple(self.text))
-        return self.drafter.next_draft(gamma)
-
-    def observe(self, draft, accepted, tested=None):
-        self.drafter.observed.append((len(draft), tuple(accepted), tested))
-
-    def extend(self, tokens):
-        assert not self.closed
-        self.text += tokens.tolist()
-
-    def sizeof(self):
-        return self.size
-
-    def close(self):
-        assert not self.closed
-        self.closed = True
-        self.drafter.open -= 1
-
-
-class Recorder(Drafter):
-    estimates = True
-
-    def __init__(self, script=()):
-        self.script = list(script)
-        self.asked, self.observed, self.open, self.started = [], [], 0, 0
-
-    def start(self, tokens):
-        self.started += 1
-        if self.script and self.script[0] == "no start":
-            self.script.pop(0)
-            raise RuntimeError("no start")
-        self.open += 1
-        return Recorded(self, tokens.tolist())
-
-    def next_draft(self, gamma):
-        what = self.script.pop(0) if self.script else "good"
-        if what == "raise":
-            raise RuntimeError("told to")
-        if what == "none":
-            return None
-        if what == "wrong dtype":
-            return Draft(np.zeros(1, np.float64))
-        n = gamma + 2 if what == "long" else gamma
-        tokens = np.arange(n, dtype=np.int32) % VOCAB
-        if what == "outside" and n > 1:
-            tokens[1] = -5
-        return Draft(tokens, None, np.full(n, 0.5, np.float32))
-
-
-class Engine:
-    """Rows as an engine has them: one buffer, in whose rows texts come and go."""
-
-    def __init__(self, rows, texts=(), named=False):
-        self.rows, self.named = rows, named
-        self.buffer = np.full((12, 300), 4, np.int32)
-        self.slots: list[list[int]] = []  # the texts, by row
-        self.names: list[str] = []
-        self.came = 0
-        for text in texts:
-            self.arrive(text)
-
-    def arrive(self, text):
-        self.slots.append(list(text))
-        self.names.append(f"request {self.came}")
-        self.came += 1
-        return self.slots[-1]
-
-    def place(self, text):
-        return next(at for at, each in enumerate(self.slots) if each is text)
-
-    def leave(self, text):
-        """The last row slides into the hole, as in vLLM."""
-        at, name = self.place(text), self.names[self.place(text)]
-        self.slots[at], self.names[at] = self.slots[-1], self.names[-1]
-        self.slots.pop()
-        self.names.pop()
-        return name
-
-    def step(self, new):
-        """``new``: for each row the tokens committed, none for part of a prefill."""
-        for text, tokens in zip(self.slots, new, strict=True):
-            text += tokens
-        told = []
-        for at, (text, tokens) in enumerate(zip(self.slots, new, strict=True)):
-            self.buffer[at, : len(text)] = text
-            self.buffer[at, len(text) : len(text) + 4] = 3  # stale
-            name = self.names[at] if self.named else None
-            told.append(Row(name, self.buffer[at], len(text), tokens))
-        return self.rows.step(told)
 
 
 @pytest.mark.parametrize("module", [rows, row_choice, row_costs, row_texts])
@@ -320,9 +210,6 @@ def test_drafts_leave_room_for_the_token_behind_them():
     assert [len(engine.step([[1]])[0]) for _ in range(6)] == [3, 3, 2, 1, 0, 0]
 
 
-FAULTY = ["raise", "none", "wrong dtype", "no start", "outside", "long"]
-
-
 @pytest.mark.parametrize("what", FAULTY)
 def test_a_fault_costs_its_row_a_draft_and_is_logged_once(what, caplog):
     drafter = Recorder([what] * 100)
@@ -379,111 +266,6 @@ def test_trees_are_best_first_nodes():
     grown = np.append(text, ids([4, 1, 7]))
     rows.step([Row("a", grown, len(grown), [4, 1, 7])])
     assert rows.stats.accepted in (1, 2)
-
-
-class Machine(RuleBasedStateMachine):
-    """An engine that does what engines do to rows; sessions must have their rows' texts."""
-
-    running = Bundle("running")
-    paused = Bundle("paused")
-    token = st.integers(0, VOCAB - 1)
-
-    @initialize(
-        named=st.booleans(), most=st.integers(1, 6), large=st.booleans(), poor=st.booleans()
-    )
-    def begin(self, named, most, large, poor):
-        self.drafter = Recorder()
-        size = 1 << 30 if large else 6000
-        self.rows = Rows(self.drafter, K, VOCAB, 40, max_sessions=most, max_bytes=size)
-        if poor:  # all hashes collide
-            self.rows._texts._hash = lambda tokens, begin=0: 0
-        self.engine = Engine(self.rows, named=named)
-        self.most, self.size = most, size
-        self.drafts = []
-
-    @rule(target=running, prompt=st.lists(token, min_size=1, max_size=5))
-    def arrive(self, prompt):
-        return self.engine.arrive(prompt)
-
-    @rule(target=running, of=running)
-    def arrive_with_a_known_text(self, of):
-        return self.engine.arrive(of)
-
-    @rule(text=consumes(running))
-    def finish(self, text):
-        if any(each is text for each in self.engine.slots):
-            name = self.engine.leave(text)
-            if self.engine.named and len(text) % 2:
-                self.rows.finish(name)
-
-    @rule(target=paused, text=consumes(running))
-    def preempt(self, text):
-        name = None
-        if any(each is text for each in self.engine.slots):
-            name = self.engine.leave(text)
-        return text, name
-
-    @rule(target=running, which=consumes(paused))
-    def resume(self, which):
-        text, name = which
-        if name is None:
-            return self.engine.arrive(text)
-        self.engine.slots.append(text)
-        self.engine.names.append(name)
-        return text
-
-    @rule(order=st.randoms())
-    def move(self, order):
-        both = list(zip(self.engine.slots, self.engine.names, strict=True))
-        order.shuffle(both)
-        self.engine.slots = [text for text, _ in both]
-        self.engine.names = [name for _, name in both]
-
-    @rule(text=running, left=st.integers(1, 8))
-    def truncate(self, text, left):
-        del text[left:]
-
-    @rule(script=st.lists(st.sampled_from([*FAULTY, "good"]), max_size=3))
-    def fail(self, script):
-        self.drafter.script = script
-
-    @rule(
-        tokens=st.lists(st.lists(token, max_size=4), min_size=12, max_size=12), follow=st.booleans()
-    )
-    def step(self, tokens, follow):
-        del self.engine.slots[12:], self.engine.names[12:]
-        for text in self.engine.slots:
-            del text[36:]
-        new = tokens[: len(self.engine.slots)]
-        if follow:
-            new = [
-                d.tokens.tolist()[: len(t)] or t for d, t in zip(self.drafts, new, strict=False)
-            ] + new[len(self.drafts) :]
-        self.drafter.asked.clear()
-        faults = self.rows.stats.faults
-        self.drafts = self.engine.step(new)
-        taken = [self.rows._texts._rows[at] for at, its in enumerate(new) if its]
-        assert len({id(text) for text in taken}) == len(taken), "one text, one row"
-        held = [tuple(text) for text, its in zip(self.engine.slots, new, strict=True) if its]
-        asked = iter(held)
-        assert all(any(text == each for each in asked) for text in self.drafter.asked), "in order"
-        for draft, text, its in zip(self.drafts, self.engine.slots, new, strict=True):
-            assert len(draft) <= max(0, min(K, 40 - len(text) - 1))
-            assert not len(draft) or its
-            assert all(0 <= each < VOCAB for each in draft.tokens.tolist())
-        assert self.drafter.open <= self.most
-        assert len(self.rows) <= self.most
-        assert self.rows.bytes <= self.size
-        if self.rows.stats.faults == faults and self.size > 6000 and len(held) <= self.most:
-            texts = self.rows._texts.all()
-            fit = [text for text in texts if text.seen == self.rows._texts.call]
-            assert len(fit) == len(held)
-
-
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
 
 
 WITHOUT = """

@@ -29,6 +29,8 @@ OTHERS = {
     ("decoding/config.py", "_config"): "an attribute of a pickled Speculator",
     ("decoding/config.py", "_saved"): "an attribute of a Speculator pickled by version 0.1",
     ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",
+    ("integrations/sglang.py", "_handle_ngram"): "SGLang's check of its own method's arguments",
+    ("integrations/tensorrt_llm.py", "_torch"): "TensorRT-LLM's module that documents drafters",
     ("stand_in.py", "_orig_mod"): "the model in a torch.compile wrapper",
     ("target/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
     ("target/dropout.py", "_DropoutNd"): "the base class of torch's dropouts",
@@ -51,8 +53,16 @@ def private_uses(source: str) -> set[str]:
     """
     tree = ast.parse(source)
     own = bound_names(tree)
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     used = set()
     for node in ast.walk(tree):
+        if id(node) in parts:  # the text between the fields of an f-string
+            continue
         if isinstance(node, ast.Attribute):
             if not (isinstance(node.value, ast.Name) and node.value.id in OWNERS):
                 used.add(node.attr)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ngramspec.cli.options import add_count, add_drafters, add_gamma, add_outputs
 from ngramspec.cli.output import print_paths, print_skipped, write_json
 from ngramspec.cli.usage import need_plots, usable
+from ngramspec.draft_length.schedule import NAMED
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
+    from ngramspec.bench.knowledge import Knowledge
     from ngramspec.bench.peers import Contenders
     from ngramspec.bench.traces import Trace
     from ngramspec.draft import Float32
@@ -43,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_gamma(
         parser,
-        "tokens asked for: an integer, heuristic, or auto: by expected tokens per cost if the"
-        " drafter estimates them (default: auto)",
+        "tokens asked for: an integer, heuristic, threshold, or auto: by expected tokens per cost"
+        " if the drafter estimates them (default: auto)",
     )
     add_count(parser, "--gamma-max", 64, "most tokens of a draft")
     parser.add_argument(
@@ -56,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="a new drafter for every trace: nothing carries over"
     )
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        metavar="PLACE",
+        help="what all drafters know beside each request: a corpus, or a folder with REPO.ngc or"
+        " REPO.npy (token ids, a 0 behind each document) for each trace's repo",
+    )
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="play in another order")
     add_outputs(parser, plots=True)
 
@@ -63,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay every drafter on every curve; print, write and draw the results."""
     from ngramspec.bench.costs import cost_curve
+    from ngramspec.bench.knowledge import Knowledge
     from ngramspec.bench.peers import installed
     from ngramspec.bench.traces import read_traces
     from ngramspec.drafters import build_drafter
@@ -75,14 +85,19 @@ def run(arguments: argparse.Namespace) -> int:
         for maker in makers.values():
             maker()
         traces = read_traces(arguments.traces)
+        knowledge = None
+        if arguments.corpus is not None:
+            knowledge = Knowledge(arguments.corpus)
+            for repo in {trace.repo for trace in traces}:
+                knowledge.corpus(repo)
         longest = max(gamma_max, PEERS_GAMMA) if arguments.peers else gamma_max
         curves = {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
     peers, skipped = installed() if arguments.peers else ({}, {})
     results = []
     for curve, cost in curves.items():
         contenders: Contenders = {name: (maker, arguments.gamma) for name, maker in makers.items()}
-        results += replay(arguments, contenders, gamma_max, curve, cost, traces)
-        results += replay(arguments, peers, longest, curve, cost, traces)
+        results += replay(arguments, contenders, gamma_max, curve, cost, traces, knowledge)
+        results += replay(arguments, peers, longest, curve, cost, traces, knowledge)
     print(tables(results))
     print_skipped(skipped)
     settings = {
@@ -91,6 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         "tree": arguments.tree is not None,
         "fresh": arguments.fresh,
         "shuffle": arguments.shuffle,
+        "corpus": None if arguments.corpus is None else arguments.corpus.name,
     }
     write_json(arguments.json, {"settings": settings, "results": results, "skipped": skipped})
     if arguments.plots is not None:
@@ -112,8 +128,8 @@ def most_tokens(arguments: argparse.Namespace) -> int:
         most = check_int("--tree", arguments.tree, 1, MOST_GAMMA)
     if isinstance(gamma, int):
         check_int("--gamma", gamma, 1, most)
-    elif gamma not in ("auto", "heuristic"):
-        raise ValueError(f"--gamma must be an integer, auto or heuristic: {gamma!r}")
+    elif gamma not in NAMED:
+        raise ValueError(f"--gamma must be an integer, {', '.join(NAMED)}: {gamma!r}")
     return most
 
 
@@ -124,6 +140,7 @@ def replay(
     curve: str,
     cost: Float32,
     traces: Sequence[Trace],
+    knowledge: Knowledge | None = None,
 ) -> list[dict[str, Any]]:
     """Replay all traces through each drafter with one cost curve."""
     from ngramspec.bench.compare import compare
@@ -133,7 +150,14 @@ def replay(
     for name, (maker, gamma) in contenders.items():
         limit = gamma_max if isinstance(gamma, str) else min(gamma, gamma_max)
         plan = Plan(cost, gamma, limit, arguments.tree is not None)
-        found = compare(maker, plan, traces, fresh=arguments.fresh, shuffle=arguments.shuffle)
+        found = compare(
+            maker,
+            plan,
+            traces,
+            fresh=arguments.fresh,
+            shuffle=arguments.shuffle,
+            knowledge=knowledge,
+        )
         results.append({"drafter": name, "curve": Path(curve).stem, **found})
     return results
 

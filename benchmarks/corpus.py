@@ -1,0 +1,185 @@
+"""What a corpus costs: to build, to open, to look up, and what two processes share of it.
+
+    python benchmarks/corpus.py --tokens tokens.npy --lengths lengths.npy --size 100_000_000
+
+``tokens`` are the ids of real text, an integer array, and ``lengths`` those of its documents. Where
+they are too few, they are repeated with one token in fifty replaced. Times are of one look-up
+called from Python: the longest match of the last 64 tokens and its 8 leading continuations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+import numpy as np
+from first_look import machine
+
+from ngramspec.stores import Corpus
+
+CONTEXTS = 100_000
+REPLACED = 0.02
+PSS = """
+import sys, time
+from ngramspec.stores import Corpus
+corpus = Corpus.open(sys.argv[1])
+memoryview(corpus._content).tobytes()[:1]  # touch every page
+print(flush=True); sys.stdin.readline()
+inside, pss = False, 0
+for line in open("/proc/self/smaps"):
+    if "-" in line.split()[0]:
+        inside = line.rstrip().endswith(sys.argv[1])
+    elif inside and line.startswith("Pss:"):
+        pss += int(line.split()[1])
+print(pss, flush=True); sys.stdin.readline()
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="what a corpus costs")
+    parser.add_argument("--tokens", type=Path, required=True)
+    parser.add_argument("--lengths", type=Path, required=True)
+    parser.add_argument("--size", type=int, default=10_000_000)
+    parser.add_argument(
+        "--offset", type=int, default=0, help="added to every id: 60000 for 3 bytes"
+    )
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    tokens = np.load(arguments.tokens)
+    lengths = np.load(arguments.lengths)
+    documents = list(grown(tokens, lengths, arguments.size, arguments.offset))
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(documents, Path(folder) / "c.ngc")
+    result["machine"] = machine()
+    print(json.dumps(result, indent=1))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def grown(tokens: Any, lengths: Any, size: int, offset: int) -> Iterator[Any]:
+    """Documents of ``size`` tokens in all."""
+    rng = np.random.default_rng(0)
+    total, again = 0, False
+    while True:
+        at = 0
+        for length in lengths.tolist():
+            document = tokens[at : at + length].astype(np.int32) + offset
+            at += length
+            if again:
+                places = rng.random(length) < REPLACED
+                document[places] = rng.choice(tokens, int(places.sum())) + offset
+            yield document
+            total += length
+            if total >= size:
+                return
+        again = True
+
+
+def measure(documents: list[Any], path: Path) -> dict[str, Any]:
+    """Build, open, look up."""
+    stages: list[tuple[str, float]] = []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = perf_counter()
+    corpus = Corpus.build(
+        documents, path, on_stage=lambda name: stages.append((name, perf_counter() - begin))
+    )
+    seconds = perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    info = corpus.info()
+    opening = []
+    for _ in range(20):
+        begin = perf_counter()
+        corpus = Corpus.open(path)
+        opening.append((perf_counter() - begin) * 1000)
+    looked_up = look_ups(corpus, documents)
+    del corpus  # so that this process does not share its pages, too
+    return {
+        "tokens": info.tokens,
+        "documents": info.documents,
+        "width": info.width,
+        "bytes_a_token": info.bytes / info.tokens,
+        "build_us_a_token": seconds / info.tokens * 1e6,
+        "stages_s": stages,
+        "memory_bytes_a_token": (peak - before) * 1024 / info.tokens,
+        "open_ms_median": float(np.median(opening)),
+        "look_up": looked_up,
+        "pss_mb_of_two": shared(path),
+    }
+
+
+def look_ups(corpus: Corpus, documents: list[Any]) -> dict[str, Any]:
+    """Microseconds of look-ups of real contexts; in half of them one of the last tokens differs."""
+    rng = np.random.default_rng(1)
+    contexts: list[Any] = []
+    while len(contexts) < CONTEXTS:
+        document = documents[rng.integers(len(documents))]
+        if len(document) < 80:
+            continue
+        at = int(rng.integers(64, len(document)))
+        context = document[at - 64 : at].copy()
+        if len(contexts) % 2:
+            context[-int(rng.integers(1, 16))] = documents[0][rng.integers(len(documents[0]))]
+        contexts.append(context)
+    ask = corpus.index.continuations
+    for context in contexts:  # warm
+        ask(context, 8)
+    times, lengths = [], []
+    for context in contexts:
+        begin = perf_counter_ns()
+        found = ask(context, 8)
+        times.append(perf_counter_ns() - begin)
+        lengths.append(found[1])
+    empty = contexts[0][:0]
+    calls = []
+    for _ in range(10_000):
+        begin = perf_counter_ns()
+        ask(empty, 8)
+        calls.append(perf_counter_ns() - begin)
+    return {
+        "contexts": CONTEXTS,
+        "us_median": float(np.median(times)) / 1000,
+        "us_p99": float(np.percentile(times, 99)) / 1000,
+        "us_call_without_context": float(np.median(calls)) / 1000,
+        "match_length_quartiles": np.percentile(lengths, (25, 50, 75)).tolist(),
+    }
+
+
+def shared(path: Path) -> list[float]:
+    """Proportional set sizes of the file's pages in one process, and in two at once, in MB."""
+    sizes = []
+    for count in (1, 2):
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", PSS, str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(count)
+        ]
+        for step in range(3):
+            for child in children:
+                assert child.stdin is not None
+                assert child.stdout is not None
+                if step:
+                    child.stdin.write("\n")
+                    child.stdin.flush()
+                if step < 2:
+                    line = child.stdout.readline()
+                    if step == 1:
+                        sizes.append(int(line) / 1024)
+        for child in children:
+            child.wait()
+    return sizes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+from ngramspec._native.store_corpus import CorpusIndex
+
+def check_corpus(corpus: CorpusIndex) -> None: ...

@@ -1,0 +1,115 @@
+"""A corpus in a mapped file: its tokens, every place in them sorted by what stands before it.
+
+    text      N codes: the documents, a separator before the first and behind each
+    places    M positions q in the text, sorted by the tokens before q, read backwards
+    next      M codes: the token at each place, so that an interval's continuations lie together
+    keys      the last tokens before every 16th place, packed; every 16th of those; and so on
+    wide      the leading continuations of intervals of more than WIDE places, computed ahead
+    slots     open addressing on an interval's bounds -> its entry in ``wide``
+
+The places behind one context are an interval, and those behind a longer one lie inside it. No place
+has a separator before it or at it, so a match never crosses documents and is always continued.
+"""
+
+from cpython.buffer cimport Py_buffer
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from ngramspec._native.store_source cimport Found, StoreSource
+from ngramspec._native.store_tally cimport SEPARATOR
+from ngramspec._native.xxh64 cimport P1, P2
+
+cdef enum:
+    DEEPEST = 64        # tokens of a context that are compared
+    STEP = 16           # places between two sampled keys, keys between two of the next level
+    LEVELS = 8          # 16 ** 8 places
+    WIDE = 128          # places whose continuations are counted at look-up: TALLIED
+    LEADING = 8         # continuations computed ahead for a wider interval
+    PROBES = 64         # slots looked at
+    BACKOFFS = 3        # intervals that places are taken from, each inside the next
+
+cdef struct Key:        # the last tokens before a place, the last one highest
+    uint64_t high
+    uint64_t low
+
+cdef struct Wide:       # 72 bytes
+    uint32_t first, end
+    uint32_t token[LEADING]     # by count, of equals the lower id first
+    uint32_t count[LEADING]     # 0 behind the last
+
+cdef struct Query:
+    const int32_t* end  # behind the context's last token
+    int have            # of its tokens, cut before one that the corpus cannot have
+    Key key
+
+cdef struct Interval:
+    int64_t first, end  # places
+    int32_t length      # tokens before each that agree
+
+
+cdef inline int32_t code_at(
+    const uint8_t* codes, int width, int32_t limit, uint64_t i
+) noexcept nogil:
+    """The ``i``-th code: a token id below ``limit``, or SEPARATOR."""
+    cdef const uint8_t* c = codes + <uint64_t>width * i
+    cdef int32_t code = c[0] | c[1] << 8
+    if width == 3:
+        code |= c[2] << 16
+    return code if code < limit else SEPARATOR
+
+
+cdef inline Key pack(Key key, int width, int i, int32_t code) noexcept nogil:
+    """The key with its ``i``-th token from the end, where it has room for it."""
+    cdef int each = 4 if width == 2 else 3
+    cdef int bits = 16 if width == 2 else 21
+    cdef uint64_t value = <uint64_t>code & ((<uint64_t>1 << bits) - 1)
+    if i < each:
+        key.high |= value << (64 - bits * (i + 1))
+    else:
+        key.low |= value << (64 - bits * (i - each + 1))
+    return key
+
+
+cdef inline int key_tokens(int width) noexcept nogil:
+    return 8 if width == 2 else 6
+
+
+cdef inline uint64_t slot_of(uint32_t first, uint32_t end) noexcept nogil:
+    """Where an interval's entry is looked for first; part of the file format."""
+    cdef uint64_t x = (<uint64_t>first << 32 | end) * P1
+    x = (x ^ (x >> 29)) * P2
+    return x >> 20
+
+
+cdef class CorpusIndex(StoreSource):
+    cdef Py_buffer sections[6]          # held as long as this lives
+    cdef int held
+    cdef const uint8_t* text
+    cdef const uint8_t* next
+    cdef const uint32_t* places
+    cdef const Key* keys[LEVELS]
+    cdef uint64_t key_n[LEVELS]
+    cdef int levels
+    cdef const Wide* wides
+    cdef const uint32_t* slots
+    cdef uint64_t wide_n, slot_n
+    cdef readonly uint64_t n, m         # codes in the text, places
+    cdef readonly int width             # bytes of a code
+    cdef readonly int32_t limit         # above every token id
+
+    cdef Py_ssize_t size(self, int section, int each) except -1
+    cdef int lay_keys(self) except -1
+    cdef Interval found(self, context) except *
+    cdef int ask(self, const int32_t* end, Py_ssize_t have, Query* query) noexcept nogil
+    cdef int32_t before(self, uint64_t place, int i) noexcept nogil
+    cdef int agreement(self, const Query* q, int64_t place) noexcept nogil
+    cdef bint precedes(self, const Query* q, uint64_t place, int most, bint ties) noexcept nogil
+    cdef int64_t bound(self, const Query* q, int most, bint ties) noexcept nogil
+    cdef int find(self, const Query* q, Interval* found) noexcept nogil
+    cdef int64_t edge(self, const Query* q, int64_t at, int length, int side) noexcept nogil
+    cdef const Wide* ahead(self, const Interval* found) noexcept nogil
+    cdef int leaders(
+        self, const Interval* found, int32_t* tokens, int64_t* counts, int most
+    ) noexcept nogil
+    cdef int spread(
+        self, const Interval* over, const Interval* but, Found* into, int most
+    ) noexcept nogil

@@ -1,0 +1,400 @@
+"""Look-ups in a corpus: the longest match, its places, what follows them.
+
+A look-up descends through the sampled keys (one or two cache misses below the levels that stay in
+cache), then compares at most ``STEP`` places with the text, loaded at once. Reading along from a
+place is one miss. Whatever the memory holds, every loop is bounded, every position is checked
+before it is read and every code before it is a token: a broken corpus gives wrong drafts at most.
+Nothing is ever written, so any number of threads may ask. No memory is allocated.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+
+import numpy as np
+
+from ngramspec._native.common cimport (
+    NONE, array_tokens, first_negative, raise_negative, start_of, token_view,
+)
+from ngramspec._native.contexts cimport prefetch_line
+from ngramspec._native.store_source cimport Found, StoreSource
+from ngramspec._native.store_tally cimport Tally, begin, best, count_in
+
+MOST_COMPARED = DEEPEST
+COUNTED = WIDE
+LEADERS = LEADING
+STRIDE = STEP
+
+cdef class CorpusIndex(StoreSource):
+    """The look-ups over one corpus's sections.
+
+    Args:
+        sections: text, places, next, keys, wide, slots: bytes-like, read-only or not, the memory
+            aligned to eight bytes, held as long as this lives.
+        width: bytes of a code, 2 or 3.
+        limit: above every token id.
+
+    Raises:
+        ValueError: the sections' sizes do not go together.
+    """
+
+    def __cinit__(self, sections, width, limit):
+        cdef int i
+        if width not in (2, 3):
+            raise ValueError(f"width must be 2 or 3, got {width}")
+        most = (1 << (16 if width == 2 else 21)) - 1
+        if not 0 < limit <= most:
+            raise ValueError(f"limit must be in 1..{most} with width={width}, got {limit}")
+        if len(sections) != 6:
+            raise ValueError(f"a corpus has 6 sections, got {len(sections)}")
+        for i in range(6):
+            PyObject_GetBuffer(sections[i], &self.sections[i], PyBUF_SIMPLE)
+            self.held += 1
+            if <uintptr_t>self.sections[i].buf % 8:
+                raise ValueError(f"section {i} is misaligned")
+        self.width, self.limit = width, limit
+        self.n = self.size(0, width)
+        self.m = self.size(1, 4)
+        if self.size(2, width) != self.m:
+            raise ValueError(f"next has {self.size(2, width)} entries for {self.m} places")
+        if self.m > self.n or self.n >= <uint64_t>1 << 31:
+            raise ValueError(f"{self.m} places in a text of {self.n}")
+        self.wide_n, self.slot_n = self.size(4, sizeof(Wide)), self.size(5, 4)
+        if self.slot_n & (self.slot_n - 1) or self.slot_n <= self.wide_n:
+            raise ValueError(f"{self.slot_n} slots for {self.wide_n} wide intervals")
+        self.text = <const uint8_t*>self.sections[0].buf
+        self.places = <const uint32_t*>self.sections[1].buf
+        self.next = <const uint8_t*>self.sections[2].buf
+        self.wides = <const Wide*>self.sections[4].buf
+        self.slots = <const uint32_t*>self.sections[5].buf
+        self.lay_keys()
+
+    def __dealloc__(self):
+        for i in range(self.held):
+            PyBuffer_Release(&self.sections[i])
+
+    cdef Py_ssize_t size(self, int section, int each) except -1:
+        cdef Py_ssize_t n = self.sections[section].len
+        if n % each:
+            raise ValueError(f"section {section} has {n} bytes, no multiple of {each}")
+        return n // each
+
+    cdef int lay_keys(self) except -1:
+        """Find the levels: each has every 16th entry of the one below."""
+        cdef uint64_t n = self.m, total = 0
+        while n > STEP:
+            n = (n + STEP - 1) // STEP
+            self.key_n[self.levels] = n
+            total += n
+            self.levels += 1
+        if self.size(3, sizeof(Key)) != total:
+            raise ValueError(f"{self.size(3, sizeof(Key))} keys, {total} are needed")
+        total = 0
+        for i in range(self.levels):
+            self.keys[i] = <const Key*>self.sections[3].buf + total
+            total += self.key_n[i]
+        return 0
+
+    def __len__(self):
+        """Places."""
+        return self.m
+
+    def longest(self, context):
+        """The longest match of a context's end: (length, first, end) of its places, or (0, 0, 0).
+
+        Args:
+            context: int32 (n,); its last ``MOST_COMPARED`` tokens are looked at.
+        """
+        cdef Interval found = self.found(context)
+        return found.length, found.first, found.end
+
+    def interval(self, context):
+        """(first, end) of the places behind a whole context, at most MOST_COMPARED tokens."""
+        cdef Interval found = self.found(context)
+        cdef Py_ssize_t n = len(context)
+        if n == 0 or n > DEEPEST:
+            raise ValueError(f"context must have 1..{DEEPEST} tokens, got {n}")
+        if found.length < n:
+            return 0, 0
+        return found.first, found.end
+
+    def continuations(self, context, int most=LEADING):
+        """What follows the longest match: ([(token, count), ...], length), most frequent first.
+
+        Up to ``COUNTED`` places are counted; of more, the counts computed ahead, at most
+        ``LEADERS``; where there are none, those of ``COUNTED`` places evenly spread, scaled up.
+
+        Args:
+            context: int32 (n,).
+            most: continuations, 1..128.
+        """
+        cdef Interval found = self.found(context)
+        cdef int32_t tokens[WIDE]
+        cdef int64_t counts[WIDE]
+        cdef int i, n
+        if not 1 <= most <= WIDE:
+            raise ValueError(f"most must be in 1..{WIDE}, got {most}")
+        n = self.leaders(&found, tokens, counts, most) if found.length else 0
+        return [(tokens[i], counts[i]) for i in range(n)], found.length
+
+    def place(self, int64_t i):
+        """The ``i``-th place: a position in the text, or -1 where the entry is broken."""
+        if not 0 <= i < <int64_t>self.m:
+            raise IndexError(f"place must be in 0..{<int64_t>self.m - 1}, got {i}")
+        return self.places[i] if 0 < self.places[i] < self.n else -1
+
+    def tokens_at(self, int64_t at, int most):
+        """At most ``most`` tokens from a position on, up to the document's end: int32 (n,)."""
+        if most < 0 or not 0 <= at < <int64_t>self.n:
+            raise ValueError(f"cannot read {most} tokens at {at} of {self.n}")
+        most = <int>min(most, <int64_t>self.n - at)
+        tokens = np.empty(most, np.int32)
+        cdef int32_t[::1] into = tokens
+        return tokens[:self.read(at, &into[0], most)] if most else tokens
+
+    def sizeof(self):
+        """Bytes of its own; the sections are not its own."""
+        return sizeof(CorpusIndex)
+
+    cdef Interval found(self, context) except *:
+        """The longest match of what Python passed."""
+        cdef const int32_t[::1] view
+        cdef Py_ssize_t n = 0, bad
+        cdef const int32_t* tokens = array_tokens(context, &n)
+        cdef Query query
+        cdef Interval found
+        if tokens == NULL:
+            view = token_view(context, "context")
+            tokens, n = start_of(view), view.shape[0]
+        bad = first_negative(tokens + max(n - DEEPEST, 0), min(n, DEEPEST))
+        if bad != NONE:
+            bad += max(n - DEEPEST, 0)
+            raise_negative(tokens[bad], bad)
+        self.ask(tokens + n, n, &query)  # under the GIL: nothing else holds the tokens
+        self.find(&query, &found)
+        return found
+
+    cdef int ask(self, const int32_t* end, Py_ssize_t have, Query* query) noexcept nogil:
+        """Prepare the search for the last of ``have`` tokens before ``end``; how many it takes."""
+        cdef int i = 0
+        query.end = end
+        query.key.high = query.key.low = 0
+        while i < have and i < DEEPEST and end[-1 - i] < self.limit:
+            if i < key_tokens(self.width):
+                query.key = pack(query.key, self.width, i, end[-1 - i])
+            i += 1
+        query.have = i
+        return i
+
+    cdef int32_t before(self, uint64_t place, int i) noexcept nogil:
+        """The ``i``-th token before a place, counted from 0; SEPARATOR where there is none."""
+        cdef int64_t at = <int64_t>self.places[place] - 1 - i
+        if not 0 <= at < <int64_t>self.n:
+            return SEPARATOR
+        return code_at(self.text, self.width, self.limit, at)
+
+    cdef int agreement(self, const Query* q, int64_t place) noexcept nogil:
+        """How many of the context's last tokens stand before a place; 0 outside."""
+        cdef int i = 0
+        if not 0 <= place < <int64_t>self.m:
+            return 0
+        while i < q.have and self.before(place, i) == q.end[-1 - i]:
+            i += 1
+        return i
+
+    cdef bint precedes(self, const Query* q, uint64_t place, int most, bint ties) noexcept nogil:
+        """Whether a place stands before those of the context's last ``most`` tokens.
+
+        With ``ties``: or is one of them.
+        """
+        cdef int i
+        cdef int32_t here
+        for i in range(most):
+            here = self.before(place, i)
+            if here != q.end[-1 - i]:
+                return here < q.end[-1 - i]
+        return ties
+
+    cdef int64_t bound(self, const Query* q, int most, bint ties) noexcept nogil:
+        """The first place that does not precede: the interval's first, or with ``ties`` its end."""
+        cdef uint64_t low = 0, high, middle, apart
+        cdef uint64_t top = <uint64_t>0, bottom = <uint64_t>0
+        cdef int level, in_key = key_tokens(self.width), each = in_key // 2
+        cdef int bits = 16 if self.width == 2 else 21
+        cdef Key key
+        cdef bint before
+        # the bits of the key that count
+        if most >= each:
+            top = ~bottom
+            if most > each:
+                bottom = ~bottom << (64 - bits * (min(most, in_key) - each))
+        else:
+            top = ~top << (64 - bits * most)
+        high = self.key_n[self.levels - 1] if self.levels else self.m
+        for level in range(self.levels - 1, -1, -1):
+            apart = <uint64_t>1 << (4 * (level + 1))
+            while low < high:
+                middle = (low + high) >> 1
+                key.high = self.keys[level][middle].high & top
+                key.low = self.keys[level][middle].low & bottom
+                if key.high != q.key.high & top:
+                    before = key.high < q.key.high & top
+                elif key.low != q.key.low & bottom:
+                    before = key.low < q.key.low & bottom
+                elif most <= in_key:
+                    before = ties
+                else:
+                    before = self.precedes(q, middle * apart, most, ties)
+                if before:
+                    low = middle + 1
+                else:
+                    high = middle
+            # the bound lies behind entry low - 1 of this level, and not behind entry low
+            high = min(low * STEP, self.key_n[level - 1] if level else self.m)
+            low = (low - 1) * STEP + 1 if low else 0
+        for middle in range(low, high):  # what will be compared, loaded at once
+            prefetch_line(self.text + <uint64_t>self.width * self.places[middle] - 8)
+        while low < high:
+            middle = (low + high) >> 1
+            if self.precedes(q, middle, most, ties):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    cdef int find(self, const Query* q, Interval* found) noexcept nogil:
+        """The places of the longest match; its length, 0 without one."""
+        cdef int64_t at
+        cdef int left, right
+        found.first = found.end = 0
+        found.length = 0
+        if q.have == 0 or self.m == 0:
+            return 0
+        at = self.bound(q, q.have, False)
+        left, right = self.agreement(q, at - 1), self.agreement(q, at)
+        found.length = max(left, right)
+        if found.length:
+            found.first = self.edge(q, at, found.length, -1) if left == found.length else at
+            found.end = self.edge(q, at, found.length, 1) if right == found.length else at
+        return found.length
+
+    cdef int64_t edge(self, const Query* q, int64_t at, int length, int side) noexcept nogil:
+        """Where the places that agree for ``length`` tokens end, from ``at`` to one side."""
+        cdef int64_t inside = at if side > 0 else at - 1    # agrees
+        cdef int64_t outside, middle, apart = 1
+        while True:
+            outside = inside + side * apart
+            if self.agreement(q, outside) < length:
+                break
+            if apart > 16:  # wide: from the top again
+                return self.bound(q, length, side > 0)
+            inside = outside
+            apart *= 2
+        while outside - inside > 1 or inside - outside > 1:
+            middle = (inside + outside) >> 1
+            if self.agreement(q, middle) < length:
+                outside = middle
+            else:
+                inside = middle
+        return inside + 1 if side > 0 else inside
+
+    cdef const Wide* ahead(self, const Interval* found) noexcept nogil:
+        """What was computed ahead for an interval, or NULL."""
+        cdef uint64_t i = slot_of(<uint32_t>found.first, <uint32_t>found.end)
+        cdef uint32_t entry
+        cdef int _k
+        if self.wide_n == 0:
+            return NULL
+        for _k in range(PROBES):
+            entry = self.slots[i & (self.slot_n - 1)]
+            if entry == 0 or entry > self.wide_n:
+                return NULL
+            if (
+                self.wides[entry - 1].first == <uint32_t>found.first
+                and self.wides[entry - 1].end == <uint32_t>found.end
+            ):
+                return &self.wides[entry - 1]
+            i += 1
+        return NULL
+
+    cdef int leaders(
+        self, const Interval* found, int32_t* tokens, int64_t* counts, int most
+    ) noexcept nogil:
+        """The ``most`` most frequent continuations, of equals the lower id first; how many."""
+        cdef int64_t width = found.end - found.first
+        cdef const Wide* wide = NULL
+        cdef Tally tally
+        cdef int64_t i
+        cdef int n = 0
+        if width <= WIDE:
+            begin(&tally)
+            for i in range(found.first, min(found.end, <int64_t>self.m)):
+                count_in(&tally, code_at(self.next, self.width, self.limit, i))
+            return best(&tally, tokens, counts, most, WIDE)
+        wide = self.ahead(found)
+        if wide == NULL:
+            begin(&tally)
+            for i in range(WIDE):
+                count_in(&tally, code_at(
+                    self.next, self.width, self.limit, found.first + i * width // WIDE
+                ))
+            return best(&tally, tokens, counts, most, width)
+        while n < most and n < LEADING and wide.count[n]:
+            if wide.token[n] >= <uint32_t>self.limit:
+                break
+            tokens[n] = <int32_t>wide.token[n]
+            counts[n] = wide.count[n]
+            n += 1
+        return n
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        """Places of the longest match, evenly spread; then of the next shorter ones there are."""
+        cdef Query q
+        cdef Interval inner, outer
+        cdef int n = 0, _k
+        inner.first = inner.end = 0
+        inner.length = 0
+        if self.ask(end, have, &q) == 0 or self.find(&q, &outer) == 0:
+            return 0
+        for _k in range(BACKOFFS):
+            n += self.spread(&outer, &inner, into + n, most - n)
+            inner = outer
+            outer.length = max(
+                self.agreement(&q, inner.first - 1), self.agreement(&q, inner.end)
+            )
+            if n == most or outer.length == 0:
+                break
+            outer.first = self.edge(&q, inner.first, outer.length, -1) if (
+                self.agreement(&q, inner.first - 1) == outer.length
+            ) else inner.first
+            outer.end = self.edge(&q, inner.end, outer.length, 1) if (
+                self.agreement(&q, inner.end) == outer.length
+            ) else inner.end
+        return n
+
+    cdef int spread(
+        self, const Interval* over, const Interval* but, Found* into, int most
+    ) noexcept nogil:
+        """At most ``most`` places of an interval, evenly spread, but none of one inside it."""
+        cdef int64_t hole = but.end - but.first, width = over.end - over.first - hole
+        cdef int64_t i
+        cdef int n = <int>min(<int64_t>most, width), k
+        for k in range(n):
+            i = over.first + k * width // n
+            if hole and i >= but.first:
+                i += hole
+            prefetch_line(self.text + <uint64_t>self.width * self.places[i])
+            into[k].at = self.places[i]
+            into[k].length = over.length
+        return n
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
+        """Copy tokens from a position on, up to a separator; how many."""
+        cdef int n = 0
+        while n < most and 0 <= at + n < <int64_t>self.n:
+            into[n] = code_at(self.text, self.width, self.limit, at + n)
+            if into[n] == SEPARATOR:
+                break
+            n += 1
+        return n

@@ -1,0 +1,57 @@
+"""The places in a store that a sequence follows, and what comes next at them.
+
+Places are found at the text's end and followed while a draft is made: a draft's path keeps those
+whose text it is. What comes next there is counted, apart for the places of the longest match and
+for those of shorter ones.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+
+from ngramspec._native.common cimport NONE
+from ngramspec._native.store_source cimport Found, StoreSource
+
+cdef enum:
+    STORE_PLACES = 32   # followed at once, bits of ``live``
+    AHEAD = 64          # tokens held of each
+    CHUNK = 16          # tokens copied from the store at once
+    STORE_LEADERS = 8   # different tokens kept of what comes next
+
+cdef struct Followed:   # a place that is followed
+    int64_t at          # position in the store of tokens[0]
+    int32_t length      # tokens matched before the next one
+    int32_t skip        # of the next token in tokens[]
+    int32_t filled
+    bint ends           # nothing follows what is filled
+    int32_t tokens[AHEAD]
+
+cdef struct Votes:      # what comes next at the places that a path follows
+    int n
+    int length          # of the longest match, the path included; 0: no place
+    int total           # places of it that go on
+    int others          # places of shorter matches that go on
+    int32_t token[STORE_LEADERS]    # by both counts, the first of equals first
+    int32_t count[STORE_LEADERS]    # among the longest
+    int32_t other[STORE_LEADERS]    # among the shorter
+    int32_t resumed     # what comes next at the place that was left, or NONE
+
+
+cdef class StoreReader:
+    cdef StoreSource source
+    cdef Followed places[STORE_PLACES]
+    cdef Followed resume        # the place that was followed last, past a substituted token
+    cdef int since              # tokens since it was left, or NONE: there is none
+    cdef int n                  # of the places
+    cdef int longest            # length of the longest match, 0 without one
+    cdef bint asked             # whether places were looked up for the last draft
+    cdef int missed             # look-ups in a row of which no place went on as the sequence did
+    cdef int pause              # tokens until the next look-up
+    cdef readonly long long look_ups, hits
+
+    cdef void judge(self, bint right) noexcept nogil
+    cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil
+    cdef int32_t token(self, Followed* place, int depth) noexcept nogil
+    cdef void vote(self, uint64_t live, int depth, Votes* votes) noexcept nogil
+    cdef uint64_t matching(self, uint64_t live, int depth, int32_t token) noexcept nogil
+    cdef int continued(self, Followed* place, const int32_t* new, Py_ssize_t n) noexcept nogil
+    cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil
+    cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil

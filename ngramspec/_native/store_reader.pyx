@@ -1,0 +1,184 @@
+"""Following places in a store over a sequence's drafts and committed tokens.
+
+A place of the longest match that goes on as the sequence does is behind the longest match again:
+no look-up is needed. After PATIENCE look-ups in a row without a place that was right, the next ones
+come after 2, 4 and up to LONGEST_PAUSE tokens, until one is right.
+
+Costs: a look-up finds STORE_PLACES places at most; a draft's position reads one token at each.
+Memory: 9 kB. One thread at a time.
+"""
+
+from libc.stdint cimport int32_t, uint64_t
+from libc.string cimport memmove
+
+cdef enum:
+    SURE = 12           # tokens of a match that is followed without looking for others
+    PATIENCE = 16       # look-ups in a row that may fail before they become rarer
+    LONGEST_PAUSE = 64  # tokens between two look-ups then
+
+
+cdef class StoreReader:
+    """What one sequence follows in one store, or in several behind one source.
+
+    Args:
+        source: the store.
+    """
+
+    def __cinit__(self, StoreSource source not None):
+        self.source = source
+        self.since = NONE
+
+    def sizeof(self):
+        """Bytes allocated."""
+        return sizeof(StoreReader)
+
+    def check_integrity(self):
+        """Raise an AssertionError if an invariant is broken."""
+        cdef int i
+        assert 0 <= self.n <= STORE_PLACES and 0 <= self.pause <= LONGEST_PAUSE
+        for i in range(self.n):
+            assert 0 <= self.places[i].filled <= AHEAD and self.places[i].skip >= 0
+            assert i == 0 or self.places[i].length <= self.places[i - 1].length, "not by length"
+        assert self.n == 0 or self.longest in (0, self.places[0].length)
+
+    cdef void judge(self, bint right) noexcept nogil:
+        """Note whether any place of the last look-up went on as the sequence did."""
+        if not self.asked:
+            return
+        self.asked = False
+        self.hits += right
+        self.missed = 0 if right else self.missed + 1
+        if self.missed >= PATIENCE:
+            self.pause = min(1 << min(self.missed - PATIENCE + 1, 6), <int>LONGEST_PAUSE)
+
+    cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil:
+        """Find the places behind a text that ends before ``end``: bits of those that are live."""
+        cdef Found found[STORE_PLACES]
+        cdef int i
+        self.asked = self.longest < SURE and self.pause == 0
+        if self.asked:
+            self.look_ups += 1
+            self.n = self.source.look(end, have, found, most)
+            for i in range(self.n):
+                self.places[i].at = found[i].at
+                self.places[i].length = found[i].length
+                self.places[i].skip = self.places[i].filled = 0
+                self.places[i].ends = False
+            self.longest = self.places[0].length if self.n else 0
+        return (<uint64_t>1 << self.n) - 1
+
+    cdef int32_t token(self, Followed* place, int depth) noexcept nogil:
+        """The token ``depth`` behind the next one at a place, or NONE."""
+        cdef int want, more
+        if place.skip >= place.filled:  # all of it was committed
+            place.at += place.skip
+            place.skip = place.filled = 0
+        want = place.skip + depth
+        while want >= place.filled:
+            if place.ends or depth >= AHEAD:
+                return NONE
+            if place.filled + CHUNK > AHEAD:  # drop what was committed
+                place.at += place.skip
+                place.filled -= place.skip
+                memmove(place.tokens, place.tokens + place.skip, place.filled * sizeof(int32_t))
+                want -= place.skip
+                place.skip = 0
+            more = min(<int>CHUNK, AHEAD - place.filled)
+            if more == 0:
+                return NONE
+            want = self.source.read(place.at + place.filled, place.tokens + place.filled, more)
+            place.ends = want < more
+            place.filled += want
+            want = place.skip + depth
+        return place.tokens[want]
+
+    cdef void vote(self, uint64_t live, int depth, Votes* votes) noexcept nogil:
+        """Count what comes next at the places in ``live``, ``depth`` tokens behind the text."""
+        cdef int i, k
+        cdef int32_t token
+        cdef bint longest
+        votes.n = votes.length = votes.total = votes.others = 0
+        votes.resumed = NONE
+        if self.since != NONE:
+            votes.resumed = self.token(&self.resume, depth)
+        for i in range(self.n):
+            if not live >> i & 1:
+                continue
+            token = self.token(&self.places[i], depth)
+            if token == NONE:
+                continue
+            if votes.length == 0:  # places come by length
+                votes.length = self.places[i].length + depth
+            longest = self.places[i].length + depth == votes.length
+            votes.total += longest
+            votes.others += not longest
+            for k in range(votes.n):
+                if votes.token[k] == token:
+                    break
+            else:
+                if votes.n == STORE_LEADERS:
+                    continue
+                k = votes.n
+                votes.n += 1
+                votes.token[k], votes.count[k], votes.other[k] = token, 0, 0
+            votes.count[k] += longest
+            votes.other[k] += not longest
+
+    cdef uint64_t matching(self, uint64_t live, int depth, int32_t token) noexcept nogil:
+        """Those of the places in ``live`` where ``token`` comes next."""
+        cdef uint64_t left = 0
+        cdef int i
+        for i in range(self.n):
+            if live >> i & 1 and self.token(&self.places[i], depth) == token:
+                left |= <uint64_t>1 << i
+        return left
+
+    cdef int continued(self, Followed* place, const int32_t* new, Py_ssize_t n) noexcept nogil:
+        """How many of ``n`` new tokens, from the first on, come next at a place."""
+        cdef int i = 0
+        while i < n and self.token(place, i) == new[i]:
+            i += 1
+        return i
+
+    cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil:
+        """Move the place that was left on over ``n`` tokens, up to its document's end."""
+        cdef int i
+        for i in range(n):
+            if self.token(place, i) == NONE:
+                self.since = NONE
+                return
+        place.skip += <int>n
+
+    cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil:
+        """Move on over ``n`` tokens just committed, and drop the places that went on otherwise."""
+        cdef int i, agrees, kept = 0, best = 0, furthest = 0
+        self.pause = max(self.pause - <int>min(n, LONGEST_PAUSE), 0)
+        if n > AHEAD:  # no draft was
+            self.asked = False
+            self.n = self.longest = 0
+            self.since = NONE
+            return
+        if self.since != NONE:
+            self.since += <int>n
+            self.pass_over(&self.resume, n)
+        for i in range(self.n):
+            agrees = self.continued(&self.places[i], new, n)
+            if agrees == n:
+                self.places[i].skip += <int>n
+                self.places[i].length += <int>n
+                if kept != i:
+                    self.places[kept] = self.places[i]
+                kept += 1
+            elif agrees > furthest:
+                furthest, best = agrees, i
+        if kept == 0 and furthest:
+            self.resume = self.places[best]
+            self.resume.length += furthest
+            self.since = <int>n - furthest - 1
+            self.pass_over(&self.resume, n)
+        self.judge(kept or furthest)
+        if kept and self.places[0].length == self.longest + n:
+            self.longest += <int>n
+        else:
+            self.longest = 0
+        self.n = kept

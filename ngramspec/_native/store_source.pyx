@@ -1,0 +1,67 @@
+"""The interface of stores to the value engine, and two stores as one."""
+
+from libc.stdint cimport int32_t, int64_t
+
+cdef int64_t SECOND = <int64_t>1 << 52    # added to the second store's positions
+
+cdef enum:
+    MOST_MERGED = 32    # places of two stores
+
+
+cdef class StoreSource:
+    """Text that outlives a request."""
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        """Find places behind a context, the longest agreement first.
+
+        Args:
+            end: behind the context's last token.
+            have: tokens before it.
+            into: room for ``most`` places.
+
+        Returns:
+            How many there are.
+        """
+        return 0
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
+        """Copy at most ``most`` tokens from a position on; fewer at a document's end."""
+        return 0
+
+
+cdef class StorePair(StoreSource):
+    """Two stores as one: the places of both, the longest agreement first, the first store's before.
+
+    Args:
+        first, second: stores, which may be pairs.
+    """
+
+    def __cinit__(self, StoreSource first not None, StoreSource second not None):
+        self.first, self.second = first, second
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        cdef Found other[MOST_MERGED]
+        cdef int n, m, i, j, k
+        n = self.first.look(end, have, into, most)
+        m = self.second.look(end, have, other, min(most, <int>MOST_MERGED))
+        for i in range(m):
+            other[i].at += SECOND
+            j = n
+            while j and into[j - 1].length < other[i].length:
+                j -= 1
+            if j == most:
+                break
+            n = min(n + 1, most)
+            for k in range(n - 1, j, -1):
+                into[k] = into[k - 1]
+            into[j] = other[i]
+        return n
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
+        if at >= SECOND:
+            return self.second.read(at - SECOND, into, most)
+        return self.first.read(at, into, most)

@@ -1,0 +1,85 @@
+"""What drafters of a replay know beside each request: the same text for ours and for peers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ngramspec.bench.traces import Trace
+from ngramspec.draft import Int32
+from ngramspec.drafters.base import Drafter
+from ngramspec.stores import Corpus
+
+BORDER = 0  # the id behind each document of an .npy file
+
+
+class Knowledge:
+    """A corpus for all traces, or one for each repository that traces name.
+
+    Args:
+        place: a corpus; or a folder with ``REPO.ngc`` or ``REPO.npy`` for each trace's ``repo``:
+            a corpus, or token ids with a 0 behind each document.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no corpus.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._corpora: dict[str, Corpus] = {}
+        self._last: tuple[Drafter, str, Drafter] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-")
+        if not place.is_dir():
+            self._corpora[""] = Corpus.open(place)
+
+    def corpus(self, repo: str) -> Corpus:
+        """A repository's corpus; one of an .npy file is built, once.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        name = repo if self.place.is_dir() else ""
+        if name not in self._corpora:
+            path = self.place / f"{name}.ngc"
+            if not path.is_file():
+                tokens = np.load(path.with_suffix(".npy"))
+                path = Path(self._folder.name) / path.name
+                Corpus.build(np.split(tokens, np.flatnonzero(tokens == BORDER) + 1), path)
+            self._corpora[name] = Corpus.open(path)
+        return self._corpora[name]
+
+    def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
+        """A drafter that knows what belongs to a trace; itself where it can know nothing more.
+
+        Ours gets the corpus as a store; one that has ``with_documents``, as Arctic's, reads each
+        document as an earlier response.
+        """
+        repo = trace.repo if self.place.is_dir() else ""
+        last = self._last
+        if last is None or last[0] is not drafter or last[1] != repo:
+            self._last = None  # one at a time: suffix trees take much memory
+            last = self._last = (drafter, repo, self._with(drafter, self.corpus(repo)))
+        return last[2]
+
+    def _with(self, drafter: Any, corpus: Corpus) -> Drafter:
+        if hasattr(drafter, "with_documents"):
+            known: Drafter = drafter.with_documents(list(documents_of(corpus)))
+            return known
+        try:
+            return drafter.with_stores([corpus])  # type: ignore[no-any-return]
+        except ValueError:
+            return drafter  # type: ignore[no-any-return]
+
+
+def documents_of(corpus: Corpus) -> list[Int32]:
+    """The documents of a corpus, in order."""
+    found, at, end = [], 1, corpus.index.n
+    while at < end:
+        document = corpus.index.tokens_at(at, end - at)
+        found.append(document.copy())
+        at += len(document) + 1
+    return found

@@ -1,0 +1,261 @@
+"""Measure how often drafts are accepted: alpha, the mean of sum min(p, q) at the target's own
+positions (Leviathan et al. 2023, Corollary 3.6), by exact sums, with standard errors; by position
+in the draft; beside it what decoding with the drafter counts. The drafters are those of the
+paper's Table 3 that any model has, and this package's own; --lenience gives Table 5."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ngramspec.cli.options import add_count, add_device, add_model, add_outputs, load_model
+from ngramspec.cli.output import console, write_json
+from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
+from ngramspec.errors import check_real
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ngramspec.bench.alpha_run import Plan, Row
+    from ngramspec.bench.models import LoadedModel
+    from ngramspec.bench.record import Prompt
+
+SUMMARY = "measure alpha of any drafter on a model, beside what decoding counts"
+SETTINGS = ("dtype", "tokens", "gamma", "train", "lenience", "top_k", "top_p", "repetition_penalty")
+SAMPLING = ("top_k", "top_p", "repetition_penalty")
+TYPES, LIBRARY = "types", "library"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_model(parser, dtype="float32")
+    add_device(parser)
+    parser.add_argument(
+        "--drafter",
+        action="append",
+        metavar="SPEC",
+        help="such as copy, 'ngram(order=3,sample=true)', trained-unigram, trained-bigram, random;"
+        " may be repeated (default: all of these)",
+    )
+    parser.add_argument("--draft-model", metavar="MODEL", help="a smaller model, as one drafter")
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        default=LIBRARY,
+        help="JSON lines as 'bench record' reads them; 'types': natural text, code, structured data"
+        " and repeated text; 'library' (default): tasks about passages of Python's own library",
+    )
+    add_count(parser, "--count", 10, "prompts, of 'types' of each type")
+    add_count(parser, "--train", 10, "further prompts whose outputs train unigram and bigram")
+    add_count(parser, "--tokens", 128, "new tokens of each")
+    add_count(parser, "--gamma", 4, "tokens drafted in a step")
+    _add_reals(parser, "--temperatures", [0.0, 1.0], "T", "of the target, 0 for greedy")
+    _add_reals(parser, "--draft-temperatures", [1.0], "T", "of the n-gram counts, in the default")
+    _add_reals(parser, "--lenience", [], "L", "values below 1 to measure too, such as 0.5 0.3 0.1")
+    parser.add_argument("--top-k", type=int, metavar="N", help="of the target (default: off)")
+    parser.add_argument("--top-p", type=float, metavar="P", help="of the target (default: off)")
+    parser.add_argument("--repetition-penalty", type=float, metavar="X", help="default: off")
+    parser.add_argument("--no-observed", action="store_true", help="do not decode speculatively")
+    add_outputs(parser, plots=True)
+
+
+def _add_reals(
+    parser: argparse.ArgumentParser, option: str, default: list[float], metavar: str, help: str
+) -> None:
+    shown = f" (default: {' '.join(f'{each:g}' for each in default)})" if default else ""
+    parser.add_argument(
+        option, nargs="+", type=float, default=default, metavar=metavar, help=help + shown
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure; print tables; write and draw them."""
+    import warnings
+
+    from ngramspec.bench.alpha_run import default_drafters, measure
+    from ngramspec.bench.machine import machine
+
+    warnings.simplefilter("ignore")  # the library's sources have some
+    check(arguments)
+    screen = console()
+    loaded = load_model(arguments)
+    with usable():
+        plan = make_plan(arguments, loaded)
+    rows: list[Row] = []
+    with screen.status("") as status, usable():
+        for temperature in arguments.temperatures:
+            names = arguments.drafter or default_drafters(temperature, arguments.draft_temperatures)
+            if plan.draft_model is not None:
+                names = [*names, "draft-model"]
+            rows += measure(loaded.model, plan, temperature, names, status.update)
+    for title, table in tables(rows, plan):
+        screen.print(title)
+        screen.print(table)
+    settings = {"model": loaded.name, **{name: getattr(arguments, name) for name in SETTINGS}}
+    found = [row.to_dict() for row in rows]
+    write_json(arguments.json, {"settings": settings, "where": machine(), "rows": found})
+    if arguments.plots is not None:
+        from ngramspec.bench.figures import plot_alpha
+
+        for path in plot_alpha(found, arguments.plots):
+            print(path)
+    return 0
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse numbers out of their bounds.
+
+    Raises:
+        UsageError: one is.
+    """
+    need_plots(arguments.plots)
+    check_least(arguments, count=1, train=0, tokens=2, gamma=1)
+    with usable():
+        for value in arguments.temperatures:
+            if value:
+                check_real("--temperatures", value, 0.0, float("inf"))
+        for value in arguments.draft_temperatures:
+            check_real("--draft-temperatures", value, 0.0, float("inf"))
+        for value in arguments.lenience:
+            check_real("--lenience", value, 0.0, 1.0)
+
+
+def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
+    """The prompts in the model's tokens, and what else is measured.
+
+    Raises:
+        OSError, ValueError: the prompts cannot be read, or are too few.
+    """
+    from ngramspec.bench.alpha_run import Plan
+    from ngramspec.bench.prompts import library_prompts
+
+    chat = arguments.prompts != TYPES
+    prompts, train = read_prompts(arguments)
+    if not train and arguments.train:
+        train = library_prompts(2 * arguments.train)[arguments.train :]
+    draft = argparse.Namespace(model=arguments.draft_model, dtype=arguments.dtype)
+    given = {name: getattr(arguments, name) for name in SAMPLING}
+    leniences = [1.0, *(each for each in arguments.lenience if each < 1.0)]
+    return Plan(
+        prompts=[(each.group, loaded.encode(each.text, chat=chat)) for each in prompts],
+        train=[loaded.encode(each.text, chat=chat) for each in train],
+        new=arguments.tokens,
+        gamma=arguments.gamma,
+        leniences=leniences,
+        change=len(leniences) > 1,
+        observed=not arguments.no_observed,
+        sampling={name: value for name, value in given.items() if value is not None},
+        draft_model=load_model(draft, option="--draft-model").model if draft.model else None,
+    )
+
+
+def read_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts to measure on, and those to train on; of a file these are the library's."""
+    from ngramspec.bench.content import TYPES as KINDS
+    from ngramspec.bench.content import content_prompts
+    from ngramspec.bench.prompts import library_prompts
+    from ngramspec.bench.record import read_prompts
+
+    count, train = arguments.count, arguments.train
+    if arguments.prompts == TYPES:
+        each = -(-train // len(KINDS))
+        found = content_prompts(count + each)
+        parts = [found[at : at + count + each] for at in range(0, len(found), count + each)]
+        chosen = [prompt for part in parts for prompt in part[:count]]
+        return chosen, [prompt for part in parts for prompt in part[count:]]
+    if arguments.prompts == LIBRARY:
+        found = library_prompts(count + train)
+        return found[:count], found[count:]
+    try:
+        return read_prompts(Path(arguments.prompts))[:count], []
+    except OSError as error:
+        raise UsageError(f"--prompts: {error}") from error
+
+
+def tables(rows: list[Row], plan: Plan) -> list[tuple[str, Table]]:
+    """Table 3 of the rows; by depth; by group; and Table 5, if lenience was asked for."""
+    from ngramspec.bench.alpha_run import ALL
+
+    whole = [row for row in rows if row.group == ALL]
+    found = [("alpha", _overview(whole)), ("alpha by position in the draft", _by_depth(whole))]
+    groups = [row for row in rows if row.group != ALL]
+    if groups:
+        found.append(("alpha by group", _by_group(groups)))
+    if len(plan.leniences) > 1:
+        found.append(("alpha under lenience", _lenient(whole, plan.leniences)))
+    return found
+
+
+def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD)
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _overview(rows: list[Row]) -> Table:
+    names = ("T", "positions", "drafted", "alpha", "± s.e.", "match", "observed", "tokens per call")
+    table = _table(("drafter",), names)
+    for row in rows:
+        alpha = row.alpha
+        seen = [f"{each:.3f}" for o in row.observed[:1] for each in (o.alpha, o.tokens_per_call)]
+        table.add_row(
+            row.drafter,
+            f"{row.temperature:g}",
+            f"{alpha.positions:,}",
+            f"{alpha.drafted:.3f}",
+            f"{_first(alpha.alpha):.4f}",
+            f"{_first(alpha.error):.4f}",
+            f"{alpha.match:.4f}",
+            *(seen or ("", "")),
+        )
+    return table
+
+
+def _by_depth(rows: list[Row]) -> Table:
+    depths = max((len(row.alpha.by_depth) for row in rows), default=0)
+    table = _table(("drafter",), ("T", *(str(depth + 1) for depth in range(depths))))
+    for row in rows:
+        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error, _ in row.alpha.by_depth]
+        table.add_row(row.drafter, f"{row.temperature:g}", *cells)
+    return table
+
+
+def _by_group(rows: list[Row]) -> Table:
+    groups = list(dict.fromkeys(row.group for row in rows))
+    table = _table(("drafter",), ("T", *groups))
+    of = {(row.drafter, row.temperature, row.group): row.alpha for row in rows}
+    for drafter, temperature in dict.fromkeys((row.drafter, row.temperature) for row in rows):
+        found = [of[drafter, temperature, group] for group in groups]
+        cells = [f"{_first(a.alpha):.3f} ± {_first(a.error):.3f} of {a.drafted:.2f}" for a in found]
+        table.add_row(drafter, f"{temperature:g}", *cells)
+    return table
+
+
+def _lenient(rows: list[Row], leniences: Any) -> Table:
+    names = ("T", "l", "alpha", "± s.e.", "observed", "total variation", "perplexity")
+    table = _table(("drafter",), names)
+    for row in rows:
+        for k, lenience in enumerate(leniences):
+            alpha, seen = row.alpha, row.observed
+            table.add_row(
+                row.drafter,
+                f"{row.temperature:g}",
+                f"{lenience:g}",
+                f"{alpha.alpha[k]:.4f}" if alpha.alpha else "",
+                f"{alpha.error[k]:.4f}" if alpha.error else "",
+                f"{seen[k].alpha:.3f}" if seen else "",
+                f"{alpha.moved[k]:.4f}" if alpha.moved else "",
+                f"{alpha.perplexity[k]:.3f}" if alpha.perplexity else "",
+            )
+    return table
+
+
+def _first(values: tuple[float, ...]) -> float:
+    return values[0] if values else 0.0

@@ -1,0 +1,185 @@
+"""Build, inspect, check and rebuild corpora: texts that drafts are copied from, in one file that
+processes share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ngramspec.cli.usage import UsageError, need_rich, usable
+
+if TYPE_CHECKING:
+    from ngramspec.stores import Corpus
+
+SUMMARY = "make a file of texts to draft from"
+SHOWN = 5  # files left out that are named, for each reason
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    build = commands.add_parser("build", help="make one from files and folders")
+    build.set_defaults(run=run_build, prog=build.prog)
+    build.add_argument("out", type=Path, metavar="OUT", help="the file, .ngc by custom")
+    build.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="files and folders")
+    build.add_argument("--tokenizer", metavar="MODEL", help="folder or hub id (default: embedded)")
+    build.add_argument(
+        "--glob",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only files whose name or path in the folder matches; may be repeated",
+    )
+    build.add_argument(
+        "--jsonl", metavar="FIELD", help="every line is a JSON object with a text in FIELD"
+    )
+    for name, run, text in (
+        ("info", run_info, "what a corpus holds"),
+        ("verify", run_verify, "read a whole corpus and check everything in it"),
+        ("update", run_update, "build a corpus again, from the files that it was built from"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(run=run, prog=command.prog)
+        command.add_argument("corpus", type=Path, metavar="CORPUS", help="the file")
+
+
+def run_build(arguments: argparse.Namespace) -> int:
+    """Build a corpus; print what was left out and what there is."""
+    recipe = {
+        "tokenizer": arguments.tokenizer,
+        "paths": [str(path.absolute()) for path in arguments.paths],
+        "glob": arguments.glob,
+        "jsonl": arguments.jsonl,
+    }
+    return build(arguments.out, recipe)
+
+
+def run_update(arguments: argparse.Namespace) -> int:
+    """Build a corpus again."""
+    with usable(), opened(arguments.corpus) as corpus:
+        recipe = corpus.recipe()
+    if not isinstance(recipe.get("paths"), list):
+        raise UsageError(f"{arguments.corpus} was not built by ngramspec corpus build")
+    return build(arguments.corpus, recipe)
+
+
+def run_info(arguments: argparse.Namespace) -> int:
+    """Print what a corpus holds, as JSON."""
+    with usable(), opened(arguments.corpus) as corpus:
+        fields = corpus.info().to_dict() | {"recipe": corpus.recipe()}
+    print(json.dumps(fields, indent=1))
+    return 0
+
+
+def run_verify(arguments: argparse.Namespace) -> int:
+    """Check a corpus; 1 if it is broken."""
+    from ngramspec.stores import StoreFileError
+
+    with usable(), opened(arguments.corpus) as corpus:
+        try:
+            corpus.verify()
+        except StoreFileError as error:
+            print(error)
+            return 1
+        print(f"{arguments.corpus}: {len(corpus):,} tokens, nothing broken")
+    return 0
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Corpus]:
+    """A corpus that the user names."""
+    from ngramspec.stores import Corpus
+
+    yield Corpus.open(path)
+
+
+def build(out: Path, recipe: dict[str, Any]) -> int:
+    """Build a corpus by a recipe.
+
+    Raises:
+        UsageError: something cannot be read, used or written.
+    """
+    need_rich("the progress bar needs")
+    from rich.console import Console
+
+    from ngramspec.stores import Corpus
+    from ngramspec.stores.documents import find_files, read_texts
+
+    console, left_out = Console(stderr=True), LeftOut()
+    with usable():
+        tokenizer = load_tokenizer(recipe.get("tokenizer"))
+        paths = [Path(each) for each in recipe["paths"]]
+        try:
+            files = list(find_files(paths, recipe.get("glob") or (), left_out))
+            with progress(console, len(files)) as (advance, stage):
+                texts = read_texts(advance(files), recipe.get("jsonl"), left_out)
+                corpus = Corpus.build(
+                    texts, out, tokenizer=tokenizer, recipe=recipe, on_stage=stage
+                )
+        except ImportError as error:
+            raise UsageError(str(error)) from error
+    left_out.show(console)
+    info = corpus.info()
+    print(
+        f"{out}: {info.tokens:,} tokens of {info.documents:,} documents,"
+        f" {info.bytes / info.tokens:.1f} bytes a token"
+    )
+    return 0
+
+
+class LeftOut:
+    """What was left out, by reason."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.names: dict[str, list[Path]] = {}
+
+    def __call__(self, path: Path, why: str) -> None:
+        self.counts[why] += 1
+        self.names.setdefault(why, []).append(path)
+
+    def show(self, console: Any) -> None:
+        """Print how many, and the first of each reason."""
+        for why, count in self.counts.most_common():
+            names = ", ".join(str(path) for path in self.names[why][:SHOWN])
+            more = ", ..." if count > SHOWN else ""
+            console.print(
+                f"left out, {why}: {count} ({names}{more})", markup=False, highlight=False
+            )
+
+
+@contextmanager
+def progress(
+    console: Any, total: int
+) -> Iterator[tuple[Callable[[list[Path]], Iterator[Path]], Callable[[str], None]]]:
+    """A progress bar over files, then over the stages of building."""
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=total)
+
+        def advance(files: list[Path]) -> Iterator[Path]:
+            for path in files:
+                yield path
+                bar.advance(task)
+
+        yield advance, lambda stage: bar.update(task, description=stage)
+
+
+def load_tokenizer(model: str | None) -> Any:
+    """The tokenizer of a model; None: of the embedded one."""
+    from transformers import AutoTokenizer
+
+    from ngramspec.bench.models import locate
+
+    try:
+        source = locate(model)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error} (or give --tokenizer)") from error
+    extra = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    return AutoTokenizer.from_pretrained(source.path, **extra)

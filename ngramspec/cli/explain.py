@@ -1,0 +1,183 @@
+"""Explain a model's speed on this machine: measure the cost of wider forwards, acceptance by
+position and by source, and whole greedy calls; predict the speed from these, and split the
+difference to the paper's formula into its parts; say what would help most. --html writes a page
+with the coloured text and every step."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ngramspec.cli.options import (
+    add_count,
+    add_device,
+    add_drafter,
+    add_dtype,
+    add_gamma,
+    add_outputs,
+    load_model,
+    make_speculator,
+)
+from ngramspec.cli.output import console, write_json
+from ngramspec.cli.usage import UsageError, check_least, need_plots, usable, writable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ngramspec.bench.explain import Run
+    from ngramspec.bench.explain_advice import Advice
+    from ngramspec.bench.explain_predict import Rung
+    from ngramspec.bench.models import LoadedModel
+
+SUMMARY = "measure, predict and explain the speed on a model and prompts"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="folder or hub id (default: embedded SmolLM2)"
+    )
+    add_dtype(parser)
+    add_device(parser)
+    add_drafter(parser)
+    add_gamma(parser)
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines as 'bench record' reads them (default: the demo's texts)",
+    )
+    parser.add_argument("--raw", action="store_true", help="do not use the model's chat template")
+    add_count(parser, "--count", 8, "prompts at most")
+    add_count(parser, "--tokens", 128, "new tokens of each")
+    add_count(parser, "--repeats", 3, "timed rounds")
+    parser.add_argument("--html", type=Path, metavar="OUT", help="write a self-contained page")
+    add_outputs(parser, plots=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure; print tables; write the page, the JSON and the figures."""
+    from dataclasses import asdict
+
+    from ngramspec.bench.explain import explain
+    from ngramspec.bench.explain_advice import advise
+    from ngramspec.bench.explain_predict import by_depth, by_tier, ladder
+    from ngramspec.bench.machine import machine
+
+    need_plots(arguments.plots)
+    check_least(arguments, count=1, tokens=2, repeats=1)
+    screen = console()
+    speculator = make_speculator(arguments.drafter, arguments.gamma)
+    loaded = load_model(arguments, option="MODEL")
+    prompts = encoded_prompts(arguments, loaded)
+    with screen.status("") as status:
+        found = explain(
+            loaded,
+            prompts,
+            speculator,
+            new=arguments.tokens,
+            repeats=arguments.repeats,
+            on_stage=status.update,
+        )
+        if not found.traces:
+            raise UsageError("the model ends after one token on every prompt; give others")
+        rungs, advice = ladder(found), advise(found)
+    for table in (rung_table(rungs), acceptance_table(found), advice_table(advice)):
+        screen.print(table)
+    fields = {
+        "where": machine(),
+        "model": found.model,
+        "settings": found.settings,
+        "forward_seconds": found.seconds,
+        "context": found.context,
+        "same_text": found.same,
+        "plain_seconds": found.plain_seconds,
+        "speculative_seconds": found.speculative_seconds,
+        "plain_first_seconds": found.plain_first_seconds,
+        "plain_token_seconds": found.plain_token_seconds,
+        "rungs": [asdict(rung) for rung in rungs],
+        "advice": [asdict(each) for each in advice],
+        "by_depth": {depth: asdict(share) for depth, share in by_depth(found.steps).items()},
+        "by_tier": {tier: asdict(share) for tier, share in by_tier(found).items()},
+        "steps": found.steps,
+    }
+    write_json(arguments.json, fields)
+    if arguments.html is not None:
+        from ngramspec.bench.explain_page import page
+
+        with writable("--html", arguments.html):
+            arguments.html.write_text(page(found, rungs, advice), encoding="utf-8")
+    if arguments.plots is not None:
+        from ngramspec.bench.figures import figure_1, figure_5
+
+        first = [step for step in found.steps if step["prompt"] == 0]
+        for path in [*figure_1(first, arguments.plots), *figure_5(arguments.plots, fields)]:
+            print(path)
+    return 0
+
+
+def encoded_prompts(
+    arguments: argparse.Namespace, loaded: LoadedModel
+) -> list[tuple[str, Sequence[int]]]:
+    """(name, token ids) of the prompts.
+
+    Raises:
+        UsageError: the file cannot be read, or a prompt is too long.
+    """
+    from ngramspec.bench.record import read_prompts
+    from ngramspec.bench.workload import sample_prompts
+
+    with usable("--prompts"):
+        if arguments.prompts is None:
+            found: list[tuple[str, Sequence[int]]] = [
+                (each.task, each.ids) for each in sample_prompts(loaded)
+            ]
+        else:
+            found = [
+                (f"{each.group}, {each.id}", loaded.encode(each.text, chat=not arguments.raw))
+                for each in read_prompts(arguments.prompts)
+            ]
+    return found[: arguments.count]
+
+
+def rung_table(rungs: Sequence[Rung]) -> Table:
+    """Predictions, and what each adds to the one before."""
+    table = _table("speed to plain", ("takes into account", "speed", "change", "from"))
+    before: float | None = None
+    for rung in rungs:
+        change = "" if before is None else f"{rung.speed - before:+.2f}"
+        table.add_row(rung.name, f"{rung.speed:.2f}", change, rung.says)
+        before = rung.speed
+    return table
+
+
+def acceptance_table(run: Run) -> Table:
+    """Acceptance by position, and by source."""
+    from ngramspec.bench.explain_predict import by_depth, by_tier
+
+    table = _table("acceptance", ("of", "accepted / tested", "tested"))
+    depths = {f"position {depth + 1}": share for depth, share in by_depth(run.steps).items()}
+    for name, share in {**by_tier(run), **dict(list(depths.items())[:8])}.items():
+        table.add_row(name, f"{share.rate:.3f}", f"{share.tested:,}")
+    return table
+
+
+def advice_table(advice: Sequence[Advice]) -> Table:
+    """Changes, the most helpful first."""
+    table = _table("what would help most", ("change", "predicted gain", "by"))
+    for each in advice:
+        table.add_row(each.name, f"{each.gain:.2f}", each.basis)
+    return table
+
+
+def _table(title: str, names: tuple[str, ...]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    for name in names:
+        numbers = name not in ("takes into account", "from", "of", "change", "by")
+        table.add_column(name, justify="right" if numbers else "left")
+    return table

@@ -1,0 +1,81 @@
+"""Draw Figures 1 to 5 of Leviathan et al. 2023 as PNG and SVG. Figures 2 to 4 follow from the
+closed forms. Figure 1, a coloured text, needs a run that 'ngramspec explain --json' measured;
+Figure 5, a trace, is drawn of such a run, or simulated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ngramspec.cli.output import print_paths
+from ngramspec.cli.usage import UsageError, need_plots, usable, writable
+
+SUMMARY = "draw Figures 1 to 5 of Leviathan et al. 2023"
+FIGURES = (1, 2, 3, 4, 5)
+NEEDED = ("steps", "plain_token_seconds")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "figures",
+        nargs="*",
+        type=int,
+        metavar="N",
+        help="1 to 5 (default: all; Figure 1 only with --run)",
+    )
+    parser.add_argument(
+        "--run", dest="from_file", type=Path, metavar="FILE", help="what explain --json wrote"
+    )
+    parser.add_argument(
+        "--plots",
+        type=Path,
+        default=Path("figures"),
+        metavar="FOLDER",
+        help="where the files go (default: figures)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw.
+
+    Raises:
+        UsageError: a number that is no figure's, or a run that cannot be read.
+    """
+    need_plots(arguments.plots)
+    for number in arguments.figures:
+        if number not in FIGURES:
+            raise UsageError(f"figures must be in 1..5, got {number}")
+    source = None if arguments.from_file is None else read_run(arguments.from_file)
+    wanted = arguments.figures or [each for each in FIGURES if each != 1 or source]
+    if 1 in wanted and source is None:
+        raise UsageError("Figure 1 needs --run FILE, which 'ngramspec explain --json' writes")
+    from ngramspec.bench import figures
+
+    for number in wanted:
+        with writable("--plots", arguments.plots):
+            if number == 1:
+                assert source is not None
+                steps = [step for step in source["steps"] if step["prompt"] == 0]
+                print_paths(figures.figure_1(steps, arguments.plots))
+            elif number == 5:
+                print_paths(figures.figure_5(arguments.plots, source))
+            else:
+                print_paths(getattr(figures, f"figure_{number}")(arguments.plots))
+    return 0
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What ``ngramspec explain --json`` wrote.
+
+    Raises:
+        UsageError: it cannot be read, or is something else.
+    """
+    with usable("--run"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name in NEEDED if name not in found]
+        if missing:
+            raise ValueError(f"{path} has no {missing[0]!r}")
+    return dict(found)

@@ -1,0 +1,30 @@
+"""Settings that reproduce a published way of drafting, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ngramspec.errors import check_choice
+
+# akunu's chapter: MAX_ORDER 4, DRAFT_COUNT 4, MAX_HISTORY 512. Its tables keep the counts of tokens
+# that have left the history; here they leave, too.
+# prompt-lookup: Saxena 2023, as in transformers' prompt_lookup_num_tokens=10. Here the longest
+# match is copied from, there one of at most two tokens.
+# leviathan-bigram: Leviathan et al. 2023, section 3.6, the most probable token of a bigram model
+# with gamma 3. Theirs was trained; this one counts the request's own text.
+PRESETS: dict[str, dict[str, Any]] = {
+    "akunu": {"drafter": "ngram(order=4,window=512)", "gamma": 4},
+    "prompt-lookup": {"drafter": "copy(min_match=1)", "gamma": 10},
+    "leviathan-bigram": {"drafter": "ngram(order=2)", "gamma": 3},
+}
+SHARED: dict[str, Any] = {"tree": None, "policy": "priority"}  # chains, tiers without estimates
+
+
+def preset_settings(name: str) -> dict[str, Any]:
+    """The arguments of a Speculator that a name stands for.
+
+    Raises:
+        ValueError: there is no such preset; the message lists those there are.
+    """
+    check_choice("preset", name, tuple(PRESETS))
+    return SHARED | PRESETS[name]

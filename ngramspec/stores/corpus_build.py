@@ -1,0 +1,169 @@
+"""Building a corpus: from documents to the sections of its file.
+
+The suffix array is of the text read backwards, so that it sorts places by what stands before them.
+libdivsufsort sorts bytes. So token ids are first numbered among those that occur, in two bytes
+where there are fewer than 65536, most significant byte first; of the sorted bytes' suffixes those
+that begin at a token remain.
+
+Memory at its peak, for N tokens: 18 N bytes with fewer than 65536 different ids, else 25 N; from
+2 ** 31 bytes on, which is 2 ** 30 or 2 ** 30 * 2 / 3 tokens, 26 and 37 N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec._native import store_build
+from ngramspec._native.store_corpus import STRIDE
+from ngramspec.draft import Int32
+from ngramspec.stores.fingerprint import encode
+
+MOST_ID = (1 << 21) - 2  # three tokens share 64 bits of a key
+MOST_CODES = (1 << 31) - 1
+NARROW = (1 << 16) - 1  # ids below it take two bytes
+SEPARATOR = store_build.SEPARATOR_CODE
+CHUNK = 1 << 22
+BYTES_PER_WIDE = 96  # tokens for which one wide interval may be kept: under a byte each
+
+Sections = list[list[Any]]
+Progress = Callable[[str], None]
+
+
+def gather(documents: Iterable[Any], tokenizer: Any) -> tuple[Int32, int]:
+    """The text as codes, a separator before the first document and behind each; and their number.
+
+    Empty documents are left out.
+
+    Raises:
+        TypeError, ValueError: a document that is none; the message has its index.
+    """
+    border = np.array([SEPARATOR], np.int32)
+    parts, total = [border], 1
+    for index, document in enumerate(documents):
+        tokens = tokens_of(document, index, tokenizer)
+        if len(tokens):
+            parts += [tokens, border]
+            total += len(tokens) + 1
+        if total > MOST_CODES:
+            raise ValueError(f"a corpus has at most {MOST_CODES} tokens and separators")
+    return np.concatenate(parts), len(parts) // 2
+
+
+def tokens_of(document: Any, index: int, tokenizer: Any) -> Int32:
+    """A document's token ids, checked."""
+    where = f"documents[{index}]"
+    if isinstance(document, str):
+        if tokenizer is None:
+            raise TypeError(f"{where} is text: pass tokenizer=, or token ids as an int32 array")
+        return np.array(encode(tokenizer, document), np.int32)
+    if (
+        not isinstance(document, np.ndarray)
+        or document.ndim != 1
+        or document.dtype.kind not in "iu"
+    ):
+        raise TypeError(
+            f"{where} must be a text or a one-dimensional integer array, got"
+            f" {getattr(document, 'dtype', type(document).__name__)}"
+        )
+    if len(document) and not 0 <= int(document.min()) <= int(document.max()) <= MOST_ID:
+        raise ValueError(
+            f"{where}: token ids must be in 0..{MOST_ID}, got {document.min()}..{document.max()}"
+        )
+    return np.ascontiguousarray(document, np.int32)
+
+
+def sections_of(text: Int32, largest: int, progress: Progress) -> Sections:
+    """The sections of a corpus: text, places, next, keys, wide, slots, as parts to be written."""
+    width = 2 if largest < NARROW else 3
+    progress("sorting")
+    places = sorted_places(text)
+    progress("what follows each place")
+    following = text[places]
+    progress("keys")
+    level = store_build.keys(text, places, width, STRIDE)
+    levels = []
+    while len(places) > STRIDE and len(level):
+        levels.append(level)
+        if len(level) <= STRIDE:
+            break
+        level = np.ascontiguousarray(level[::STRIDE])
+    progress("frequent contexts")
+    entries, slots = wide_sections(text, places, following, largest)
+    return [
+        packed(text, width),
+        [places],
+        packed(following, width),
+        levels,
+        [entries],
+        [slots],
+    ]
+
+
+def sorted_places(text: Int32) -> NDArray[np.uint32]:
+    """The places of a text sorted by what stands before them, read backwards: uint32 (m,).
+
+    Left out are those behind a separator, or at one.
+    """
+    content, each = sortable(text)
+    try:
+        from pydivsufsort import divsufsort
+    except ImportError as error:
+        raise ImportError(
+            "building a corpus needs pydivsufsort: pip install 'ngramspec[corpus]'"
+        ) from error
+    order = divsufsort(content)
+    places = np.empty(len(text), np.uint32)
+    borders = text == SEPARATOR
+    count = 0
+    for begin in range(0, len(order), CHUNK):
+        chunk = order[begin : begin + CHUNK]
+        chunk = chunk[chunk % each == 0] // each
+        chunk = len(text) - chunk[chunk > 0]  # the last place is behind the text
+        chunk = chunk[~(borders[chunk - 1] | borders[chunk])]
+        places[count : count + len(chunk)] = chunk
+        count += len(chunk)
+    return places[:count]
+
+
+def sortable(text: Int32) -> tuple[NDArray[np.uint8], int]:
+    """The text read backwards as bytes whose order is that of its codes; and bytes a code."""
+    tokens = text != SEPARATOR
+    used = np.zeros(int(text[tokens].max(initial=0)) + 1, bool)
+    used[text[tokens]] = True
+    number = (np.cumsum(used) - 1).astype(np.uint32)
+    most = int(number[-1]) + 1  # the separator's, above all tokens'
+    each = 1 if most < 1 << 8 else 2 if most < 1 << 16 else 3
+    codes = np.full(len(text), most, ">u4" if each == 3 else f">u{each}")
+    codes[tokens] = number[text[tokens]]
+    content = np.ascontiguousarray(codes[::-1]).view(np.uint8)
+    return (content.reshape(-1, 4)[:, 1:].ravel() if each == 3 else content), each
+
+
+def packed(codes: Int32, width: int) -> list[Any]:
+    """Codes in ``width`` bytes each, a separator as the largest that is kept for it."""
+    parts = []
+    for begin in range(0, len(codes), CHUNK):
+        chunk = codes[begin : begin + CHUNK].astype("<u4" if width == 3 else "<u2")
+        if width == 3:
+            chunk = np.ascontiguousarray(chunk.view(np.uint8).reshape(-1, 4)[:, :3])
+        parts.append(chunk)
+    return parts
+
+
+def wide_sections(
+    text: Int32, places: NDArray[np.uint32], following: Int32, largest: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    """Entries of the widest intervals, as many as there is room for; and their slots."""
+    intervals = store_build.wide_intervals(text, places)
+    widths = intervals[:, 1] - intervals[:, 0]
+    order = np.argsort(-widths, kind="stable")[: len(text) // BYTES_PER_WIDE]
+    intervals = np.ascontiguousarray(intervals[np.sort(order)])
+    slots, kept = store_build.slots(intervals)
+    if not kept.all():
+        intervals = np.ascontiguousarray(intervals[kept])
+        slots, kept = store_build.slots(intervals)
+    return store_build.count_wide(following, intervals, largest + 1), slots

@@ -1,0 +1,56 @@
+"""Which tokenizer token ids belong to."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+NONE = ""
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """What a tokenizer's ids mean: the SHA-256 of its vocabulary, 64 hex digits.
+
+    Two tokenizers have the same fingerprint if every id stands for the same piece in both, whatever
+    class they have and wherever they were loaded from.
+
+    Args:
+        tokenizer: a transformers tokenizer or a ``tokenizers.Tokenizer``.
+
+    Raises:
+        TypeError: it has no ``get_vocab``.
+    """
+    vocabulary = vocabulary_of(tokenizer)
+    digest = hashlib.sha256()
+    for piece, number in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
+        text = piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass")
+        digest.update(b"%d %d " % (number, len(text)) + text)
+    return digest.hexdigest()
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """One more than the tokenizer's largest id."""
+    return max(vocabulary_of(tokenizer).values(), default=-1) + 1
+
+
+def vocabulary_of(tokenizer: Any) -> dict[Any, int]:
+    """A tokenizer's ids by piece.
+
+    Raises:
+        TypeError: it has no ``get_vocab``.
+    """
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    if not callable(get_vocab):
+        raise TypeError(
+            "tokenizer must be a transformers tokenizer or a tokenizers.Tokenizer, got"
+            f" {type(tokenizer).__name__}"
+        )
+    return dict(get_vocab())
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text, without special tokens around it."""
+    encoder = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of transformers' fast tokenizers
+    if hasattr(encoder, "encode_batch"):
+        return list(encoder.encode(text, add_special_tokens=False).ids)
+    return list(tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,202 @@
+"""The value engine with a store equals its twin, and drafts from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from native_strategies import CHUNKS, QUICK, int32
+from value_play import costs, ids, noisy_repetition, same
+
+from ngramspec._native.calibration import Calibration
+from ngramspec._native.store_source import StorePair
+from ngramspec._native.value import ValueEngine
+from ngramspec._reference.calibration import Calibration as CalibrationTwin
+from ngramspec._reference.store_corpus import CorpusIndex as CorpusTwin
+from ngramspec._reference.value import ValueEngine as ValueTwin
+from ngramspec.stores import Corpus
+
+pytest.importorskip("pydivsufsort")
+OPTIONS = (True, True, True, 2)
+
+
+@pytest.fixture
+def engines(tmp_path):
+    """Makes a native engine and its twin over documents."""
+
+    def make(documents, options=OPTIONS):
+        corpus = Corpus.build([int32(each) for each in documents], tmp_path / "c.ngc")
+        native = ValueEngine(Calibration(), *options, corpus.index)
+        return native, ValueTwin(CalibrationTwin(), *options, CorpusTwin(documents))
+
+    return make
+
+
+def relatives(seed, vocab=12):
+    """A text, and documents that resemble parts of it."""
+    text = noisy_repetition(seed, 240, vocab)
+    rng = np.random.default_rng(seed)
+    documents = []
+    for begin in range(0, 240, 40):
+        document = text[begin : begin + 60].copy()
+        spoilt = rng.random(len(document)) < 0.1
+        document[spoilt] = rng.integers(0, vocab, int(spoilt.sum()))
+        documents.append(document.tolist())
+    return text, documents
+
+
+@pytest.mark.parametrize("slope", [None, 0.0, 0.02])
+@pytest.mark.parametrize(("seed", "vocab"), [(0, 12), (1, 3), (2, 150)])
+def test_native_equals_twin(engines, seed, vocab, slope):
+    text, documents = relatives(seed, vocab)
+    native, twin = engines(documents)
+    for begin, size in zip(range(0, 240, 3), [3] * 80, strict=True):
+        if begin % 2:
+            cost = None if slope is None else costs(12, slope)
+            same(native.draft(12, cost), twin.draft(12, cost))
+        else:
+            cost = None if slope is None else costs(24, slope)
+            same(native.draft_tree(24, cost), twin.draft_tree(24, cost))
+        native.extend(text[begin : begin + size])
+        twin.extend(text[begin : begin + size])
+        native.check_integrity()
+    assert native.store_counts() == twin.store_counts()
+    assert native.store_counts()[1] > 5
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    documents=st.lists(st.lists(st.integers(0, 3), max_size=90), min_size=1, max_size=4).filter(
+        any
+    ),
+    chunks=st.lists(st.lists(st.integers(0, 4), max_size=70), max_size=8),
+    asked=st.lists(st.tuples(st.integers(0, 70), st.booleans()), min_size=8, max_size=8),
+    options=st.sampled_from([OPTIONS, (False, False, False, 2), (False, True, False, 2)]),
+)
+def test_native_equals_twin_by_turns(tmp_path_factory, documents, chunks, asked, options):
+    corpus = Corpus.build([int32(each) for each in documents], tmp_path_factory.mktemp("c") / "c")
+    native = ValueEngine(Calibration(), *options, corpus.index)
+    twin = ValueTwin(CalibrationTwin(), *options, CorpusTwin(documents))
+    for chunk, (gamma, tree) in zip(chunks, asked, strict=False):
+        if tree:
+            same(native.draft_tree(gamma), twin.draft_tree(gamma))
+        else:
+            same(native.draft(gamma), twin.draft(gamma))
+        native.extend(ids(chunk))
+        twin.extend(ids(chunk))
+        native.check_integrity()
+
+
+def test_a_document_is_copied_to_its_end_and_no_further(engines):
+    document = list(range(100, 180))
+    native, _ = engines([document, [5, 6, 7]])
+    native.extend(ids(document[:10]))
+    tokens, confidence, source = native.draft(64)
+    assert len(tokens) > 16
+    assert tokens.tolist() == document[10 : 10 + len(tokens)]
+    assert set(source.tolist()) == {4}
+    assert (confidence > 0.5).all()
+    native.extend(ids(document[10:74]))
+    tokens, _, source = native.draft(64)
+    assert tokens[:6].tolist() == document[74:]
+    assert set(source[:6].tolist()) == {4}
+    assert not {5, 6, 7} & set(tokens.tolist())  # of the next document
+    assert native.store_counts() == (1, 1)  # reading along needs no other look-up
+
+
+def test_past_a_substituted_token_the_copy_goes_on(engines):
+    document = [7, 8, 9, *range(100, 140)]
+    native, _ = engines([document, [1, 2]])
+    native.extend(ids([7, 8, 9, 100, 101]))
+    native.draft(8)
+    native.extend(ids([102, 103, 999]))
+    drafted = {int(token) for token in native.draft_tree(16)[0]}
+    assert 105 in drafted
+
+
+def test_look_ups_become_rare_where_they_never_help(engines):
+    rng = np.random.default_rng(0)
+    native, _ = engines([rng.permutation(40).tolist() for _ in range(30)])
+    text = rng.permutation(2000) % 40
+    for token in text:
+        native.draft(4)
+        native.extend(ids([int(token) + 1000]))  # unknown to the store
+    look_ups, right = native.store_counts()
+    assert right == 0
+    assert 16 + 2000 // 64 < look_ups < 60
+
+
+def test_two_stores_are_one_source(tmp_path):
+    first = Corpus.build([int32([1, 2, 3, 4, 5, 6])], tmp_path / "a.ngc")
+    second = Corpus.build([int32([9, 3, 4, 7, 8]), int32([30, 31, 32])], tmp_path / "b.ngc")
+    third = Corpus.build([int32([40, 41, 42, 43])], tmp_path / "c.ngc")
+    source = StorePair(first.index, StorePair(second.index, third.index))
+    for context, expected in (
+        ([2, 3, 4], [5, 6]),
+        ([9, 3, 4], [7, 8]),
+        ([30, 31], [32]),
+        ([40, 41], [42, 43]),
+    ):
+        engine = ValueEngine(Calibration(), True, False, False, 2, source)
+        engine.extend(ids(context))
+        assert engine.draft(2)[0].tolist()[: len(expected)] == expected
+    engine = ValueEngine(Calibration(), True, False, False, 2, source)
+    engine.extend(ids([3, 4]))  # both know it
+    assert {5, 7} <= set(engine.draft_tree(8)[0].tolist())
+
+
+def test_a_store_that_knows_nothing_changes_nothing(engines):
+    text = noisy_repetition(3, 240)
+    with_store, _ = engines([[5000, 5001]])
+    without = ValueEngine(Calibration(), *OPTIONS)
+    for begin in range(0, 240, 4):
+        same(with_store.draft_tree(16), without.draft_tree(16))
+        for engine in (with_store, without):
+            engine.extend(text[begin : begin + 4])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Chains and trees by turns, texts of the store's and others: native and twin agree."""
+
+    @initialize(documents=st.lists(CHUNKS.filter(bool), min_size=1, max_size=4))
+    def begin(self, documents):
+        corpus = Corpus.build([int32(each) for each in documents], FOLDERS.mktemp("m") / "c.ngc")
+        self.documents = documents
+        self.native = ValueEngine(Calibration(), *OPTIONS, corpus.index)
+        self.twin = ValueTwin(CalibrationTwin(), *OPTIONS, CorpusTwin(documents))
+
+    def commit(self, tokens):
+        self.native.extend(ids(tokens))
+        self.twin.extend(tokens)
+
+    @rule(tokens=CHUNKS)
+    def extend(self, tokens):
+        self.commit(tokens)
+
+    @rule(document=st.integers(0, 3), start=st.integers(0, 40), n=st.integers(1, 12))
+    def come_back(self, document, start, n):
+        self.commit(self.documents[document % len(self.documents)][start:][:n])
+
+    @rule(gamma=st.integers(0, 20), tree=st.booleans())
+    def draft(self, gamma, tree):
+        if tree:
+            same(self.native.draft_tree(gamma), self.twin.draft_tree(gamma))
+        else:
+            same(self.native.draft(gamma), self.twin.draft(gamma))
+
+    @invariant()
+    def intact(self):
+        self.native.check_integrity()
+        assert self.native.store_counts() == self.twin.store_counts()
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path_factory):
+    global FOLDERS
+    FOLDERS = tmp_path_factory
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(QUICK, max_examples=20, stateful_step_count=15)

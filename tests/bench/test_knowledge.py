@@ -1,0 +1,63 @@
+"""Replay with knowledge: every drafter gets the text that belongs to a trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ngramspec.bench.compare import compare
+from ngramspec.bench.knowledge import Knowledge, documents_of
+from ngramspec.bench.replay import Plan
+from ngramspec.bench.traces import Trace
+from ngramspec.drafters import build_drafter
+from ngramspec.drafters.null import NullDrafter
+from ngramspec.stores import Corpus
+
+pytest.importorskip("pydivsufsort")
+COST = np.ones(66, np.float32)
+
+
+@pytest.fixture
+def traces():
+    rng = np.random.default_rng(0)
+    texts = {name: rng.integers(1, 5000, 120).astype(np.int32) for name in ("a", "b")}
+    return [Trace(name, name, text[:20], text[20:], name) for name, text in texts.items()]
+
+
+def test_each_trace_gets_its_repository(tmp_path, traces):
+    for trace in traces:
+        text = np.concatenate((trace.prompt, trace.output, [0], [7, 8, 0])).astype(np.int32)
+        np.save(tmp_path / f"{trace.repo}.npy", text)
+    knowledge = Knowledge(tmp_path)
+    alone = compare(lambda: build_drafter("auto"), Plan(COST), traces)
+    known = compare(lambda: build_drafter("auto"), Plan(COST), traces, knowledge=knowledge)
+    assert alone["mean"]["tokens_per_call"] < 1.5
+    assert known["mean"]["tokens_per_call"] > 8
+    assert known["tiers"]["store"]["accepted"] > 100
+    wrong = [Trace(each.group, each.id, each.prompt, each.output, "b") for each in traces[:1]]
+    other = compare(lambda: build_drafter("auto"), Plan(COST), wrong, knowledge=knowledge)
+    assert other["mean"]["tokens_per_call"] < 1.5
+
+
+def test_one_corpus_for_all_and_drafters_that_take_none(tmp_path, traces):
+    documents = [np.concatenate((each.prompt, each.output)) for each in traces]
+    corpus = Corpus.build(documents, tmp_path / "all.ngc")
+    knowledge = Knowledge(tmp_path / "all.ngc")
+    drafter, null = build_drafter("auto"), NullDrafter()
+    assert knowledge.given_to(drafter, traces[0]) is knowledge.given_to(drafter, traces[1])
+    assert knowledge.given_to(null, traces[0]) is null
+    found = documents_of(corpus)
+    assert [each.tolist() for each in found] == [each.tolist() for each in documents]
+
+
+def test_arctic_reads_the_documents(tmp_path, traces):
+    pytest.importorskip("arctic_inference")
+    from ngramspec.bench.peers import ArcticDrafter
+
+    corpus = [np.concatenate((each.prompt, each.output)) for each in traces]
+    Corpus.build(corpus, tmp_path / "all.ngc")
+    plan = Plan(COST, 64, 64)
+    known = compare(
+        lambda: ArcticDrafter(4.0), plan, traces, knowledge=Knowledge(tmp_path / "all.ngc")
+    )
+    assert known["mean"]["tokens_per_call"] > 8

@@ -1,0 +1,112 @@
+"""The command ``explain``: tables, JSON, figures, and the page in a browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from command import exit_code
+from forced_text import tiny_loaded
+
+from ngramspec.cli import main
+
+SHORT = ["--tokens", "12", "--repeats", "1", "--count", "2"]
+VOID = {"meta", "rect", "line", "circle"}
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    loaded = tiny_loaded()
+    monkeypatch.setattr("ngramspec.bench.models.load", lambda *args, **kwargs: loaded)
+    return loaded
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('"one two one two one"\n{"prompt": "abcabc", "group": "g"}\n')
+    return ["--prompts", str(path)]
+
+
+class Balanced(HTMLParser):
+    """Every element that is opened is closed, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+        self.classes = []
+
+    def handle_starttag(self, tag, attrs):
+        self.classes.append(dict(attrs).get("class"))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert tag in VOID or self.open.pop() == tag
+
+
+def test_explain_prints_writes_and_draws(loaded, prompts, tmp_path, capsys):
+    out, html, plots = tmp_path / "o.json", tmp_path / "o.html", tmp_path / "plots"
+    command = ["explain", *prompts, *SHORT, "--json", str(out), "--html", str(html)]
+    assert main([*command, "--plots", str(plots)]) == 0
+    printed = capsys.readouterr().out
+    for word in ("Theorem 3.8", "cost(n)", "measured", "position 1", "what would help most"):
+        assert word in printed
+    written = json.loads(out.read_text())
+    assert len(written["steps"]) == len([step for step in written["steps"] if step["width"]])
+    assert {step["prompt"] for step in written["steps"]} == {0, 1}
+    assert written["same_text"] == [True, True]
+    assert {path.name for path in plots.iterdir()} == {
+        f"figure-{number}.{kind}" for number in (1, 5) for kind in ("png", "svg")
+    }
+    parser = Balanced()
+    parser.feed(html.read_text())
+    assert parser.open == []
+    assert parser.classes.count("step") == len(written["steps"])
+    assert main(["plot", "1", "--run", str(out), "--plots", str(plots)]) == 0
+
+
+@pytest.mark.slow
+def test_the_page_opens_in_a_browser(loaded, prompts, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("chromium is not installed")
+    html, shot = tmp_path / "o.html", tmp_path / "o.png"
+    assert main(["explain", *prompts, *SHORT, "--html", str(html)]) == 0
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'u'}"]
+    page = subprocess.run(
+        [browser, *options, "--dump-dom", html.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "What would help most" in page.stdout
+    assert page.stdout.count('class="step"') > 2
+    subprocess.run(
+        [browser, *options, f"--screenshot={shot}", "--window-size=1000,2000", html.as_uri()],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    assert shot.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--repeats", "0"], "--repeats must be >= 1, got 0"),
+        (["--tokens", "1"], "--tokens must be >= 2, got 1"),
+        (["--prompts", "nowhere.jsonl"], "--prompts: "),
+        (["--drafter", "nonsense"], "nonsense"),
+        (["--gamma", "0"], "gamma must be"),
+    ],
+)
+def test_bad_arguments_are_one_line(loaded, capsys, arguments, message):
+    assert exit_code(["explain", *SHORT, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,153 @@
+"""llama-cpp-python's draft model, called as ``Llama.generate`` calls it."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """ngramspec.integrations.llama_cpp over the one class that it imports."""
+
+    class LlamaDraftModel(ABC):
+        @abstractmethod
+        def __call__(self, input_ids, /, **kwargs):
+            raise NotImplementedError
+
+    parent, child = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
+    child.LlamaDraftModel = LlamaDraftModel
+    monkeypatch.setitem(sys.modules, "llama_cpp", parent)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", child)
+    monkeypatch.delitem(sys.modules, "ngramspec.integrations.llama_cpp", raising=False)
+    yield importlib.import_module("ngramspec.integrations.llama_cpp")
+    del sys.modules["ngramspec.integrations.llama_cpp"]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def generate(draft, prompt, follow, steps, clock=None, cost=lambda n: 1.0):
+    """As Llama.generate does: evaluate, sample, stop at the first wrong token, draft.
+
+    Args:
+        follow: the token behind a text.
+        cost: seconds of an evaluation of n tokens.
+    """
+    text, calls, drafted = list(prompt), 0, 0
+    pending: list[int] = []
+    for _ in range(steps):
+        if clock is not None:
+            clock.now += cost(1 + len(pending))
+        text.append(follow(text))
+        for token in pending:
+            if token != text[-1]:
+                break
+            text.append(follow(text))
+        buffer = np.full(4096, -1, np.intc)
+        buffer[: len(text)] = text
+        pending = draft(buffer[: len(text)]).astype(int).tolist()
+        calls, drafted = calls + 1, drafted + len(pending)
+    return text, drafted
+
+
+def period(text):
+    return text[-7]
+
+
+def wild(text):
+    return (text[-1] * 7919 + len(text) * 104729) % 1009
+
+
+def test_what_repeats_is_drafted_and_accepted(module):
+    draft = module.NgramspecDraft(10, options={"costs": "none"})
+    text, _ = generate(draft, range(1, 8), period, 20)
+    assert text[7:] == [1 + at % 7 for at in range(len(text) - 7)]
+    assert len(text) > 7 + 3 * 20
+    assert draft.rows.stats.accepted > 40
+    assert draft.rows.stats.opened == 1
+
+
+def test_drafts_are_of_the_type_that_is_asked_for(module):
+    draft = module.NgramspecDraft(4, options={"costs": "none"})
+    got = draft(np.array([5, 6, 7, 8, 5, 6], np.intc))
+    assert isinstance(got, np.ndarray)
+    assert got.dtype == np.intc
+    assert got.tolist() == [7, 8, 5, 6]
+    draft = module.NgramspecDraft(4, options={"drafter": "copy"})
+    nothing = draft(np.array([5], np.intc))
+    assert nothing.dtype == np.intc
+    assert nothing.shape == (0,)
+
+
+def test_another_text_begins_another_session(module):
+    draft = module.NgramspecDraft(4, options={"costs": "none"})
+    for begin in (10, 20, 30):
+        prompt = [begin + at % 5 for at in range(12)]
+        got = draft(np.array(prompt, np.intc)).tolist()
+        assert got == [begin + at % 5 for at in range(12, 16)]
+    assert draft.rows.stats.opened == 3
+
+
+def test_a_conversation_goes_on_in_its_session(module):
+    draft = module.NgramspecDraft(4, options={"costs": "none"})
+    first = list(range(30))
+    draft(np.array(first, np.intc))
+    draft(np.array([*first, 5, 6, 99, 98, 97], np.intc))  # the next turn's prompt
+    assert draft.rows.stats.opened == 1
+
+
+def test_drafts_leave_room_in_the_context(module):
+    draft = module.NgramspecDraft(10, n_ctx=20, options={"costs": "none"})
+    for n in range(12, 22):
+        text = np.array([at % 3 for at in range(n)], np.intc)
+        assert n + len(draft(text)) + 1 <= max(20, n + 1)
+
+
+def test_where_wide_evaluations_are_dear_nothing_is_drafted_in_the_end(module):
+    """A position costs as much as a step; the text cannot be guessed."""
+    clock = Clock()
+    draft = module.NgramspecDraft(10, clock=clock)
+    text, _ = generate(draft, range(50), wild, 400, clock, lambda n: 0.01 * n)
+    plain = 0.01 * (len(text) - 50)
+    assert clock.now < plain / 0.97
+
+
+def test_where_copies_pay_they_are_drafted(module):
+    clock = Clock()
+    draft = module.NgramspecDraft(10, clock=clock)
+    cost = lambda n: 0.01 * (1 + 0.3 * (n - 1))  # noqa: E731
+    text, _ = generate(draft, range(1, 8), period, 200, clock, cost)
+    assert 0.01 * (len(text) - 7) > 1.5 * clock.now
+
+
+def test_wrong_options_are_refused(module):
+    with pytest.raises(ValueError, match="options: no option slope; known: drafter"):
+        module.NgramspecDraft(options={"slope": 1})
+    with pytest.raises(ValueError, match="k must be >= 1, got 0"):
+        module.NgramspecDraft(0)
+
+
+def test_without_llama_cpp_the_error_says_what_to_install():
+    code = """
+import sys
+sys.modules["llama_cpp"] = None
+try:
+    import ngramspec.integrations.llama_cpp
+except ImportError as error:
+    assert "pip install llama-cpp-python" in str(error), error
+else:
+    sys.exit("it was imported")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

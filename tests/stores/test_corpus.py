@@ -1,0 +1,325 @@
+"""Corpora: look-ups equal the twin's, files are whole or refused, many may read one."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from native_strategies import CHUNKS, INDICES, QUICK, int32
+
+from ngramspec._reference.store_corpus import CorpusIndex as Twin
+from ngramspec.stores import Corpus, corpus_build
+from ngramspec.stores.fingerprint import fingerprint
+
+pytest.importorskip("pydivsufsort")
+CORPUS_IDS = st.lists(
+    st.one_of(
+        st.integers(0, 3),
+        st.sampled_from([255, 256, 65533, 65534, 65535, 65536, 2**21 - 3, 2**21 - 2]),
+        st.integers(0, 70000),
+    ),
+    min_size=1,
+    max_size=12,
+    unique=True,
+)
+SMALL_IDS = st.lists(st.integers(0, 65534), min_size=1, max_size=12, unique=True)
+DOCUMENTS = st.builds(
+    lambda ids, documents: [[ids[i % len(ids)] for i in each] for each in documents],
+    st.one_of(CORPUS_IDS, SMALL_IDS),
+    st.lists(CHUNKS, min_size=1, max_size=6),
+).filter(any)
+
+
+def build(folder, documents, name="c.ngc", **options):
+    return Corpus.build([int32(each) for each in documents], folder / name, **options)
+
+
+def assert_equals_twin(corpus, twin, context):
+    length, first, end = corpus.index.longest(int32(context))
+    assert (length, first, end) == twin.longest(context)
+    if end - first > 128 and len(corpus.index.continuations(int32(context))[0]) == 0:
+        raise AssertionError("a wide interval without continuations")
+    if end - first <= 128:
+        for most in (1, 8):
+            found = corpus.index.continuations(int32(context), most)
+            assert found == twin.continuations(context, most)
+    if length:
+        place = corpus.index.place(first)
+        behind = [twin.following(i, 9) for i in range(first, end)]
+        assert corpus.index.tokens_at(place, 9).tolist() in behind
+
+
+@given(documents=DOCUMENTS, other=st.lists(INDICES, max_size=80), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_look_ups_equal_the_twins(tmp_path_factory, documents, other, seed):
+    corpus = build(tmp_path_factory.mktemp("corpus"), documents)
+    corpus.verify()
+    twin = Twin(documents)
+    assert len(corpus.index) == len(twin)
+    assert len(corpus) == sum(map(len, documents))
+    ids = sorted({token for each in documents for token in each})
+    strange = [ids[i % len(ids)] for i in other]
+    assert_equals_twin(corpus, twin, strange)
+    rng = np.random.default_rng(seed)
+    for document in documents:
+        at = int(rng.integers(0, len(document) + 1))
+        context = document[:at]
+        assert_equals_twin(corpus, twin, context)
+        assert_equals_twin(corpus, twin, [ids[0] + 1, *context[-5:]])
+        assert_equals_twin(corpus, twin, [*strange[:2], *context[-7:]])
+        if context:
+            part = context[-int(rng.integers(1, 65)) :]
+            assert corpus.index.interval(int32(part)) == twin.interval(part)
+
+
+def natural(n, vocab, seed=0):
+    """Tokens with long repetitions and frequent contexts."""
+    rng = np.random.default_rng(seed)
+    base = (rng.zipf(1.3, n) % vocab).astype(np.int32)
+    copies = [base[i : i + 50] for i in rng.integers(0, n, 40)]
+    return [base, *copies, np.full(300, 1, np.int32), np.arange(400, dtype=np.int32) % 2]
+
+
+@pytest.mark.parametrize("vocab", [50, 60_000, 70_000])
+def test_levels_of_keys_and_wide_intervals(tmp_path, vocab):
+    documents = natural(20_000, vocab)
+    corpus = Corpus.build(documents, tmp_path / "c.ngc")
+    corpus.verify()
+    assert corpus.info().width == (3 if vocab > 65535 else 2)
+    text = np.concatenate([np.concatenate((each, [-1])) for each in documents])
+    wide = 0
+    rng = np.random.default_rng(1)
+    for at in rng.integers(70, 20_000, 80):
+        for length in (1, 2, 3, 64):
+            context = documents[0][at - length : at]
+            found = corpus.index.interval(context)
+            windows = np.lib.stride_tricks.sliding_window_view(text, length + 1)
+            rows = windows[(windows[:, :-1] == context).all(1)]
+            following = Counter(rows[:, -1].tolist())
+            following.pop(-1, None)
+            assert found[1] - found[0] == following.total()
+            ranked = sorted(following.items(), key=lambda item: (-item[1], item[0]))
+            if following.total() <= 128 or length == 1:
+                wide += following.total() > 128
+                assert corpus.continuations(context, max_length=length) == ranked[:8]
+    assert wide > 10
+
+
+def test_wide_intervals_without_room_are_sampled(tmp_path):
+    document = np.arange(6000, dtype=np.int32) % 3  # 200 for each of 30 contexts would fit, 62 may
+    alike = [np.array([9, *[7] * k, 5], np.int32) for k in range(400)]
+    corpus = Corpus.build([document, *alike], tmp_path / "c.ngc")
+    corpus.verify()
+    found = dict(corpus.continuations(np.full(60, 7, np.int32)))
+    first, end = corpus.index.longest(np.full(60, 7, np.int32))[1:]
+    assert end - first > 128
+    assert set(found) == {5, 7}
+    assert 0.9 * (end - first) <= sum(found.values()) <= end - first
+
+
+def test_documents_never_run_into_each_other(tmp_path):
+    corpus = build(tmp_path, [[1, 2, 3], [], [4, 5], [2, 3], [3]])
+    assert corpus.info().documents == 4
+    assert corpus.continuations(int32([2, 3])) == []  # nothing follows at a document's end
+    assert corpus.longest_match(int32([3, 4])) == (1, 1)
+    assert corpus.following(int32([1]), 9).tolist() == [2, 3]
+    assert corpus.continuations(int32([9, 2])) == [(3, 2)]
+
+
+def test_a_match_is_at_most_sixty_four_tokens(tmp_path):
+    corpus = build(tmp_path, [list(range(200))])
+    assert corpus.longest_match(int32(range(100))) == (64, 1)
+    assert corpus.following(int32(range(100)), 3).tolist() == [100, 101, 102]
+
+
+def test_bytes_a_token(tmp_path):
+    rng = np.random.default_rng(0)
+    for vocab, most in ((60_000, 10.1), (200_000, 12)):
+        for text in (rng.integers(0, vocab, 40_000), np.arange(40_000) % 5 + vocab - 9):
+            corpus = Corpus.build([text], tmp_path / "c.ngc")
+            assert corpus.info().bytes / len(corpus) < most
+
+
+@pytest.mark.parametrize(
+    ("documents", "error", "says"),
+    [
+        ([], ValueError, "at least one token"),
+        ([np.array([], np.int32)], ValueError, "at least one token"),
+        ("text", TypeError, "several texts"),
+        (["text"], TypeError, r"documents\[0\] is text: pass tokenizer="),
+        ([[1, 2]], TypeError, r"documents\[0\] must be a text or .*, got list"),
+        ([np.array([1, 2]), np.array([1.0])], TypeError, r"documents\[1\] .*got float64"),
+        ([np.array([[1]])], TypeError, "one-dimensional"),
+        ([np.array([3, -1])], ValueError, r"token ids must be in 0..2097150, got -1..3"),
+        ([np.array([2**21 - 1])], ValueError, "got 2097151..2097151"),
+    ],
+)
+def test_what_cannot_be_built_says_why(tmp_path, documents, error, says):
+    with pytest.raises(error, match=says):
+        Corpus.build(documents, tmp_path / "c.ngc")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_contexts_are_refused(tmp_path):
+    corpus = build(tmp_path, [[1, 2, 3]])
+    for bad in (None, [1], np.array([1, 2]), np.array([1.0], np.float32)):
+        with pytest.raises(TypeError, match="context must be"):
+            corpus.continuations(bad)
+    with pytest.raises(ValueError, match="got -4 at index 1"):
+        corpus.longest_match(int32([1, -4]))
+    assert corpus.longest_match(int32([2**31 - 1, 2])) == (1, 1)
+    assert corpus.longest_match(int32([2, 2**31 - 1])) == (0, 0)
+    with pytest.raises(ValueError, match="most must be in 1..8, got 9"):
+        corpus.continuations(int32([1]), 9)
+
+
+class Pieces:
+    """A tokenizer of letters."""
+
+    def __init__(self, letters="abcdefgh "):
+        self.letters = letters
+
+    def get_vocab(self):
+        return {each: i for i, each in enumerate(self.letters)}
+
+    def encode(self, text, add_special_tokens):
+        assert add_special_tokens is False
+        return [self.letters.index(each) for each in text]
+
+
+def test_texts_and_tokenizers(tmp_path):
+    corpus = Corpus.build(["abc abd", "abe"], tmp_path / "c.ngc", tokenizer=Pieces())
+    assert corpus.continuations(int32([0, 1])) == [(2, 1), (3, 1), (4, 1)]
+    info = corpus.info()
+    assert (info.vocabulary, info.tokenizer) == (9, fingerprint(Pieces()))
+    corpus.check_tokenizer(Pieces())
+    other = Pieces("bacdefgh ")
+    with pytest.raises(ValueError, match=f"{info.tokenizer}, that of the .* {fingerprint(other)}"):
+        corpus.check_tokenizer(other)
+    with pytest.raises(TypeError, match="tokenizer must be"):
+        corpus.check_tokenizer("gpt2")
+
+
+def test_a_vocabulary_that_is_too_small(tmp_path):
+    corpus = build(tmp_path, [[1, 2, 30]])
+    corpus.check_vocabulary(31)
+    with pytest.raises(ValueError, match="has token id 30, the vocabulary has 30"):
+        corpus.check_vocabulary(30)
+
+
+def test_a_rebuild_leaves_who_has_the_old_one(tmp_path):
+    old = build(tmp_path, [[1, 2, 3]])
+    new = build(tmp_path, [[1, 2, 4]])
+    assert old.continuations(int32([1, 2])) == [(3, 1)]
+    assert new.continuations(int32([1, 2])) == [(4, 1)]
+    assert [each.name for each in tmp_path.iterdir()] == ["c.ngc"]
+
+
+def test_a_failed_build_leaves_the_old_file(tmp_path, monkeypatch):
+    build(tmp_path, [[1, 2, 3]])
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        build(tmp_path, [[1, 2, 4]])
+    assert [each.name for each in tmp_path.iterdir()] == ["c.ngc"]
+    assert Corpus.open(tmp_path / "c.ngc").continuations(int32([1, 2])) == [(3, 1)]
+
+
+def test_copies_and_pickles_open_the_same_file(tmp_path):
+    corpus = build(tmp_path, [[1, 2, 3]])
+    for other in (copy.copy(corpus), copy.deepcopy(corpus), pickle.loads(pickle.dumps(corpus))):
+        assert other.continuations(int32([1, 2])) == [(3, 1)]
+
+
+def test_threads_read_one_corpus(tmp_path):
+    documents = natural(5_000, 50)
+    corpus = Corpus.build(documents, tmp_path / "c.ngc")
+    contexts = [documents[0][at - 9 : at] for at in range(9, 500)]
+    expected = [corpus.continuations(each) for each in contexts]
+    answers: list = []
+
+    def ask():
+        answers.append([corpus.continuations(each) for each in contexts])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [expected] * 4
+
+
+def test_without_pydivsufsort_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydivsufsort", None)
+    with pytest.raises(ImportError, match=r"pip install 'ngramspec\[corpus\]'"):
+        build(tmp_path, [[1, 2]])
+
+
+def test_opening_needs_neither_pydivsufsort_nor_torch(tmp_path):
+    build(tmp_path, [[1, 2, 3]])
+    code = (
+        "import sys; from ngramspec.stores import Corpus; Corpus.open(sys.argv[1]);"
+        "sys.exit(len({'torch', 'transformers', 'pydivsufsort'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "c.ngc")], check=True)
+
+
+def test_sorting_takes_one_two_or_three_bytes_a_token():
+    for most, each in ((255, 1), (256, 2), (65535, 2), (65536, 3)):
+        text = int32([2**31 - 1, *range(5, 5 + most), 2**31 - 1])
+        content, width = corpus_build.sortable(text)
+        assert (width, len(content)) == (each, each * len(text))
+
+
+class CorpusMachine(RuleBasedStateMachine):
+    """Documents come, the file is built again in place, old and new corpora answer as their own."""
+
+    @initialize(ids=st.one_of(CORPUS_IDS, SMALL_IDS), document=CHUNKS.filter(bool))
+    def begin(self, ids, document):
+        self.ids = ids
+        self.documents = []
+        self.known = []
+        self.folder = FOLDERS.mktemp("machine")
+        self.add(document)
+
+    def tokens(self, indices):
+        return [self.ids[i % len(self.ids)] for i in indices]
+
+    @rule(document=CHUNKS)
+    def add(self, document):
+        self.documents.append(self.tokens(document))
+        corpus = build(self.folder, self.documents)
+        corpus.verify()
+        self.known = [*self.known[-2:], (corpus, Twin(self.documents))]
+
+    @rule(which=st.integers(0, 2), indices=CHUNKS)
+    def ask(self, which, indices):
+        assert_equals_twin(*self.known[which % len(self.known)], self.tokens(indices))
+
+    @rule(which=st.integers(0, 2), document=st.integers(0, 9), at=st.integers(0, 99))
+    def come_back(self, which, document, at):
+        context = self.documents[document % len(self.documents)][:at]
+        assert_equals_twin(*self.known[which % len(self.known)], context)
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path_factory):
+    global FOLDERS
+    FOLDERS = tmp_path_factory
+
+
+TestCorpusMachine = CorpusMachine.TestCase
+TestCorpusMachine.settings = settings(QUICK, max_examples=12, stateful_step_count=15)

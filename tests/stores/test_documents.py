@@ -1,0 +1,137 @@
+"""Files and folders become documents; what is left out is said."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ngramspec.stores.documents import find_files, read_texts
+
+pytest.importorskip("pathspec")
+TREE = {
+    "a.py": "a",
+    "b.txt": "b",
+    "build/c.py": "c",
+    "deep/build/d.py": "d",
+    "deep/keep.log": "e",
+    "deep/other.log": "f",
+    "deep/er/g.py": "g",
+    ".git/config": "h",
+    ".git/info/exclude": "secret.py\n",
+    "secret.py": "i",
+    ".gitignore": "*.log\n/build/\n",
+    "deep/.gitignore": "!keep.log\n/er/*.py\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name, text in TREE.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def found(tree, places=None, globs=()):
+    left_out = {}
+    files = find_files(
+        places or [tree],
+        globs,
+        lambda path, why: left_out.update({path.relative_to(tree).as_posix(): why}),
+    )
+    return [path.relative_to(tree).as_posix() for path in files], left_out
+
+
+def test_gitignore_is_respected(tree):
+    files, left_out = found(tree)
+    assert files == [
+        ".gitignore",
+        "a.py",
+        "b.txt",
+        "deep/.gitignore",
+        "deep/build/d.py",
+        "deep/keep.log",
+    ]
+    assert left_out == dict.fromkeys(
+        ["build", "deep/er/g.py", "deep/other.log", "secret.py"], ".gitignore"
+    )
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="asks git")
+def test_the_same_files_as_git(tree):
+    shutil.rmtree(tree / ".git")
+    subprocess.run(["git", "init", "--quiet", tree], check=True)
+    (tree / ".git/info/exclude").write_text("secret.py\n")
+    listed = subprocess.run(
+        ["git", "-C", tree, "ls-files", "--cached", "--others", "--exclude-standard"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert found(tree)[0] == sorted(listed)
+
+
+def test_a_folder_inside_a_repository_has_the_rules_above(tree):
+    assert found(tree, [tree / "deep"])[0] == [
+        "deep/.gitignore",
+        "deep/build/d.py",
+        "deep/keep.log",
+    ]
+
+
+def test_globs_match_names_and_paths(tree):
+    assert found(tree, globs=["*.py"])[0] == ["a.py", "deep/build/d.py"]
+    assert found(tree, globs=["deep/*"])[0] == [
+        "deep/.gitignore",
+        "deep/build/d.py",
+        "deep/keep.log",
+    ]
+
+
+def test_a_file_that_is_named_is_taken(tree):
+    assert found(tree, [tree / "deep/other.log"])[0] == ["deep/other.log"]
+    with pytest.raises(FileNotFoundError, match="there is no file or folder .*nothing"):
+        found(tree, [tree / "nothing"])
+
+
+def test_symbolic_links_are_not_followed(tmp_path):
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "circle").symlink_to(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert found(tmp_path) == (["a"], {"circle": "symbolic link", "link": "symbolic link"})
+
+
+def test_what_is_no_text_is_left_out(tmp_path):
+    contents = {"a": b"text\n", "b": b"x\0y", "c": b"caf\xe9", "d": b"", "e": b"\xef\xbb\xbfx"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    left_out = {}
+    files = [*sorted(tmp_path.iterdir()), tmp_path / "gone"]
+    texts = read_texts(files, skipped=lambda path, why: left_out.update({path.name: why}))
+    assert list(texts) == ["text\n", "x"]
+    assert left_out.pop("gone")
+    assert left_out == {"b": "binary", "c": "not UTF-8", "d": "empty"}
+
+
+def test_json_lines(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "one", "id": 1}\n\n{"text": "two"}\n')
+    assert list(read_texts([path], "text")) == ["one", "two"]
+    for line, says in (
+        ("{", "not JSON"),
+        ("[1]", "has no text 'text'"),
+        ('{"text": 1}', "no text"),
+    ):
+        path.write_text('{"text": "one"}\n' + line)
+        with pytest.raises(ValueError, match=f"line 2: .*{says}"):
+            list(read_texts([path], "text"))
+
+
+def test_without_pathspec_the_error_says_how_to_get_it(tree, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pathspec", None)
+    with pytest.raises(ImportError, match=r"gitignore needs pathspec: .*\[corpus\]|exclude needs"):
+        found(tree)

@@ -1,0 +1,170 @@
+"""Requests draft from stores: the same text in fewer calls, and every way to name a store."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import ngramspec
+from ngramspec import Corpus, Speculator, build_drafter
+from ngramspec.drafters.stored import CallDrafter
+from ngramspec.stores import StoreFileError
+
+pytest.importorskip("pydivsufsort")
+PROMPT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26]])
+GREEDY = {"max_new_tokens": 60, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def text(tiny):
+    return tiny.generate(PROMPT, **GREEDY)[0]
+
+
+@pytest.fixture(scope="module")
+def path(text, tmp_path_factory):
+    """A corpus that holds what the model will say."""
+    path = tmp_path_factory.mktemp("stores") / "said.ngc"
+    documents = [np.arange(50, dtype=np.int32), text[5:].numpy()]
+    Corpus.build(documents, path)
+    return path
+
+
+def calls(speculator, model, **options):
+    speculator.reset()
+    output = ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY, **options)
+    return output[0].tolist(), speculator.stats.target_calls
+
+
+def test_the_same_text_in_fewer_calls(tiny, text, path):
+    alone, with_store = Speculator(), Speculator(stores=[path])
+    said, many = calls(alone, tiny)
+    assert said == text.tolist()
+    said, few = calls(with_store, tiny)
+    assert said == text.tolist()
+    assert few < many / 2
+    assert with_store.stats.tiers["store"].accepted > 10
+
+
+def test_stores_of_one_call(tiny, path, tmp_path):
+    other = Corpus.build([np.array([90, 91, 92], np.int32)], tmp_path / "other.ngc")
+    speculator = Speculator(stores=[other])
+    many = calls(speculator, tiny)[1]
+    few = calls(speculator, tiny, stores=[path])[1]
+    assert few < many / 2
+    assert calls(speculator, tiny, extra_stores=[Corpus.open(path)])[1] <= few + 2
+    assert calls(Speculator(stores=[path]), tiny, stores=[])[1] > few * 2
+    assert speculator.stores == (other,)
+
+
+@pytest.mark.parametrize("options", [{"do_sample": True}, {"num_return_sequences": 2}])
+def test_sampled_text_and_rows(tiny, path, options):
+    arguments = GREEDY | options | {"do_sample": True}
+    torch.manual_seed(0)
+    plain = tiny.generate(PROMPT, **arguments)
+    torch.manual_seed(0)
+    ours = ngramspec.generate(tiny, PROMPT, stores=[path], **arguments)
+    assert ours.tolist() == plain.tolist()
+
+
+def test_a_store_of_a_larger_vocabulary_is_left_out_and_said_once(tiny, tmp_path, caplog):
+    large = Corpus.build([np.array([5, 6, 7, 97], np.int32)], tmp_path / "large.ngc")
+    speculator = Speculator(stores=[large])
+    with caplog.at_level(logging.WARNING, "ngramspec"):
+        calls(speculator, tiny)
+        calls(speculator, tiny)
+    said = [each.message for each in caplog.records if "drafting without a store" in each.message]
+    assert len(said) == 1
+    assert "has token id 97, the vocabulary has 97" in said[0]
+    assert speculator.stats.drafter_faults == 0
+
+
+class Letters:
+    def __init__(self, letters):
+        self.letters = letters
+
+    def get_vocab(self):
+        return {letter: i for i, letter in enumerate(self.letters)}
+
+    def encode(self, text, add_special_tokens):
+        return [self.letters.index(letter) for letter in text]
+
+
+def test_a_store_of_another_tokenizer_is_refused(tiny, tmp_path):
+    store = Corpus.build(["abc"], tmp_path / "c.ngc", tokenizer=Letters("abcd"))
+    calls(Speculator(stores=[store]), tiny, tokenizer=Letters("abcd"))
+    for where in ({"stores": [store]}, {"extra_stores": [store.path]}):
+        with pytest.raises(ValueError, match="was built with another tokenizer"):
+            calls(Speculator(), tiny, tokenizer=Letters("bacd"), **where)
+
+
+def test_arguments_copies_and_pickles_keep_the_stores(path):
+    speculator = Speculator(stores=[Corpus.open(path)], gamma=8)
+    kept = speculator.to_dict()
+    assert kept["stores"] == [str(path)]
+    others = [
+        Speculator.from_dict(json.loads(json.dumps(kept))),
+        copy.deepcopy(speculator),
+        pickle.loads(pickle.dumps(speculator)),
+    ]
+    for other in others:
+        assert [each.path for each in other.stores] == [path]
+        assert other.to_dict() == kept
+    assert "said.ngc" in repr(speculator)
+    assert "stores" not in Speculator().to_dict()
+    speculator.drafter = "copy+ngram"
+    assert [each.path for each in speculator.stores] == [path]
+
+
+def test_build_drafter(path):
+    drafter = build_drafter("auto", stores=[path, Corpus.open(path)])
+    assert len(drafter.stores) == 2
+    assert drafter.tiers[-1] == "store"
+    session = drafter.start(np.arange(10, dtype=np.int32))
+    assert session.propose(3).tokens.tolist() == [10, 11, 12]
+    assert build_drafter(drafter).stores == drafter.stores
+    assert build_drafter("auto").tiers == ("copy", "resume", "ngram", "unigram")
+
+
+@pytest.mark.parametrize(
+    ("stores", "error", "says"),
+    [
+        ("a.ngc", TypeError, "stores must be a list of stores, got str"),
+        ([3], TypeError, r"stores\[0\] must be a Corpus or the path of one, got int"),
+        (["nothing.ngc"], FileNotFoundError, "nothing.ngc"),
+        ([__file__], StoreFileError, "is no ngramspec corpus"),
+    ],
+)
+def test_what_is_no_store_is_refused(tiny, stores, error, says):
+    with pytest.raises(error, match=says):
+        Speculator(stores=stores)
+    with pytest.raises(error, match=says):
+        calls(Speculator(), tiny, stores=stores)
+
+
+def test_drafters_that_take_no_stores_say_so(tiny, path):
+    with pytest.raises(ValueError, match="takes no stores; 'auto' and other joins"):
+        Speculator("copy+ngram", policy="priority", stores=[path])
+    with pytest.raises(ValueError, match="drafter none takes no stores"):
+        calls(Speculator("none"), tiny, stores=[path])
+
+
+def test_sequences_with_and_without_stores_learn_together(path):
+    drafter = build_drafter("auto")
+    assert drafter.with_stores([path]).calibration is drafter.calibration
+
+
+def test_a_call_follows_the_speculators_drafter(path):
+    current = [build_drafter("auto")]
+    drafter = CallDrafter(lambda: current[0], [path], None, print)
+    first = drafter(97)
+    assert first is drafter(97)
+    assert len(first.stores) == 1
+    current[0] = build_drafter("copy")
+    assert drafter(97).sources == ("copy",)
+    assert len(drafter(97).stores) == 1
