@@ -28,8 +28,7 @@ from ngramspec.target.recurrent_state import Checkpoint
 MARKING = (5, 19)  # since this version, transformers marks a cache that the caller gave
 DYNAMIC = "DynamicLayer"
 INDEXED = "DynamicIndexedLayer"
-DUMMY = "DummyLayer"  # of a layer that keeps nothing, or reads what another one keeps
-CROPPED = {DYNAMIC, INDEXED, "DynamicSlidingWindowLayer", DUMMY, *LINEAR}
+CROPPED = {DYNAMIC, INDEXED, "DynamicSlidingWindowLayer", *LINEAR}
 STATIC = "StaticLayer"
 SLIDING_STATIC = "StaticSlidingWindowLayer"
 CACHES = "transformers.cache_utils"
