@@ -54,7 +54,7 @@ cdef class CorpusIndex(StoreSource):
         self.width, self.limit = width, limit
         self.n = self.size(0, width)
         self.m = self.size(1, 4)
-        if self.size(2, width) != self.m:
+        if <uint64_t>self.size(2, width) != self.m:
             raise ValueError(f"next has {self.size(2, width)} entries for {self.m} places")
         if self.m > self.n or self.n >= <uint64_t>1 << 31:
             raise ValueError(f"{self.m} places in a text of {self.n}")
@@ -86,7 +86,7 @@ cdef class CorpusIndex(StoreSource):
             self.key_n[self.levels] = n
             total += n
             self.levels += 1
-        if self.size(3, sizeof(Key)) != total:
+        if <uint64_t>self.size(3, sizeof(Key)) != total:
             raise ValueError(f"{self.size(3, sizeof(Key))} keys, {total} are needed")
         total = 0
         for i in range(self.levels):

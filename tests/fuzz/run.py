@@ -110,13 +110,21 @@ def _in_columns(case: Case, plain: Exception | None) -> bool:
     return "column" in case.criteria and "number of dimensions" in str(plain)
 
 
+def _by_the_text(case: Case, error: Exception | None) -> bool:
+    """Whether an error comes of what a text says: a processor's own, at a step that another text
+    does not reach; or a pad id without an embedding, behind another row's end, where a processor
+    runs the model itself."""
+    unknown = case.options.get("pad_token_id") in (-1, VOCAB) and "guidance_scale" in case.options
+    return str(error) == "the processor raises" or (unknown and isinstance(error, IndexError))
+
+
 def _check_errors(case: Case, plain: Side, ours: Side) -> None:
     first, second = plain.error, ours.error
     if _in_columns(case, first) or (second is None and _embeds_no_pad(case, first)):
         _check_left(case, plain, ours)
         return
     if first is None or second is None:
-        if why_loose(case, None) is not None and second is None:
+        if why_loose(case, None) is not None and (second is None or _by_the_text(case, second)):
             return
         what = "plain" if second is None else "ours"
         error = second or first
