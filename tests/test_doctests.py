@@ -27,7 +27,8 @@ FOUND = {
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_docstring_says_what_happens(name):
+def test_a_docstring_says_what_happens(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write a file
     failed, tried = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(FOUND[name])
     assert (failed, tried > 0) == (0, True)
 

@@ -155,6 +155,12 @@ LONGER: dict[str, str] = {}
 C_FUNCTION = re.compile(r"( *)(?:def|cdef|cpdef)\b(?! class\b)[^=(]*?(\w+)\(")
 
 
+def test_no_two_test_files_have_one_name():
+    names = [path.name for path in (ROOT.parent / "tests").rglob("test_*.py")]
+    assert len(names) > 100
+    assert sorted(set(names)) == sorted(names)
+
+
 def _path(path: Path) -> str:
     return str(path.relative_to(ROOT.parent if path.is_relative_to(ROOT) else TESTS.parent))
 

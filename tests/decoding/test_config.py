@@ -29,7 +29,7 @@ OTHER = {
 
 def test_the_arguments_of_a_speculator_are_the_config_s_fields_with_its_defaults():
     arguments = signature(Speculator).parameters
-    assert set(arguments) == {"drafter", "on_step", *NAMES}
+    assert set(arguments) == {"drafter", "on_step", "stores", *NAMES}
     default = Config().to_dict()
     assert {name: arguments[name].default for name in NAMES} == default
     assert list(Speculator("copy").to_dict()) == ["drafter", *NAMES]
