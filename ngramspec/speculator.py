@@ -30,8 +30,7 @@ from ngramspec.persistence import (
     write_settings,
 )
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.stores.choice import Store
-from ngramspec.stores.corpus import Corpus
+from ngramspec.stores.choice import OpenStore, Store, described
 
 logger = logging.getLogger("ngramspec")
 
@@ -91,7 +90,8 @@ class Speculator:
         policy: how a drafter built from a string chooses between its tiers; see build_drafter.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
-        stores: corpora, or their paths, to draft from beside each request's own text.
+        stores: what to draft from beside each request's own text: corpora, or their paths, and
+            namespaces of shared stores, ``store["name"]``.
         on_step: called with a StepEvent after the prefill and after every step.
 
     Attributes:
@@ -193,7 +193,7 @@ class Speculator:
         self._drafter = build_drafter(drafter, policy=self.policy, stores=stores)
 
     @property
-    def stores(self) -> tuple[Corpus, ...]:
+    def stores(self) -> tuple[OpenStore, ...]:
         """What the drafter drafts from beside each request's own text."""
         return self._drafter.stores
 
@@ -206,12 +206,12 @@ class Speculator:
         """The arguments that make an equal Speculator, as plain JSON values; without on_step.
 
         Raises:
-            ValueError: the drafter is an object that no string describes.
+            ValueError: the drafter is an object that no string describes, or a store has no path.
         """
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        stores = {"stores": [str(each.path) for each in self.stores]} if self.stores else {}
+        stores = {"stores": described(self.stores)} if self.stores else {}
         return {"drafter": self._drafter.spec} | self._config.to_dict() | stores
 
     @classmethod

@@ -44,7 +44,9 @@ def decode(run: Generation) -> torch.Tensor:
                 else:
                     with run.observer.section(STEP):
                         loop.step()
-        return loop.sequences()
+        sequences = loop.sequences()
+        loop.drafting.finish()
+        return sequences
     finally:
         try:
             loop.rollback()

@@ -153,8 +153,9 @@ def _runners(
 
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
+        of_row = drafter.row(vocab)
         return DraftRunner(
-            lambda: follower or drafter(vocab),
+            of_row if follower is None else lambda: follower,
             make_controller(config.planned_gamma, config.longest, costs.cost),
             history(row),
             vocab,
@@ -164,6 +165,7 @@ def _runners(
             temperature=temperature,
             seed=(seed, row),
             unplaced=target.traits.unplaced,
+            shared=of_row if follower is None else None,
         )
 
     return make

@@ -66,7 +66,8 @@ def build_drafter(
             a window, a drafter of your own) draft in order of priority, with the measured
             acceptance as confidence. "priority": the tiers in order, highest priority first,
             each continuing where the draft of those above it ends; no confidence.
-        stores: what to draft from beside each sequence's own text: corpora, or paths of corpora.
+        stores: what to draft from beside each sequence's own text: corpora, paths of
+            corpora, and namespaces of shared stores.
 
     Raises:
         ValueError: the part of the string that is wrong, marked, and what could stand there; or

@@ -11,8 +11,11 @@ from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.learning import LearningDrafter
+from ngramspec.drafters.shared import SharedSession
 from ngramspec.errors import check_int
 from ngramspec.stores.choice import Store, one_source, open_stores
+from ngramspec.stores.shared import Namespace
+from ngramspec.stores.shared_request import SharedRequest
 
 SOURCES = ("copy", "ngram", "unigram")
 
@@ -57,7 +60,8 @@ class ValueDrafter(LearningDrafter):
         sources: where candidates come from: some of "copy", "ngram" and "unigram", each once, in
             any order.
         min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
-        stores: what is known beside each sequence's own text: corpora, or paths of corpora.
+        stores: what is known beside each sequence's own text: corpora, paths of
+            corpora, and namespaces of shared stores.
     """
 
     tiers: tuple[str, ...] = ("copy", "resume", "ngram", "unigram")
@@ -92,7 +96,16 @@ class ValueDrafter(LearningDrafter):
 
     def start(self, tokens: Int32) -> DraftSession:
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
+        stores = [each.request() if isinstance(each, Namespace) else each for each in self.stores]
         engine = ValueEngine(
-            self.calibration, copies, counts, falls_back, self.min_match, one_source(self.stores)
+            self.calibration, copies, counts, falls_back, self.min_match, one_source(stores)
         )
-        return ValueSession(engine, tokens)
+        session = ValueSession(engine, tokens)
+        if not any(isinstance(each, SharedRequest) for each in stores):
+            return session
+        own = [
+            each
+            for each, given in zip(stores, self.stores, strict=True)
+            if isinstance(given, Namespace)
+        ]
+        return SharedSession(session, self.tiers.index("store"), own, tokens)
