@@ -16,7 +16,7 @@ from ngramspec._native.store_source cimport Found
 from ngramspec._native.store_tally cimport SEPARATOR
 
 cdef enum:
-    RING_LEVELS = 3     # context lengths with places: RING_LENGTHS
+    RING_LEVELS = 3     # context lengths with places
     RING_DEEPEST = 64   # tokens of a context that are compared
     WALK = 48           # places of one context that are compared
     STEPS = 192         # links that are followed for them
@@ -24,7 +24,7 @@ cdef enum:
     COPIED = 4096       # codes copied, or erased, under one lock
     CODE_BYTES = 4 + 8 * RING_LEVELS    # memory of a code
     LEAST_CAPACITY = 16
-    TAIL = 7            # tokens of the longest context that has places
+    TAIL = 6            # tokens of the longest context that has places
     OWN_RANGES = 32     # of a stream's own text that are known
 
 cdef struct Range:      # positions begin <= p < end

@@ -13,6 +13,7 @@ from cpython.pythread cimport (
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 import numpy as np
 
@@ -24,14 +25,20 @@ BYTES_PER_CODE = CODE_BYTES
 LEAST_CODES = LEAST_CAPACITY
 MOST_CODES = <int64_t>1 << 31
 BORDER = SEPARATOR
-LENGTHS = (2, 4, 7)
+LENGTHS = (1, 3, 6)
 MOST_WALKED = WALK
 MOST_COPIED = COPIED
 
 
+cdef inline int64_t nanoseconds() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
+
+
 cdef inline int length_of(int level) noexcept nogil:
     """Tokens of a level's contexts, the shortest first."""
-    return 2 if level == 0 else 4 if level == 1 else 7
+    return 1 if level == 0 else 3 if level == 1 else 6
 
 
 cdef class StoreRing:
@@ -47,9 +54,7 @@ cdef class StoreRing:
     def __cinit__(self, int64_t capacity):
         cdef int level
         if not LEAST_CAPACITY <= capacity <= MOST_CODES:
-            raise ValueError(
-                f"capacity must be in {LEAST_CODES}..{MOST_CODES}, got {capacity}"
-            )
+            raise ValueError(f"capacity must be in {LEAST_CODES}..{MOST_CODES}, got {capacity}")
         self.lock = PyThread_allocate_lock()
         self.ring = <int32_t*>calloc(capacity, sizeof(int32_t))
         for level in range(RING_LEVELS):
@@ -142,6 +147,31 @@ cdef class StoreRing:
         """The most codes and places that were touched while the lock was held once."""
         return self.most_held
 
+    def memory_holds(self, int32_t code):
+        """Whether any slot holds a code, one that cannot be read included. For tests."""
+        cdef uint64_t slot
+        for slot in range(self.capacity):
+            if self.ring[slot] == code:
+                return True
+        return False
+
+    def waits(self, int n, int pause):
+        """For benchmarks: ns that the lock was waited for, int64 (n,), ``pause`` ns apart."""
+        cdef int64_t[::1] into
+        cdef int64_t began
+        cdef int i
+        waited = np.empty(n, np.int64)
+        into = waited
+        with nogil:
+            for i in range(n):
+                began = nanoseconds()
+                self.take()
+                self.release()
+                into[i] = nanoseconds() - began
+                while nanoseconds() - began < pause:
+                    pass
+        return waited
+
     def sizeof(self):
         """Bytes allocated."""
         return sizeof(StoreRing) + self.capacity * CODE_BYTES
@@ -184,8 +214,7 @@ cdef class StoreRing:
         self.have = 0
 
     cdef bint erase(self, uint64_t slot) noexcept nogil:
-        """Erase the slots from ``slot`` on that hold no text; whether more follow. Under the lock.
-        """
+        """Erase slots from ``slot`` on that hold no text; whether more follow. Under the lock."""
         cdef uint64_t i, kept = self.written - self.oldest, behind
         for i in range(slot, min(slot + COPIED, self.capacity)):
             behind = (self.written + self.capacity - i) % self.capacity  # codes since, 0: all

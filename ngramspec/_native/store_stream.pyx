@@ -82,7 +82,10 @@ cdef class StoreStream(StoreSource):
         cdef int i, n
         if not 1 <= most <= 32:
             raise ValueError(f"most must be in 1..32, got {most}")
-        n = self.look(start_of(view) + view.shape[0], view.shape[0], found, most)
+        if view.shape[0] == 0:
+            return []
+        with nogil:
+            n = self.look(&view[0] + view.shape[0], view.shape[0], found, most)
         return [(found[i].at, found[i].length) for i in range(n)]
 
     def tokens_at(self, int64_t at, int most):
@@ -91,9 +94,14 @@ cdef class StoreStream(StoreSource):
             raise ValueError(f"most must be in 0..{MAX_TOKENS}, got {most}")
         most = min(most, <int>BATCH)
         cdef int32_t[::1] into
+        cdef int n
         tokens = np.empty(most, np.int32)
         into = tokens
-        return tokens[:self.read(at, &into[0], most)] if most else tokens
+        if most == 0:
+            return tokens
+        with nogil:
+            n = self.read(at, &into[0], most)
+        return tokens[:n]
 
     def sizeof(self):
         """Bytes allocated, without the ring."""

@@ -50,7 +50,8 @@ class ValueDrafter(LearningDrafter):
 
     Its sequences share one calibration: how often candidates in each situation were right. It holds
     counts and weights, never text. But they show how much earlier texts repeated themselves, and
-    drafts and timings depend on them. Where tenants must not learn that of each other, give each a
+    drafts and timings depend on them. Where tenants must not learn that of each other, let each
+    request learn for itself, by ``Speculator(calibration="request")``, or give each tenant a
     drafter, and so a Speculator, of its own::
 
         speculators = collections.defaultdict(Speculator)  # by tenant
@@ -88,7 +89,7 @@ class ValueDrafter(LearningDrafter):
     def with_stores(self, stores: Sequence[Store]) -> ValueDrafter:
         """This drafter with other stores; both learn together."""
         other = type(self)(self.sources, self.min_match, stores)
-        other.calibration = self.calibration
+        other.calibration, other.by_request = self.calibration, self.by_request
         return other
 
     def forget(self) -> None:
@@ -97,8 +98,9 @@ class ValueDrafter(LearningDrafter):
     def start(self, tokens: Int32) -> DraftSession:
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
         stores = [each.request() if isinstance(each, Namespace) else each for each in self.stores]
+        calibration = Calibration() if self.by_request else self.calibration
         engine = ValueEngine(
-            self.calibration, copies, counts, falls_back, self.min_match, one_source(stores)
+            calibration, copies, counts, falls_back, self.min_match, one_source(stores)
         )
         session = ValueSession(engine, tokens)
         if not any(isinstance(each, SharedRequest) for each in stores):

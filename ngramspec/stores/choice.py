@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Protocol
 
 from ngramspec._native.store_source import StorePair, StoreSource
 from ngramspec.stores.corpus import Corpus
-from ngramspec.stores.shared import Namespace, SharedStore
+from ngramspec.stores.shared import Namespace, SharedStore, made_namespace
 from ngramspec.stores.shared_request import SharedRequest
 
-Store = Corpus | Namespace | str | PathLike[str]
+Store = Corpus | Namespace | str | PathLike[str] | Mapping[str, Any]
 OpenStore = Corpus | Namespace
 
 
@@ -26,11 +26,13 @@ def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any
     """Stores as a user names them, opened, each once.
 
     Args:
-        stores: corpora, paths, namespaces, and what requests do in namespaces; None: none.
+        stores: corpora, paths, namespaces, what requests do in namespaces, and settings of a shared
+            store that is made for these requests alone: a dict of SharedStore's arguments, and
+            ``namespace``. None: none.
         name: of the argument, for messages.
 
     Raises:
-        TypeError: not several stores, or one that is none.
+        TypeError, ValueError: not several stores, or one that is none.
         OSError: a file cannot be read.
         StoreFileError: a file that is no corpus.
     """
@@ -42,15 +44,21 @@ def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any
     for i, store in enumerate(stores):
         if isinstance(store, SharedStore):
             raise TypeError(f"{name}[{i}] must be a namespace of a SharedStore: store['name']")
-        if not isinstance(store, Corpus | Namespace | SharedRequest | str | PathLike):
+        if not isinstance(store, Corpus | Namespace | SharedRequest | str | PathLike | Mapping):
             raise TypeError(
                 f"{name}[{i}] must be a Corpus, the path of one, or a SharedStore's namespace, got"
                 f" {type(store).__name__}"
             )
-        known = Corpus.open(store) if isinstance(store, str | PathLike) else store
+        known = _opened(store)
         if known not in opened:
             opened.append(known)
     return tuple(opened)
+
+
+def _opened(store: Any) -> Any:
+    if isinstance(store, Mapping):
+        return made_namespace(store)
+    return Corpus.open(store) if isinstance(store, str | PathLike) else store
 
 
 def one_source(stores: Sequence[Searched]) -> StoreSource | None:
@@ -63,16 +71,21 @@ def one_source(stores: Sequence[Searched]) -> StoreSource | None:
     return source
 
 
-def described(stores: Sequence[OpenStore]) -> list[str]:
-    """The stores as JSON values from which ``open_stores`` makes the same ones.
+def described(stores: Sequence[OpenStore]) -> list[Any]:
+    """The stores as JSON values from which ``open_stores`` makes the same ones, without their text.
 
     Raises:
-        ValueError: a store lies in memory only.
+        ValueError: a store was made elsewhere, and lies in memory only.
     """
-    for store in stores:
-        if not isinstance(store, Corpus):
-            raise ValueError(
-                f"{store!r} lies in memory and cannot be kept; leave it out of stores=, and pass it"
-                " to the calls as extra_stores="
-            )
-    return [str(store.path) for store in stores if isinstance(store, Corpus)]
+    return [_described(store) for store in stores]
+
+
+def _described(store: OpenStore) -> Any:
+    if isinstance(store, Corpus):
+        return str(store.path)
+    if store.settings is None:
+        raise ValueError(
+            f"{store!r} lies in memory and cannot be kept; leave it out of stores=, and pass it to"
+            " the calls as extra_stores="
+        )
+    return store.settings

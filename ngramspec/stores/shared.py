@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -228,7 +228,10 @@ class Namespace:
     Attributes:
         store: whose.
         name: 1 to 256 characters.
+        settings: from which it was made together with its store; None: the store was there.
     """
+
+    settings: dict[str, Any] | None = None
 
     def __init__(self, store: SharedStore, name: str) -> None:
         if not isinstance(name, str):
@@ -306,6 +309,25 @@ class Namespace:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Namespace:
         return self
+
+
+def made_namespace(settings: Mapping[str, Any]) -> Namespace:
+    """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name.
+
+    Raises:
+        TypeError, ValueError: one of them is none, or wrong.
+    """
+    known = ("namespace", "max_bytes", "namespace_bytes", "write", "live")
+    unknown = [name for name in settings if name not in known]
+    if unknown or "namespace" not in settings:
+        raise ValueError(
+            f"a shared store's settings must have 'namespace', and may have {', '.join(known[1:])};"
+            f" got {', '.join(map(repr, settings))}"
+        )
+    rest = {name: value for name, value in settings.items() if name != "namespace"}
+    namespace = SharedStore(**rest)[settings["namespace"]]
+    namespace.settings = dict(settings)
+    return namespace
 
 
 def statistics_of(ring: StoreRing) -> StoreStatistics:

@@ -1,8 +1,8 @@
 """A shared store's file: the text of its namespaces; what finds it is made anew.
 
+    text    the codes of all namespaces: token ids, a border before each document
     names   JSON: for each namespace, the one used longest ago first: its name, its codes, and the
             counts of its statistics
-    text    the codes of all namespaces: token ids, a border before each document
 
 Everything in a file is checked before it is used, and it decides nothing about memory.
 """
@@ -37,7 +37,7 @@ KIND = FileKind(
     name="ngramspec shared store",
     version=1,
     fields="QII32s",
-    sections=("names", "text"),
+    sections=("text", "names"),  # the last one is never empty
 )
 COUNTS = 4  # tokens ever, look-ups, hits, accepted tokens
 MOST_COUNT = 1 << 62
@@ -85,7 +85,7 @@ def save(path: Path, header: Header, rings: Mapping[str, StoreRing]) -> None:
         bytes.fromhex(header.tokenizer) if header.tokenizer else bytes(32),
     )
     text = [part.astype("<i4", copy=False) for part in parts]
-    write_file(path, KIND, fields, [[json.dumps(names).encode()], text])
+    write_file(path, KIND, fields, [text, [json.dumps(names).encode()]])
 
 
 def pieces_of(ring: StoreRing) -> list[Int32]:
@@ -116,7 +116,7 @@ def load(path: Path) -> tuple[Header, list[Saved]]:
     if namespace_bytes < 1 or write > 2 or live > 1:
         raise StoreFileError(f"{path} has broken settings: {namespace_bytes}, {write}, {live}")
     header = Header(namespace_bytes, write, live, known.hex() if any(known) else "")
-    names, text = sections
+    text, names = sections
     if names.size > MOST_NAMES:
         raise StoreFileError(f"{path}: section names has {names.size} bytes, at most {MOST_NAMES}")
     if text.size % 4:

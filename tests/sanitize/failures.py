@@ -14,6 +14,10 @@ from ngramspec._native import (
     count_order,
     ngram,
     search,
+    store_corpus,
+    store_reader,
+    store_ring,
+    store_stream,
     unigram,
     value,
 )
@@ -27,6 +31,10 @@ MODULES = (
     count_order,
     ngram,
     search,
+    store_corpus,
+    store_reader,
+    store_ring,
+    store_stream,
     unigram,
     value,
 )
