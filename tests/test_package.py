@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "hf": CORE | {"speculator"},
     "stand_in": {"hf", "speculator"},
     "__init__": CORE | {"speculator", "hf", "stand_in"},
-    "integrations": CORE | {"speculator", "hf", "__init__"},
+    "integrations": CORE | {"speculator", "hf", "__init__", "_native"},
     "bench": CORE | {"speculator", "hf", "__init__", "_native", "_reference", "theory", "stores"},
     "cli": CORE | {"speculator", "hf", "__init__", "bench", "integrations", "stores"},
     "__main__": {"cli"},
