@@ -36,26 +36,21 @@ def decode(run: Generation) -> torch.Tensor:
     """
     loop = DecodeLoop(run)
     try:
-        with run.observer.section(PREFILL):
-            loop.prefill()
+        going = loop.advance()
         with run.target.decoding():
-            while run.ranks.going(not loop.stopped):
-                if loop.stopped:
-                    loop.forward_for_other_ranks()
-                else:
-                    with run.observer.section(STEP):
-                        loop.step()
+            while going:
+                going = loop.advance()
         return loop.sequences()
     finally:
-        try:
-            loop.rollback()
-        finally:
-            run.target.close()
-            loop.drafting.close()
+        loop.close()
 
 
 class DecodeLoop:
-    """The groups of a run, and each row's drafting."""
+    """The groups of a run, and each row's drafting.
+
+    ``advance`` runs it bit by bit, so that a caller may do other things between two steps.
+    ``close`` must be called at the end, whatever ended it.
+    """
 
     def __init__(self, run: Generation) -> None:
         prompt, observer = run.target.prompt, run.observer
@@ -72,6 +67,31 @@ class DecodeLoop:
         self.evidence = EvidenceChannel(run.sampler.fetches_at_once)
         self.last = [0] * len(self.rows)  # each row's last committed token
         self.steps = 0
+        self._prefilled = False
+
+    def advance(self) -> bool:
+        """Run the prefill, or after it the next step: whether there is another step to run.
+
+        Steps belong into the target's ``decoding`` context, the prefill does not.
+        """
+        if not self._prefilled:
+            with self.section(PREFILL):
+                self.prefill()
+            self._prefilled = True
+        elif self.stopped:
+            self.forward_for_other_ranks()
+        else:
+            with self.section(STEP):
+                self.step()
+        return self.run.ranks.going(not self.stopped)
+
+    def close(self) -> None:
+        """Leave the cache as plain decoding would have left it, and end the draft sessions."""
+        try:
+            self.rollback()
+        finally:
+            self.run.target.close()
+            self.drafting.close()
 
     @property
     def stopped(self) -> bool:
