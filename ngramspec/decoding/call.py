@@ -31,6 +31,7 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     try:
         ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
         check_request(call.config)
+        _check_beams(settings, call)
         check_adapter(call.model)
         target = make_target(settings.config, ranks, call)
     except UnsupportedError as error:
@@ -46,7 +47,9 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
         sequences = decode(run)
     finally:
         settings.count(run.stats)
-    output = target.output(sequences, run.sampler.record.scores, run.sampler.record.logits)
+    record = run.sampler.record
+    ranking = None if run.beams is None else run.beams.ranking(scores=record.scores is not None)
+    output = target.output(sequences, record.scores, record.logits, ranking)
     logger.info(
         "%d tokens in %d target calls after the prefill: %.2f per call",
         run.stats.emitted,
@@ -56,6 +59,23 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     if call.streamer is not None:
         call.streamer.end()
     return output
+
+
+def _check_beams(settings: Settings, call: GenerateCall) -> None:
+    """Raise an UnsupportedError if beams are asked for together with what rules them out."""
+    beams = call.config.num_beams or 1
+    if beams == 1:
+        return
+    if call.streamer is not None:
+        raise UnsupportedError(
+            f"streamer cannot be used with num_beams={beams}, which decides on no token before the"
+            " end; pass streamer=None, or num_beams=1"
+        )
+    if not settings.rule(False, None).exact:
+        raise UnsupportedError(
+            f"num_beams={beams} is not supported with lenience below 1 or verification='typical';"
+            " pass num_beams=1, or remove these"
+        )
 
 
 def _decode_plainly(
