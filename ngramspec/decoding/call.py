@@ -64,7 +64,12 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
             vocabulary.
     """
     check_request(call.config)
-    rows = call.input_ids.shape[0]
+    beams, rows = call.config.num_beams or 1, call.input_ids.shape[0]
+    if beams > 1:
+        raise UnsupportedError(
+            f"num_beams={beams} cannot be decoded step by step, as no token is decided on before"
+            " the end; pass num_beams=1"
+        )
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
     target = _checked_target(settings, ALONE, call)
