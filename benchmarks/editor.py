@@ -2,14 +2,14 @@
 
     python benchmarks/editor.py --model FOLDER --repository FOLDER --json editor.json
 
-They are ``ngramspec serve`` and ``transformers serve``. The functions are held out: ours drafts from
-a corpus of the repository without them. Each prompt ends where the cursor is, and begins at a place
-that stays the same for a function. Every few characters there is a request for the rest of the
-line; each is sent to one server, then to the other, by the ``openai`` client, greedy, as a stream
-that ends with the line. Under ``--mode pauses`` a second passes between two requests and each is
-answered; under ``--mode typing`` all requests of a burst but its last are cancelled by the next.
-Times are of the requests that were answered, from sending to the first text, and to the end of the
-line.
+They are ``ngramspec serve`` and ``transformers serve``. The functions are held out: ours drafts
+from a corpus of the repository without them. Each prompt ends where the cursor is, and begins at
+a place that stays the same for a function. Every few characters there is a request for the rest
+of the line; each is sent to one server, then to the other, by the ``openai`` client, greedy, as a
+stream that ends with the line. Under ``--mode pauses`` a second passes between two requests and
+each is answered; under ``--mode typing`` all requests of a burst but its last are cancelled by
+the next. Times are of the requests that were answered, from sending to the first text, and to the
+end of the line.
 """
 
 from __future__ import annotations

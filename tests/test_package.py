@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "stand_in": {"hf", "speculator"},
     "stepwise": CORE | {"hf", "speculator"},
     "__init__": CORE | {"speculator", "hf", "stand_in"},
-    "integrations": CORE | {"speculator", "hf", "stepwise", "__init__"},
+    "integrations": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
     "bench": CORE | {"speculator", "hf", "__init__", "_native", "_reference", "theory", "stores"},
     "cli": CORE | {"speculator", "hf", "__init__", "bench", "integrations", "stores"},
     "__main__": {"cli"},

@@ -7,11 +7,11 @@ import os
 import re
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 from conftest import tiny_llama
+from threads import PROMPTS, assert_each_is, in_threads
 from transformers import AutoModelForCausalLM, GenerationConfig, pipeline
 from wrapping import GREEDY, PROMPT, SETTINGS, answer, checkout, letters, load, save_tiny, stats_of
 
@@ -212,26 +212,15 @@ def test_a_copied_model_is_a_model_of_its_own(plain, model):
 
 
 def test_one_speculator_serves_a_model_s_threads(plain, model):
-    prompts = [
-        torch.randint(1, 97, (1, 12), generator=torch.Generator().manual_seed(i)) for i in range(4)
-    ]
-    expected = [plain.generate(ids, **GREEDY) for ids in prompts]
-    got: dict[int, list[torch.Tensor]] = {i: [] for i in range(4)}
     speculators = set()
 
-    def work(i):
-        for _ in range(3):
-            got[i].append(model.generate(prompts[i], **GREEDY))
+    def generate(prompt):
+        out = model.generate(prompt, **GREEDY)
         speculators.add(wrapped.speculator_of(model))
+        return out
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i in range(4):
-        assert len(got[i]) == 3
-        assert all(torch.equal(expected[i], out) for out in got[i])
+    expected = [plain.generate(prompt, **GREEDY) for prompt in PROMPTS]
+    assert_each_is(expected, in_threads(generate, 3), 3)
     assert len(speculators) == 1
     assert stats_of(model).runs == 12
 
