@@ -15,6 +15,7 @@ from ngramspec.target import hf_private
 from ngramspec.target.call import call_traits_of
 from ngramspec.target.gqa_attention import in_place
 from ngramspec.target.growth import next_position
+from ngramspec.target.hidden import head_inputs
 from ngramspec.target.inputs import Inputs
 from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
 from ngramspec.target.limits import DraftLimits
@@ -61,6 +62,9 @@ class Target:
         inputs: of the next forward.
         limits: of the drafts.
         widths: that forwards behind the prefill may have.
+        keep_hidden: whether ``hidden`` is wanted of the next forward.
+        hidden: what the model's head read in the last forward, (batch, n + 1, d), at the positions
+            of its logits; None: not wanted, or not at hand.
 
     Args:
         model: a transformers model with a language-model head.
@@ -116,6 +120,8 @@ class Target:
         self.widths = self._shapes.widths
         self._slots = 0  # positions in the cache
         self._pending = Pending()
+        self.keep_hidden = False
+        self.hidden: torch.Tensor | None = None
         self._forward: _Forward | None = None
 
     def let_rows_diverge(self) -> None:
@@ -158,7 +164,9 @@ class Target:
         if self.call.cached and config.prefill_chunk_size is None:
             self.cache.record()  # so that an interrupted prefill can be rolled back
         self.cache.save()
-        outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        with head_inputs(self.model, self.keep_hidden) as states:
+            outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        self.hidden = states[-1][:, -1 - count :] if states else None
         self.inputs.carry(outputs)
         self._use_cache()
         if draft is None:
@@ -225,7 +233,8 @@ class Target:
         inputs = self.inputs.prepare(
             block, lengths, parents, committed, width=width, slots=self._slots, keys=keys
         )
-        with in_place(block.device):
+        wanted = self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
+        with in_place(block.device), head_inputs(self.model, wanted) as states:
             forward.outputs = self._shapes.run(**inputs, return_dict=True)
         forward.reread = cache_of(inputs) is None
         if forward.reread:
@@ -236,6 +245,7 @@ class Target:
                 f"{self.traits.name} gives logits of {logits.shape[1]} tokens in a forward of"
                 f" {width}; pass Speculator('none')"
             )
+        self.hidden = states[-1][:, -width:][:, forward.again : positions] if states else None
         return logits[:, forward.again : positions]
 
     @property
@@ -251,7 +261,9 @@ class Target:
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
             self.limits.stop_drafting("the model forgot the text behind its original length")
 
-    def rollback(self, kept: Sequence[int], path: Sequence[int] = ()) -> None:
+    def rollback(
+        self, kept: Sequence[int], path: Sequence[int] = (), origins: Sequence[int] = ()
+    ) -> None:
         """Roll the last forward back to the positions that stay; masks and positions follow.
 
         It may be called after an interrupted forward or prefill, too.
@@ -260,6 +272,8 @@ class Target:
             kept: per row, how many of the forward's positions plain decoding would have run. Of
                 the prefill, the first position counted is that of the prompt's last token.
             path: which ones, in a tree's order; empty: the first ones.
+            origins: which row of the forward each row continues; empty: its own. Behind the prefill
+                all beams of a prompt are equal.
         """
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
@@ -274,6 +288,7 @@ class Target:
         else:
             if len(path) == stays and list(path) != list(range(stays)):
                 self.cache.keep_path(self._slots, path)
+            self.cache.reorder(origins)
             self._recorder.keep(
                 forward.outputs,
                 stays,
@@ -330,8 +345,9 @@ class Target:
         sequences: torch.Tensor,
         scores: list[torch.Tensor] | None,
         logits: list[torch.Tensor] | None,
+        ranking: dict[str, Any] | None = None,
     ) -> Any:
         """What ``generate`` returns, see ``OutputRecorder.output``."""
         return self._recorder.output(
-            sequences, scores, logits, self.cache.cache, self.inputs.kwargs
+            sequences, scores, logits, self.cache.cache, self.inputs.kwargs, ranking
         )

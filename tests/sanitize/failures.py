@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import random
 
-from ngramspec._native import (
-    automaton,
-    committed,
-    common,
-    contexts,
-    copyindex,
-    count_order,
-    ngram,
-    search,
-    unigram,
-    value,
+NAMES = (
+    "automaton",
+    "committed",
+    "common",
+    "contexts",
+    "copyindex",
+    "count_order",
+    "ngram",
+    "search",
+    "unigram",
+    "value",
 )
-
-MODULES = (
-    automaton,
-    committed,
-    common,
-    contexts,
-    copyindex,
-    count_order,
-    ngram,
-    search,
-    unigram,
-    value,
-)
+MODULES = [importlib.import_module(f"ngramspec._native.{name}") for name in NAMES]
 
 
 class Failures:
