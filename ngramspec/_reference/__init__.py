@@ -1,5 +1,6 @@
 """The plain-Python twin of each native structure: oracle and readable documentation."""
 
+from ngramspec._reference.batch_choice import worthwhile_heads
 from ngramspec._reference.common import context_key
 from ngramspec._reference.copyindex import CopyIndex, longest_repeated_suffix
 from ngramspec._reference.ngram import NGramTable
@@ -13,4 +14,5 @@ __all__ = [
     "UnigramCounts",
     "context_key",
     "longest_repeated_suffix",
+    "worthwhile_heads",
 ]

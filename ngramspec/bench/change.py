@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from ngramspec import Speculator, StepEvent, generate
-from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession, hand_over
 from ngramspec.theory import acceptance as closed
 from ngramspec.theory.arrays import Float64
 
@@ -68,6 +68,7 @@ class Recorder(Drafter):
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
         self.tiers, self.estimates, self.branches = inner.tiers, inner.estimates, inner.branches
+        self.evidence = inner.evidence
         self.last = EMPTY_DRAFT
 
     def start(self, tokens: Int32) -> DraftSession:
@@ -88,8 +89,14 @@ class _RecordedSession(DraftSession):
         self.recorder.last = draft = self.inner.propose(gamma, cost, tree=tree)
         return draft
 
-    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
-        self.inner.observe(draft, accepted, tested)
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        hand_over(self.inner, draft, accepted, tested, evidence)
 
     def extend(self, tokens: Int32) -> None:
         self.inner.extend(tokens)

@@ -41,7 +41,9 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
         sequences = decode(run)
     finally:
         settings.count(run.stats)
-    output = target.output(sequences, run.sampler.record.scores, run.sampler.record.logits)
+    record = run.sampler.record
+    ranking = None if run.beams is None else run.beams.ranking(scores=record.scores is not None)
+    output = target.output(sequences, record.scores, record.logits, ranking)
     logger.info(
         "%d tokens in %d target calls after the prefill: %.2f per call",
         run.stats.emitted,
@@ -62,7 +64,12 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
             vocabulary.
     """
     check_request(call.config)
-    rows = call.input_ids.shape[0]
+    beams, rows = call.config.num_beams or 1, call.input_ids.shape[0]
+    if beams > 1:
+        raise UnsupportedError(
+            f"num_beams={beams} cannot be decoded step by step, as no token is decided on before"
+            " the end; pass num_beams=1"
+        )
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
     target = _checked_target(settings, ALONE, call)
@@ -73,6 +80,7 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
 def _checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Target:
     """The target of a call; an UnsupportedError if it cannot be speculated."""
     check_request(call.config)
+    _check_beams(settings, call)
     check_adapter(call.model)
     return make_target(settings.config, ranks, call)
 
@@ -88,6 +96,23 @@ def _checked_run(
             " text, with speculation and without; call model.eval()"
         )
     return make_run(settings, ranks, target, call)
+
+
+def _check_beams(settings: Settings, call: GenerateCall) -> None:
+    """Raise an UnsupportedError if beams are asked for together with what rules them out."""
+    beams = call.config.num_beams or 1
+    if beams == 1:
+        return
+    if call.streamer is not None:
+        raise UnsupportedError(
+            f"streamer cannot be used with num_beams={beams}, which decides on no token before the"
+            " end; pass streamer=None, or num_beams=1"
+        )
+    if not settings.rule(False, None).exact:
+        raise UnsupportedError(
+            f"num_beams={beams} is not supported with lenience below 1 or verification='typical';"
+            " pass num_beams=1, or remove these"
+        )
 
 
 def _decode_plainly(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -201,6 +201,13 @@ class DraftRunner:
         self._sound_steps, self._sound = self._sound_steps + self._sound, False
         if self._sound_steps >= FORGIVEN:
             self._faults = 0
+
+    def follow(self, other: DraftRunner, tokens: Sequence[int]) -> None:
+        """Begin anew with another's committed tokens and ``tokens`` behind them."""
+        self.close()
+        self._count = 0
+        self._append(other._tokens[: other._count])
+        self._append(np.array(tokens, np.int32))
 
     def close(self) -> None:
         """End the session; the next propose begins a new one."""

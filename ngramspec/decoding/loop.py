@@ -7,7 +7,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ngramspec.decoding.batch_drafting import BatchDrafting
+from ngramspec.decoding.beam_drafting import drafting_of
+from ngramspec.decoding.beams import BeamGroup
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import NOTHING, Group
 from ngramspec.decoding.observer import (
@@ -58,12 +59,14 @@ class DecodeLoop:
         self.section = observer.section
         self.device = prompt.device
         self.rows = range(prompt.shape[0])
-        if run.row_samplers is None:
+        if run.beams is not None:
+            self.groups: list[Group] = [BeamGroup(prompt, run.sampler, run.beams, observer)]
+        elif run.row_samplers is None:
             self.groups = [Group(tuple(self.rows), prompt, run.sampler, observer)]
         else:
             rows = zip(self.rows, run.row_samplers, strict=True)
             self.groups = [Group((row,), prompt[[row]], each, observer) for row, each in rows]
-        self.drafting = BatchDrafting(run, self.groups)
+        self.drafting = drafting_of(run, self.groups)
         self.evidence = EvidenceChannel(run.sampler.fetches_at_once)
         self.last = [0] * len(self.rows)  # each row's last committed token
         self.steps = 0
@@ -106,7 +109,7 @@ class DecodeLoop:
     def sequences(self) -> torch.Tensor:
         """The committed tokens of all rows, int64 (batch, longest)."""
         if len(self.groups) == 1:
-            return self.groups[0].ids().clone()
+            return self.groups[0].sequences()
         longest = max(group.length for group in self.groups)
         out = torch.full((len(self.rows), longest), self.pad, device=self.device)
         for group in self.groups:
@@ -121,7 +124,7 @@ class DecodeLoop:
         """Roll the target back to the accepted positions of its last forward."""
         kept = [len(group.accepted_positions) for group in self.groups for _ in group.rows]
         with self.section(ROLLBACK):
-            self.run.target.rollback(kept, self.accepted_positions())
+            self.run.target.rollback(kept, self.accepted_positions(), self.groups[0].origins)
 
     def prefill(self) -> None:
         """Run the prompt, and where the target can verify one, a draft after it."""

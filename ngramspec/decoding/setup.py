@@ -33,9 +33,11 @@ from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.target.hf_private import pad_token
+from ngramspec.target.hf_private import eos_tokens, pad_token
 from ngramspec.target.model import Target
 from ngramspec.target.obstacles import allows_ragged, why_no_tree
+from ngramspec.target.support import check_beams_of
+from ngramspec.verification.beam_step import BeamConfig, BeamSearch
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
@@ -83,6 +85,7 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
         compiled=config.compiled,
         gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
     )
+    check_beams_of(target.model, target.call, call.config.num_beams or 1)
     if ranks.synced and target.cache.capacity is not None:
         raise UnsupportedError(
             "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
@@ -105,7 +108,8 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     config, rows, stats = settings.config, target.prompt.shape[0], DecodeStats()
     request = read_request(call.config, call.reference_ids)
     sampler = _sampler(settings, target, call)
-    ragged = rows > 1 and allows_ragged(target.traits, target.call)
+    beams = _beams(settings, target, call)
+    ragged = rows > 1 and beams is None and allows_ragged(target.traits, target.call)
     if ragged and not must_lockstep(sampler, target):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
@@ -117,6 +121,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         target=target,
         make_runner=_runners(settings, ranks, target, call, history, costs, trees, stats),
         sampler=sampler,
+        beams=beams,
         row_samplers=samplers_by_row(sampler, rows) if target.inputs.ragged else None,
         step_costs=costs if config.planned_gamma == "auto" else None,
         prefill_length=settings.prefill_length,
@@ -125,6 +130,23 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         observer=settings.observer,
         ranks=ranks,
     )
+
+
+def _beams(settings: Settings, target: Target, call: GenerateCall) -> BeamSearch | None:
+    """The call's beam search; None: it is none."""
+    config = call.config
+    if (config.num_beams or 1) == 1:
+        return None
+    search = BeamConfig(
+        beams=config.num_beams,
+        returned=config.num_return_sequences or 1,
+        eos=eos_tokens(config),
+        pad=pad_token(config),
+        length_penalty=config.length_penalty,
+        early_stopping=config.early_stopping,
+        max_length=config.max_length,
+    )
+    return BeamSearch(target.prompt, search, call.criteria or ())
 
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats) -> bool:
@@ -194,6 +216,7 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
         ),
         one_transfer=one_transfer,
         history_free=all_in(call.processors, HISTORY_FREE),
+        beams=config.num_beams or 1,
     )
 
 

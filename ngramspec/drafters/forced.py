@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.base import Drafter, DraftSession, hand_over
 from ngramspec.drafters.validation import MOST_TIERS
 
 logger = logging.getLogger("ngramspec")
@@ -56,6 +56,7 @@ class ForcedDrafter(Drafter):
         self.forced = forced
         self.estimates = inner.estimates
         self.branches = inner.branches
+        self.evidence = inner.evidence
 
     @property
     def tiers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -132,10 +133,18 @@ class _ForcedSession(DraftSession):
         within, last = (accepted / tested for accepted, tested in self._counts)
         return np.array([within] * (count - 1) + [last] * (count > 0), np.float32)
 
-    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
         if not self._mine:
-            self.inner.observe(draft, accepted, tested)
+            hand_over(self.inner, draft, accepted, tested, evidence)
             return
+        if evidence is not None:
+            hand_over(self.inner, EMPTY_DRAFT, (), None, evidence)
         judged = min(len(accepted) + 1, len(draft)) if tested is None else tested
         for node in range(judged):
             counts = self._counts[node == self._mine - 1]

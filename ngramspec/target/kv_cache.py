@@ -207,6 +207,21 @@ class KVCache:
                 close_up(layer)
         self._updated, self._stretched = [], 0
 
+    def reorder(self, origins: Sequence[int]) -> None:
+        """Let each row continue another one; only rows that change are copied.
+
+        Args:
+            origins: for each row, which one it continues.
+        """
+        changed = [row for row, origin in enumerate(origins) if row != origin]
+        if not changed:
+            return
+        pairs = torch.tensor([changed, [origins[row] for row in changed]], device="cpu")
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):  # (rows, heads, length, size)
+                to, source = pairs.to(states.device, non_blocking=True).unbind()
+                states[to] = states[source]
+
     def keep_path(self, start: int, path: Sequence[int]) -> None:
         """Move the positions start + path[0], start + path[1], and so on to start, start + 1, ...
 

@@ -261,7 +261,9 @@ class Target:
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
             self.limits.stop_drafting("the model forgot the text behind its original length")
 
-    def rollback(self, kept: Sequence[int], path: Sequence[int] = ()) -> None:
+    def rollback(
+        self, kept: Sequence[int], path: Sequence[int] = (), origins: Sequence[int] = ()
+    ) -> None:
         """Roll the last forward back to the positions that stay; masks and positions follow.
 
         It may be called after an interrupted forward or prefill, too.
@@ -270,6 +272,8 @@ class Target:
             kept: per row, how many of the forward's positions plain decoding would have run. Of
                 the prefill, the first position counted is that of the prompt's last token.
             path: which ones, in a tree's order; empty: the first ones.
+            origins: which row of the forward each row continues; empty: its own. Behind the prefill
+                all beams of a prompt are equal.
         """
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
@@ -284,6 +288,7 @@ class Target:
         else:
             if len(path) == stays and list(path) != list(range(stays)):
                 self.cache.keep_path(self._slots, path)
+            self.cache.reorder(origins)
             self._recorder.keep(
                 forward.outputs,
                 stays,
@@ -340,8 +345,9 @@ class Target:
         sequences: torch.Tensor,
         scores: list[torch.Tensor] | None,
         logits: list[torch.Tensor] | None,
+        ranking: dict[str, Any] | None = None,
     ) -> Any:
         """What ``generate`` returns, see ``OutputRecorder.output``."""
         return self._recorder.output(
-            sequences, scores, logits, self.cache.cache, self.inputs.kwargs
+            sequences, scores, logits, self.cache.cache, self.inputs.kwargs, ranking
         )

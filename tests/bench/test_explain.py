@@ -206,3 +206,6 @@ def test_the_page_escapes_and_needs_nothing_else():
     for word in ("Predicted and measured", "What would help most", "Reliability"):
         assert word in html
     assert html.count("<svg") == 5
+    assert "Batches" not in html
+    run.row_seconds = {2: run.seconds}
+    assert "<h2>Batches</h2>" in page(run, ladder(run), advise(run))
