@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.draft import Draft, Evidence, Float32, Int32
 from ngramspec.drafters.base import DraftSession
 from ngramspec.stores.shared_request import SharedRequest
 
@@ -34,7 +34,13 @@ class SharedSession(DraftSession):
         draft: Draft = self._session.propose(gamma, cost, tree=tree)
         return draft
 
-    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
         if draft.source is not None and len(accepted):
             taken = int((draft.source[list(accepted)] == self._source).sum())
             if taken:

@@ -77,10 +77,13 @@ class ValueDrafter(LearningDrafter):
         if unknown or not sources or len(set(sources)) < len(sources):
             known = ", ".join(SOURCES)
             raise ValueError(f"sources must be some of {known}, each once, got {tuple(sources)}")
-        self.sources = tuple(sources)
-        self.min_match = check_int("min_match", min_match, 1, MOST_TOKENS)
+        self._begin(sources, check_int("min_match", min_match, 1, MOST_TOKENS), stores)
         copy = f"copy(min_match={min_match})"
         self.spec = "+".join(copy if name == "copy" else name for name in self.sources)
+
+    def _begin(self, sources: Sequence[str], min_match: int, stores: Sequence[Store]) -> None:
+        self.sources = tuple(sources)
+        self.min_match = min_match
         self.stores = open_stores(stores)
         if self.stores:
             self.tiers = (*type(self).tiers, "store")
@@ -111,3 +114,22 @@ class ValueDrafter(LearningDrafter):
             if isinstance(given, Namespace)
         ]
         return SharedSession(session, self.tiers.index("store"), own, tokens)
+
+
+class StoreDrafter(ValueDrafter):
+    """Drafts from stores alone, whatever the sequence itself says: REST (He et al. 2023).
+
+    Without stores, and in engines that give none, it drafts nothing.
+
+    Args:
+        stores: corpora, paths of corpora, and namespaces of shared stores.
+    """
+
+    def __init__(self, stores: Sequence[Store] = ()) -> None:
+        self._begin((), 2, stores)
+        self.spec = "store"
+
+    def with_stores(self, stores: Sequence[Store]) -> StoreDrafter:
+        other = StoreDrafter(stores)
+        other.calibration, other.by_request = self.calibration, self.by_request
+        return other

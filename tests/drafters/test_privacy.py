@@ -22,6 +22,8 @@ SPECS = [
     "unigram(sample=True)",
     "copy+ngram(order=3,window=99)+unigram",
     "none",
+    "recycle",
+    "store",
 ]
 CASES = [(spec, policy) for spec in SPECS for policy in ("value", "priority")]
 COST = np.ones(66, np.float32)
@@ -70,7 +72,7 @@ def test_every_drafter_is_tried():
 
 
 def _builtin():
-    return {name for name in _factories if name in ("copy", "ngram", "unigram", "none")}
+    return {name for name in _factories if _factories[name].__module__.startswith("ngramspec")}
 
 
 @pytest.mark.parametrize(("spec", "policy"), CASES)
