@@ -225,6 +225,20 @@ def test_copies_share_and_files_keep_no_store_in_memory(store):
         pickle.dumps(speculator)
 
 
+def test_a_store_from_settings():
+    settings = {"namespace": "own", "max_bytes": 1 << 16, "write": "all"}
+    speculator = Speculator(stores=[settings])
+    assert speculator.to_dict()["stores"] == [settings]
+    (namespace,) = speculator.stores
+    assert (namespace.name, namespace.store.max_bytes, namespace.store.write) == (
+        "own", 1 << 16, "all",
+    )  # fmt: skip
+    assert Speculator.from_dict(speculator.to_dict()).stores != speculator.stores
+    for wrong in ({"max_bytes": 1 << 16}, {"namespace": "a", "size": 3}):
+        with pytest.raises(ValueError, match="a shared store's settings must have 'namespace'"):
+            Speculator(stores=[wrong])
+
+
 def test_a_tokenizer_that_is_known_is_checked():
     class Pieces:
         def __init__(self, pieces):
