@@ -177,7 +177,9 @@ def _runners(
 
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
-        forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
+        forced = None
+        if (call.config.num_beams or 1) == 1:  # a beam's text moves from row to row
+            forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
 
         def current() -> Drafter:
             return follower or drafter(vocab)
