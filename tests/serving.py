@@ -66,3 +66,28 @@ def events(text):
     assert all(line.startswith("data: ") for line in lines)
     values = [line.removeprefix("data: ") for line in lines]
     return [json.loads(value) for value in values if value != "[DONE]"]
+
+
+@contextmanager
+def listening(model, tokenizer=None, **settings):
+    """The address of a server that listens, in a thread of this process, and its application."""
+    import threading
+    import time
+
+    import uvicorn
+
+    from ngramspec.integrations.server.app import make_app
+
+    app = make_app(model, tokenizer or letters(), settings_of(**settings))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}", app
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -84,6 +84,7 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
         width=config.fixed_width,
         compiled=config.compiled,
         gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
+        beams=call.config.num_beams or 1,
     )
     check_beams_of(target.model, target.call, call.config.num_beams or 1)
     if ranks.synced and target.cache.capacity is not None:

@@ -12,11 +12,12 @@ from openai.types import Model
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from ngramspec import __version__
+from ngramspec.errors import UnsupportedError
 from ngramspec.integrations.server import chat, completions, infill
 from ngramspec.integrations.server.auth import Client, authenticate
 from ngramspec.integrations.server.engine import Engine
 from ngramspec.integrations.server.errors import add_handlers
-from ngramspec.integrations.server.job import Maker
+from ngramspec.integrations.server.job import Maker, Order, as_tokens
 from ngramspec.integrations.server.kv_pool import CachePool, cache_maker, why_not_cut
 from ngramspec.integrations.server.metrics import Metrics
 from ngramspec.integrations.server.middleware import Front
@@ -26,6 +27,7 @@ from ngramspec.integrations.server.openai_types import (
     InfillRequest,
     LlamaRequest,
 )
+from ngramspec.integrations.server.sampling import Sampling
 from ngramspec.integrations.server.service import Service
 from ngramspec.integrations.server.settings import ServerSettings
 from ngramspec.integrations.server.speculators import Speculators
@@ -41,9 +43,23 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
     """
     limits = settings.limits
     pool = CachePool(cache_maker(model), limits.pool, limits.pool_of_key, why_not_cut(model))
-    speculators = Speculators(settings.drafter, len(settings.keys) or 1)
+    speculators = Speculators(settings.drafter)
     maker = Maker(model, tokenizer, pool, limits.chunk, speculators)
+    try_out(maker)
     return Engine(maker, limits.active, limits.waiting, metrics.count)
+
+
+def try_out(maker: Maker) -> None:
+    """Generate a token: what is loaded at first use is loaded, and what cannot be served says so.
+
+    Raises:
+        UnsupportedError: the model cannot be speculated with.
+    """
+    if maker.model.config.is_encoder_decoder:
+        raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")
+    order = Order(prompt=as_tokens([0, 0]), user="", sampling=Sampling(temperature=0), max_tokens=1)
+    with maker.open(order, maker.pool.make()) as generation:
+        generation.step()
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:

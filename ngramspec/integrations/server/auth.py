@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ngramspec.integrations.server.errors import ApiError
 
 ANYONE = ""  # the user where no keys are asked for
+NOBODY = "anyone"  # this user's namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Client:
 
     def namespace(self, name: str | None) -> str:
         """The namespace of this client's shared text, its own unless it names one inside it."""
-        return self.user if not name else f"{self.user}/{name}"
+        own = self.user or NOBODY
+        return f"{own}/{name}" if name else own
 
 
 def authenticate(keys: Mapping[str, str], header: str | None) -> str:

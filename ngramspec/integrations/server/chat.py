@@ -46,7 +46,7 @@ async def chat(service: Service, body: ChatRequest, client: Client, request: Req
         "model": service.settings.name,
     }
     if body.stream:
-        return stream_of(chunks(service, body, answers, len(prompt), head))
+        return stream_of(chunks(service, body, answers, len(prompt), head), answers.cancel)
     found = await answers.whole(request)
     choices = [
         Choice(
@@ -121,7 +121,7 @@ def orders_of(service: Service, body: ChatRequest, prompt: Int32, client: Client
         "eos": service.eos,
         "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
         "reference": service.reference(body.ngramspec),
-        "stores": service.stores(body.ngramspec),
+        "stores": service.stores(body.ngramspec, client),
         "first": False,
     }
     return [Order(sampling=sampling.of_answer(index), **common) for index in range(body.n or 1)]

@@ -53,7 +53,7 @@ async def complete(
     name, key = service.settings.name, f"cmpl-{uuid4().hex}"
     head: dict[str, Any] = {"id": key, "created": int(time.time()), "model": name}
     if body.stream:
-        return stream_of(chunks(service, asked, answers, head))
+        return stream_of(chunks(service, asked, answers, head), answers.cancel)
     found = await answers.whole(request)
     choices = [
         CompletionChoice(
@@ -115,7 +115,7 @@ def orders_of(service: Service, asked: Asked, client: Client) -> list[Order]:
         "top_logprobs": body.logprobs,
         "prompt_logprobs": bool(body.echo) and body.logprobs is not None,
         "reference": service.reference(body.ngramspec),
-        "stores": service.stores(body.ngramspec),
+        "stores": service.stores(body.ngramspec, client),
     }
     orders = []
     for prompt in asked.prompts:

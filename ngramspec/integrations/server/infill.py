@@ -74,11 +74,11 @@ async def _answer(
     service.check_model(body.model)
     for name in ("grammar", "json_schema"):
         refuse_unless(getattr(body, name) is None, name, "not supported on this route")
+    refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
     orders = orders_of(service, body, ids, client, temperature)
     answers = service.submit(orders, client)
     if body.stream:
-        refuse_unless(len(orders) == 1, "n_cmpl", "only 1 with stream")
-        return stream_of(chunks(service, body, answers), done=False)
+        return stream_of(chunks(service, body, answers), answers.cancel, done=False)
     found = await answers.whole(request)
     made = [
         picked(final(service, body, job, pieces), body.response_fields)
@@ -119,7 +119,7 @@ def orders_of(
         "eos": eos,
         "seconds": body.t_max_predict_ms / 1000 or None,
         "reference": service.reference(body.ngramspec),
-        "stores": service.stores(body.ngramspec),
+        "stores": service.stores(body.ngramspec, client),
     }
     return [Order(sampling=sampling.of_answer(each), **common) for each in range(body.n_cmpl)]
 

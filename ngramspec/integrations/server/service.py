@@ -103,7 +103,18 @@ class Service:
             )
         return asked
 
-    def stores(self, extras: Extras) -> tuple[Any, ...]:
+    def stores(self, extras: Extras, client: Client) -> tuple[Any, ...]:
+        """What a request drafts from: its namespace of shared text, and the corpora."""
+        return (*self._shared(extras, client), *self._corpora(extras))
+
+    def _shared(self, extras: Extras, client: Client) -> tuple[Any, ...]:
+        shared = self.settings.shared
+        if shared is not None:
+            return (shared[client.namespace(extras.namespace)],)
+        refuse_unless(extras.namespace is None, "ngramspec.namespace", "this server shares no text")
+        return ()
+
+    def _corpora(self, extras: Extras) -> tuple[Any, ...]:
         """The corpora that a request names, or all."""
         corpora = self.corpora
         if extras.stores is None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from ngramspec.errors import check_int
 from ngramspec.stores import Corpus
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 MIB = 1 << 20
+
+
+class Shared(Protocol):
+    """Stores by namespace, made when they are first named."""
+
+    def __getitem__(self, namespace: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,8 @@ class ServerSettings:
         name: of the model, as clients name it.
         keys: API keys by the name of their user; empty: no key is asked for.
         corpora: stores that requests draft from, by name.
+        shared: ``shared[namespace]`` is a store that requests of this namespace read and add to;
+            None: requests share no text.
         drafter: see ``Speculator``.
         limits: of requests.
         max_tokens: of an answer whose request does not say.
@@ -61,6 +70,7 @@ class ServerSettings:
     name: str
     keys: Mapping[str, str] = field(default_factory=dict)
     corpora: Mapping[str, Corpus] = field(default_factory=dict)
+    shared: Shared | None = None
     drafter: str = "auto"
     limits: Limits = field(default_factory=Limits)
     max_tokens: int = 256

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ngramspec.drafters import build_drafter
 from ngramspec.speculator import Speculator
 
 
 class Speculators:
     """Makes a Speculator for each user at their first request, and keeps it.
 
+    There are as many as keys.
+
     Args:
-        drafter: see ``Speculator``; a drafter of its own is built for each user from a string.
-        most: users; there are no more than keys.
+        drafter: see ``Speculator``; each user has a drafter of its own, built from this string.
     """
 
-    def __init__(self, drafter: str, most: int) -> None:
-        build_drafter(drafter)
-        self._drafter, self._most = drafter, most
+    def __init__(self, drafter: str) -> None:
+        self._drafter = drafter
         self._made: dict[str, Speculator] = {}
 
-    def __call__(self, user: str) -> Any:
+    def __call__(self, user: str) -> Speculator:
         """The Speculator of a user."""
         if user not in self._made:
-            assert len(self._made) < self._most
             self._made[user] = Speculator(self._drafter)
         return self._made[user]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
 from serving import VOCAB, events, letters, plain, served
+
+from ngramspec import Corpus
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 GREEDY = {"max_tokens": 24, "temperature": 0}
@@ -176,6 +180,40 @@ def test_reference_text_is_drafted_from_and_changes_nothing(client, model, token
     assert text_of(answer) == expected
     speculation = answer["usage"]["ngramspec"]
     assert speculation["accepted"] + speculation["prefill_accepted"] > 10
+
+
+def test_stores_are_chosen_by_name_and_shared_ones_by_user(model, tokenizer, tmp_path):
+    expected = plain(model, tokenizer, PROMPT, 24)
+    texts = {"right": PROMPT + expected, "other": "nothing of use"}
+    stores = {}
+    for name, text in texts.items():
+        ids = np.array(tokenizer(text)["input_ids"], np.int32)
+        stores[name] = Corpus.build([ids], tmp_path / f"{name}.ngc")
+
+    class Shared:
+        named: ClassVar[list[str]] = []
+
+        def __getitem__(self, name):
+            self.named.append(name)
+            return stores["right" if name == "ann/mine" else "other"]
+
+    keys = {"ann": "key-a", "bob": "key-b"}
+    with served(model, tokenizer, keys=keys, corpora=stores, shared=Shared()) as client:
+
+        def accepted(key, **extras):
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {"prompt": PROMPT, "ngramspec": {"usage": True, **extras}, **GREEDY}
+            answer = client.post("/v1/completions", json=body, headers=headers).json()
+            assert text_of(answer) == expected
+            found = answer["usage"]["ngramspec"]
+            return found["accepted"] + found["prefill_accepted"]
+
+        assert accepted("key-a") > 10
+        assert accepted("key-a", stores=["right"]) > 10
+        assert accepted("key-b", stores=[]) < 10
+        assert accepted("key-b", stores=["other"], namespace="mine") < 10
+        assert accepted("key-a", stores=[], namespace="mine") > 10
+    assert Shared.named == ["ann", "ann", "bob", "bob/mine", "ann/mine"]
 
 
 def test_a_chat_uses_the_models_template(client, model, tokenizer):
@@ -365,6 +403,7 @@ REFUSED = [
     ({"prompt": [1, 2], "suffix": "y"}, "suffix"),
     ({"prompt": "x", "ngramspec": {"stores": ["other"]}}, "ngramspec.stores"),
     ({"prompt": "x", "ngramspec": {"wrong": 1}}, "ngramspec.wrong"),
+    ({"prompt": "x", "ngramspec": {"namespace": "mine"}}, "ngramspec.namespace"),
     ({"prompt": "x", "stream": True, "max_tokens": 600}, "max_tokens"),
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
@@ -377,6 +416,7 @@ REFUSED = [
     ({**CHATS, "modalities": ["audio"]}, "modalities"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ({"input_prefix": "x"}, "input_suffix"),
+    ({"input_prefix": "x", "input_suffix": "y", "stream": True, "n_cmpl": 2}, "n_cmpl"),
     ({"input_prefix": "x", "input_suffix": "y", "grammar": "root"}, "grammar"),
     ({"input_prefix": "x", "input_suffix": "y", "n_predict": 600}, "n_predict"),
 ]
