@@ -180,8 +180,11 @@ def _runners(
         follower = None if ranks.drafts else Follower()
         of_row = drafter.row(vocab)
         current = of_row if follower is None else lambda: follower
-        forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
-        alone = follower is None and (call.config.num_beams or 1) == 1  # no beam is an output yet
+        beams = (call.config.num_beams or 1) > 1
+        forced = None
+        if not beams:  # a beam's text moves from row to row
+            forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
+        alone = follower is None and not beams  # no beam is an output yet
         return DraftRunner(
             current if forced is None else ForcedBefore(current, forced),
             make_controller(config.planned_gamma, config.longest, costs.cost),
