@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
 from ngramspec.target.limits import DraftLimits
 from ngramspec.target.obstacles import prefill_checks_drafts
 from ngramspec.target.outputs import OutputRecorder
+from ngramspec.target.present_rows import PresentRows
 from ngramspec.target.recurrent_probe import check_recurrent
 from ngramspec.target.recurrent_state import Pending
 from ngramspec.target.shapes import ForwardShapes
@@ -116,11 +117,35 @@ class Target:
         self.widths = self._shapes.widths
         self._slots = 0  # positions in the cache
         self._pending = Pending()
+        self._present = PresentRows(len(input_ids))
         self._forward: _Forward | None = None
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens from here on; call it before the prefill."""
         self.inputs.let_rows_diverge()
+
+    @property
+    def rows(self) -> int:
+        """How many rows forwards run."""
+        return len(self._present)
+
+    @property
+    def rows_may_leave(self) -> bool:
+        """Whether rows that have ended can leave the batch; compiled forwards stay as they are."""
+        return self.inputs.rows_may_leave and not self.widths.sizes
+
+    def keep_rows(self, rows: Collection[int]) -> None:
+        """Run only these rows from here on; call it after a rollback.
+
+        All arguments and results go on to have the whole batch's rows. Those of rows that have
+        left say nothing.
+
+        Args:
+            rows: of the batch, at least one, none that has left.
+        """
+        order = self._present.keep(rows)
+        self.cache.keep_rows(order)
+        self.inputs.keep_rows(order)
 
     @property
     def compiling(self) -> bool:
@@ -217,6 +242,7 @@ class Target:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         new, keys = block.shape[1], self.cache.key_length
+        block, lengths = self._present.select(block), self._present.of(lengths)
         block, committed = self._pending.in_front(block, committed)
         positions = block.shape[1]
         width = self.widths.of(positions)
@@ -236,7 +262,7 @@ class Target:
                 f"{self.traits.name} gives logits of {logits.shape[1]} tokens in a forward of"
                 f" {width}; pass Speculator('none')"
             )
-        return logits[:, forward.again : positions]
+        return self._present.spread(logits[:, forward.again : positions])
 
     @property
     def again(self) -> int:
@@ -266,6 +292,7 @@ class Target:
         forward = self._forward
         if forward is None:
             return
+        kept = self._present.of(kept)
         if forward.is_prefill:  # the prompt's last token is in the cache to stay
             kept, path = [max(each - 1, 0) for each in kept], ()
         stays, static = max(kept), self.cache.capacity is not None
