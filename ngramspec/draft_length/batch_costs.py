@@ -27,15 +27,17 @@ class BatchStepCosts:
         self._make = make
         self._all = rows
         self._length = 0
-        self._trackers: dict[int, StepCostTracker] = {}
-        self.keep_rows(rows)
+        self.rows = rows
+        self._now = make(rows)
+        self._trackers = {rows: self._now}
 
     def keep_rows(self, rows: int) -> None:
         """From the next step on, forwards have ``rows`` rows."""
-        self.rows = rows
         if rows not in self._trackers:
-            self._trackers[rows] = self._make(rows)
-        self._now = self._trackers[rows]
+            fresh = self._trackers[rows] = self._make(rows)
+            fresh.at(self._length)
+            fresh.curve.begin_with(_scaled(self._now.curve.cost(), rows / self.rows))
+        self.rows, self._now = rows, self._trackers[rows]
         self._now.at(self._length)
 
     def at(self, length: int) -> None:
@@ -72,6 +74,12 @@ class BatchStepCosts:
     def came(self, drafted: int, accepted: int) -> None:
         """See StepCostTracker."""
         self._now.came(drafted, accepted)
+
+
+def _scaled(cost: Float32, share: float) -> Float32:
+    """A curve of a share of the rows: a wider forward has that share of the further positions."""
+    scaled: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
+    return scaled
 
 
 class RowGamma(CostGamma):
