@@ -14,7 +14,6 @@ from ngramspec.decoding.group import Group
 from ngramspec.draft import Draft, Verdict
 from ngramspec.draft_length.optimal import worthwhile_nodes
 
-
 SURE = np.ones(16, np.float32)  # confidence in the first tokens
 
 
