@@ -13,6 +13,7 @@ from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
 from ngramspec.draft import Draft, Verdict
 from ngramspec.draft_length.optimal import worthwhile_nodes
+from ngramspec.verification.evidence import Computed
 
 SURE = np.ones(16, np.float32)  # confidence in the first tokens
 
@@ -102,7 +103,12 @@ class BeamDrafting(BatchDrafting):
                 limit = worthwhile_nodes(self._odds.reach(self._least), costs.cost())
         drafts[:] = [draft.first(limit) for draft in drafts]
 
-    def learn(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
+    def learn(
+        self,
+        drafts: list[Draft],
+        verdicts: list[Verdict],
+        computed: list[Computed] | None = None,
+    ) -> None:
         """Have every text's drafting follow it to the row that it has now, and learn."""
         paths = self._beams.paths
         if not self._runners or not paths[0].tokens:
@@ -119,7 +125,8 @@ class BeamDrafting(BatchDrafting):
                 after.append(free.pop())
                 after[-1].follow(before[path.row], path.tokens)
         for origin in first:
-            before[origin].learn(drafts[origin], verdicts[origin])
+            own = None if computed is None else computed[origin]
+            before[origin].learn(drafts[origin], verdicts[origin], own)
         self._runners = after
 
     def _judge(self, drafted: int) -> None:

@@ -121,6 +121,11 @@ class Group:
         ids = self._device[:, : self.length]
         return ids if self.new else ids.to(self._dtype)
 
+    def tokens_from(self, start: int) -> list[int]:
+        """The first row's committed tokens from ``start`` on; no transfer from a device."""
+        found: list[int] = self._host[0, start : self.length].tolist()
+        return found
+
     def sequences(self) -> torch.Tensor:
         """What is returned of the rows, int64 (rows, length)."""
         return self.ids().clone()

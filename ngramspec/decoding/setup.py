@@ -10,6 +10,7 @@ import torch
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
+from ngramspec.decoding.forced import forced_by
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import (
@@ -27,6 +28,7 @@ from ngramspec.draft_length.cost_file import SavedCosts
 from ngramspec.draft_length.schedule import PrefillDraftLength, make_controller
 from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.rng import default_generator, seed_of
@@ -176,8 +178,13 @@ def _runners(
 
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
+        forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
+
+        def current() -> Drafter:
+            return follower or drafter(vocab)
+
         return DraftRunner(
-            lambda: follower or drafter(vocab),
+            current if forced is None else ForcedBefore(current, forced),
             make_controller(config.planned_gamma, config.longest, costs.cost),
             history(row),
             vocab,

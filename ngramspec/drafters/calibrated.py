@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.draft import Draft, Evidence, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile_nodes
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.base import Drafter, DraftSession, hand_over
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
 from ngramspec.drafters.validation import check_tiers
@@ -62,8 +62,14 @@ class CalibratedSession(DraftSession):
         self.last = draft
         return replace(draft, confidence=self.drafter.confidence(draft)).first(length)
 
-    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
-        self.session.observe(draft, accepted, tested)
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        hand_over(self.session, draft, accepted, tested, evidence)
 
     def extend(self, tokens: Int32) -> None:
         if self.last is not None:
@@ -100,6 +106,7 @@ class CalibratedDrafter(LearningDrafter):
         self.inner = inner
         self.tiers = check_tiers(inner.tiers)
         self.spec = inner.spec
+        self.evidence = inner.evidence
         self.forget()
 
     def forget(self) -> None:

@@ -11,9 +11,10 @@ from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
+from ngramspec.drafters.recycle import RecycleDrafter
 from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.drafters.unigram import UnigramDrafter
-from ngramspec.drafters.value import SOURCES, ValueDrafter
+from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
 from ngramspec.stores.choice import Store, open_stores
 
 AUTO = "copy+ngram+unigram"
@@ -25,6 +26,8 @@ _factories: dict[str, Callable[..., Drafter]] = {
     "copy": CopyDrafter,
     "ngram": NGramDrafter,
     "unigram": UnigramDrafter,
+    "store": StoreDrafter,
+    "recycle": RecycleDrafter,
     "none": NullDrafter,
 }
 # With these arguments a tier can be one of the value drafter's sources.

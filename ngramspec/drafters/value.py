@@ -72,10 +72,13 @@ class ValueDrafter(LearningDrafter):
         if unknown or not sources or len(set(sources)) < len(sources):
             known = ", ".join(SOURCES)
             raise ValueError(f"sources must be some of {known}, each once, got {tuple(sources)}")
-        self.sources = tuple(sources)
-        self.min_match = check_int("min_match", min_match, 1, MOST_TOKENS)
+        self._begin(sources, check_int("min_match", min_match, 1, MOST_TOKENS), stores)
         copy = f"copy(min_match={min_match})"
         self.spec = "+".join(copy if name == "copy" else name for name in self.sources)
+
+    def _begin(self, sources: Sequence[str], min_match: int, stores: Sequence[Store]) -> None:
+        self.sources = tuple(sources)
+        self.min_match = min_match
         self.stores = open_stores(stores)
         if self.stores:
             self.tiers = (*type(self).tiers, "store")
@@ -96,3 +99,22 @@ class ValueDrafter(LearningDrafter):
             self.calibration, copies, counts, falls_back, self.min_match, one_source(self.stores)
         )
         return ValueSession(engine, tokens)
+
+
+class StoreDrafter(ValueDrafter):
+    """Drafts from stores alone, whatever the sequence itself says: REST (He et al. 2023).
+
+    Without stores, and in engines that give none, it drafts nothing.
+
+    Args:
+        stores: corpora, or paths of corpora.
+    """
+
+    def __init__(self, stores: Sequence[Store] = ()) -> None:
+        self._begin((), 2, stores)
+        self.spec = "store"
+
+    def with_stores(self, stores: Sequence[Store]) -> StoreDrafter:
+        other = StoreDrafter(stores)
+        other.calibration = self.calibration
+        return other

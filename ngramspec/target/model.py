@@ -15,6 +15,7 @@ from ngramspec.target import hf_private
 from ngramspec.target.call import call_traits_of
 from ngramspec.target.gqa_attention import in_place
 from ngramspec.target.growth import next_position
+from ngramspec.target.hidden import head_inputs
 from ngramspec.target.inputs import Inputs
 from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
 from ngramspec.target.limits import DraftLimits
@@ -61,6 +62,9 @@ class Target:
         inputs: of the next forward.
         limits: of the drafts.
         widths: that forwards behind the prefill may have.
+        keep_hidden: whether ``hidden`` is wanted of the next forward.
+        hidden: what the model's head read in the last forward, (batch, n + 1, d), at the positions
+            of its logits; None: not wanted, or not at hand.
 
     Args:
         model: a transformers model with a language-model head.
@@ -120,6 +124,8 @@ class Target:
         self._copies = beams if once else 1  # of each row that the prefill runs
         self._slots = 0  # positions in the cache
         self._pending = Pending()
+        self.keep_hidden = False
+        self.hidden: torch.Tensor | None = None
         self._forward: _Forward | None = None
 
     def let_rows_diverge(self) -> None:
@@ -164,7 +170,9 @@ class Target:
         if self.call.cached and config.prefill_chunk_size is None:
             self.cache.record()  # so that an interrupted prefill can be rolled back
         self.cache.save()
-        outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        with head_inputs(self.model, self.keep_hidden) as states:
+            outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        self.hidden = states[-1][:, -1 - count :] if states else None
         self.inputs.carry(outputs)
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
@@ -233,7 +241,8 @@ class Target:
         inputs = self.inputs.prepare(
             block, lengths, parents, committed, width=width, slots=self._slots, keys=keys
         )
-        with in_place(block.device):
+        wanted = self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
+        with in_place(block.device), head_inputs(self.model, wanted) as states:
             forward.outputs = self._shapes.run(**inputs, return_dict=True)
         forward.reread = cache_of(inputs) is None
         if forward.reread:
@@ -244,6 +253,7 @@ class Target:
                 f"{self.traits.name} gives logits of {logits.shape[1]} tokens in a forward of"
                 f" {width}; pass Speculator('none')"
             )
+        self.hidden = states[-1][:, -width:][:, forward.again : positions] if states else None
         return logits[:, forward.again : positions]
 
     @property
