@@ -64,10 +64,11 @@ class Inputs:
 
     def every(self, step: int) -> dict[str, Any]:
         """The prefill's arguments for every ``step``-th row only."""
-        return {
-            name: value[::step] if name in self._per_token and value is not None else value
-            for name, value in self.kwargs.items()
-        }
+        kwargs = dict(self.kwargs)
+        for name in self._per_token:  # (..., rows, length)
+            if kwargs.get(name) is not None:
+                kwargs[name] = kwargs[name][..., ::step, :]
+        return kwargs
 
     def carry(self, outputs: Any) -> None:
         """Take the arguments from the prefill to the first forward behind it.
