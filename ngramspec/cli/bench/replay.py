@@ -4,7 +4,7 @@ there too. No model is run."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ngramspec.bench.peers import Contenders
     from ngramspec.bench.traces import Trace
     from ngramspec.draft import Float32
+    from ngramspec.drafters.base import Drafter
 
 SUMMARY = "play recorded outputs through drafters"
 PEERS_GAMMA = 64  # most tokens that a peer drafts; --gamma-max does not bound them
@@ -71,6 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="all drafters share a store of what the traces before said: outputs, or all: prompts"
         " too (peers: outputs)",
     )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="play each group in a batch of N rows, which share a step's positions, and one trace"
+        " after another",
+    )
+    add_count(parser, "--free", 64, "with --rows: positions of a step that cost as much as one")
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="play in another order")
     add_outputs(parser, plots=True)
 
@@ -93,6 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
         knowledge = known(arguments, traces)
         longest = max(gamma_max, PEERS_GAMMA) if arguments.peers else gamma_max
         curves = {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
+    if arguments.rows is not None:
+        return run_rows(arguments, makers, gamma_max, traces)
     peers, skipped = installed() if arguments.peers else ({}, {})
     results = []
     for curve, cost in curves.items():
@@ -136,6 +147,29 @@ def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | Non
     for repo in {trace.repo for trace in traces}:
         knowledge.corpus(repo)
     return knowledge
+
+
+def run_rows(
+    arguments: argparse.Namespace,
+    makers: Mapping[str, Callable[[], Drafter]],
+    gamma_max: int,
+    traces: Sequence[Trace],
+) -> int:
+    """Replay every drafter in batches; print and write the results."""
+    from ngramspec.bench.replay_rows import BatchPlan, compare_rows
+
+    with usable():
+        rows = check_int("--rows", arguments.rows, 1)
+        plan = BatchPlan(rows, gamma_max, check_int("--free", arguments.free, rows))
+    results = {name: compare_rows(make, plan, traces) for name, make in makers.items()}
+    for name, groups in results.items():
+        print(f"{name}, tokens per call: one row, {rows} rows with {plan.free} positions, share")
+        for group, found in groups.items():
+            single, batch = (found[way]["tokens_per_call"] for way in ("single", "rows"))
+            print(f"{group:<20}{single:>8.3f}{batch:>8.3f}{found['share']:>8.3f}")
+    settings = {"traces": len(traces), "gamma_max": gamma_max, "rows": rows, "free": plan.free}
+    write_json(arguments.json, {"settings": settings, "results": results})
+    return 0
 
 
 def most_tokens(arguments: argparse.Namespace) -> int:
