@@ -8,9 +8,10 @@ from ngramspec.decoding.distributed import ALONE
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
-from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
+from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
 from ngramspec.draft_length.batch_choice import common_length, urgencies
 from ngramspec.draft_length.batch_costs import BatchStepCosts
+from ngramspec.verification.evidence import Computed
 
 NO_LIMIT = 1 << 20  # tokens of a draft, where nothing else says
 LEAVE = 0.75  # share of the rows in a forward that are left when those that have ended leave
@@ -36,9 +37,15 @@ class BatchDrafting:
         for row in self._rows[len(self._runners) :]:
             self._runners.append(self._run.make_runner(row, vocab))
 
+    def finish(self) -> None:
+        """The call ended well: what its rows said may be shared."""
+        for runner in self._runners:
+            runner.end(well=True)
+
     def close(self) -> None:
         """End every row's session."""
         for runner in self._runners:
+            runner.end(well=False)  # after ``finish`` nothing is left
             runner.close()
 
     def tiers(self, row: int) -> Sequence[str]:
@@ -139,8 +146,29 @@ class BatchDrafting:
         longest = self._run.sampler.stop.max_length
         return NO_LIMIT if longest is None else longest - group.length
 
-    def learn(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
-        """Tell every row's drafting what became of its draft, and what was committed."""
-        for runner, draft, verdict in zip(self._runners, drafts, verdicts, strict=False):
-            if verdict.emitted:
-                runner.learn(draft, verdict)
+    @property
+    def evidence(self) -> EvidenceRequest | None:
+        """What the running sessions want to know of the next forward; None: nothing."""
+        request = None
+        for runner in self._runners:
+            if runner.evidence is not None:
+                request = runner.evidence | request
+        return request
+
+    def learn(
+        self,
+        drafts: list[Draft],
+        verdicts: list[Verdict],
+        computed: list[Computed] | None = None,
+    ) -> None:
+        """Tell every row's drafting what became of its draft, and what was committed.
+
+        Args:
+            drafts: each row's.
+            verdicts: on them.
+            computed: what each row's drafting asked of the forward; None: nothing was asked.
+        """
+        for row, runner in enumerate(self._runners):
+            if verdicts[row].emitted:
+                own = None if computed is None else computed[row]
+                runner.learn(drafts[row], verdicts[row], own)

@@ -10,6 +10,7 @@ import torch
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
+from ngramspec.decoding.forced import forced_by
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import (
@@ -32,13 +33,16 @@ from ngramspec.draft_length.schedule import (
 )
 from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.target.hf_private import pad_token
+from ngramspec.target.hf_private import eos_tokens, pad_token
 from ngramspec.target.model import Target
 from ngramspec.target.obstacles import allows_ragged, why_no_tree
+from ngramspec.target.support import check_beams_of
+from ngramspec.verification.beam_step import BeamConfig, BeamSearch
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
@@ -85,7 +89,9 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
         width=config.fixed_width,
         compiled=config.compiled,
         gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
+        beams=call.config.num_beams or 1,
     )
+    check_beams_of(target.model, target.call, call.config.num_beams or 1)
     if ranks.synced and target.cache.capacity is not None:
         raise UnsupportedError(
             "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
@@ -108,7 +114,8 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     config, rows, stats = settings.config, target.prompt.shape[0], DecodeStats()
     request = read_request(call.config, call.reference_ids)
     sampler = _sampler(settings, target, call)
-    ragged = rows > 1 and allows_ragged(target.traits, target.call)
+    beams = _beams(settings, target, call)
+    ragged = rows > 1 and beams is None and allows_ragged(target.traits, target.call)
     if ragged and not must_lockstep(sampler, target):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
@@ -120,6 +127,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         target=target,
         make_runner=_runners(settings, ranks, target, call, history, costs, trees, stats),
         sampler=sampler,
+        beams=beams,
         row_samplers=samplers_by_row(sampler, rows) if target.inputs.ragged else None,
         step_costs=costs if config.planned_gamma == "auto" else None,
         prefill_length=settings.prefill_length,
@@ -128,6 +136,23 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         observer=settings.observer,
         ranks=ranks,
     )
+
+
+def _beams(settings: Settings, target: Target, call: GenerateCall) -> BeamSearch | None:
+    """The call's beam search; None: it is none."""
+    config = call.config
+    if (config.num_beams or 1) == 1:
+        return None
+    search = BeamConfig(
+        beams=config.num_beams,
+        returned=config.num_return_sequences or 1,
+        eos=eos_tokens(config),
+        pad=pad_token(config),
+        length_penalty=config.length_penalty,
+        early_stopping=config.early_stopping,
+        max_length=config.max_length,
+    )
+    return BeamSearch(target.prompt, search, call.criteria or ())
 
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats) -> bool:
@@ -158,8 +183,15 @@ def _runners(
 
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
+        of_row = drafter.row(vocab)
+        current = of_row if follower is None else lambda: follower
+        beams = (call.config.num_beams or 1) > 1
+        forced = None
+        if not beams:  # a beam's text moves from row to row
+            forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
+        alone = follower is None and not beams  # no beam is an output yet
         return DraftRunner(
-            lambda: follower or drafter(vocab),
+            current if forced is None else ForcedBefore(current, forced),
             _controller(config, costs),
             history(row),
             vocab,
@@ -169,6 +201,7 @@ def _runners(
             temperature=temperature,
             seed=(seed, row),
             unplaced=target.traits.unplaced,
+            shared=of_row if alone else None,
         )
 
     return make
@@ -199,6 +232,7 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
         ),
         one_transfer=one_transfer,
         history_free=all_in(call.processors, HISTORY_FREE),
+        beams=config.num_beams or 1,
     )
 
 

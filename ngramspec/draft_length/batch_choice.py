@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec._native.batch_choice import worthwhile_heads
 from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import worthwhile_nodes
 
@@ -63,37 +64,28 @@ def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
         >>> [len(each) for each in worthwhile_rows([sure, rare], dear)]
         [2, 0]
     """
-    reached = [_reach(draft) for draft in drafts]
-    sizes = [len(each) for each in reached]
-    if not sum(sizes):
-        return list(drafts)
-    reach = np.concatenate(reached)
-    row = np.repeat(np.arange(len(drafts)), sizes)
-    order = np.argsort(-reach, kind="stable")
-    expected = np.empty(len(reach) + 1)
-    expected[0] = len(drafts)
-    expected[1:] = len(drafts) + np.cumsum(reach[order])
-    expected = expected[: len(curve)]
-    value = expected / curve[: len(expected)]
-    best = len(value) - 1 - int(value[::-1].argmax())
-    kept = np.bincount(row[order[:best]], minlength=len(drafts)).tolist()
+    chains = all(draft.parents is None for draft in drafts)
+    confidences = [_confidence(draft) if chains else _reach(draft) for draft in drafts]
+    kept = worthwhile_heads(confidences, curve, chains)
     return [draft.first(n) for draft, n in zip(drafts, kept, strict=True)]
 
 
-def _reach(draft: Draft) -> NDArray[np.float64]:
+def _confidence(draft: Draft) -> Float32:
+    """Of each node that it is accepted if the one before it is; a half where none is known."""
+    if draft.confidence is None:
+        return np.full(len(draft), 0.5, np.float32)
+    return draft.confidence
+
+
+def _reach(draft: Draft) -> Float32:
     """P(accepted) of each node with those above it, falling in the order of the nodes."""
-    if not len(draft):
-        return np.empty(0)
-    confidence = draft.confidence
-    if confidence is None:
-        confidence = np.full(len(draft), 0.5, np.float32)
-    if draft.parents is None:
-        return np.cumprod(confidence, dtype=np.float64)
-    reach = confidence.astype(np.float64)
-    for node, parent in enumerate(draft.parents.tolist()):
+    reach = _confidence(draft).astype(np.float64)
+    parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
+    for node, parent in enumerate(parents):
         if parent >= 0:
             reach[node] *= reach[parent]
-    return np.minimum.accumulate(reach)
+    falling: Float32 = np.minimum.accumulate(reach).astype(np.float32)
+    return falling
 
 
 def urgencies(left: Sequence[int], new: Sequence[int], steps: int) -> NDArray[np.float64]:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from ngramspec._native.row_text import agreed
 from ngramspec.draft import Draft, Int32
 
 
-def accepted_nodes(draft: Draft, new: Int32) -> list[int]:
-    """The nodes of a draft that the committed tokens ``new``, int32 (n,), agree with, in order."""
-    committed = new.tolist()
+def accepted_nodes(draft: Draft, committed: Int32, begin: int, end: int) -> list[int]:
+    """The nodes of a draft that committed[begin:end], int32, agrees with, in order."""
     if draft.parents is None:
-        accepted = 0
-        for mine, its in zip(draft.tokens[: len(committed)].tolist(), committed, strict=False):
-            if mine != its:
-                break
-            accepted += 1
-        return list(range(accepted))
+        return list(range(agreed(draft.tokens, committed, begin, end)))
     tokens = draft.tokens.tolist()
     children, path = draft.children(), [-1]
-    for token in committed:
+    for token in committed[begin:end].tolist():
         right = next((node for node in children[path[-1] + 1] if tokens[node] == token), None)
         if right is None:
             break

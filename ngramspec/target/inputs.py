@@ -62,6 +62,14 @@ class Inputs:
             kwargs["logits_to_keep"] = 1 + count
         return kwargs
 
+    def every(self, step: int) -> dict[str, Any]:
+        """The prefill's arguments for every ``step``-th row only."""
+        kwargs = dict(self.kwargs)
+        for name in self._per_token:  # (..., rows, length)
+            if kwargs.get(name) is not None:
+                kwargs[name] = kwargs[name][..., ::step, :]
+        return kwargs
+
     def carry(self, outputs: Any) -> None:
         """Take the arguments from the prefill to the first forward behind it.
 

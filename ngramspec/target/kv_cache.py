@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.target.hf_private import is_user_defined
-from ngramspec.target.inplace_kv import InPlace, close_up
+from ngramspec.target.inplace_kv import InPlace, close_up, grows_in_place
 from ngramspec.target.linear_state import LINEAR, LinearStates, can_record
 from ngramspec.target.recurrent_state import Checkpoint
 
@@ -113,8 +113,12 @@ class KVCache:
         self._stretched = length
 
     def grow_in_place(self) -> None:
-        """Have dynamic layers of full attention grow without copies, until ``release``."""
-        layers = [layer for layer in self.layers if kind_of(layer) == DYNAMIC]
+        """Have dynamic layers of full attention grow without copies, until ``release``.
+
+        Those that do so already go on doing so.
+        """
+        dynamic = [layer for layer in self.layers if kind_of(layer) == DYNAMIC]
+        layers = [layer for layer in dynamic if not grows_in_place(layer)]
         self._update(layers, lambda layer: InPlace(layer).update)
 
     def _update(self, layers: list[Any], make: Callable[[Any], Callable[..., Any]]) -> None:
@@ -202,6 +206,21 @@ class KVCache:
             if outlives and not self._stretched:
                 close_up(layer)
         self._updated, self._stretched = [], 0
+
+    def reorder(self, origins: Sequence[int]) -> None:
+        """Let each row continue another one; only rows that change are copied.
+
+        Args:
+            origins: for each row, which one it continues.
+        """
+        changed = [row for row, origin in enumerate(origins) if row != origin]
+        if not changed:
+            return
+        pairs = torch.tensor([changed, [origins[row] for row in changed]], device="cpu")
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):  # (rows, heads, length, size)
+                to, source = pairs.to(states.device, non_blocking=True).unbind()
+                states[to] = states[source]
 
     def keep_path(self, start: int, path: Sequence[int]) -> None:
         """Move the positions start + path[0], start + path[1], and so on to start, start + 1, ...
