@@ -22,6 +22,7 @@ SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
 INSTALL = "pip install 'ngramspec[serve]'"
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "openai")
 MIB = 1 << 20
+CHUNK_OF_CPU, CHUNK = 128, 1024  # prompt tokens of a forward: a fraction of a second each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +97,7 @@ def settings_of(
         waiting=arguments.waiting,
         pool=arguments.cache * MIB,
         pool_of_key=arguments.cache_of_key * MIB,
+        chunk=CHUNK_OF_CPU if arguments.device == "cpu" else CHUNK,
     )
     return ServerSettings(
         name=arguments.name or name,
