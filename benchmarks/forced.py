@@ -146,11 +146,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="forced continuations on a JSON schema task")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=2)
+    known = ["xgrammar", "llguidance"]
+    parser.add_argument("--libraries", nargs="+", default=known, choices=known)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     loaded = load(None, arguments.dtype)
+    torch.compiler.set_stance("force_eager")  # llguidance compiles its mask's kernel for minutes
     found = {}
     for name, make in grammars(loaded):
+        if not any(name.startswith(library) for library in arguments.libraries):
+            continue
         found[name] = measure(loaded, make, arguments.repeats)
         print(name, found[name]["tokens"], "same text:", found[name]["same_text"])
         for way, row in found[name]["ways"].items():

@@ -90,7 +90,7 @@ class Watching:
 
 
 def assert_same(plain, ours):
-    """Two beam searches returned the same: scores and logits within 1e-4."""
+    """Two beam searches returned the same: scores of sequences within 1e-4, of tokens 1e-3."""
     assert type(plain) is type(ours)
     assert torch.equal(plain.sequences, ours.sequences)
     assert torch.equal(plain.beam_indices, ours.beam_indices)
@@ -99,4 +99,4 @@ def assert_same(plain, ours):
     for name in ("scores", "logits"):
         pairs = zip(getattr(plain, name), getattr(ours, name), strict=True)
         for first, second in pairs:
-            torch.testing.assert_close(first, second, **near)
+            torch.testing.assert_close(first, second, atol=1e-3, rtol=1e-3)

@@ -34,9 +34,15 @@ class BatchDrafting:
         for row in self._rows[len(self._runners) :]:
             self._runners.append(self._run.make_runner(row, vocab))
 
+    def finish(self) -> None:
+        """The call ended well: what its rows said may be shared."""
+        for runner in self._runners:
+            runner.end(well=True)
+
     def close(self) -> None:
         """End every row's session."""
         for runner in self._runners:
+            runner.end(well=False)  # after ``finish`` nothing is left
             runner.close()
 
     def tiers(self, row: int) -> Sequence[str]:

@@ -84,6 +84,7 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
         width=config.fixed_width,
         compiled=config.compiled,
         gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
+        beams=call.config.num_beams or 1,
     )
     check_beams_of(target.model, target.call, call.config.num_beams or 1)
     if ranks.synced and target.cache.capacity is not None:
@@ -177,11 +178,10 @@ def _runners(
 
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
+        of_row = drafter.row(vocab)
+        current = of_row if follower is None else lambda: follower
         forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
-
-        def current() -> Drafter:
-            return follower or drafter(vocab)
-
+        alone = follower is None and (call.config.num_beams or 1) == 1  # no beam is an output yet
         return DraftRunner(
             current if forced is None else ForcedBefore(current, forced),
             make_controller(config.planned_gamma, config.longest, costs.cost),
@@ -193,6 +193,7 @@ def _runners(
             temperature=temperature,
             seed=(seed, row),
             unplaced=target.traits.unplaced,
+            shared=of_row if alone else None,
         )
 
     return make

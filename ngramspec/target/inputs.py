@@ -62,6 +62,13 @@ class Inputs:
             kwargs["logits_to_keep"] = 1 + count
         return kwargs
 
+    def every(self, step: int) -> dict[str, Any]:
+        """The prefill's arguments for every ``step``-th row only."""
+        return {
+            name: value[::step] if name in self._per_token and value is not None else value
+            for name, value in self.kwargs.items()
+        }
+
     def carry(self, outputs: Any) -> None:
         """Take the arguments from the prefill to the first forward behind it.
 

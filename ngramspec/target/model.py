@@ -19,7 +19,7 @@ from ngramspec.target.hidden import head_inputs
 from ngramspec.target.inputs import Inputs
 from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
 from ngramspec.target.limits import DraftLimits
-from ngramspec.target.obstacles import prefill_checks_drafts
+from ngramspec.target.obstacles import prefill_checks_drafts, prefills_beams_once
 from ngramspec.target.outputs import OutputRecorder
 from ngramspec.target.recurrent_probe import check_recurrent
 from ngramspec.target.recurrent_state import Pending
@@ -74,6 +74,7 @@ class Target:
         width: of every forward after the prefill, in positions; None: as wide as the draft is.
         compiled: whether these forwards are compiled; None: if plain ``generate`` would.
         gamma_max: most tokens that a draft will have; used for compiled forwards only.
+        beams: of each prompt, which stands in as many rows.
 
     Raises:
         UnsupportedError: the model, its cache or the call cannot be speculated with.
@@ -89,6 +90,7 @@ class Target:
         width: int | None = None,
         compiled: bool | None = False,
         gamma_max: int = 0,
+        beams: int = 1,
     ) -> None:
         check_model(model, model_kwargs)
         self.model, self.config, self.prompt = model, config, input_ids
@@ -118,6 +120,8 @@ class Target:
             gamma_max=gamma_max,
         )
         self.widths = self._shapes.widths
+        once = beams > 1 and prefills_beams_once(traits, self.call, model_kwargs)
+        self._copies = beams if once else 1  # of each row that the prefill runs
         self._slots = 0  # positions in the cache
         self._pending = Pending()
         self.keep_hidden = False
@@ -157,6 +161,8 @@ class Target:
         self.inputs.make_mask(self.prompt, self.call.end)
         count = 0 if draft is None else draft.shape[1]
         prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
+        if self._copies > 1:
+            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies)
         if draft is not None:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
             kwargs = self.inputs.behind_prompt(count)
@@ -168,6 +174,8 @@ class Target:
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
         self.hidden = states[-1][:, -1 - count :] if states else None
         self.inputs.carry(outputs)
+        if self._copies > 1:
+            cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
         self._use_cache()
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
@@ -177,7 +185,7 @@ class Target:
             self._forward = _Forward(count, is_prefill=True, outputs=outputs)
         self._recorder.keep_prefill(outputs)
         logits: torch.Tensor = outputs.logits[:, -1 - count :]
-        return logits
+        return logits.repeat_interleave(self._copies, dim=0) if self._copies > 1 else logits
 
     def _use_cache(self) -> None:
         """Use the cache that the model has returned, and roll it back from here on."""

@@ -16,7 +16,7 @@ from ngramspec.draft_length.schedule import NAMED
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
-    from ngramspec.bench.knowledge import Knowledge
+    from ngramspec.bench.knowledge import Known
     from ngramspec.bench.peers import Contenders
     from ngramspec.bench.traces import Trace
     from ngramspec.draft import Float32
@@ -65,6 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what all drafters know beside each request: a corpus, or a folder with REPO.ngc or"
         " REPO.npy (token ids, a 0 behind each document) for each trace's repo",
     )
+    parser.add_argument(
+        "--shared",
+        choices=("outputs", "all"),
+        help="all drafters share a store of what the traces before said: outputs, or all: prompts"
+        " too (peers: outputs)",
+    )
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="play in another order")
     add_outputs(parser, plots=True)
 
@@ -72,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay every drafter on every curve; print, write and draw the results."""
     from ngramspec.bench.costs import cost_curve
-    from ngramspec.bench.knowledge import Knowledge
     from ngramspec.bench.peers import installed
     from ngramspec.bench.traces import read_traces
     from ngramspec.drafters import build_drafter
@@ -85,11 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         for maker in makers.values():
             maker()
         traces = read_traces(arguments.traces)
-        knowledge = None
-        if arguments.corpus is not None:
-            knowledge = Knowledge(arguments.corpus)
-            for repo in {trace.repo for trace in traces}:
-                knowledge.corpus(repo)
+        knowledge = known(arguments, traces)
         longest = max(gamma_max, PEERS_GAMMA) if arguments.peers else gamma_max
         curves = {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
     peers, skipped = installed() if arguments.peers else ({}, {})
@@ -106,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         "tree": arguments.tree is not None,
         "fresh": arguments.fresh,
         "shuffle": arguments.shuffle,
+        "shared": arguments.shared,
         "corpus": None if arguments.corpus is None else arguments.corpus.name,
     }
     write_json(arguments.json, {"settings": settings, "results": results, "skipped": skipped})
@@ -114,6 +116,26 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_paths(plot_replay(results, arguments.plots))
     return 0
+
+
+def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
+    """What drafters know beside each request, by ``--corpus`` or ``--shared``.
+
+    Raises:
+        OSError, ValueError: a corpus cannot be used, or the options exclude each other.
+    """
+    from ngramspec.bench.knowledge import Earlier, Knowledge
+
+    if arguments.shared is not None:
+        if arguments.corpus is not None or arguments.fresh:
+            raise ValueError("--shared cannot be combined with --corpus or --fresh")
+        return Earlier(arguments.shared)
+    if arguments.corpus is None:
+        return None
+    knowledge = Knowledge(arguments.corpus)
+    for repo in {trace.repo for trace in traces}:
+        knowledge.corpus(repo)
+    return knowledge
 
 
 def most_tokens(arguments: argparse.Namespace) -> int:
@@ -140,7 +162,7 @@ def replay(
     curve: str,
     cost: Float32,
     traces: Sequence[Trace],
-    knowledge: Knowledge | None = None,
+    knowledge: Known | None = None,
 ) -> list[dict[str, Any]]:
     """Replay all traces through each drafter with one cost curve."""
     from ngramspec.bench.compare import compare
