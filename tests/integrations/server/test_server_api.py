@@ -12,6 +12,7 @@ from conftest import tiny_llama
 from serving import VOCAB, ask, events, letters, plain, served, shown, text_of
 
 from ngramspec import Corpus
+from ngramspec.integrations.server.shared import SharedText
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 GREEDY = {"max_tokens": 24, "temperature": 0}
@@ -198,6 +199,25 @@ def test_stores_are_chosen_by_name_and_shared_ones_by_user(model, tokenizer, tmp
         assert accepted("key-b", stores=["other"], namespace="mine") < 10
         assert accepted("key-a", stores=[], namespace="mine") > 10
     assert Shared.named == ["ann", "ann", "bob", "bob/mine", "ann/mine"]
+
+
+def test_what_a_user_was_told_is_drafted_from_later_and_for_nobody_else(model, tokenizer):
+    keys = {"ann": "key-a", "bob": "key-b"}
+    shared = SharedText(1 << 20, keys, tokenizer)
+    with served(model, tokenizer, keys=keys, shared=shared, limits={"pool": 0}) as client:
+
+        def accepted(key, **extras):
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {"prompt": PROMPT, "ngramspec": {"usage": True, **extras}, **GREEDY}
+            answer = client.post("/v1/completions", json=body, headers=headers).json()
+            assert text_of(answer) == plain(model, tokenizer, PROMPT, 24)
+            found = answer["usage"]["ngramspec"]
+            return found["accepted"] + found["prefill_accepted"]
+
+        assert accepted("key-a") < 10
+        assert accepted("key-a") > 10
+        assert accepted("key-b") < 10
+        assert accepted("key-a", namespace="other") < 10
 
 
 def test_a_chat_uses_the_models_template(client, model, tokenizer):
