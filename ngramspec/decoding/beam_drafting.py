@@ -15,6 +15,8 @@ from ngramspec.draft import Draft, Verdict
 from ngramspec.draft_length.optimal import worthwhile_nodes
 from ngramspec.verification.evidence import Computed
 
+SURE = np.ones(16, np.float32)  # confidence in the first tokens
+
 
 class BeamOdds:
     """How likely it is that the replay of beam steps goes on over the next drafted tokens.
@@ -36,6 +38,9 @@ class BeamOdds:
         """Count a step, and whether it had no fork."""
         self._steps = self.MEMORY * self._steps + 1.0
         self._whole = self.MEMORY * self._whole + whole
+        forgotten = (1.0 - self.MEMORY) * self.PRIOR  # so that drafts are tried again
+        self._expected = self.MEMORY * self._expected + forgotten
+        self._right = self.MEMORY * self._right + forgotten
 
     def judge(self, expected: float, right: bool) -> None:
         """Count a drafted step without a fork.
@@ -44,8 +49,8 @@ class BeamOdds:
             expected: the least confidence of the beams' tokens there.
             right: whether all of them were the right ones.
         """
-        self._expected = self.MEMORY * self._expected + expected
-        self._right = self.MEMORY * self._right + right
+        self._expected += expected
+        self._right += right
 
     def reach(self, least: NDArray[np.float32]) -> NDArray[np.float64]:
         """P(the replay goes on over the first n tokens), float64 (n,).
@@ -77,16 +82,21 @@ class BeamDrafting(BatchDrafting):
 
         There are none where states of each token are asked for, which are kept by rows. A beam
         without a draft ends the replay, so all are cut to the shortest, and where costs are
-        known, to the length of most expected tokens per cost.
+        known, to the length of most expected tokens per cost. Where even drafts that are sure would
+        not pay, no session is asked, or begun.
         """
+        self._least, costs = None, self._run.step_costs
         limit = 0 if self._run.target.call.states else self.draft_limit(group)
+        if costs is not None:
+            cost = costs.cost()
+            if not worthwhile_nodes(self._odds.reach(SURE[: len(cost) - 2]), cost):
+                return
         for row in self._rows:
             drafts[row] = self._runners[row].propose(limit, tree=False)
             limit = len(drafts[row])
             if not limit:
                 break
         known = [draft.confidence for draft in drafts if draft.confidence is not None]
-        self._least, costs = None, self._run.step_costs
         if limit and len(known) == len(drafts):
             self._least = np.min([each[:limit] for each in known], axis=0)
             if costs is not None:

@@ -82,6 +82,14 @@ class OpenGeneration:
             raise
         return self._loop.groups[0].tokens_from(before)
 
+    def finish(self) -> None:
+        """It ended well, if its caller ended it: its text may be shared as the call's stores say.
+
+        One that a stopping rule ended has. Call it before ``close``.
+        """
+        if not self._closed:
+            self._loop.drafting.finish()
+
     @torch.no_grad()
     def close(self) -> None:
         """End it, once: the cache is left as plain decoding would leave it."""

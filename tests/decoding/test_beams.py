@@ -217,3 +217,13 @@ def test_the_speller_copies_in_beams(beams):
         assert_same(model.generate(**own, **kwargs), ours)
         accepted += speculator.stats.accepted
     assert accepted > 0
+
+
+@pytest.mark.parametrize("which", [0, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_real_model_in_beams(smollm2, prompts, which):
+    kwargs = {"num_beams": 2, "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    kwargs |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    speculator = Speculator(gamma=6)
+    ours = ngramspec.generate(smollm2.model, **prompts[which], **kwargs, speculator=speculator)
+    assert_same(smollm2.model.generate(**prompts[which], **kwargs), ours)
+    assert speculator.stats.accepted > 0
