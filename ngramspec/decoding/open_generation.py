@@ -83,12 +83,10 @@ class OpenGeneration:
         return self._loop.groups[0].tokens_from(before)
 
     def finish(self) -> None:
-        """It ended well, if its caller ended it: its text may be shared as the call's stores say.
-
-        One that a stopping rule ended has. Call it before ``close``.
-        """
+        """End it as if a stopping rule had fired: its text may be shared as its stores say."""
         if not self._closed:
             self._loop.drafting.finish()
+        self.close()
 
     @torch.no_grad()
     def close(self) -> None:
