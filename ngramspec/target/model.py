@@ -197,7 +197,7 @@ class Target:
         self.cache.save()
         with head_inputs(self.model, self.keep_hidden) as states:
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
-        self.hidden = states[-1][:, -1 - count :] if states else None
+        self.hidden = self._copied(states[-1][:, -1 - count :]) if states else None
         self.inputs.carry(outputs)
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
@@ -209,8 +209,11 @@ class Target:
         if draft is not None:
             self._forward = _Forward(count, is_prefill=True, outputs=outputs)
         self._recorder.keep_prefill(outputs)
-        logits: torch.Tensor = outputs.logits[:, -1 - count :]
-        return logits.repeat_interleave(self._copies, dim=0) if self._copies > 1 else logits
+        return self._copied(outputs.logits[:, -1 - count :])
+
+    def _copied(self, states: torch.Tensor) -> torch.Tensor:
+        """Of the rows that the prefill ran, as many copies as there are beams."""
+        return states.repeat_interleave(self._copies, dim=0) if self._copies > 1 else states
 
     def _use_cache(self) -> None:
         """Use the cache that the model has returned, and roll it back from here on."""

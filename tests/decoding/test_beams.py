@@ -227,3 +227,12 @@ def test_the_real_model_in_beams(smollm2, prompts, which):
     ours = ngramspec.generate(smollm2.model, **prompts[which], **kwargs, speculator=speculator)
     assert_same(smollm2.model.generate(**prompts[which], **kwargs), ours)
     assert speculator.stats.accepted > 0
+
+
+@pytest.mark.parametrize("drafter", ["recycle", "copy+ngram+recycle"])
+def test_drafters_that_learn_from_the_target_s_own_candidates(tiny, drafter):
+    kwargs = {"num_beams": 3, "max_new_tokens": 20, "do_sample": False}
+    speculator = Speculator(drafter, 3)
+    ours = ngramspec.generate(tiny, PROMPT, **kwargs, speculator=speculator)
+    assert torch.equal(ours, tiny.generate(PROMPT, **kwargs))
+    assert speculator.stats.drafter_faults == 0
