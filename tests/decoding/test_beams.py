@@ -261,3 +261,12 @@ def test_drafters_that_learn_from_the_target_s_own_candidates(tiny, drafter):
     ours = ngramspec.generate(tiny, PROMPT, **kwargs, speculator=speculator)
     assert torch.equal(ours, tiny.generate(PROMPT, **kwargs))
     assert speculator.stats.drafter_faults == 0
+
+
+@pytest.mark.parametrize(("beams", "least"), [(2, 1.8), (4, 1.7), (8, 1.25)])
+def test_copying_takes_fewer_forwards(beams, least):
+    model, speculator = speller.load(), Speculator(gamma=6)
+    kwargs = {"num_beams": beams, "max_new_tokens": 30, "do_sample": False}
+    for given, _ in speller.sentences(seed=7, count=6):
+        ngramspec.generate(model, torch.tensor([given]), **kwargs, speculator=speculator)
+    assert speculator.stats.tokens_per_call > least
