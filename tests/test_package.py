@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "draft": {"errors"},
     "stats": {"draft", "errors"},
     "stores": FLOOR | {"_native"},
-    "draft_length": FLOOR,
+    "draft_length": FLOOR | {"_native"},
     "drafters": FLOOR | {"stores", "_native", "draft_length"},
     "target": FLOOR,
     "verification": FLOOR,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ngramspec.decoding.distributed import ALONE, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.draft_length.batch_costs import BatchStepCosts
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.stats import DecodeStats, StepEvent
@@ -42,7 +43,7 @@ class Generation:
     sampler: TokenSampler
     row_samplers: Sequence[TokenSampler] | None = None
     beams: BeamSearch | None = None
-    step_costs: StepCostTracker | None = None
+    step_costs: StepCostTracker | BatchStepCosts | None = None
     prefill_length: PrefillDraftLength = field(default_factory=lambda: PrefillDraftLength(0))
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None

@@ -86,7 +86,10 @@ class DecodeLoop:
         else:
             with self.section(STEP):
                 self.step()
-        return self.run.ranks.going(not self.stopped)
+        going = self.run.ranks.going(not self.stopped)
+        if not going:
+            self.drafting.finish()
+        return going
 
     def close(self) -> None:
         """Leave the cache as plain decoding would have left it, and end the draft sessions."""

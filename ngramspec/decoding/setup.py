@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,9 +23,14 @@ from ngramspec.decoding.request import (
     samplers_by_row,
 )
 from ngramspec.draft import Int32
+from ngramspec.draft_length.batch_costs import BatchStepCosts, RowGamma
 from ngramspec.draft_length.cost_curve import ForwardKind
 from ngramspec.draft_length.cost_file import SavedCosts
-from ngramspec.draft_length.schedule import PrefillDraftLength, make_controller
+from ngramspec.draft_length.schedule import (
+    GammaController,
+    PrefillDraftLength,
+    make_controller,
+)
 from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.forced import ForcedBefore
@@ -165,7 +170,7 @@ def _runners(
     target: Target,
     call: GenerateCall,
     history: Callable[[int], Int32],
-    costs: StepCostTracker,
+    costs: StepCostTracker | BatchStepCosts,
     trees: bool,
     stats: DecodeStats,
 ) -> Callable[[int, int], DraftRunner]:
@@ -178,14 +183,16 @@ def _runners(
 
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
-        forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
-
-        def current() -> Drafter:
-            return follower or drafter(vocab)
-
+        of_row = drafter.row(vocab)
+        current = of_row if follower is None else lambda: follower
+        beams = (call.config.num_beams or 1) > 1
+        forced = None
+        if not beams:  # a beam's text moves from row to row
+            forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
+        alone = follower is None and not beams  # no beam is an output yet
         return DraftRunner(
             current if forced is None else ForcedBefore(current, forced),
-            make_controller(config.planned_gamma, config.longest, costs.cost),
+            _controller(config, costs),
             history(row),
             vocab,
             stats,
@@ -194,9 +201,17 @@ def _runners(
             temperature=temperature,
             seed=(seed, row),
             unplaced=target.traits.unplaced,
+            shared=of_row if alone else None,
         )
 
     return make
+
+
+def _controller(config: Config, costs: StepCostTracker | BatchStepCosts) -> GammaController:
+    """How many tokens to draft for a row."""
+    if isinstance(costs, BatchStepCosts) and config.planned_gamma == "auto":
+        return RowGamma(config.longest, costs)
+    return make_controller(config.planned_gamma, config.longest, costs.cost)
 
 
 def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSampler:
@@ -228,7 +243,7 @@ def prefers_one_transfer(device: torch.device) -> bool:
 
 def _step_costs(
     settings: Settings, target: Target, max_length: int | None, trees: bool
-) -> StepCostTracker:
+) -> StepCostTracker | BatchStepCosts:
     """What the call's forwards cost; measured under gamma="auto"."""
     rows, length = target.prompt.shape
     tokens = UNBOUNDED if max_length is None else max_length - length
@@ -243,7 +258,12 @@ def _step_costs(
     )
     saved = _usable_costs(settings, target, kind)
     limit, sizes = settings.config.longest + 1, target.widths.sizes
-    return StepCostTracker(target.model, kind, limit, tokens, saved, sizes)
+
+    def tracker(rows: int) -> StepCostTracker:
+        of_rows = replace(kind, rows=rows)
+        return StepCostTracker(target.model, of_rows, limit, tokens, saved, sizes)
+
+    return BatchStepCosts(tracker, rows) if target.inputs.ragged else tracker(rows)
 
 
 def _usable_costs(settings: Settings, target: Target, kind: ForwardKind) -> SavedCosts | None:

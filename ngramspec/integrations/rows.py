@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32
+from ngramspec.draft_length.batch_choice import generous_cost, may_pay, worthwhile_rows
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.errors import check_bool, check_int
-from ngramspec.integrations.row_choice import generous_cost, may_pay, worthwhile_rows
 from ngramspec.integrations.row_costs import BatchCosts
 from ngramspec.integrations.row_sessions import RowSessions, RowsStats
 from ngramspec.integrations.row_texts import Row, RowText

@@ -109,6 +109,8 @@ class _Memory:
         """
         length, whole = held.shape[2], held.shape[2] + new.shape[2]
         memory = self._all
+        if memory is not None and memory.shape[0] > held.shape[0]:  # rows have left the batch
+            memory = self._all = memory[: held.shape[0]]
         if (
             memory is None
             or memory.shape[2] < whole

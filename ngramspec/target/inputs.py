@@ -204,6 +204,23 @@ class Inputs:
             keys,
         ).expand(len(block), -1, -1, -1)
 
+    @property
+    def rows_may_leave(self) -> bool:
+        """Whether all that a forward gets of each row is known, so that some rows can be kept."""
+        known = ("past_key_values", "cache_position", *self._per_token)
+        others = [value for name, value in self.kwargs.items() if name not in known]
+        plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
+        return self.ragged and plain and not self._traits.reads_text
+
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Keep some rows of the batch, see ``KVCache.keep_rows``."""
+        for name in self._per_token:
+            value = self.kwargs.get(name)
+            if value is not None:
+                index = torch.tensor(order, device="cpu").to(value.device, non_blocking=True)
+                self.kwargs[name] = value.index_select(-2, index)
+        self._used = [self._used[place] for place in order]
+
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
         """Which of the cache's slots each row keeps, once too many slots are used by no row.
 

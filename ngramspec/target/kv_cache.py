@@ -256,6 +256,20 @@ class KVCache:
                 states[:, :, : kept.shape[2]] = kept  # in place, so that the layer's room stays
                 setattr(layer, name, states[:, :, : kept.shape[2]])
 
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Keep some rows of the batch.
+
+        Args:
+            order: for each new place the place where its row was, equal or behind it.
+        """
+        moved = [(place, was) for place, was in enumerate(order) if place != was]
+        for layer in self.layers:
+            for name in ("keys", "values"):
+                states = getattr(layer, name)  # (batch, heads, length, size)
+                for place, was in moved:
+                    states[place] = states[was]
+                setattr(layer, name, states[: len(order)])
+
 
 def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
     def stretched(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:

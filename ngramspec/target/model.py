@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
 from ngramspec.target.limits import DraftLimits
 from ngramspec.target.obstacles import prefill_checks_drafts, prefills_beams_once
 from ngramspec.target.outputs import OutputRecorder
+from ngramspec.target.present_rows import PresentRows
 from ngramspec.target.recurrent_probe import check_recurrent
 from ngramspec.target.recurrent_state import Pending
 from ngramspec.target.shapes import ForwardShapes
@@ -127,11 +128,35 @@ class Target:
         self._pending = Pending()
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
+        self._present = PresentRows(len(input_ids))
         self._forward: _Forward | None = None
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens from here on; call it before the prefill."""
         self.inputs.let_rows_diverge()
+
+    @property
+    def rows(self) -> int:
+        """How many rows forwards run."""
+        return len(self._present)
+
+    @property
+    def rows_may_leave(self) -> bool:
+        """Whether rows that have ended can leave the batch; compiled forwards stay as they are."""
+        return self.inputs.rows_may_leave and not self.widths.sizes
+
+    def keep_rows(self, rows: Collection[int]) -> None:
+        """Run only these rows from here on; call it after a rollback.
+
+        All arguments and results go on to have the whole batch's rows. Those of rows that have
+        left say nothing.
+
+        Args:
+            rows: of the batch, at least one, none that has left.
+        """
+        order = self._present.keep(rows)
+        self.cache.keep_rows(order)
+        self.inputs.keep_rows(order)
 
     @property
     def compiling(self) -> bool:
@@ -238,6 +263,7 @@ class Target:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         new, keys = block.shape[1], self.cache.key_length
+        block, lengths = self._present.select(block), self._present.of(lengths)
         block, committed = self._pending.in_front(block, committed)
         positions = block.shape[1]
         width = self.widths.of(positions)
@@ -258,8 +284,12 @@ class Target:
                 f"{self.traits.name} gives logits of {logits.shape[1]} tokens in a forward of"
                 f" {width}; pass Speculator('none')"
             )
-        self.hidden = states[-1][:, -width:][:, forward.again : positions] if states else None
-        return logits[:, forward.again : positions]
+        if states:
+            hidden = states[-1][:, -width:][:, forward.again : positions]
+            self.hidden = self._present.spread(hidden)
+        else:
+            self.hidden = None
+        return self._present.spread(logits[:, forward.again : positions])
 
     @property
     def again(self) -> int:
@@ -295,6 +325,7 @@ class Target:
                 self.cache.reorder(origins)
                 self._unordered = False
             return
+        kept = self._present.of(kept)
         if forward.is_prefill:  # the prompt's last token is in the cache to stay
             kept, path = [max(each - 1, 0) for each in kept], ()
         stays, static = max(kept), self.cache.capacity is not None

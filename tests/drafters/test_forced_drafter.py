@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Proposal
+from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Proposal
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.forced import TIER, Forced, ForcedBefore, ForcedDrafter
 
@@ -71,6 +71,30 @@ def test_what_is_forced_is_drafted_with_a_source_of_its_own():
     found.extend(ids(5, 6, 7, 2))
     assert [each[0] for each in inner.told] == ["propose", "extend"]  # it saw no draft but its own
     assert len(found.propose(8).tokens) == 2  # nothing behind 2: the inner drafter's
+
+
+def test_evidence_goes_to_the_inner_session_without_the_forced_draft():
+    told = []
+
+    class Asking(Fixed):
+        evidence = EvidenceRequest(top_k=1)
+
+        def start(self, tokens):
+            session = super().start(tokens)
+            session.observe = lambda *arguments: told.append(arguments)
+            return session
+
+    drafter = ForcedDrafter(Asking(Draft(ids(9))), Script({1: [5]}))
+    assert drafter.evidence == Asking.evidence
+    found = drafter.start(ids(1))
+    draft, evidence = found.propose(4), object()
+    found.observe(draft, [0], 1, evidence)
+    found.extend(ids(5, 2))
+    draft = found.propose(4)
+    found.observe(draft, [], 1, evidence)
+    (empty, accepted, _, first), second = told
+    assert (len(empty), accepted, first) == (0, (), evidence)
+    assert second == (draft, [], 1, evidence)
 
 
 def test_an_inner_draft_that_agrees_and_goes_on_is_taken():
