@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Int32, Verdict
 from ngramspec.draft_length.schedule import GammaController
-from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, hand_over
 from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 from ngramspec.stats import DecodeStats
 from ngramspec.verification.evidence import Computed
@@ -46,6 +47,7 @@ class DraftRunner:
         seed: of the call and the row, for drafts that are sampled.
         unplaced: an id after which the target numbers positions differently in a wider forward:
             drafts end before it, and none begins after it. None: there is none.
+        load: opens the models of sessions that draft by one; None: there are none.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class DraftRunner:
         temperature: float | None = None,
         seed: tuple[int, ...] = (),
         unplaced: int | None = None,
+        load: Callable[[Any], DraftModel] | None = None,
     ) -> None:
         self._current = current
         self._controller = controller
@@ -71,6 +74,7 @@ class DraftRunner:
         self._temperature = temperature
         self._seed = seed
         self._unplaced = unplaced
+        self._load = load
         tokens = tokens[(tokens >= 0) & (tokens < vocab)]
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
@@ -164,6 +168,8 @@ class DraftRunner:
         if not isinstance(self._session, DraftSession):
             what = type(self._session).__name__
             raise TypeError(f"start must return a DraftSession, got {what}")
+        if self._load is not None:
+            self._session.begin_models(self._load)
         if self._temperature is not None:
             self._session.begin_sampling(self._temperature, (*self._seed, self._count))
         return self._session
