@@ -13,7 +13,7 @@ from ngramspec.drafters import build_drafter, register_drafter
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.errors import UnsupportedError
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.stores import Corpus
+from ngramspec.stores import Corpus, SharedStore
 
 if TYPE_CHECKING:
     from ngramspec.hf import generate
@@ -24,8 +24,8 @@ __version__ = version("ngramspec")
 # fmt: off
 __all__ = [
     "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Evidence", "EvidenceRequest",
-    "Proposal", "Speculator", "StepEvent", "UnsupportedError", "Verdict", "build_drafter",
-    "enabled", "generate", "register_drafter",
+    "Proposal", "SharedStore", "Speculator", "StepEvent", "UnsupportedError", "Verdict",
+    "build_drafter", "enabled", "generate", "register_drafter",
 ]
 # fmt: on
 _LAZY = {"Speculator": "speculator", "generate": "hf", "enabled": "stand_in"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Int32, Verdict
 from ngramspec.draft_length.schedule import GammaController
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, hand_over
+from ngramspec.drafters.stored import RowDrafter
 from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 from ngramspec.stats import DecodeStats
 from ngramspec.verification.evidence import Computed
@@ -45,6 +46,7 @@ class DraftRunner:
         always: whether they may be trees also where no cost says which branches are worth it.
         temperature: that tokens are sampled at; None: they are not.
         seed: of the call and the row, for drafts that are sampled.
+        shared: adds the row's text to the shared stores that the call names; None: nothing does.
         unplaced: an id after which the target numbers positions differently in a wider forward:
             drafts end before it, and none begins after it. None: there is none.
         load: opens the models of sessions that draft by one; None: there are none.
@@ -64,6 +66,7 @@ class DraftRunner:
         seed: tuple[int, ...] = (),
         unplaced: int | None = None,
         load: Callable[[Any], DraftModel] | None = None,
+        shared: RowDrafter | None = None,
     ) -> None:
         self._current = current
         self._controller = controller
@@ -76,6 +79,9 @@ class DraftRunner:
         self._unplaced = unplaced
         self._load = load
         tokens = tokens[(tokens >= 0) & (tokens < vocab)]
+        self._shared = shared
+        if shared is not None:
+            shared.begin(tokens)
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)
@@ -192,6 +198,8 @@ class DraftRunner:
         if computed is not None and self.evidence is not None:
             evidence = Evidence.of(draft, verdict.accepted, self._last(), computed)
         self._append(tokens)
+        if self._shared is not None:
+            self._shared.append(tokens)
         if self._session is None:
             return
         try:
@@ -208,6 +216,13 @@ class DraftRunner:
         if self._sound_steps >= FORGIVEN:
             self._faults = 0
 
+    def follow(self, other: DraftRunner, tokens: Sequence[int]) -> None:
+        """Begin anew with another's committed tokens and ``tokens`` behind them."""
+        self.close()
+        self._count = 0
+        self._append(other._tokens[: other._count])
+        self._append(np.array(tokens, np.int32))
+
     def close(self) -> None:
         """End the session; the next propose begins a new one."""
         session, self._session = self._session, None
@@ -217,6 +232,11 @@ class DraftRunner:
             session.close()
         except Exception as error:
             self._fault(error)
+
+    def end(self, *, well: bool) -> None:
+        """End the row's text in shared stores; only one that ends well adds what is left of it."""
+        if self._shared is not None:
+            self._shared.end(well=well)
 
     def _last(self) -> int:
         """The last committed token; 0 where none was of the vocabulary."""

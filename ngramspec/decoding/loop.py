@@ -7,7 +7,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ngramspec.decoding.batch_drafting import BatchDrafting
+from ngramspec.decoding.beam_drafting import drafting_of
+from ngramspec.decoding.beams import BeamGroup
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import NOTHING, Group
 from ngramspec.decoding.observer import (
@@ -36,26 +37,21 @@ def decode(run: Generation) -> torch.Tensor:
     """
     loop = DecodeLoop(run)
     try:
-        with run.observer.section(PREFILL):
-            loop.prefill()
+        going = loop.advance()
         with run.target.decoding():
-            while run.ranks.going(not loop.stopped):
-                if loop.stopped:
-                    loop.forward_for_other_ranks()
-                else:
-                    with run.observer.section(STEP):
-                        loop.step()
+            while going:
+                going = loop.advance()
         return loop.sequences()
     finally:
-        try:
-            loop.rollback()
-        finally:
-            run.target.close()
-            loop.drafting.close()
+        loop.close()
 
 
 class DecodeLoop:
-    """The groups of a run, and each row's drafting."""
+    """The groups of a run, and each row's drafting.
+
+    ``advance`` runs it bit by bit, so that a caller may do other things between two steps.
+    ``close`` must be called at the end, whatever ended it.
+    """
 
     def __init__(self, run: Generation) -> None:
         prompt, observer = run.target.prompt, run.observer
@@ -63,15 +59,45 @@ class DecodeLoop:
         self.section = observer.section
         self.device = prompt.device
         self.rows = range(prompt.shape[0])
-        if run.row_samplers is None:
+        if run.beams is not None:
+            self.groups: list[Group] = [BeamGroup(prompt, run.sampler, run.beams, observer)]
+        elif run.row_samplers is None:
             self.groups = [Group(tuple(self.rows), prompt, run.sampler, observer)]
         else:
             rows = zip(self.rows, run.row_samplers, strict=True)
             self.groups = [Group((row,), prompt[[row]], each, observer) for row, each in rows]
-        self.drafting = BatchDrafting(run, self.groups)
+        self.drafting = drafting_of(run, self.groups)
         self.evidence = EvidenceChannel(run.sampler.fetches_at_once)
         self.last = [0] * len(self.rows)  # each row's last committed token
         self.steps = 0
+        self._prefilled = False
+
+    def advance(self) -> bool:
+        """Run the prefill, or after it the next step: whether there is another step to run.
+
+        Steps belong into the target's ``decoding`` context, the prefill does not.
+        """
+        if not self._prefilled:
+            with self.section(PREFILL):
+                self.prefill()
+            self._prefilled = True
+        elif self.stopped:
+            self.forward_for_other_ranks()
+        else:
+            with self.section(STEP):
+                self.step()
+        going = self.run.ranks.going(not self.stopped)
+        if not going:
+            self.drafting.finish()
+        return going
+
+    def close(self) -> None:
+        """Leave the cache as plain decoding would have left it, and end the draft sessions."""
+        try:
+            self.rollback()
+        finally:
+            self.run.target.close()
+            self.drafting.close()
 
     @property
     def stopped(self) -> bool:
@@ -86,7 +112,7 @@ class DecodeLoop:
     def sequences(self) -> torch.Tensor:
         """The committed tokens of all rows, int64 (batch, longest)."""
         if len(self.groups) == 1:
-            return self.groups[0].ids().clone()
+            return self.groups[0].sequences()
         longest = max(group.length for group in self.groups)
         out = torch.full((len(self.rows), longest), self.pad, device=self.device)
         for group in self.groups:
@@ -101,7 +127,7 @@ class DecodeLoop:
         """Roll the target back to the accepted positions of its last forward."""
         kept = [len(group.accepted_positions) for group in self.groups for _ in group.rows]
         with self.section(ROLLBACK):
-            self.run.target.rollback(kept, self.accepted_positions())
+            self.run.target.rollback(kept, self.accepted_positions(), self.groups[0].origins)
 
     def prefill(self) -> None:
         """Run the prompt, and where the target can verify one, a draft after it."""

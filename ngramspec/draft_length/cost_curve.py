@@ -33,7 +33,7 @@ COSTS = {
     "cpu bfloat16": (1, 1.03, 1.04, 1.05, 1.07, 1.10, 1.14, 1.21, 1.29, 1.52, 1.65, 3.0),
     "cpu float32": (1, 1.05, 1.12, 1.5, 1.75, 2.1, 1.97, 2.25, 2.5, 3.0, 3.4, 6.2),
 }
-BATCH_SURCHARGE = 0.2  # of a second position in each row: measured on the same CPU, batches 2 to 16
+BATCH_SURCHARGE = 0.2  # of a second position in each row, but in bfloat16: measured on the same CPU
 
 KEPT = 9  # latest times of each width: their median counts
 EVERY = 8  # added times after which the curve is computed again
@@ -65,7 +65,7 @@ def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat1
     curve = np.interp(positions, points, costs)
     curve += per_position * np.maximum(positions - points[-1], 0)
     cost: Float32 = (curve / curve[1]).astype(np.float32)
-    if rows > 1:
+    if rows > 1 and dtype != "bfloat16":
         cost[2:] += BATCH_SURCHARGE
     return cost
 
@@ -117,6 +117,12 @@ class CostCurve:
     def count(self, width: int) -> int:
         """How many times of a width are kept."""
         return len(self._times.get(width, ()))
+
+    def begin_with(self, cost: Float32) -> None:
+        """Assume ``cost``, float32 (limit + 1,), unless a time was added."""
+        with self._lock:
+            if not self._added and len(cost) == len(self.assumed):
+                self.assumed = self._cost = cost
 
     def reach(self, assumed: Float32) -> None:
         """Extend the curve to the length of ``assumed``, with its shape, float32 (limit + 1,)."""

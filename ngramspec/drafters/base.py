@@ -166,6 +166,13 @@ class Drafter(ABC):
             " copy, ngram and unigram do"
         )
 
+    def learning(self, *, by_request: bool) -> Drafter:
+        """A drafter as this one, whose sequences learn each for itself, or together.
+
+        The default learns nothing that outlives a sequence, or decides for itself.
+        """
+        return self
+
     @abstractmethod
     def start(self, tokens: Int32) -> DraftSession:
         """Begin a sequence with its committed tokens so far, int32 (n,), n >= 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -113,6 +114,12 @@ class CalibratedDrafter(LearningDrafter):
         self.evidence, self.assistants = inner.evidence, inner.assistants
         self.forget()
 
+    def learning(self, *, by_request: bool) -> LearningDrafter:
+        other = super().learning(by_request=by_request)
+        assert isinstance(other, CalibratedDrafter)
+        other.inner = self.inner.learning(by_request=by_request)
+        return other
+
     def forget(self) -> None:
         self.samples = False  # whether a draft with a proposal was seen
         self._lock = threading.Lock()
@@ -122,7 +129,8 @@ class CalibratedDrafter(LearningDrafter):
         self._tested = np.full(shape, PRIOR_TESTED, np.float32)
 
     def start(self, tokens: Int32) -> DraftSession:
-        return CalibratedSession(self, self.inner.start(tokens))
+        drafter = copy.copy(self) if self.by_request else self  # a copy has learned nothing
+        return CalibratedSession(drafter, self.inner.start(tokens))
 
     def confidence(self, draft: Draft) -> Float32:
         """P(accepted | parent accepted) of each node of a draft, float32 (n,)."""

@@ -169,6 +169,12 @@ class TieredDrafter(Drafter):
         specs = [drafter.spec for drafter in drafters]
         self.spec = None if None in specs else "+".join(str(spec) for spec in specs)
 
+    def learning(self, *, by_request: bool) -> Drafter:
+        drafters = [drafter.learning(by_request=by_request) for drafter in self.drafters]
+        if all(new is old for new, old in zip(drafters, self.drafters, strict=True)):
+            return self
+        return TieredDrafter(drafters)
+
     def start(self, tokens: Int32) -> DraftSession:
         sessions: list[DraftSession] = []
         with ExitStack() as begun:  # closes them if a later one cannot begin

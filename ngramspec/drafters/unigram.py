@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 
@@ -104,6 +105,7 @@ class UnigramDrafter(LearningDrafter):
                 self._accepted, self._tested = self._accepted // 2, self._tested // 2
 
     def start(self, tokens: Int32) -> DraftSession:
+        drafter = copy.copy(self) if self.by_request else self  # a copy has learned nothing
         if self.sample:
-            return SamplingUnigramSession(self, tokens, self.temperature)
-        return UnigramSession(self, tokens)
+            return SamplingUnigramSession(drafter, tokens, self.temperature)
+        return UnigramSession(drafter, tokens)

@@ -121,6 +121,7 @@ class TokenSampler:
         one_transfer: whether a transfer from the device costs more than sampling at positions
             that are then not used.
         history_free: whether the processors' result is independent of the committed tokens.
+        beams: of each prompt; with more than one, tokens are chosen by ``BeamSearch``.
     """
 
     processors: Any
@@ -131,11 +132,13 @@ class TokenSampler:
     record: Record
     one_transfer: bool = False
     history_free: bool = False
+    beams: int = 1
 
     @property
     def all_at_once(self) -> bool:
         """Whether a step's tokens are sampled at all positions, with one transfer to the host."""
-        return self._takes_argmax or (self.one_transfer and self.history_free)
+        apart = self._takes_argmax or (self.one_transfer and self.history_free)
+        return apart and self.beams == 1
 
     @property
     def _takes_argmax(self) -> bool:

@@ -69,12 +69,14 @@ def test_without_trust_the_folder_is_a_plain_model(wrapped_folder):
 
 
 UNSPECULATED = {
-    "beams": {"num_beams": 3},
+    "sampled beams": {"num_beams": 3, "do_sample": True},
     "no cache": {"use_cache": False},
     "lookup": {"prompt_lookup_num_tokens": 3},
     "early exit": {"assistant_early_exit": 1},
     "assistant": {"assistant_model": tiny_llama(3)},
-    "beams by config": {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=9)},
+    "lookup by config": {
+        "generation_config": GenerationConfig(prompt_lookup_num_tokens=2, max_new_tokens=9)
+    },
 }
 
 
@@ -181,12 +183,12 @@ def test_a_speculator_of_the_caller_s_own_is_used_in_its_place(plain, model):
     assert torch.equal(ngramspec.generate(model, PROMPT, speculator=own, **GREEDY), expected)
     with ngramspec.enabled(model, own):
         assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
-        model.generate(PROMPT, num_beams=2, **GREEDY)
+        model.generate(PROMPT, prompt_lookup_num_tokens=2, **GREEDY)
     assert torch.equal(model.generate(PROMPT, custom_generate=own, **GREEDY), expected)
     assert own.stats.runs == 3
     assert stats_of(model).runs == 0
-    with pytest.raises(UnsupportedError, match="num_beams=2"):
-        ngramspec.generate(model, PROMPT, num_beams=2, **GREEDY)
+    with pytest.raises(UnsupportedError, match="prompt_lookup_num_tokens=2"):
+        ngramspec.generate(model, PROMPT, prompt_lookup_num_tokens=2, **GREEDY)
 
 
 def test_pipelines(plain, model):

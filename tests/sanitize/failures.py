@@ -15,6 +15,10 @@ NAMES = (
     "count_order",
     "ngram",
     "search",
+    "store_corpus",
+    "store_reader",
+    "store_ring",
+    "store_stream",
     "unigram",
     "value",
 )
