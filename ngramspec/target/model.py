@@ -123,6 +123,7 @@ class Target:
         self.widths = self._shapes.widths
         once = beams > 1 and prefills_beams_once(traits, self.call, model_kwargs)
         self._copies = beams if once else 1  # of each row that the prefill runs
+        self._unordered = False  # whether the prefill's rows may have to be reordered
         self._slots = 0  # positions in the cache
         self._pending = Pending()
         self.keep_hidden = False
@@ -209,6 +210,7 @@ class Target:
         if draft is not None:
             self._forward = _Forward(count, is_prefill=True, outputs=outputs)
         self._recorder.keep_prefill(outputs)
+        self._unordered = self._copies == 1  # the rows of a given cache may differ
         return self._copied(outputs.logits[:, -1 - count :])
 
     def _copied(self, states: torch.Tensor) -> torch.Tensor:
@@ -313,13 +315,15 @@ class Target:
             kept: per row, how many of the forward's positions plain decoding would have run. Of
                 the prefill, the first position counted is that of the prompt's last token.
             path: which ones, in a tree's order; empty: the first ones.
-            origins: which row of the forward each row continues; empty: its own. Behind the prefill
-                all beams of a prompt are equal.
+            origins: which row of the forward each row continues; empty: its own.
         """
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
         if forward is None:
+            if self._unordered:  # of the prefill all stays
+                self.cache.reorder(origins)
+                self._unordered = False
             return
         kept = self._present.of(kept)
         if forward.is_prefill:  # the prompt's last token is in the cache to stay
