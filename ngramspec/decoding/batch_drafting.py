@@ -60,7 +60,7 @@ class BatchDrafting:
         drafts = [EMPTY_DRAFT] * len(self._rows)
         costs = self._run.step_costs
         if costs is not None:
-            costs.at(max(group.length for group in self._groups))
+            costs.at(max(group.length for group in self._groups), self._run.target.pending)
             if costs.plain():
                 return drafts
         for group in self._groups:

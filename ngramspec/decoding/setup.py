@@ -109,6 +109,8 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     if target.limits.unaligned is not None:
         settings.log_once(f"drafting nothing: {target.limits.unaligned}")
     history = history_of(target, request, call.encoded)
+    if config.planned_gamma == "auto":
+        target.price_pending()
     trees = _may_branch(config, target, stats)
     costs = _step_costs(settings, target, sampler.stop.max_length, trees)
     return Generation(
@@ -155,7 +157,12 @@ def _runners(
         follower = None if ranks.drafts else Follower()
         return DraftRunner(
             lambda: follower or drafter(vocab),
-            make_controller(config.planned_gamma, config.longest, costs.cost),
+            make_controller(
+                config.planned_gamma,
+                config.longest,
+                costs.cost,
+                None if isinstance(config.tree, int) else costs.surcharge,
+            ),
             history(row),
             vocab,
             stats,

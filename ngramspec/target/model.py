@@ -21,7 +21,7 @@ from ngramspec.target.limits import DraftLimits
 from ngramspec.target.obstacles import prefill_checks_drafts
 from ngramspec.target.outputs import OutputRecorder
 from ngramspec.target.recurrent_probe import check_recurrent
-from ngramspec.target.recurrent_state import Pending
+from ngramspec.target.recurrent_state import MOST_PRICED, Pending
 from ngramspec.target.shapes import ForwardShapes
 from ngramspec.target.support import check_model, check_states, check_static
 from ngramspec.target.traits import head_size, traits_of
@@ -237,6 +237,15 @@ class Target:
                 f" {width}; pass Speculator('none')"
             )
         return logits[:, forward.again : positions]
+
+    @property
+    def pending(self) -> int | None:
+        """Accepted tokens that the next forward runs again; None: the model has no such tokens."""
+        return len(self._pending) if self.traits.recurrent else None
+
+    def price_pending(self) -> None:
+        """Let more tokens be pending, as what they cost is known when drafts are planned."""
+        self._pending.most = MOST_PRICED
 
     @property
     def again(self) -> int:
