@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make fuzz | make sanitize | make test-slow | make test-matrix
-# make test-engines
+# make test-engines | make test-serve
 # make docs | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-engines fuzz sanitize test-slow test-matrix lint format docs bench bench-native clean
+.PHONY: demo test test-engines test-serve fuzz sanitize test-slow test-matrix lint format docs bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -29,6 +29,13 @@ CASES ?=
 fuzz: $(VENV)/.built
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) \
 	    --workers $(WORKERS) $(if $(CASES),--cases $(CASES)) $(ARGS)
+
+# The completion server under load for SERVE_SECONDS, and the openai package for node, in build/node.
+SERVE_SECONDS ?= 300
+test-serve: $(VENV)/.built
+	npm install --silent --no-fund --no-audit --prefix build/node openai@7
+	SERVE_SECONDS=$(SERVE_SECONDS) $(BIN)/python -m pytest -m 'slow or not slow' \
+	    tests/integrations/server $(ARGS)
 
 # Under each transformers that is checked, in .venv-matrix; ARGS goes to pytest.
 test-matrix: $(VENV)/.built

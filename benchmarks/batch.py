@@ -1,10 +1,13 @@
 """Batches of recorded prompts: plain generate and ngramspec in turn, in one process.
 
-    python benchmarks/batch.py --traces traces.jsonl --group context_qa --json batch.json
+    python benchmarks/batch.py --traces traces.jsonl --groups context_qa code_edit nothing \\
+        --json batch.json
 
-The embedded model continues the prompts of one group with its own text, greedily. Times are of
-a whole call, prefill included; what counts are the ratios of their medians. Every turn has a new
-Speculator.
+The embedded model continues the prompts of each group with its own text, greedily, without an end
+of sequence. Prompts longer than ``--longest`` are used, cut to their end, where a group has too few
+others. In the group "nothing" all rows are one prompt behind which a random text is forced, so that
+nothing can be predicted. Times are of a whole call, prefill included, and of its steps alone; what
+counts are the ratios of medians. Every turn has a new Speculator.
 """
 
 from __future__ import annotations
@@ -20,42 +23,69 @@ import torch
 from first_look import machine
 
 from ngramspec import Speculator, generate
+from ngramspec.bench.forced import forced_model
 from ngramspec.bench.models import load
 from ngramspec.bench.traces import read_traces
 
 SIZES = (1, 2, 4, 8, 16)
+NOTHING = "nothing"
 
 
 def main() -> None:
     """Measure, print a table, write the JSON."""
     parser = argparse.ArgumentParser(description="plain and ngramspec in turn, by batch size")
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--group", default="context_qa")
+    parser.add_argument("--groups", nargs="+", default=["context_qa", "code_edit"])
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float16"])
-    parser.add_argument("--longest", type=int, default=400, help="leave longer prompts out")
+    parser.add_argument("--longest", type=int, default=400, help="most tokens of a prompt")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--json", type=Path, help="where to write the raw times")
     arguments = parser.parse_args()
-    model = load(None, arguments.dtype).model
-    traces = [each for each in read_traces(arguments.traces) if each.group == arguments.group]
-    prompts = [each.prompt.tolist() for each in traces if len(each.prompt) <= arguments.longest]
+    model, new = load(None, arguments.dtype).model, arguments.max_new_tokens
     rows = []
     print(
-        f"{'batch':>5}{'plain':>9}{'ours':>9}{'ratio':>8}{'tok/call':>10}{'forward':>9}{'same':>7}"
+        f"{'group':<12}{'batch':>6}{'plain':>8}{'ours':>8}{'ratio':>7}{'worst':>7}{'tok/call':>9}"
+        f"{'same':>7}"
     )
-    for size in SIZES:
-        row = measure(model, prompts[:size], arguments.max_new_tokens, arguments.repeats)
-        rows.append(row)
-        print(
-            f"{size:>5}{row['plain']:>9.1f}{row['ours']:>9.1f}{row['ours'] / row['plain']:>7.2f}x"
-            f"{row['tokens_per_call']:>10.2f}{row['forward_share']:>9.1%}{row['same_rows']:>4}/{size}",
-            flush=True,
-        )
+    for group in arguments.groups:
+        prompts = prompts_of(group, arguments)
+        text = random_text(model, prompts[0], new) if group == NOTHING else None
+        with forced_model(model, 4096) as set_text:
+            set_text(text)
+            for size in arguments.sizes:
+                row = {"group": group, **measure(model, prompts[:size], new, arguments.repeats)}
+                rows.append(row)
+                print(
+                    f"{group:<12}{size:>6}{row['plain']:>8.1f}{row['ours']:>8.1f}"
+                    f"{row['ratio']:>6.2f}x{row['worst']:>6.2f}x{row['tokens_per_call']:>9.2f}"
+                    f"{row['same_rows']:>4}/{size}",
+                    flush=True,
+                )
     if arguments.json:
         settings = {name: str(value) for name, value in vars(arguments).items()}
         result = {"settings": settings, "machine": machine(), "rows": rows}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def prompts_of(group: str, arguments: argparse.Namespace) -> list[list[int]]:
+    """As many prompts of a group as the largest batch has rows, the short ones first."""
+    longest, most = arguments.longest, max(arguments.sizes)
+    traces = read_traces(arguments.traces)
+    if group == NOTHING:
+        first = next(each for each in traces if len(each.prompt) >= longest)
+        return [first.prompt.tolist()[-longest:]] * most
+    prompts = [each.prompt.tolist() for each in traces if each.group == group]
+    prompts.sort(key=lambda prompt: len(prompt) > longest)
+    return [prompt[-longest:] for prompt in prompts[:most]]
+
+
+def random_text(model: Any, prompt: list[int], new: int) -> list[int]:
+    """A prompt with random tokens behind it."""
+    make = torch.Generator().manual_seed(1)
+    tokens = torch.randint(3, model.config.vocab_size, (new,), generator=make)
+    return [*prompt, *tokens.tolist()]
 
 
 def measure(model: Any, prompts: list[list[int]], new: int, repeats: int) -> dict[str, Any]:
@@ -65,23 +95,28 @@ def measure(model: Any, prompts: list[list[int]], new: int, repeats: int) -> dic
     mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
     inputs = {"input_ids": ids, "attention_mask": mask}
     kwargs = {"do_sample": False, "max_new_tokens": new, "eos_token_id": None, "pad_token_id": 0}
-    seconds: dict[str, list[float]] = {"plain": [], "ours": []}
+    seconds: dict[str, list[float]] = {"plain": [], "ours": [], "ours steps": []}
     for turn in range(repeats + 1):
         speculator = Speculator()
         begin = perf_counter()
         plain = model.generate(**inputs, **kwargs)
         middle = perf_counter()
         ours = generate(model, **inputs, speculator=speculator, **kwargs)
+        end = perf_counter()
         if turn:
             seconds["plain"].append(middle - begin)
-            seconds["ours"].append(perf_counter() - middle)
+            seconds["ours"].append(end - middle)
+            seconds["ours steps"].append(end - middle - speculator.stats.prefill_seconds)
     stats = speculator.stats
     steps = stats.draft_seconds + stats.forward_seconds + stats.other_seconds
+    turns = zip(seconds["plain"], seconds["ours"], strict=True)
     return {
         "batch": len(prompts),
         "prompt_tokens": longest,
         "plain": len(prompts) * new / median(seconds["plain"]),
         "ours": len(prompts) * new / median(seconds["ours"]),
+        "ratio": median(seconds["plain"]) / median(seconds["ours"]),
+        "worst": min(plain / ours for plain, ours in turns),
         "tokens_per_call": stats.tokens_per_call,
         "forward_share": stats.forward_seconds / steps,
         "draft_share": stats.draft_seconds / steps,

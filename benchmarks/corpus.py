@@ -1,9 +1,11 @@
 """What a corpus costs: to build, to open, to look up, and what two processes share of it.
 
+    python benchmarks/corpus.py --size 5_000_000 --json corpus.json
     python benchmarks/corpus.py --tokens tokens.npy --lengths lengths.npy --size 100_000_000
 
-``tokens`` are the ids of real text, an integer array, and ``lengths`` those of its documents. Where
-they are too few, they are repeated with one token in fifty replaced. Times are of one look-up
+``tokens`` are the ids of real text, an integer array, and ``lengths`` those of its documents; by
+default the source of Python's own library, in the embedded model's tokens. Where they are too few,
+they are repeated with one token in fifty replaced. Times are of one look-up
 called from Python: the longest match of the last 64 tokens and its 8 leading continuations.
 """
 
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any
@@ -23,6 +27,8 @@ from typing import Any
 import numpy as np
 from first_look import machine
 
+from ngramspec.bench.models import gguf_read_once, locate
+from ngramspec.bench.texts import library
 from ngramspec.stores import Corpus
 
 CONTEXTS = 100_000
@@ -45,23 +51,44 @@ print(pss, flush=True); sys.stdin.readline()
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="what a corpus costs")
-    parser.add_argument("--tokens", type=Path, required=True)
-    parser.add_argument("--lengths", type=Path, required=True)
+    parser.add_argument("--tokens", type=Path)
+    parser.add_argument("--lengths", type=Path)
     parser.add_argument("--size", type=int, default=10_000_000)
     parser.add_argument(
         "--offset", type=int, default=0, help="added to every id: 60000 for 3 bytes"
     )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    tokens = np.load(arguments.tokens)
-    lengths = np.load(arguments.lengths)
+    if arguments.tokens is None:
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:  # its memory does not count
+            tokens, lengths = other.submit(library_tokens, arguments.size).result()
+    else:
+        tokens, lengths = np.load(arguments.tokens), np.load(arguments.lengths)
     documents = list(grown(tokens, lengths, arguments.size, arguments.offset))
     with tempfile.TemporaryDirectory() as folder:
         result = measure(documents, Path(folder) / "c.ngc")
     result["machine"] = machine()
+    result["real_tokens"] = len(tokens)
     print(json.dumps(result, indent=1))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def library_tokens(size: int) -> tuple[Any, Any]:
+    """At least ``size`` ids of the library's source, if it has so many, and the files' lengths."""
+    from transformers import AutoTokenizer
+
+    source = locate(None)
+    with gguf_read_once():
+        tokenizer = AutoTokenizer.from_pretrained(source.path, gguf_file=source.gguf_file)
+    documents: list[Any] = []
+    total = 0
+    for text in library():
+        documents.append(np.array(tokenizer(text)["input_ids"], np.int32))
+        total += len(documents[-1])
+        if total >= size:
+            break
+    return np.concatenate(documents), np.array([len(each) for each in documents])
 
 
 def grown(tokens: Any, lengths: Any, size: int, offset: int) -> Iterator[Any]:

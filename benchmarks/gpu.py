@@ -316,7 +316,7 @@ def plots(arguments: argparse.Namespace, report: dict[str, Any]) -> Any:
     if "summary" in report.get("contenders", {}):
         plot_e2e(report["contenders"]["summary"], arguments.out)
     if "costs" in report and "error" not in report["costs"]:
-        plot_costs(report["costs"], arguments.out / "cost.png")
+        plot_costs(report["costs"], arguments.out, "cost")
     return {}
 
 

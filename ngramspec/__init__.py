@@ -8,12 +8,12 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.draft import Draft, Proposal, Verdict
+from ngramspec.draft import Draft, Evidence, EvidenceRequest, Proposal, Verdict
 from ngramspec.drafters import build_drafter, register_drafter
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.errors import UnsupportedError
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.stores import Corpus
+from ngramspec.stores import Corpus, SharedStore
 
 if TYPE_CHECKING:
     from ngramspec.hf import generate
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __version__ = version("ngramspec")
 # fmt: off
 __all__ = [
-    "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Proposal", "Speculator",
-    "StepEvent", "UnsupportedError", "Verdict", "build_drafter", "enabled", "generate",
-    "register_drafter",
+    "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Evidence", "EvidenceRequest",
+    "Proposal", "SharedStore", "Speculator", "StepEvent", "UnsupportedError", "Verdict",
+    "build_drafter", "enabled", "generate", "register_drafter",
 ]
 # fmt: on
 _LAZY = {"Speculator": "speculator", "generate": "hf", "enabled": "stand_in"}

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.errors import check_bool, check_int
+
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
 Float32 = NDArray[np.float32]
@@ -152,6 +154,91 @@ def joined(chains: Sequence[Draft]) -> Proposal | None:
 
 
 EMPTY_DRAFT = Draft(NO_TOKENS)
+
+MOST_RUNNERS_UP = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceRequest:
+    """What a drafter asks for of the target's forwards, beside which tokens were accepted.
+
+    Attributes:
+        top_k: how many of the most probable tokens of each position, 0..1024.
+        hidden: whether the states that the model's head reads are wanted.
+
+    Raises:
+        TypeError, ValueError: an attribute has a wrong type or value, or nothing is asked for.
+    """
+
+    top_k: int = 0
+    hidden: bool = False
+
+    def __post_init__(self) -> None:
+        check_int("top_k", self.top_k, 0, MOST_RUNNERS_UP)
+        if not check_bool("hidden", self.hidden) and not self.top_k:
+            raise ValueError("an EvidenceRequest must ask for something: top_k >= 1 or hidden=True")
+
+    def __or__(self, other: EvidenceRequest | None) -> EvidenceRequest:
+        """What satisfies both requests."""
+        if other is None or other == self:
+            return self
+        return EvidenceRequest(max(self.top_k, other.top_k), self.hidden or other.hidden)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """What the target computed in one forward, at m = n + 1 positions of a draft of n nodes.
+
+    Position 0 follows the last committed token, position i + 1 follows node i: the positions of
+    rejected branches are among them. All is of the model's raw logits, before any processor.
+
+    Attributes:
+        tokens: int32 (m,), the token that each position follows.
+        parents: int32 (m,), the position before each; -1 for position 0.
+        accepted: the positions whose tokens are committed, in order: 0, then the accepted nodes'.
+        ids: int32 (m, k), the k most probable tokens, the most probable first; k is at least what
+            was asked for, or the size of the vocabulary.
+        log_probs: float32 (m, k), their natural logarithms of probability.
+        hidden: float32 (m, d), what the model's head read; None: not asked for, or not at hand
+            (compiled forwards, models without a head of their own).
+    """
+
+    tokens: Int32
+    parents: Int32
+    accepted: tuple[int, ...]
+    ids: Int32
+    log_probs: Float32
+    hidden: Float32 | None = None
+
+    @classmethod
+    def of(
+        cls,
+        draft: Draft,
+        accepted: Sequence[int],
+        last: int,
+        computed: tuple[Int32, Float32, Float32 | None],
+    ) -> Evidence:
+        """The evidence of one row.
+
+        Args:
+            draft: that was verified, n nodes.
+            accepted: its accepted nodes, in order.
+            last: the last committed token before it.
+            computed: ids, log_probs and hidden as above, of n + 1 positions or more.
+        """
+        m = len(draft) + 1
+        parents = np.arange(-1, m - 1, dtype=np.int32)
+        if draft.parents is not None:
+            parents[1:] = draft.parents + 1
+        ids, log_probs, hidden = computed
+        return cls(
+            np.concatenate((np.array([last], np.int32), draft.tokens)),
+            parents,
+            (0, *(node + 1 for node in accepted)),
+            ids[:m],
+            log_probs[:m],
+            None if hidden is None else hidden[:m],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,19 @@ def speculate(
         return _generate(plain, model, args, speculator, kwargs)
 
 
+def checked_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Move a call's positional arguments but the first to ``kwargs``; return those that stay.
+
+    Raises:
+        UnsupportedError: the call cannot be speculated, as far as its arguments tell.
+    """
+    args = _name(model.generate, model, args, kwargs)
+    refused = _refused(model.generate, model, kwargs)
+    if refused is not None:
+        raise UnsupportedError(refused)
+    return args
+
+
 def checked(given: Speculator | None) -> Speculator:
     """The Speculator given, or a new one; anything else is a TypeError."""
     if given is not None and not isinstance(given, Speculator):

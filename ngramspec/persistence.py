@@ -100,7 +100,7 @@ def pickled_drafter(drafter: Drafter) -> Drafter | str:
     try:
         check_pickles(f"drafter {type(drafter).__name__}", drafter, "give it a spec")
     except TypeError:
-        if drafter.spec is None:
+        if drafter.spec is None or drafter.stores:
             raise
         return drafter.spec
     return drafter

@@ -18,7 +18,6 @@ from ngramspec.decoding.presets import preset_settings
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
-from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.persistence import (
     FOLDER,
@@ -30,8 +29,7 @@ from ngramspec.persistence import (
     write_settings,
 )
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.stores.choice import Store
-from ngramspec.stores.corpus import Corpus
+from ngramspec.stores.choice import OpenStore, Store, described
 
 logger = logging.getLogger("ngramspec")
 
@@ -51,11 +49,10 @@ class Speculator:
     Args:
         drafter: what guesses the next tokens: a string for build_drafter, or a Drafter.
         gamma: tokens proposed in a step: an integer, "heuristic" (grows while whole drafts are
-            accepted, shrinks otherwise), "threshold" (chains end before the first token whose
-            confidence is below a threshold, which adapts to how often drafts fail), or "auto": the
-            number with the most expected tokens per cost, where costs are measured while forwards
-            run; the heuristic for drafters without estimates. Under "auto" the prefill verifies a
-            draft after the prompt as well.
+            accepted), "threshold" (chains end before the first token whose confidence is below a
+            threshold, which adapts), or "auto": the number with the most expected tokens per cost,
+            measured while forwards run; the heuristic for drafters without estimates. Under "auto"
+            the prefill verifies a draft after the prompt as well.
         gamma_max: most tokens proposed in a step, 1..4096.
         tree: "auto": drafts have branches where these are worth their cost, under gamma="auto" and
             width="fit", if the target can verify trees. None: drafts are chains. N, 1..4096: drafts
@@ -89,9 +86,11 @@ class Speculator:
             forwards are then padded to a few widths; each is compiled when it is first used. With
             CUDA graphs, calls of one model must not overlap, as in plain ``generate``.
         policy: how a drafter built from a string chooses between its tiers; see build_drafter.
+        calibration: "shared": calls learn together how often drafts are right, which holds no text;
+            "request": each for itself, so that no call's drafts depend on another's.
         unsupported: what to do with a request that cannot be speculated: "error" raises an
             UnsupportedError, "plain" has transformers decode it, which is logged once.
-        stores: corpora, or their paths, to draft from beside each request's own text.
+        stores: what to draft from beside each request's text: corpora, paths, shared namespaces.
         on_step: called with a StepEvent after the prefill and after every step.
 
     Attributes:
@@ -120,6 +119,7 @@ class Speculator:
     width = Setting[int | str]()
     compiled = Setting[bool | None]()
     policy = Setting[str]()
+    calibration = Setting[str]()
     unsupported = Setting[str]()
 
     def __init__(
@@ -137,11 +137,11 @@ class Speculator:
         width: int | str = "fit",
         compiled: bool | None = None,
         policy: str = "value",
+        calibration: str = "shared",
         unsupported: str = "error",
         stores: Sequence[Store] = (),
         on_step: Callable[[StepEvent], None] | None = None,
     ) -> None:
-        self._drafter = build_drafter(drafter, policy=policy, stores=stores)
         config = Config(
             gamma=gamma,
             gamma_max=gamma_max,
@@ -154,8 +154,10 @@ class Speculator:
             width=width,
             compiled=compiled,
             policy=policy,
+            calibration=calibration,
             unsupported=unsupported,
         )
+        self._drafter = config.drafter(drafter, stores)
         if on_step is not None and not callable(on_step):
             raise TypeError(f"on_step must be callable or None, got {type(on_step).__name__}")
         self.on_step = on_step
@@ -179,6 +181,8 @@ class Speculator:
         """Use another config in calls that begin from now on."""
         if config.longest != self._config.longest:
             self._prefill_length = PrefillDraftLength(config.longest)
+        if config.calibration != self._config.calibration:
+            self._drafter = config.drafter(self._drafter)
         self._config = config
 
     @property
@@ -190,10 +194,10 @@ class Speculator:
     @drafter.setter
     def drafter(self, drafter: str | Drafter) -> None:
         stores = self.stores if isinstance(drafter, str) else ()
-        self._drafter = build_drafter(drafter, policy=self.policy, stores=stores)
+        self._drafter = self._config.drafter(drafter, stores)
 
     @property
-    def stores(self) -> tuple[Corpus, ...]:
+    def stores(self) -> tuple[OpenStore, ...]:
         """What the drafter drafts from beside each request's own text."""
         return self._drafter.stores
 
@@ -206,12 +210,12 @@ class Speculator:
         """The arguments that make an equal Speculator, as plain JSON values; without on_step.
 
         Raises:
-            ValueError: the drafter is an object that no string describes.
+            ValueError: the drafter is an object that no string describes, or a store in memory.
         """
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        stores = {"stores": [str(each.path) for each in self.stores]} if self.stores else {}
+        stores = {"stores": described(self.stores)} if self.stores else {}
         return {"drafter": self._drafter.spec} | self._config.to_dict() | stores
 
     @classmethod
@@ -279,7 +283,7 @@ class Speculator:
     def __setstate__(self, state: dict[str, Any]) -> None:
         config, rest = config_of_state(state)
         vars(self).update(rest)
-        self._drafter = build_drafter(rest["_drafter"], policy=config.policy)
+        self._drafter = config.drafter(rest["_drafter"])
         self._begin(config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Speculator:
@@ -333,9 +337,8 @@ class Speculator:
             stopping_criteria: as in ``generate``.
             generation_config: as in ``generate``.
             streamer: as in ``generate``.
-            reference_ids: text that the output will likely resemble, such as the file being
-                edited: token ids, or several sequences of them. The drafters read it as if it
-                stood before the prompt; the model never does.
+            reference_ids: text that the output will likely resemble: token ids, or several
+                sequences of them. The drafters read it as if it stood before the prompt.
             stores: stores of this call, in place of the Speculator's own.
             extra_stores: stores of this call beside those.
             inputs_tensor: what the encoder of an encoder-decoder model read.
@@ -384,11 +387,12 @@ class Speculator:
 
     def settings(self) -> Settings:
         """What a call takes from this object when it begins."""
+        config, shared = self._config, self._config.calibration == "shared"
         return Settings(
-            config=self._config,
+            config=config,
             drafter=lambda: self._drafter,
-            rule=self._config.rule,
-            prefill_length=self._prefill_length,
+            rule=config.rule,
+            prefill_length=self._prefill_length if shared else PrefillDraftLength(config.longest),
             on_step=self.on_step,
             observer=self.observer or NO_OBSERVER,
             count=self._count,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ngramspec._native import common
+from ngramspec._native.copyindex import CopyIndex
 
 LAST_ID = 2**31 - 1
 QUICK = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)
@@ -82,6 +83,13 @@ NOT_TOKENS = [
     pytest.param(7, "int", id="int"),
     pytest.param(np.array(7, np.int32), r"int32 of shape \(\)", id="0-D"),
 ]
+
+
+def copy_index(text: Sequence[int], index_type=CopyIndex):
+    """A copy index, native or its twin, that has read ``text``."""
+    index = index_type()
+    index.extend(int32(text))
+    return index
 
 
 def assert_same_draft(native: tuple, twin: tuple) -> None:

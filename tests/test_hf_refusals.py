@@ -15,7 +15,7 @@ from ngramspec.target.support import check_request
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 REFUSED = [
-    ({"num_beams": 2}, "num_beams=2"),
+    ({"num_beams": 2, "do_sample": True}, "num_beams=2"),
     ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
     ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6"),
     ({"use_cache": False}, "use_cache=False"),
@@ -88,7 +88,7 @@ def test_what_plain_decoding_cannot_take_is_refused_and_ends_the_stream(tiny):
         ngramspec.generate(tiny, PROMPT, streamer=puts, **beams)
     assert puts.ended == 1
     generator = torch.Generator()
-    for extra in ({}, {"token_healing": True}):
+    for extra in ({"do_sample": True}, {"token_healing": True}):
         with pytest.raises(UnsupportedError, match="generator"):
             ngramspec.generate(tiny, PROMPT, generator=generator, **beams | extra)
     other = {"assistant_model": tiny_llama(seed=1), "reference_ids": [1, 2]}

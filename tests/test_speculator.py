@@ -18,6 +18,7 @@ from doubles import (
     oracle,
     random_drafter,
 )
+from threads import PROMPTS, assert_each_is, in_threads
 
 import ngramspec
 from ngramspec import Draft, Speculator
@@ -299,25 +300,11 @@ def test_ctrl_c_leaves_everything_reusable(tiny, text, where):
 
 
 def test_one_speculator_in_several_threads(tiny):
-    prompts = [
-        torch.randint(1, 97, (1, 12), generator=torch.Generator().manual_seed(i)) for i in range(4)
-    ]
-    expected = [tiny.generate(ids, **GREEDY) for ids in prompts]
     speculator = Speculator(gamma=4)
-    got: dict[int, list[torch.Tensor]] = {i: [] for i in range(4)}
-
-    def work(i):
-        for _ in range(5):
-            got[i].append(tiny.generate(prompts[i], custom_generate=speculator, **GREEDY))
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i in range(4):
-        assert len(got[i]) == 5
-        assert all(torch.equal(expected[i], out) for out in got[i])
+    outputs = in_threads(
+        lambda prompt: tiny.generate(prompt, custom_generate=speculator, **GREEDY), 5
+    )
+    assert_each_is([tiny.generate(prompt, **GREEDY) for prompt in PROMPTS], outputs, 5)
     assert speculator.stats.runs == 20
     assert speculator.stats.emitted == 20 * 29
 

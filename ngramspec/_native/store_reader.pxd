@@ -55,3 +55,4 @@ cdef class StoreReader:
     cdef int continued(self, Followed* place, const int32_t* new, Py_ssize_t n) noexcept nogil
     cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil
+    cdef void credit(self, int n) noexcept nogil

@@ -182,3 +182,10 @@ cdef class StoreReader:
         else:
             self.longest = 0
         self.n = kept
+
+    cdef void credit(self, int n) noexcept nogil:
+        """Count accepted tokens of the last draft for the store of its longest match."""
+        if self.n:
+            self.source.credit(self.places[0].at, n)
+        elif self.since != NONE:
+            self.source.credit(self.resume.at, n)

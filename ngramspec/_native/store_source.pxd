@@ -15,6 +15,7 @@ cdef class StoreSource:
         self, const int32_t* end, Py_ssize_t have, Found* into, int most
     ) noexcept nogil
     cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil
+    cdef void credit(self, int64_t at, int n) noexcept nogil
 
 
 cdef class StorePair(StoreSource):

@@ -30,6 +30,9 @@ cdef class StoreSource:
         """Copy at most ``most`` tokens from a position on; fewer at a document's end."""
         return 0
 
+    cdef void credit(self, int64_t at, int n) noexcept nogil:
+        """Count ``n`` accepted tokens that came from a position; a store may keep no count."""
+
 
 cdef class StorePair(StoreSource):
     """Two stores as one: the places of both, the longest agreement first, the first store's before.
@@ -65,3 +68,9 @@ cdef class StorePair(StoreSource):
         if at >= SECOND:
             return self.second.read(at - SECOND, into, most)
         return self.first.read(at, into, most)
+
+    cdef void credit(self, int64_t at, int n) noexcept nogil:
+        if at >= SECOND:
+            self.second.credit(at - SECOND, n)
+        else:
+            self.first.credit(at, n)

@@ -144,6 +144,11 @@ cdef class ValueEngine:
             return 0, 0
         return self.store.look_ups, self.store.hits
 
+    def credit_store(self, int n):
+        """Tell the store that ``n`` tokens of the last draft that came from it were accepted."""
+        if self.store is not None:
+            self.store.credit(n)
+
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         self.idle()

@@ -72,6 +72,9 @@ class ValueEngine:
         if self.store is not None:
             self.store.follow(new)
 
+    def credit_store(self, n: int) -> None:
+        """Tell the store that tokens of the last draft were accepted: the twin's keeps no count."""
+
     def store_counts(self) -> tuple[int, int]:
         """(look-ups in the store, those of which a place went on as the text did)."""
         return (0, 0) if self.store is None else (self.store.look_ups, self.store.hits)

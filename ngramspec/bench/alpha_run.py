@@ -17,6 +17,7 @@ from ngramspec.bench.alpha_drafters import (
     RandomModel,
     SmallModelDrafter,
 )
+from ngramspec.bench.change import Change, Recorder, decode
 from ngramspec.drafters.base import Drafter
 from ngramspec.theory.walltime import improvement, optimal_gamma
 
@@ -58,12 +59,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What decoding with the drafter counted: ``DecodeStats`` of all prompts, by lenience."""
+    """What decoding with the drafter counted: ``DecodeStats`` of all prompts, by lenience.
+
+    Attributes:
+        moved, perplexity, text_moved: of the texts that were said, see Change; None if the change
+            was not measured, and ``text_moved`` where drafts were sampled.
+    """
 
     lenience: float
     tested: int
     alpha: float
     tokens_per_call: float
+    moved: float | None = None
+    perplexity: float | None = None
+    text_moved: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,20 +188,31 @@ def observe(
 ) -> Iterator[Observed]:
     """Decode speculatively, with chains, at each lenience, and count."""
     for lenience in plan.leniences:
-        speculator = Speculator(make(), plan.gamma, tree=None, lenience=lenience)
+        drafter = Recorder(make()) if plan.change else make()
+        speculator = Speculator(drafter, plan.gamma, tree=None, lenience=lenience)
+        change = Change()
         for number, (_, ids) in enumerate(plan.prompts):
-            prompt = torch.tensor([list(ids)], device=model.device)
             torch.manual_seed(plan.seed + number)
-            generate(
-                model,
-                input_ids=prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=plan.new,
-                speculator=speculator,
-                **sampling_arguments(temperature, plan.sampling),
-            )
+            arguments = sampling_arguments(temperature, plan.sampling)
+            arguments["max_new_tokens"] = plan.new
+            if plan.change:
+                decode(model, ids, speculator, change, **arguments)
+            else:
+                prompt = torch.tensor([list(ids)], device=model.device)
+                mask = torch.ones_like(prompt)
+                generate(
+                    model,
+                    input_ids=prompt,
+                    attention_mask=mask,
+                    speculator=speculator,
+                    **arguments,
+                )
         stats = speculator.stats
-        yield Observed(lenience, stats.tested, stats.alpha, stats.tokens_per_call)
+        counted = (lenience, stats.tested, stats.alpha, stats.tokens_per_call)
+        if plan.change:
+            yield Observed(*counted, change.mean_moved, change.perplexity, change.text_moved)
+        else:
+            yield Observed(*counted)
 
 
 def _makers(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.bench.knowledge import Knowledge
+from ngramspec.bench.knowledge import Known
 from ngramspec.bench.replay import Acceptance, Plan, Player, Share, Tally, geometric_mean
 from ngramspec.bench.traces import Trace, halves
 from ngramspec.drafters.base import Drafter
@@ -25,7 +25,7 @@ def compare(
     *,
     fresh: bool = False,
     shuffle: int | None = None,
-    knowledge: Knowledge | None = None,
+    knowledge: Known | None = None,
 ) -> dict[str, Any]:
     """Replay traces through one drafter, and once more to count acceptance in detail.
 
@@ -74,7 +74,7 @@ def _play(
     traces: Sequence[Trace],
     fresh: bool,
     acceptance: Acceptance | None,
-    knowledge: Knowledge | None,
+    knowledge: Known | None,
 ) -> dict[str, Tally]:
     player = Player(make(), plan, acceptance, knowledge)
     for trace in traces:

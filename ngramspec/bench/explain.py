@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -19,6 +19,7 @@ from ngramspec.bench.traces import Trace
 from ngramspec.draft import Float32
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32, 48, 65)
+ROW_WIDTHS = (1, 2, 3, 5, 9, 17, 33)
 MOST_POSITIONS = 4097  # of a curve
 
 
@@ -37,6 +38,7 @@ class Run:
         stats: of the last repeat.
         plain_seconds, speculative_seconds: of whole calls, medians, for each prompt.
         plain_first_seconds: of calls for a single token, for each prompt: the prefill.
+        row_seconds: as ``seconds``, for batches, by their rows; empty if none were asked for.
     """
 
     model: str
@@ -50,6 +52,7 @@ class Run:
     plain_seconds: list[float] = field(default_factory=list)
     speculative_seconds: list[float] = field(default_factory=list)
     plain_first_seconds: list[float] = field(default_factory=list)
+    row_seconds: dict[int, dict[int, float]] = field(default_factory=dict)
 
     @property
     def plain_token_seconds(self) -> float:
@@ -64,16 +67,27 @@ class Run:
         return sum(self.plain_seconds) / sum(self.speculative_seconds)
 
     def cost(self) -> Float32:
-        """cost[n] of a forward of n positions, in forwards of one, linear between the measured.
+        """cost[n] of a forward of n positions, in forwards of one; see ``curve``."""
+        return curve(self.seconds)
 
-        Beyond the last width the last slope goes on.
-        """
-        at = np.array(sorted(self.seconds), np.float64)
-        found = np.array([self.seconds[int(n)] for n in at]) / self.seconds[1]
-        slope = max(0.0, (found[-1] - found[-2]) / (at[-1] - at[-2])) if len(at) > 1 else 0.0
-        positions = np.arange(MOST_POSITIONS, dtype=np.float64)
-        beyond = np.maximum(0.0, positions - at[-1]) * slope
-        return np.asarray(np.interp(positions, at, found) + beyond, np.float32)
+
+def curve(seconds: Mapping[int, float]) -> Float32:
+    """Costs in forwards of one position, linear between the measured widths.
+
+    Beyond the last width the last slope goes on.
+
+    Args:
+        seconds: of a forward of n positions, by n; 1 is among them.
+
+    Returns:
+        float32 (4097,), by n; index 0 is unused.
+    """
+    at = np.array(sorted(seconds), np.float64)
+    found = np.array([seconds[int(n)] for n in at]) / seconds[1]
+    slope = max(0.0, (found[-1] - found[-2]) / (at[-1] - at[-2])) if len(at) > 1 else 0.0
+    positions = np.arange(MOST_POSITIONS, dtype=np.float64)
+    beyond = np.maximum(0.0, positions - at[-1]) * slope
+    return np.asarray(np.interp(positions, at, found) + beyond, np.float32)
 
 
 def explain(
@@ -83,6 +97,7 @@ def explain(
     *,
     new: int,
     repeats: int = 3,
+    rows: int = 1,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Run:
     """Measure costs of forwards, and whole greedy calls, plain and speculative, all in turn.
@@ -95,6 +110,8 @@ def explain(
         speculator: how to speculate; its ``on_step`` is used.
         new: tokens of each call, at most.
         repeats: timed rounds, >= 1, after one of the first prompt that is not timed.
+        rows: of the batches whose forwards are measured too, and those of half as many and so on;
+            1: none. Whole calls are of one sequence.
         on_stage: called with what begins.
 
     Returns:
@@ -112,6 +129,11 @@ def explain(
         on_stage(f"prompt {number + 1} of {len(prompts)}: whole calls")
         _measure_prompt(run, loaded, speculator, name, ids, new, repeats)
     run.seconds = {width: median(each[width] for each in found) for width in WIDTHS}
+    while rows > 1:
+        on_stage(f"forwards of {rows} rows")
+        times = forward_seconds(loaded.model, context, ROW_WIDTHS, repeats, rows)
+        run.row_seconds[rows] = times
+        rows //= 2
     return run
 
 

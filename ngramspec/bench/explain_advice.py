@@ -14,7 +14,12 @@ import numpy as np
 
 from ngramspec import build_drafter
 from ngramspec.bench.explain import Run
-from ngramspec.bench.explain_predict import acceptance_of, by_depth, decoding_steps
+from ngramspec.bench.explain_predict import (
+    acceptance_of,
+    batches,
+    by_depth,
+    decoding_steps,
+)
 from ngramspec.bench.replay import Acceptance, Plan, Player
 from ngramspec.bench.traces import Trace
 from ngramspec.draft import Float32
@@ -42,7 +47,7 @@ class Advice:
 
 def advise(run: Run) -> list[Advice]:
     """Every change that was tried, the best first; some are losses, with a gain below 1."""
-    found = [*_settings(run), *_limits(run)]
+    found = [*_settings(run), *_limits(run), *_fewer_rows(run)]
     return sorted(found, key=lambda each: -each.gain)
 
 
@@ -107,6 +112,14 @@ def _limits(run: Run) -> Iterator[Advice]:
             oracle * now / run.stats.tokens_per_call,
             "closed form",
         )
+
+
+def _fewer_rows(run: Run) -> Iterator[Advice]:
+    """Batches of fewer rows: of the speed to plain in the largest that was measured."""
+    found = batches(run)
+    for batch in found[:-1]:
+        name = f"fewer rows: {batch.rows} in place of {found[-1].rows}"
+        yield Advice(name, batch.speed / found[-1].speed, "closed form")
 
 
 def _drafter(run: Run) -> Callable[[], Drafter]:

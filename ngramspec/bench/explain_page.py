@@ -13,7 +13,7 @@ from typing import Any
 from ngramspec.bench.explain import Run
 from ngramspec.bench.explain_advice import Advice, reliability
 from ngramspec.bench.explain_charts import bars, points, timeline
-from ngramspec.bench.explain_predict import Rung, by_depth, by_tier
+from ngramspec.bench.explain_predict import Rung, batches, by_depth, by_tier
 from ngramspec.bench.replay import BINS
 
 DEPTHS = 12  # shown
@@ -66,6 +66,7 @@ def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
         bars([(rung.name, rung.speed, rung.says) for rung in rungs], mark=1.0),
         "<h2>What would help most</h2>",
         _advice_table(advice),
+        *_batches(run),
         "<h2>The text</h2>",
         _legend(tiers),
     ]
@@ -107,6 +108,18 @@ def _ladder_table(rungs: Sequence[Rung]) -> str:
 def _advice_table(advice: Sequence[Advice]) -> str:
     rows = [(each.name, f"{each.gain:.2f}", "", each.basis) for each in advice]
     return _table(("change", "predicted gain", "", "by"), rows)
+
+
+def _batches(run: Run) -> list[str]:
+    """A table of the batches whose forwards were measured; nothing without any."""
+    if not run.row_seconds:
+        return []
+    rows = [
+        (str(each.rows), f"{each.speed:.2f}", f"{each.cost:.2f}", f"{each.speculative:.1f}")
+        for each in batches(run)
+    ]
+    heads = ("rows", "predicted speed", "cost(n)", "tokens/s of all rows")
+    return ["<h2>Batches</h2>", _table(heads, rows)]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

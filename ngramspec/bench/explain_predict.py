@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.bench.explain import Run
+from ngramspec.bench.explain import Run, curve
 from ngramspec.draft import Float32
 from ngramspec.theory.walltime import improvement_at
 
@@ -85,6 +85,41 @@ def ladder(run: Run) -> list[Rung]:
         ),
         Rung("measured", run.measured, "the rest: forwards that took other times than cost(n)"),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is predicted of batches of some rows, each of which drafts as the measured one did.
+
+    Attributes:
+        rows: of the batch.
+        cost: mean cost(n) of its forwards, in forwards of one position of as many rows.
+        speed: tokens per cost: plain time / speculative time.
+        plain, speculative: tokens a second of all rows together, prefill and overhead left out.
+    """
+
+    rows: int
+    cost: float
+    speed: float
+    plain: float
+    speculative: float
+
+
+def batches(run: Run) -> list[Batch]:
+    """Of one row and of all that were measured, rising."""
+    steps = decoding_steps(run.steps)
+    tokens = run.stats.tokens_per_call
+    if not steps or not tokens:
+        return []
+    found = []
+    for rows, seconds in sorted({1: run.seconds, **run.row_seconds}.items()):
+        costs = curve(seconds)
+        cost = float(np.mean([costs[step["width"]] for step in steps]))
+        drafting = rows * run.stats.draft_seconds / len(steps)
+        step = cost * seconds[1] + drafting
+        plain, fast = rows / seconds[1], rows * tokens / step
+        found.append(Batch(rows, cost, fast / plain, plain, fast))
+    return found
 
 
 def _at_gamma(alpha: float, gamma: float) -> float:

@@ -13,12 +13,10 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from ngramspec.bench.plots import HEIGHT, WIDTH
+from ngramspec.bench.plots import HEIGHT, WIDTH, save
 from ngramspec.theory.operations import operations_factor
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
-FORMATS = ("png", "svg")
-DPI = 120  # at which letters of Figure 1 are whole pixels wide
 ACCEPTED, REJECTED, CORRECTED, PLAIN = "#1a7f37", "#cf222e", "#0969da", "#8c959f"
 DRAFTING, FORWARD = "#54aeff", "#8250df"
 GAMMAS = (1, 3, 5, 7, 10)
@@ -30,16 +28,6 @@ LINES = 24  # steps in Figure 1
 TRACE_ALPHA, TRACE_C, TRACE_TOKENS, TRACE_GAMMAS = 0.75, 0.05, 24, (7, 3)
 
 Step = Mapping[str, Any]  # one of the ``steps`` that ``ngramspec explain --json`` writes
-
-
-def save(figure: Any, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG; the folder is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{kind}" for kind in FORMATS]
-    for path in paths:
-        figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
-    return paths
 
 
 def figure_2(folder: Path) -> list[Path]:

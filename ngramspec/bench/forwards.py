@@ -18,7 +18,7 @@ CHUNK = 2048  # positions of a prefill's forward
 
 @torch.inference_mode()
 def forward_seconds(
-    model: Any, context: int, widths: Sequence[int], repeats: int = 7
+    model: Any, context: int, widths: Sequence[int], repeats: int = 7, rows: int = 1
 ) -> dict[int, float]:
     """Median wall time of a forward of n positions, for each n in ``widths``.
 
@@ -26,10 +26,11 @@ def forward_seconds(
     forward the cache is cut back.
 
     Args:
-        model: a causal language model of transformers, batch 1, with a dynamic cache.
+        model: a causal language model of transformers, with a dynamic cache.
         context: positions in the cache.
         widths: numbers of positions, each >= 1.
         repeats: timed turns, after one that is not.
+        rows: sequences in the batch.
 
     Returns:
         Seconds by width.
@@ -40,7 +41,7 @@ def forward_seconds(
     generator = torch.Generator().manual_seed(0)
     vocab = model.get_input_embeddings().weight.shape[0]
     count = max(context, *widths)
-    tokens = torch.randint(vocab, (1, count), generator=generator).to(device)
+    tokens = torch.randint(vocab, (rows, count), generator=generator).to(device)
     cache = DynamicCache(config=model.config)
     for begin in range(0, context, CHUNK):
         block = tokens[:, begin : min(begin + CHUNK, context)]

@@ -4,16 +4,65 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ngramspec.bench.traces import Trace
 from ngramspec.draft import Int32
 from ngramspec.drafters.base import Drafter
-from ngramspec.stores import Corpus
+from ngramspec.stores import Corpus, SharedStore
 
 BORDER = 0  # the id behind each document of an .npy file
+NAMESPACE = "replay"
+ROOM = 256 << 20  # bytes of a store of earlier requests
+
+
+class Known(Protocol):
+    """What drafters know beside each request.
+
+    Attributes:
+        shares: whether requests add their text: then the first token of an output does not come
+            with the prompt.
+    """
+
+    shares: bool
+
+    def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
+        """A drafter that knows what belongs to a trace."""
+        ...
+
+
+class Earlier:
+    """What the traces before said, for drafters that can know it.
+
+    Args:
+        write: "outputs", or "all": prompts too (which peers always leave out).
+    """
+
+    shares = True
+
+    def __init__(self, write: str) -> None:
+        self.write = write
+        self._last: tuple[Drafter, Drafter] | None = None
+
+    def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
+        """A drafter that shares a store of its own between all traces of one run.
+
+        Ours gets a namespace; one that has ``sharing``, as Arctic's, keeps the responses.
+        """
+        if self._last is None or self._last[0] is not drafter:
+            self._last = (drafter, self._with(drafter))
+        return self._last[1]
+
+    def _with(self, drafter: Any) -> Drafter:
+        if hasattr(drafter, "sharing"):
+            return drafter.sharing()  # type: ignore[no-any-return]
+        store = SharedStore(ROOM, namespace_bytes=ROOM, write=self.write)
+        try:
+            return drafter.with_stores([store[NAMESPACE]])  # type: ignore[no-any-return]
+        except ValueError:
+            return drafter  # type: ignore[no-any-return]
 
 
 class Knowledge:
@@ -27,6 +76,8 @@ class Knowledge:
         OSError: it cannot be read.
         ValueError: it is no corpus.
     """
+
+    shares = False
 
     def __init__(self, place: Path) -> None:
         self.place = place

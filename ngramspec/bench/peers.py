@@ -16,6 +16,7 @@ from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 
 ARCTIC_DEPTH = 64
+ARCTIC_KEPT = 100_000  # responses: all
 
 
 class LookupSession(DraftSession):
@@ -100,13 +101,16 @@ class ArcticDrafter(Drafter):
         factor: most tokens drafted per token of the match.
         trees: whether it drafts trees.
         documents: token ids, int32 (n,) each, that it reads as earlier responses.
+        kept: how many responses it keeps for later requests.
     """
 
-    def __init__(self, factor: float, trees: bool = False, documents: Sequence[Int32] = ()) -> None:
+    def __init__(
+        self, factor: float, trees: bool = False, documents: Sequence[Int32] = (), kept: int = 0
+    ) -> None:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
 
         self.cache = SuffixDecodingCache(
-            max_tree_depth=ARCTIC_DEPTH, max_cached_requests=2 * len(documents)
+            max_tree_depth=ARCTIC_DEPTH, max_cached_requests=kept or 2 * len(documents)
         )
         self.factor, self.trees = factor, trees
         self.tiers = ("arctic",)
@@ -121,6 +125,10 @@ class ArcticDrafter(Drafter):
     def with_documents(self, documents: Sequence[Int32]) -> ArcticDrafter:
         """One like this that has read documents."""
         return ArcticDrafter(self.factor, self.trees, documents)
+
+    def sharing(self) -> ArcticDrafter:
+        """One like this that keeps the responses of earlier requests."""
+        return ArcticDrafter(self.factor, self.trees, kept=ARCTIC_KEPT)
 
     def start(self, tokens: Int32) -> DraftSession:
         return ArcticSession(

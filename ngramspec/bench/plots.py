@@ -13,6 +13,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 WIDTH, HEIGHT = 9.0, 4.8  # inches
+FORMATS = ("png", "svg")
+DPI = 120  # at which letters of Figure 1 are whole pixels wide
 MOST_POSITIONS = 32
 LEAST_TESTED = 30  # a share of fewer is noise
 E2E = {  # column -> what its axis says
@@ -24,17 +26,26 @@ E2E = {  # column -> what its axis says
 }
 
 
+def save(figure: Any, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG; the folder is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{kind}" for kind in FORMATS]
+    for path in paths:
+        figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+    return paths
+
+
 def plot_replay(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Acceptance by position, tokens per call by group, and reliability, of one curve's results.
 
     Args:
         results: what ``bench replay`` writes as ``results``.
-        folder: where the PNG files go; made if need be.
+        folder: where the files go, PNG and SVG; made if need be.
 
     Returns:
         The files written, named after the curve.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for curve in dict.fromkeys(result["curve"] for result in results):
         mine = [result for result in results if result["curve"] == curve]
@@ -45,16 +56,12 @@ def plot_replay(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
         ):
             figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
             draw(axes, mine, curve)
-            path = folder / f"replay-{curve}-{name}.png"
-            figure.savefig(path, dpi=110)
-            plt.close(figure)
-            written.append(path)
+            written += save(figure, folder, f"replay-{curve}-{name}")
     return written
 
 
-def plot_structures(readings: Sequence[dict[str, Any]], folder: Path) -> Path:
+def plot_structures(readings: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Median time of a step against the length of the context, one panel per text."""
-    folder.mkdir(parents=True, exist_ok=True)
     texts = list(dict.fromkeys(each["text"] for each in readings))
     names = list(dict.fromkeys(each["drafter"] for each in readings))
     figure, panels = plt.subplots(
@@ -74,10 +81,7 @@ def plot_structures(readings: Sequence[dict[str, Any]], folder: Path) -> Path:
     first = figure.axes[0]
     first.set_ylabel("a step: propose, observe, extend (µs, median)")
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    path = folder / "drafters-latency.png"
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return path
+    return save(figure, folder, "drafters-latency")
 
 
 def _groups(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
@@ -142,12 +146,11 @@ def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
     Args:
         rows: what ``bench e2e`` writes as ``summary``.
-        folder: where the PNG files go; made if need be.
+        folder: where the files go, PNG and SVG; made if need be.
 
     Returns:
         The files written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for length in dict.fromkeys(row["length"] for row in rows):
         mine = [row for row in rows if row["length"] == length]
@@ -157,14 +160,14 @@ def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
             axes.set(ylabel=label, title="" if length is None else f"prompts of {length} tokens")
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
             behind = "" if length is None else f"-{length}"
-            written.append(_save(figure, folder / f"e2e-{column.replace('_', '-')}{behind}.png"))
+            written += save(figure, folder, f"e2e-{column.replace('_', '-')}{behind}")
     lengths = {row["length"] for row in rows} - {None}
     if len(lengths) > 1:
-        written.append(_by_length(rows, folder))
+        written += _by_length(rows, folder)
     return written
 
 
-def plot_costs(costs: dict[int, dict[int, float]], path: Path) -> Path:
+def plot_costs(costs: dict[int, dict[int, float]], folder: Path, name: str) -> list[Path]:
     """What a forward of n positions costs, in forwards of one: a line for each context."""
     figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     for context, seconds in costs.items():
@@ -174,7 +177,7 @@ def plot_costs(costs: dict[int, dict[int, float]], path: Path) -> Path:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    return _save(figure, path)
+    return save(figure, folder, name)
 
 
 def _bars(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
@@ -194,7 +197,7 @@ def _bars(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
     axes.grid(axis="y", alpha=0.3)
 
 
-def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> Path:
+def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     ways = list(dict.fromkeys(row["way"] for row in rows))
     figure, panels = plt.subplots(
@@ -210,10 +213,4 @@ def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> Path:
     first = figure.axes[0]
     first.set_ylabel(E2E["ratio"])
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return _save(figure, folder / "e2e-ratio-by-length.png")
-
-
-def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return path
+    return save(figure, folder, "e2e-ratio-by-length")

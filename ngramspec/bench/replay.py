@@ -14,7 +14,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
-from ngramspec.bench.knowledge import Knowledge
+from ngramspec.bench.knowledge import Known
 from ngramspec.bench.traces import Trace
 from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
@@ -134,7 +134,7 @@ class Player:
         drafter: Drafter,
         plan: Plan,
         acceptance: Acceptance | None = None,
-        knowledge: Knowledge | None = None,
+        knowledge: Known | None = None,
     ) -> None:
         self.drafter = drafter
         self.knowledge = knowledge
@@ -164,7 +164,11 @@ class Player:
         seen = None if self.acceptance is None else CopyIndex()
         if seen is not None:
             seen.extend(committed)
-        session = drafter.start(committed)
+        if self.knowledge is not None and self.knowledge.shares:
+            session = drafter.start(trace.prompt)
+            session.extend(output[:1])
+        else:
+            session = drafter.start(committed)
         at = 1
         while at < len(said):
             gamma, cost = controller.plan(estimates)

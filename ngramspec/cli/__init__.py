@@ -12,7 +12,7 @@ from ngramspec.cli.subcommands import add_subcommands
 from ngramspec.cli.usage import UsageError
 
 # A new command is a module here and its name in this list; see add_subcommands.
-COMMANDS = ("demo", "alpha", "explain", "plot", "bench", "calibrate", "corpus", "wrap")
+COMMANDS = ("demo", "alpha", "explain", "plot", "bench", "calibrate", "corpus", "serve", "wrap")
 
 NAMES = 28  # columns before the descriptions of a help text, at most
 INTERRUPTED = 130  # 128 + SIGINT, as in shells

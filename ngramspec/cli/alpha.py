@@ -239,21 +239,21 @@ def _by_group(rows: list[Row]) -> Table:
 
 
 def _lenient(rows: list[Row], leniences: Any) -> Table:
-    names = ("T", "l", "alpha", "± s.e.", "observed", "total variation", "perplexity")
-    table = _table(("drafter",), names)
+    names = ("T", "l", "alpha", "± s.e.", "total variation", "perplexity")
+    said = ("observed", "tokens per call", "its variation", "its perplexity", "of texts")
+    table = _table(("drafter",), (*names, *said))
     for row in rows:
         for k, lenience in enumerate(leniences):
-            alpha, seen = row.alpha, row.observed
-            table.add_row(
-                row.drafter,
-                f"{row.temperature:g}",
-                f"{lenience:g}",
-                f"{alpha.alpha[k]:.4f}" if alpha.alpha else "",
-                f"{alpha.error[k]:.4f}" if alpha.error else "",
-                f"{seen[k].alpha:.3f}" if seen else "",
-                f"{alpha.moved[k]:.4f}" if alpha.moved else "",
-                f"{alpha.perplexity[k]:.3f}" if alpha.perplexity else "",
-            )
+            alpha = row.alpha
+            cells = [f"{alpha.alpha[k]:.4f}", f"{alpha.error[k]:.4f}"] if alpha.alpha else ["", ""]
+            cells += [f"{alpha.moved[k]:.4f}"] if alpha.moved else [""]
+            cells += [f"{alpha.perplexity[k]:.3f}"] if alpha.perplexity else [""]
+            if row.observed:
+                seen = row.observed[k]
+                found = (seen.alpha, seen.tokens_per_call, seen.moved, seen.perplexity)
+                cells += ["" if each is None else f"{each:.3f}" for each in found]
+                cells += ["" if seen.text_moved is None else f"{seen.text_moved:.2f}"]
+            table.add_row(row.drafter, f"{row.temperature:g}", f"{lenience:g}", *cells)
     return table
 
 

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, run, text in (
         ("info", run_info, "what a corpus holds"),
         ("verify", run_verify, "read a whole corpus and check everything in it"),
+        ("watch", run_watch, "build a corpus again whenever its files change, until Ctrl-C"),
         ("update", run_update, "build a corpus again, from the files that it was built from"),
     ):
         command = commands.add_parser(name, help=text)
@@ -61,11 +62,35 @@ def run_build(arguments: argparse.Namespace) -> int:
 
 def run_update(arguments: argparse.Namespace) -> int:
     """Build a corpus again."""
-    with usable(), opened(arguments.corpus) as corpus:
+    return build(arguments.corpus, recipe_of(arguments.corpus))
+
+
+def run_watch(arguments: argparse.Namespace) -> int:
+    """Build a corpus again whenever the files that it was built from have changed."""
+    from ngramspec.integrations.server.watch import watch
+
+    recipe = recipe_of(arguments.corpus)
+    paths = [Path(each) for each in recipe["paths"]]
+    print(f"watching {', '.join(map(str, paths))}", flush=True)
+    with usable():
+        try:
+            watch(paths, arguments.corpus, lambda: build(arguments.corpus, recipe))
+        except ModuleNotFoundError as error:
+            raise UsageError(str(error)) from error
+    return 0
+
+
+def recipe_of(path: Path) -> dict[str, Any]:
+    """How a corpus was built.
+
+    Raises:
+        UsageError: it cannot be read, or was not built by this command.
+    """
+    with usable(), opened(path) as corpus:
         recipe = corpus.recipe()
     if not isinstance(recipe.get("paths"), list):
-        raise UsageError(f"{arguments.corpus} was not built by ngramspec corpus build")
-    return build(arguments.corpus, recipe)
+        raise UsageError(f"{path} was not built by ngramspec corpus build")
+    return recipe
 
 
 def run_info(arguments: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ngramspec.bench.explain import Run
     from ngramspec.bench.explain_advice import Advice
-    from ngramspec.bench.explain_predict import Rung
+    from ngramspec.bench.explain_predict import Batch, Rung
     from ngramspec.bench.models import LoadedModel
 
 SUMMARY = "measure, predict and explain the speed on a model and prompts"
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--count", 8, "prompts at most")
     add_count(parser, "--tokens", 128, "new tokens of each")
     add_count(parser, "--repeats", 3, "timed rounds")
+    add_count(parser, "--rows", 1, "of batches whose speed is predicted too")
     parser.add_argument("--html", type=Path, metavar="OUT", help="write a self-contained page")
     add_outputs(parser, plots=True)
 
@@ -63,11 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ngramspec.bench.explain import explain
     from ngramspec.bench.explain_advice import advise
-    from ngramspec.bench.explain_predict import by_depth, by_tier, ladder
+    from ngramspec.bench.explain_predict import batches, by_depth, by_tier, ladder
     from ngramspec.bench.machine import machine
 
     need_plots(arguments.plots)
-    check_least(arguments, count=1, tokens=2, repeats=1)
+    check_least(arguments, count=1, tokens=2, repeats=1, rows=1)
     screen = console()
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     loaded = load_model(arguments, option="MODEL")
@@ -79,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             speculator,
             new=arguments.tokens,
             repeats=arguments.repeats,
+            rows=arguments.rows,
             on_stage=status.update,
         )
         if not found.traces:
@@ -86,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         rungs, advice = ladder(found), advise(found)
     for table in (rung_table(rungs), acceptance_table(found), advice_table(advice)):
         screen.print(table)
+    if found.row_seconds:
+        screen.print(rows_table(batches(found)))
     fields = {
         "where": machine(),
         "model": found.model,
@@ -99,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
         "plain_token_seconds": found.plain_token_seconds,
         "rungs": [asdict(rung) for rung in rungs],
         "advice": [asdict(each) for each in advice],
+        "row_seconds": found.row_seconds,
+        "by_rows": [asdict(each) for each in batches(found)],
         "by_depth": {depth: asdict(share) for depth, share in by_depth(found.steps).items()},
         "by_tier": {tier: asdict(share) for tier, share in by_tier(found).items()},
         "steps": found.steps,
@@ -169,6 +175,17 @@ def advice_table(advice: Sequence[Advice]) -> Table:
     table = _table("what would help most", ("change", "predicted gain", "by"))
     for each in advice:
         table.add_row(each.name, f"{each.gain:.2f}", each.basis)
+    return table
+
+
+def rows_table(found: Sequence[Batch]) -> Table:
+    """Predictions for batches."""
+    table = _table(
+        "batches, predicted", ("rows", "cost(n)", "speed", "tokens/s, plain", "tokens/s")
+    )
+    for each in found:
+        figures = (f"{each.plain:.1f}", f"{each.speculative:.1f}")
+        table.add_row(str(each.rows), f"{each.cost:.2f}", f"{each.speed:.2f}", *figures)
     return table
 
 

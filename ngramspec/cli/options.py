@@ -88,7 +88,7 @@ def add_outputs(parser: Parser, *, plots: bool = False) -> None:
     """Declare ``--json``, and ``--plots`` if the command draws any."""
     parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
     if plots:
-        parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw PNG files")
+        parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw PNG and SVG files")
 
 
 def parse_gamma(text: str) -> int | str:

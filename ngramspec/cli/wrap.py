@@ -6,7 +6,7 @@ import argparse
 import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import add_count, add_drafter, add_gamma, add_policy
 from ngramspec.cli.usage import UsageError
@@ -31,6 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_policy(parser)
     add_gamma(parser)
     add_count(parser, "--gamma-max", 64, "most tokens drafted in a step")
+    parser.add_argument(
+        "--shared",
+        nargs="?",
+        const="outputs",
+        choices=("outputs", "all"),
+        help="all requests share a store in memory of what earlier ones said: outputs, or all:"
+        " prompts too. Who can time requests can tell something of what it holds",
+    )
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a corpus to draft from; may be repeated",
+    )
     parser.add_argument(
         "--copy",
         action="store_true",
@@ -58,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         "gamma_max": arguments.gamma_max,
         "policy": arguments.policy,
         "unsupported": "plain",  # a served model takes every request that it took before
-    }
+    } | stores(arguments)
     out = arguments.out_dir.expanduser()
     model = arguments.model_dir.expanduser()
     try:
@@ -70,6 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(str(error).partition("\n")[0]) from error
     print(summary(wrapped))
     return 0
+
+
+def stores(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The Speculator's stores, if any."""
+    chosen: list[Any] = [str(path.expanduser().absolute()) for path in arguments.corpus or ()]
+    if arguments.shared is not None:
+        chosen.append({"namespace": "default", "write": arguments.shared})
+    return {"stores": chosen} if chosen else {}
 
 
 def summary(wrapped: Wrapped) -> str:

@@ -8,10 +8,13 @@ from ngramspec.decoding.distributed import ALONE
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
-from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
-from ngramspec.draft_length.optimal import worthwhile
+from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
+from ngramspec.draft_length.batch_choice import common_length, urgencies
+from ngramspec.draft_length.batch_costs import BatchStepCosts
+from ngramspec.verification.evidence import Computed
 
 NO_LIMIT = 1 << 20  # tokens of a draft, where nothing else says
+LEAVE = 0.75  # share of the rows in a forward that are left when those that have ended leave
 
 
 class BatchDrafting:
@@ -27,15 +30,22 @@ class BatchDrafting:
         self._groups = groups
         self._rows = range(run.target.prompt.shape[0])
         self._runners: list[DraftRunner] = []
+        self._steps = 0
 
     def start(self, vocab: int) -> None:
         """Begin every row's drafting, unless it has begun, for a vocabulary of that size."""
         for row in self._rows[len(self._runners) :]:
             self._runners.append(self._run.make_runner(row, vocab))
 
+    def finish(self) -> None:
+        """The call ended well: what its rows said may be shared."""
+        for runner in self._runners:
+            runner.end(well=True)
+
     def close(self) -> None:
         """End every row's session."""
         for runner in self._runners:
+            runner.end(well=False)  # after ``finish`` nothing is left
             runner.close()
 
     def tiers(self, row: int) -> Sequence[str]:
@@ -58,6 +68,8 @@ class BatchDrafting:
     def propose(self) -> list[Draft]:
         """Each row's draft; in lock-step all of one length, unless some were sampled."""
         drafts = [EMPTY_DRAFT] * len(self._rows)
+        self._steps += 1
+        self.drop_ended()
         costs = self._run.step_costs
         if costs is not None:
             costs.at(max(group.length for group in self._groups), self._run.target.pending)
@@ -89,16 +101,28 @@ class BatchDrafting:
             for row in going:
                 drafts[row] = drafts[row].first(limit)
 
+    def drop_ended(self) -> None:
+        """Let rows that have ended leave the batch, once enough have."""
+        target, costs = self._run.target, self._run.step_costs
+        going = [row for group in self._groups for row in group.rows if not group.stopped]
+        few = len(self._groups) > 1 and 0 < len(going) <= LEAVE * target.rows
+        if few and target.rows_may_leave:
+            target.keep_rows(going)
+            if isinstance(costs, BatchStepCosts):
+                costs.keep_rows(len(going))
+
     def common_length(self, drafts: list[Draft]) -> int:
         """Where to cut the drafts of rows that diverge: all run at the longest one's width."""
-        rows = [row for group in self._groups for row in group.rows if not group.stopped]
-        confidences = [drafts[row].confidence for row in rows]
-        known = [each for each in confidences if each is not None]
-        sampled = any(drafts[row].proposal is not None for row in rows)  # see propose_for
+        groups = [group for group in self._groups if not group.stopped]
+        going = [drafts[row] for group in groups for row in group.rows]
+        known = [draft.confidence for draft in going if draft.confidence is not None]
+        sampled = any(draft.proposal is not None for draft in going)  # see propose_for
         costs = self._run.step_costs
-        if costs is None or sampled or len(known) < len(rows):
-            return max(len(draft) for draft in drafts)
-        return worthwhile(known, costs.cost())
+        if costs is None or sampled or len(known) < sum(len(draft) > 0 for draft in going):
+            return max(len(draft) for draft in going)
+        left = [self.tokens_left(group) for group in groups]
+        weights = urgencies(left, [group.new for group in groups], self._steps)
+        return common_length([each.confidence for each in going], weights, costs.cost())
 
     def width(self, drafts: list[Draft]) -> int:
         """How many positions the forward runs: those of the longest draft, or more."""
@@ -111,16 +135,40 @@ class BatchDrafting:
 
     def draft_limit(self, group: Group) -> int:
         """Most tokens of a draft, by the maximum length and the target's positions."""
-        limits = [NO_LIMIT]
-        if self._run.sampler.stop.max_length is not None:
-            limits.append(self._run.sampler.stop.max_length - group.length - 1)
+        limits = [self.tokens_left(group) - 1]
         room = self._run.target.room(group.new)
         if room is not None:
             limits.append(room)
         return min(limits)
 
-    def learn(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
-        """Tell every row's drafting what became of its draft, and what was committed."""
-        for runner, draft, verdict in zip(self._runners, drafts, verdicts, strict=False):
-            if verdict.emitted:
-                runner.learn(draft, verdict)
+    def tokens_left(self, group: Group) -> int:
+        """Most tokens that a group's rows may still generate."""
+        longest = self._run.sampler.stop.max_length
+        return NO_LIMIT if longest is None else longest - group.length
+
+    @property
+    def evidence(self) -> EvidenceRequest | None:
+        """What the running sessions want to know of the next forward; None: nothing."""
+        request = None
+        for runner in self._runners:
+            if runner.evidence is not None:
+                request = runner.evidence | request
+        return request
+
+    def learn(
+        self,
+        drafts: list[Draft],
+        verdicts: list[Verdict],
+        computed: list[Computed] | None = None,
+    ) -> None:
+        """Tell every row's drafting what became of its draft, and what was committed.
+
+        Args:
+            drafts: each row's.
+            verdicts: on them.
+            computed: what each row's drafting asked of the forward; None: nothing was asked.
+        """
+        for row, runner in enumerate(self._runners):
+            if verdicts[row].emitted:
+                own = None if computed is None else computed[row]
+                runner.learn(drafts[row], verdicts[row], own)

@@ -6,12 +6,15 @@ import logging
 from inspect import signature
 from typing import Any
 
-from ngramspec.decoding.distributed import ALONE, ranks_of
+from ngramspec.decoding.distributed import ALONE, Ranks, ranks_of
+from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import decode
+from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings, make_run, make_target
 from ngramspec.errors import UnsupportedError
 from ngramspec.target.dropout import drops_out
+from ngramspec.target.model import Target
 from ngramspec.target.support import check_adapter, check_prompt, check_request, plain_method
 
 logger = logging.getLogger("ngramspec")
@@ -30,23 +33,17 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     ranks = ALONE
     try:
         ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
-        check_request(call.config)
-        check_adapter(call.model)
-        target = make_target(settings.config, ranks, call)
+        target = _checked_target(settings, ranks, call)
     except UnsupportedError as error:
         return _decode_plainly(settings, call, error, synced_gpus=ranks.synced)
-    check_prompt(call.model, call.input_ids, call.model_kwargs)
-    if drops_out(call.model):
-        settings.log_once(
-            "the model is in training mode, where dropout changes every forward, and so the"
-            " text, with speculation and without; call model.eval()"
-        )
-    run = make_run(settings, ranks, target, call)
+    run = _checked_run(settings, ranks, target, call)
     try:
         sequences = decode(run)
     finally:
         settings.count(run.stats)
-    output = target.output(sequences, run.sampler.record.scores, run.sampler.record.logits)
+    record = run.sampler.record
+    ranking = None if run.beams is None else run.beams.ranking(scores=record.scores is not None)
+    output = target.output(sequences, record.scores, record.logits, ranking)
     logger.info(
         "%d tokens in %d target calls after the prefill: %.2f per call",
         run.stats.emitted,
@@ -56,6 +53,66 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     if call.streamer is not None:
         call.streamer.end()
     return output
+
+
+def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
+    """Begin to decode a call of one row in this process, step by step.
+
+    Raises:
+        UnsupportedError: the request cannot be speculated, whatever ``unsupported`` says.
+        ValueError: there are several rows, or the prompt is empty or has ids outside the
+            vocabulary.
+    """
+    check_request(call.config)
+    beams, rows = call.config.num_beams or 1, call.input_ids.shape[0]
+    if beams > 1:
+        raise UnsupportedError(
+            f"num_beams={beams} cannot be decoded step by step, as no token is decided on before"
+            " the end; pass num_beams=1"
+        )
+    if rows != 1:
+        raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
+    target = _checked_target(settings, ALONE, call)
+    run = _checked_run(settings, ALONE, target, call)
+    return OpenGeneration(run, settings.count, call.streamer)
+
+
+def _checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Target:
+    """The target of a call; an UnsupportedError if it cannot be speculated."""
+    check_request(call.config)
+    _check_beams(settings, call)
+    check_adapter(call.model)
+    return make_target(settings.config, ranks, call)
+
+
+def _checked_run(
+    settings: Settings, ranks: Ranks, target: Target, call: GenerateCall
+) -> Generation:
+    """The run that decodes a call; a ValueError if its prompt cannot be used."""
+    check_prompt(call.model, call.input_ids, call.model_kwargs)
+    if drops_out(call.model):
+        settings.log_once(
+            "the model is in training mode, where dropout changes every forward, and so the"
+            " text, with speculation and without; call model.eval()"
+        )
+    return make_run(settings, ranks, target, call)
+
+
+def _check_beams(settings: Settings, call: GenerateCall) -> None:
+    """Raise an UnsupportedError if beams are asked for together with what rules them out."""
+    beams = call.config.num_beams or 1
+    if beams == 1:
+        return
+    if call.streamer is not None:
+        raise UnsupportedError(
+            f"streamer cannot be used with num_beams={beams}, which decides on no token before the"
+            " end; pass streamer=None, or num_beams=1"
+        )
+    if not settings.rule(False, None).exact:
+        raise UnsupportedError(
+            f"num_beams={beams} is not supported with lenience below 1 or verification='typical';"
+            " pass num_beams=1, or remove these"
+        )
 
 
 def _decode_plainly(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, overload
@@ -11,7 +11,8 @@ import torch
 
 from ngramspec.draft_length.cost_file import SavedCosts
 from ngramspec.draft_length.schedule import check_gamma, check_tree
-from ngramspec.drafters.registry import POLICIES
+from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.registry import CALIBRATIONS, build_drafter, check_policy
 from ngramspec.errors import check_choice, check_int, check_real
 from ngramspec.target.padding import FIT, check_width
 from ngramspec.verification.rule import Rule
@@ -47,6 +48,7 @@ class Config:
     width: int | str = FIT
     compiled: bool | None = None
     policy: str = "value"
+    calibration: str = "shared"
     unsupported: str = "error"
     saved_costs: SavedCosts | None = field(default=None, repr=False)
 
@@ -69,7 +71,8 @@ class Config:
         self._check_fixed_width()
         if self.compiled is not None and not isinstance(self.compiled, bool):
             raise TypeError(f"compiled must be True, False or None, got {self.compiled!r}")
-        check_choice("policy", self.policy, POLICIES)
+        check_policy(self.policy)
+        check_choice("calibration", self.calibration, CALIBRATIONS)
         check_choice("unsupported", self.unsupported, UNSUPPORTED)
 
     def _set(self, name: str, value: object) -> None:
@@ -111,6 +114,10 @@ class Config:
         return Rule(
             do_sample, self.verification, self.lenience, self.epsilon, self.delta, generator
         )
+
+    def drafter(self, spec: str | Drafter, stores: Sequence[Any] = ()) -> Drafter:
+        """A Speculator's drafter; see ``build_drafter``."""
+        return build_drafter(spec, policy=self.policy, stores=stores, calibration=self.calibration)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain JSON values."""

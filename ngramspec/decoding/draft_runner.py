@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 import numpy as np
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Int32, Verdict
+from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Int32, Verdict
 from ngramspec.draft_length.schedule import GammaController
-from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.validation import check_draft, check_tiers, sound_head
+from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.stored import RowDrafter
+from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 from ngramspec.stats import DecodeStats
+from ngramspec.verification.evidence import Computed
 
 logger = logging.getLogger("ngramspec")
 
@@ -44,6 +46,7 @@ class DraftRunner:
         always: whether they may be trees also where no cost says which branches are worth it.
         temperature: that tokens are sampled at; None: they are not.
         seed: of the call and the row, for drafts that are sampled.
+        shared: adds the row's text to the shared stores that the call names; None: nothing does.
         unplaced: an id after which the target numbers positions differently in a wider forward:
             drafts end before it, and none begins after it. None: there is none.
     """
@@ -61,6 +64,7 @@ class DraftRunner:
         temperature: float | None = None,
         seed: tuple[int, ...] = (),
         unplaced: int | None = None,
+        shared: RowDrafter | None = None,
     ) -> None:
         self._current = current
         self._controller = controller
@@ -72,12 +76,16 @@ class DraftRunner:
         self._seed = seed
         self._unplaced = unplaced
         tokens = tokens[(tokens >= 0) & (tokens < vocab)]
+        self._shared = shared
+        if shared is not None:
+            shared.begin(tokens)
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)
         self._drafter: Drafter | None = None
         self._tiers: tuple[str, ...] = ()
         self._session: DraftSession | None = None
+        self._evidence: EvidenceRequest | None = None  # what the session asks for
         self._proposed = EMPTY_DRAFT  # as the session proposed it
         self._sound = False  # whether the step's draft was
         self._sound_steps = 0  # since the last fault
@@ -88,6 +96,11 @@ class DraftRunner:
     def tiers(self) -> tuple[str, ...]:
         """Tier names that the sources of the last draft index, as they were at the start."""
         return self._tiers
+
+    @property
+    def evidence(self) -> EvidenceRequest | None:
+        """What the session asks of the next forward; None: nothing, or no session runs."""
+        return None if self._session is None else self._evidence
 
     def propose(self, limit: int, *, tree: bool = True) -> Draft:
         """A draft of at most ``limit`` tokens, or the empty one.
@@ -128,7 +141,7 @@ class DraftRunner:
         """
         if self._unplaced is None or not len(draft):
             return draft
-        last = int(self._tokens[self._count - 1]) if self._count else self._unplaced
+        last = self._last() if self._count else self._unplaced
         if last == self._unplaced or draft.proposal is not None:
             return EMPTY_DRAFT
         wrong = (draft.tokens == self._unplaced).nonzero()[0]
@@ -157,7 +170,7 @@ class DraftRunner:
 
     def _start(self, drafter: Drafter) -> DraftSession:
         """Start a session from the committed tokens."""
-        self._tiers = check_tiers(drafter.tiers)
+        self._tiers, self._evidence = check_tiers(drafter.tiers), check_evidence(drafter.evidence)
         self._session = drafter.start(self._tokens[: self._count].copy())
         if not isinstance(self._session, DraftSession):
             what = type(self._session).__name__
@@ -166,22 +179,33 @@ class DraftRunner:
             self._session.begin_sampling(self._temperature, (*self._seed, self._count))
         return self._session
 
-    def learn(self, draft: Draft, verdict: Verdict) -> None:
+    def learn(self, draft: Draft, verdict: Verdict, computed: Computed | None = None) -> None:
         """Tell the controller and the session what became of a draft, and what was committed.
 
         The session gets its own draft back, or the path of it that was chosen, as far as it was
         verified. It may change that draft and the lists of the verdict: nothing else uses them.
+
+        Args:
+            draft: as it was verified.
+            verdict: on it.
+            computed: what the forward gave of evidence, or None.
         """
         if len(draft):
             self._controller.observe(len(draft), len(verdict.accepted))
         tokens = np.array(verdict.emitted, np.int32)
+        evidence = None
+        if computed is not None and self.evidence is not None:
+            evidence = Evidence.of(draft, verdict.accepted, self._last(), computed)
         self._append(tokens)
+        if self._shared is not None:
+            self._shared.append(tokens)
         if self._session is None:
             return
         try:
-            if len(draft):
-                proposed = self._proposed.first(len(draft))
-                self._session.observe(proposed, tuple(verdict.accepted), verdict.tested)
+            if len(draft) or evidence is not None:
+                proposed = self._proposed.first(len(draft)) if len(draft) else EMPTY_DRAFT
+                accepted = tuple(verdict.accepted)
+                hand_over(self._session, proposed, accepted, verdict.tested, evidence)
             self._session.extend(tokens)
         except Exception as error:
             self._fault(error)
@@ -190,6 +214,13 @@ class DraftRunner:
         self._sound_steps, self._sound = self._sound_steps + self._sound, False
         if self._sound_steps >= FORGIVEN:
             self._faults = 0
+
+    def follow(self, other: DraftRunner, tokens: Sequence[int]) -> None:
+        """Begin anew with another's committed tokens and ``tokens`` behind them."""
+        self.close()
+        self._count = 0
+        self._append(other._tokens[: other._count])
+        self._append(np.array(tokens, np.int32))
 
     def close(self) -> None:
         """End the session; the next propose begins a new one."""
@@ -200,6 +231,15 @@ class DraftRunner:
             session.close()
         except Exception as error:
             self._fault(error)
+
+    def end(self, *, well: bool) -> None:
+        """End the row's text in shared stores; only one that ends well adds what is left of it."""
+        if self._shared is not None:
+            self._shared.end(well=well)
+
+    def _last(self) -> int:
+        """The last committed token; 0 where none was of the vocabulary."""
+        return int(self._tokens[self._count - 1]) if self._count else 0
 
     def _append(self, tokens: Int32) -> None:
         end = self._count + len(tokens)

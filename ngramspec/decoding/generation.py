@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from ngramspec.decoding.distributed import ALONE, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.draft_length.batch_costs import BatchStepCosts
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.target.model import Target
+from ngramspec.verification.beam_step import BeamSearch
 from ngramspec.verification.sampler import TokenSampler
 
 
@@ -26,6 +28,7 @@ class Generation:
         sampler: how tokens are sampled.
         row_samplers: each row's own sampler, if each row advances by its own number of tokens;
             None: all rows advance together.
+        beams: the beam search, if rows are beams; else None.
         step_costs: measures what forwards cost and says how wide they run; None: forwards are as
             wide as drafts are, and the prefill verifies no draft.
         prefill_length: how many drafted tokens the prefill verifies.
@@ -39,7 +42,8 @@ class Generation:
     make_runner: Callable[[int, int], DraftRunner]
     sampler: TokenSampler
     row_samplers: Sequence[TokenSampler] | None = None
-    step_costs: StepCostTracker | None = None
+    beams: BeamSearch | None = None
+    step_costs: StepCostTracker | BatchStepCosts | None = None
     prefill_length: PrefillDraftLength = field(default_factory=lambda: PrefillDraftLength(0))
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None

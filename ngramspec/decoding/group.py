@@ -64,6 +64,7 @@ class Group:
         finished: whether each row has ended.
         last: each row's last committed token.
         accepted_positions: positions of the step's forward that plain decoding would have computed.
+        origins: which row of that forward each row continues; empty: its own.
         device: the prompt's.
     """
 
@@ -80,6 +81,7 @@ class Group:
         self.finished = [False] * len(rows)
         self.last = [0] * len(rows)
         self.accepted_positions: list[int] = []
+        self.origins: Sequence[int] = ()
         self.device = prompt.device
         self._observer = observer
         self._dtype = prompt.dtype  # plain decoding gives it up with the first token
@@ -118,6 +120,15 @@ class Group:
             self._copied = self.length
         ids = self._device[:, : self.length]
         return ids if self.new else ids.to(self._dtype)
+
+    def tokens_from(self, start: int) -> list[int]:
+        """The first row's committed tokens from ``start`` on; no transfer from a device."""
+        found: list[int] = self._host[0, start : self.length].tolist()
+        return found
+
+    def sequences(self) -> torch.Tensor:
+        """What is returned of the rows, int64 (rows, length)."""
+        return self.ids().clone()
 
     def begin_step(self) -> None:
         """Forget which positions of the last forward were accepted."""

@@ -7,7 +7,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ngramspec.decoding.batch_drafting import BatchDrafting
+from ngramspec.decoding.beam_drafting import drafting_of
+from ngramspec.decoding.beams import BeamGroup
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import NOTHING, Group
 from ngramspec.decoding.observer import (
@@ -20,6 +21,7 @@ from ngramspec.decoding.observer import (
 )
 from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
 from ngramspec.stats import StepEvent
+from ngramspec.verification.evidence import Computed, EvidenceChannel
 from ngramspec.verification.sampler import SampledTokens
 
 
@@ -35,26 +37,21 @@ def decode(run: Generation) -> torch.Tensor:
     """
     loop = DecodeLoop(run)
     try:
-        with run.observer.section(PREFILL):
-            loop.prefill()
+        going = loop.advance()
         with run.target.decoding():
-            while run.ranks.going(not loop.stopped):
-                if loop.stopped:
-                    loop.forward_for_other_ranks()
-                else:
-                    with run.observer.section(STEP):
-                        loop.step()
+            while going:
+                going = loop.advance()
         return loop.sequences()
     finally:
-        try:
-            loop.rollback()
-        finally:
-            run.target.close()
-            loop.drafting.close()
+        loop.close()
 
 
 class DecodeLoop:
-    """The groups of a run, and each row's drafting."""
+    """The groups of a run, and each row's drafting.
+
+    ``advance`` runs it bit by bit, so that a caller may do other things between two steps.
+    ``close`` must be called at the end, whatever ended it.
+    """
 
     def __init__(self, run: Generation) -> None:
         prompt, observer = run.target.prompt, run.observer
@@ -62,14 +59,45 @@ class DecodeLoop:
         self.section = observer.section
         self.device = prompt.device
         self.rows = range(prompt.shape[0])
-        if run.row_samplers is None:
+        if run.beams is not None:
+            self.groups: list[Group] = [BeamGroup(prompt, run.sampler, run.beams, observer)]
+        elif run.row_samplers is None:
             self.groups = [Group(tuple(self.rows), prompt, run.sampler, observer)]
         else:
             rows = zip(self.rows, run.row_samplers, strict=True)
             self.groups = [Group((row,), prompt[[row]], each, observer) for row, each in rows]
-        self.drafting = BatchDrafting(run, self.groups)
+        self.drafting = drafting_of(run, self.groups)
+        self.evidence = EvidenceChannel(run.sampler.fetches_at_once)
         self.last = [0] * len(self.rows)  # each row's last committed token
         self.steps = 0
+        self._prefilled = False
+
+    def advance(self) -> bool:
+        """Run the prefill, or after it the next step: whether there is another step to run.
+
+        Steps belong into the target's ``decoding`` context, the prefill does not.
+        """
+        if not self._prefilled:
+            with self.section(PREFILL):
+                self.prefill()
+            self._prefilled = True
+        elif self.stopped:
+            self.forward_for_other_ranks()
+        else:
+            with self.section(STEP):
+                self.step()
+        going = self.run.ranks.going(not self.stopped)
+        if not going:
+            self.drafting.finish()
+        return going
+
+    def close(self) -> None:
+        """Leave the cache as plain decoding would have left it, and end the draft sessions."""
+        try:
+            self.rollback()
+        finally:
+            self.run.target.close()
+            self.drafting.close()
 
     @property
     def stopped(self) -> bool:
@@ -84,7 +112,7 @@ class DecodeLoop:
     def sequences(self) -> torch.Tensor:
         """The committed tokens of all rows, int64 (batch, longest)."""
         if len(self.groups) == 1:
-            return self.groups[0].ids().clone()
+            return self.groups[0].sequences()
         longest = max(group.length for group in self.groups)
         out = torch.full((len(self.rows), longest), self.pad, device=self.device)
         for group in self.groups:
@@ -99,7 +127,7 @@ class DecodeLoop:
         """Roll the target back to the accepted positions of its last forward."""
         kept = [len(group.accepted_positions) for group in self.groups for _ in group.rows]
         with self.section(ROLLBACK):
-            self.run.target.rollback(kept, self.accepted_positions())
+            self.run.target.rollback(kept, self.accepted_positions(), self.groups[0].origins)
 
     def prefill(self) -> None:
         """Run the prompt, and where the target can verify one, a draft after it."""
@@ -109,13 +137,15 @@ class DecodeLoop:
             drafts = self.drafting.propose_for_prefill()
         proposed = perf_counter()
         longest = len(drafts[0])
+        self.ask()
         logits = run.target.prefill(self.block(drafts, 1 + longest)[:, 1:] if longest else None)
-        verdicts = self.verify(drafts, logits, self.sample_all(drafts, logits))
+        sampled = self.sample_all(drafts, logits)
+        verdicts = self.verify(drafts, logits, sampled)
         self.rollback()
         prefilled = perf_counter()
         if not self.stopped:
             self.drafting.start(logits.shape[-1])
-        self.learn(drafts, verdicts)
+        self.learn(drafts, verdicts, self.computed(drafts, logits, sampled))
         ended = perf_counter()
         accepted = len(verdicts[0].accepted) if longest else 0
         run.prefill_length.learn(longest, accepted)
@@ -131,6 +161,7 @@ class DecodeLoop:
         with self.section(DRAFTING):
             drafts = self.drafting.propose()
         drafts, width = run.ranks.share(drafts, self.drafting.width(drafts))
+        self.ask()
         proposed = perf_counter()
         logits = self.forward(drafts, width)
         width += run.target.again
@@ -138,7 +169,7 @@ class DecodeLoop:
         forwarded = perf_counter()
         verdicts = self.verify(drafts, logits, sampled)
         self.rollback()
-        self.learn(drafts, verdicts)
+        self.learn(drafts, verdicts, self.computed(drafts, logits, sampled))
         ended = perf_counter()
         self.steps += 1
         self.count(drafts, verdicts)
@@ -161,10 +192,28 @@ class DecodeLoop:
             block = self.block(drafts, width)
             return self.run.target.forward(block, lengths, parents, self.committed())
 
-    def learn(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
+    def ask(self) -> None:
+        """Ask the coming forward for what the drafting wants to know of it."""
+        request = self.evidence.request = self.drafting.evidence
+        self.run.target.keep_hidden = request is not None and request.hidden
+
+    def computed(
+        self, drafts: list[Draft], logits: torch.Tensor, sampled: SampledTokens | None
+    ) -> list[Computed] | None:
+        """What the drafting asked of the last forward, for each row; None: it asked nothing."""
+        if self.evidence.request is None:
+            return None
+        positions = [1 + len(draft) for draft in drafts]
+        came = None if sampled is None else sampled.beside
+        with self.section(VERIFICATION):
+            return self.evidence.read(positions, logits, self.run.target.hidden, came)
+
+    def learn(
+        self, drafts: list[Draft], verdicts: list[Verdict], computed: list[Computed] | None = None
+    ) -> None:
         """Tell the drafting what became of its drafts, and what was committed."""
         with self.section(DRAFTING):
-            self.drafting.learn(drafts, verdicts)
+            self.drafting.learn(drafts, verdicts, computed)
 
     def forward_for_other_ranks(self) -> None:
         """A forward of which nothing is kept: other ranks need this one's share of the weights."""
@@ -199,7 +248,8 @@ class DecodeLoop:
     def sample_all(self, drafts: list[Draft], logits: torch.Tensor) -> SampledTokens | None:
         """The target's tokens at all positions; None: they are sampled one after another."""
         with self.section(VERIFICATION):
-            return self.run.sampler.sample_all(drafts, logits)
+            beside = self.evidence.beside(logits, self.run.target.hidden)
+            return self.run.sampler.sample_all(drafts, logits, beside)
 
     def verify(
         self, drafts: list[Draft], logits: torch.Tensor, sampled: SampledTokens | None
@@ -248,7 +298,8 @@ class DecodeLoop:
                 stats.count_step(drafts[row], verdict, self.drafting.tiers(row))
         positions = sum(len(group.accepted_positions) for group in self.groups)
         syncs = 1 if sampler.all_at_once else positions
-        stats.count_host_syncs(syncs + (positions if sampler.stop.custom else 0))
+        syncs += self.evidence.transfers + (positions if sampler.stop.custom else 0)
+        stats.count_host_syncs(syncs)
 
     def time(
         self, drafts: list[Draft], verdicts: list[Verdict], width: int, seconds: float

@@ -12,10 +12,15 @@ from ngramspec.errors import check_choice
 # match is copied from, there one of at most two tokens.
 # leviathan-bigram: Leviathan et al. 2023, section 3.6, the most probable token of a bigram model
 # with gamma 3. Theirs was trained; this one counts the request's own text.
+# token-recycling: Luo et al. 2024, 8 candidates of each token and trees of 80 nodes. Their tree is
+# drawn by hand; this one holds the most probable paths by an assumed probability of each rank.
+# rest: He et al. 2023, trees of 64 nodes from the datastore alone: give it stores=[corpus].
 PRESETS: dict[str, dict[str, Any]] = {
     "akunu": {"drafter": "ngram(order=4,window=512)", "gamma": 4},
     "prompt-lookup": {"drafter": "copy(min_match=1)", "gamma": 10},
     "leviathan-bigram": {"drafter": "ngram(order=2)", "gamma": 3},
+    "token-recycling": {"drafter": "recycle(top_k=8)", "gamma": 80, "tree": 80},
+    "rest": {"drafter": "store", "gamma": 64, "tree": 64},
 }
 SHARED: dict[str, Any] = {"tree": None, "policy": "priority"}  # chains, tiers without estimates
 

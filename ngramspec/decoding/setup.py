@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
+from ngramspec.decoding.forced import forced_by
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import (
@@ -22,18 +23,26 @@ from ngramspec.decoding.request import (
     samplers_by_row,
 )
 from ngramspec.draft import Int32
+from ngramspec.draft_length.batch_costs import BatchStepCosts, RowGamma
 from ngramspec.draft_length.cost_curve import ForwardKind
 from ngramspec.draft_length.cost_file import SavedCosts
-from ngramspec.draft_length.schedule import PrefillDraftLength, make_controller
+from ngramspec.draft_length.schedule import (
+    GammaController,
+    PrefillDraftLength,
+    make_controller,
+)
 from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.target.hf_private import pad_token
+from ngramspec.target.hf_private import eos_tokens, pad_token
 from ngramspec.target.model import Target
 from ngramspec.target.obstacles import allows_ragged, why_no_tree
+from ngramspec.target.support import check_beams_of
+from ngramspec.verification.beam_step import BeamConfig, BeamSearch
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
@@ -80,7 +89,9 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
         width=config.fixed_width,
         compiled=config.compiled,
         gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
+        beams=call.config.num_beams or 1,
     )
+    check_beams_of(target.model, target.call, call.config.num_beams or 1)
     if ranks.synced and target.cache.capacity is not None:
         raise UnsupportedError(
             "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
@@ -103,7 +114,8 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     config, rows, stats = settings.config, target.prompt.shape[0], DecodeStats()
     request = read_request(call.config, call.reference_ids)
     sampler = _sampler(settings, target, call)
-    ragged = rows > 1 and allows_ragged(target.traits, target.call)
+    beams = _beams(settings, target, call)
+    ragged = rows > 1 and beams is None and allows_ragged(target.traits, target.call)
     if ragged and not must_lockstep(sampler, target):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
@@ -117,6 +129,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         target=target,
         make_runner=_runners(settings, ranks, target, call, history, costs, trees, stats),
         sampler=sampler,
+        beams=beams,
         row_samplers=samplers_by_row(sampler, rows) if target.inputs.ragged else None,
         step_costs=costs if config.planned_gamma == "auto" else None,
         prefill_length=settings.prefill_length,
@@ -125,6 +138,23 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         observer=settings.observer,
         ranks=ranks,
     )
+
+
+def _beams(settings: Settings, target: Target, call: GenerateCall) -> BeamSearch | None:
+    """The call's beam search; None: it is none."""
+    config = call.config
+    if (config.num_beams or 1) == 1:
+        return None
+    search = BeamConfig(
+        beams=config.num_beams,
+        returned=config.num_return_sequences or 1,
+        eos=eos_tokens(config),
+        pad=pad_token(config),
+        length_penalty=config.length_penalty,
+        early_stopping=config.early_stopping,
+        max_length=config.max_length,
+    )
+    return BeamSearch(target.prompt, search, call.criteria or ())
 
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats) -> bool:
@@ -142,7 +172,7 @@ def _runners(
     target: Target,
     call: GenerateCall,
     history: Callable[[int], Int32],
-    costs: StepCostTracker,
+    costs: StepCostTracker | BatchStepCosts,
     trees: bool,
     stats: DecodeStats,
 ) -> Callable[[int, int], DraftRunner]:
@@ -155,14 +185,16 @@ def _runners(
 
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
+        of_row = drafter.row(vocab)
+        current = of_row if follower is None else lambda: follower
+        beams = (call.config.num_beams or 1) > 1
+        forced = None
+        if not beams:  # a beam's text moves from row to row
+            forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
+        alone = follower is None and not beams  # no beam is an output yet
         return DraftRunner(
-            lambda: follower or drafter(vocab),
-            make_controller(
-                config.planned_gamma,
-                config.longest,
-                costs.cost,
-                None if isinstance(config.tree, int) else costs.surcharge,
-            ),
+            current if forced is None else ForcedBefore(current, forced),
+            _controller(config, costs),
             history(row),
             vocab,
             stats,
@@ -171,9 +203,18 @@ def _runners(
             temperature=temperature,
             seed=(seed, row),
             unplaced=target.traits.unplaced,
+            shared=of_row if alone else None,
         )
 
     return make
+
+
+def _controller(config: Config, costs: StepCostTracker | BatchStepCosts) -> GammaController:
+    """How many tokens to draft for a row."""
+    if isinstance(costs, BatchStepCosts) and config.planned_gamma == "auto":
+        return RowGamma(config.longest, costs)
+    surcharge = None if isinstance(config.tree, int) else costs.surcharge
+    return make_controller(config.planned_gamma, config.longest, costs.cost, surcharge)
 
 
 def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSampler:
@@ -194,6 +235,7 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
         ),
         one_transfer=one_transfer,
         history_free=all_in(call.processors, HISTORY_FREE),
+        beams=config.num_beams or 1,
     )
 
 
@@ -204,7 +246,7 @@ def prefers_one_transfer(device: torch.device) -> bool:
 
 def _step_costs(
     settings: Settings, target: Target, max_length: int | None, trees: bool
-) -> StepCostTracker:
+) -> StepCostTracker | BatchStepCosts:
     """What the call's forwards cost; measured under gamma="auto"."""
     rows, length = target.prompt.shape
     tokens = UNBOUNDED if max_length is None else max_length - length
@@ -219,7 +261,12 @@ def _step_costs(
     )
     saved = _usable_costs(settings, target, kind)
     limit, sizes = settings.config.longest + 1, target.widths.sizes
-    return StepCostTracker(target.model, kind, limit, tokens, saved, sizes)
+
+    def tracker(rows: int) -> StepCostTracker:
+        of_rows = replace(kind, rows=rows)
+        return StepCostTracker(target.model, of_rows, limit, tokens, saved, sizes)
+
+    return BatchStepCosts(tracker, rows) if target.inputs.ragged else tracker(rows)
 
 
 def _usable_costs(settings: Settings, target: Target, kind: ForwardKind) -> SavedCosts | None:

@@ -39,7 +39,7 @@ COSTS = {
     "cpu bfloat16": (1, 1.03, 1.04, 1.05, 1.07, 1.10, 1.14, 1.21, 1.29, 1.52, 1.65, 3.0),
     "cpu float32": (1, 1.05, 1.12, 1.5, 1.75, 2.1, 1.97, 2.25, 2.5, 3.0, 3.4, 6.2),
 }
-BATCH_SURCHARGE = 0.2  # of a second position in each row: measured on the same CPU, batches 2 to 16
+BATCH_SURCHARGE = 0.2  # of a second position in each row, but in bfloat16: measured on the same CPU
 
 # By what these factors a position costs more in contexts of endless length: attention's part.
 LONG = {"cpu": ((1, 2, 5, 11, 16, 24, 33, 65), (1, 1.3, 1.4, 1.5, 1.6, 1.7, 1.9, 2.2))}
@@ -70,7 +70,7 @@ def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat1
     curve = np.interp(positions, points, costs)
     curve += per_position * np.maximum(positions - points[-1], 0)
     cost: Float32 = (curve / curve[1]).astype(np.float32)
-    if rows > 1:
+    if rows > 1 and dtype != "bfloat16":
         cost[2:] += BATCH_SURCHARGE
     return cost
 
@@ -106,6 +106,12 @@ class CostCurve:
         self._assumed = assumed
         self._saved = saved
         self._logs: dict[tuple[int, int], Float64] = {}
+
+    def begin_with(self, assumed: Assumed) -> None:
+        """Assume other costs, unless something was measured or saved."""
+        if not self.learned.steps and self._saved is None:
+            self._assumed = assumed
+            self._logs.clear()
 
     def _expected(self, limit: int, length: int) -> Float64:
         """Logarithms of what was assumed or saved, float64 (limit + 1,)."""

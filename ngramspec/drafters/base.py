@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
 
 
 class DraftSession(ABC):
@@ -44,7 +44,13 @@ class DraftSession(ABC):
         """
         return EMPTY_DRAFT if len(drafted) else self.propose(gamma)
 
-    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
         """Learn which of a draft's nodes the target accepted; by default nothing.
 
         Args:
@@ -53,6 +59,10 @@ class DraftSession(ABC):
             accepted: the accepted nodes' indices, in order.
             tested: how many nodes were tested (see Verdict); None: all up to the first rejected
                 one.
+            evidence: what ``Drafter.evidence`` asks for. Passed only to sessions of a drafter that
+                asks, and then ``observe`` is called after every step that the session lived in,
+                with the empty draft where nothing was verified. None: the decoder has none (engines
+                other than the package's own loop).
         """
         return None
 
@@ -96,6 +106,8 @@ class Drafter(ABC):
             are read when a session starts.
         spec: the string that build_drafter makes an equal drafter from, or None.
         estimates: whether its drafts have confidence and end by ``cost``.
+        evidence: what its sessions want to know of every forward, see ``Evidence``; None: nothing,
+            and then nothing of it is computed. Read when a session starts.
         branches: whether its trees, too, end by ``cost``, and take hardly longer to draft than its
             chains: then ``tree="auto"`` drafts trees.
     """
@@ -104,6 +116,7 @@ class Drafter(ABC):
     spec: str | None = None
     estimates: bool = False
     branches: bool = False
+    evidence: EvidenceRequest | None = None
     stores: tuple[Any, ...] = ()
 
     def with_stores(self, stores: Sequence[Any]) -> Drafter:
@@ -119,9 +132,30 @@ class Drafter(ABC):
             " copy, ngram and unigram do"
         )
 
+    def learning(self, *, by_request: bool) -> Drafter:
+        """A drafter as this one, whose sequences learn each for itself, or together.
+
+        The default learns nothing that outlives a sequence, or decides for itself.
+        """
+        return self
+
     @abstractmethod
     def start(self, tokens: Int32) -> DraftSession:
         """Begin a sequence with its committed tokens so far, int32 (n,), n >= 0.
 
         A session gets only tokens of the target's vocabulary.
         """
+
+
+def hand_over(
+    session: DraftSession,
+    draft: Draft,
+    accepted: Sequence[int],
+    tested: int | None,
+    evidence: Evidence | None,
+) -> None:
+    """Call a session's ``observe``, with ``evidence`` only where there is any."""
+    if evidence is None:
+        session.observe(draft, accepted, tested)
+    else:
+        session.observe(draft, accepted, tested, evidence)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.draft import Draft, Evidence, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile_nodes
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.base import Drafter, DraftSession, hand_over
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
 from ngramspec.drafters.validation import check_tiers
@@ -62,8 +63,14 @@ class CalibratedSession(DraftSession):
         self.last = draft
         return replace(draft, confidence=self.drafter.confidence(draft)).first(length)
 
-    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
-        self.session.observe(draft, accepted, tested)
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        hand_over(self.session, draft, accepted, tested, evidence)
 
     def extend(self, tokens: Int32) -> None:
         if self.last is not None:
@@ -100,7 +107,14 @@ class CalibratedDrafter(LearningDrafter):
         self.inner = inner
         self.tiers = check_tiers(inner.tiers)
         self.spec = inner.spec
+        self.evidence = inner.evidence
         self.forget()
+
+    def learning(self, *, by_request: bool) -> LearningDrafter:
+        other = super().learning(by_request=by_request)
+        assert isinstance(other, CalibratedDrafter)
+        other.inner = self.inner.learning(by_request=by_request)
+        return other
 
     def forget(self) -> None:
         self.samples = False  # whether a draft with a proposal was seen
@@ -111,7 +125,8 @@ class CalibratedDrafter(LearningDrafter):
         self._tested = np.full(shape, PRIOR_TESTED, np.float32)
 
     def start(self, tokens: Int32) -> DraftSession:
-        return CalibratedSession(self, self.inner.start(tokens))
+        drafter = copy.copy(self) if self.by_request else self  # a copy has learned nothing
+        return CalibratedSession(drafter, self.inner.start(tokens))
 
     def confidence(self, draft: Draft) -> Float32:
         """P(accepted | parent accepted) of each node of a draft, float32 (n,)."""

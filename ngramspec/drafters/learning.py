@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from typing import Any
 
@@ -13,13 +14,22 @@ class LearningDrafter(Drafter):
 
     Attributes:
         learned: names of the attributes that ``forget`` sets.
+        by_request: whether each sequence learns for itself alone.
     """
 
     learned: tuple[str, ...] = ()
+    by_request = False
 
     @abstractmethod
     def forget(self) -> None:
         """Drop what was learned. Not while its sequences run."""
+
+    def learning(self, *, by_request: bool) -> LearningDrafter:
+        if by_request == self.by_request:
+            return self
+        other = copy.copy(self)
+        other.by_request = by_request
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in self.learned}

@@ -11,13 +11,16 @@ from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
+from ngramspec.drafters.recycle import RecycleDrafter
 from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.drafters.unigram import UnigramDrafter
-from ngramspec.drafters.value import SOURCES, ValueDrafter
+from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
+from ngramspec.errors import check_choice
 from ngramspec.stores.choice import Store, open_stores
 
 AUTO = "copy+ngram+unigram"
 POLICIES = ("value", "priority")
+CALIBRATIONS = ("shared", "request")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TIER = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
 
@@ -25,6 +28,8 @@ _factories: dict[str, Callable[..., Drafter]] = {
     "copy": CopyDrafter,
     "ngram": NGramDrafter,
     "unigram": UnigramDrafter,
+    "store": StoreDrafter,
+    "recycle": RecycleDrafter,
     "none": NullDrafter,
 }
 # With these arguments a tier can be one of the value drafter's sources.
@@ -53,7 +58,11 @@ def register_drafter(name: str, factory: Callable[..., Drafter]) -> None:
 
 
 def build_drafter(
-    spec: str | Drafter, *, policy: str = "value", stores: Sequence[Store] = ()
+    spec: str | Drafter,
+    *,
+    policy: str = "value",
+    stores: Sequence[Store] = (),
+    calibration: str = "shared",
 ) -> Drafter:
     """A drafter from its description; a Drafter is passed through.
 
@@ -66,7 +75,11 @@ def build_drafter(
             a window, a drafter of your own) draft in order of priority, with the measured
             acceptance as confidence. "priority": the tiers in order, highest priority first,
             each continuing where the draft of those above it ends; no confidence.
-        stores: what to draft from beside each sequence's own text: corpora, or paths of corpora.
+        stores: what to draft from beside each sequence's own text: corpora, paths of
+            corpora, and namespaces of shared stores.
+        calibration: "shared": what was learned of how often drafts are right, which holds no text,
+            is shared by all sequences; "request": each learns for itself, so that no request's
+            drafts depend on another's.
 
     Raises:
         ValueError: the part of the string that is wrong, marked, and what could stand there; or
@@ -76,11 +89,18 @@ def build_drafter(
         >>> build_drafter("copy+ngram(order=4)+unigram", policy="priority").tiers
         ('copy', 'ngram', 'unigram')
     """
-    if policy not in POLICIES:
-        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+    check_policy(policy)
+    check_choice("calibration", calibration, CALIBRATIONS)
     opened = open_stores(stores)
     drafter = spec if isinstance(spec, Drafter) else _drafter(spec, policy)
+    drafter = drafter.learning(by_request=calibration == "request")
     return drafter.with_stores(opened) if opened else drafter
+
+
+def check_policy(policy: object) -> None:
+    """Raise a ValueError for a policy that there is not."""
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
 
 
 def _drafter(spec: str, policy: str) -> Drafter:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec._native.ngram import NGramTable
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32, Proposal
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32, Proposal
 from ngramspec.drafters.base import DraftSession
 from ngramspec.errors import check_real
 
@@ -134,7 +134,13 @@ class SamplingUnigramSession(SamplingSession):
             return EMPTY_DRAFT
         return super().propose_after(drafted, 1)
 
-    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
         self.gate.learn(len(accepted), len(draft) if tested is None else tested)
 
     def extend(self, tokens: Int32) -> None:

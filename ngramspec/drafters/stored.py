@@ -1,18 +1,19 @@
-"""The stores of one call: which drafter a row uses."""
+"""The stores of one call: which drafter a row uses, and what it adds to which namespaces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ngramspec.draft import Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.stores.choice import open_stores
+from ngramspec.stores.shared import Namespace
+from ngramspec.stores.shared_request import SharedRequest
 
 
 class CallDrafter:
-    """The drafter of one call: the current one, with the stores that the call names.
-
-    Stores with token ids outside of the target's vocabulary are left out.
+    """The drafters of one call's rows: the current one, with the stores that the call names.
 
     Args:
         current: returns the Speculator's drafter.
@@ -33,34 +34,72 @@ class CallDrafter:
         extra: Any,
         log_once: Callable[[str], None],
     ) -> None:
-        self._current = current
+        self.current = current
+        self.log_once = log_once
         self._stores = None if stores is None else open_stores(stores)
         self._extra = open_stores(extra, "extra_stores")
-        self._log_once = log_once
-        self._made: dict[tuple[int, int], tuple[Drafter, Drafter]] = {}
-        self._with_stores(current())
+        current().with_stores(self.of(current()))
 
-    def __call__(self, vocab: int) -> Drafter:
-        """The drafter to use now, for a target with ``vocab`` token ids."""
-        current = self._current()
-        known = self._made.get((id(current), vocab))
-        if known is None or known[0] is not current:
-            known = (current, self._fitting(self._with_stores(current), vocab))
-            self._made[id(current), vocab] = known
-        return known[1]
+    def of(self, drafter: Drafter) -> tuple[Any, ...]:
+        """The stores that the call names, or the drafter's."""
+        return (*(drafter.stores if self._stores is None else self._stores), *self._extra)
 
-    def _with_stores(self, drafter: Drafter) -> Drafter:
-        if self._stores is None and not self._extra:
-            return drafter
-        stores = drafter.stores if self._stores is None else self._stores
-        return drafter.with_stores((*stores, *self._extra))
+    def row(self, vocab: int) -> RowDrafter:
+        """One row's drafter, for a target with ``vocab`` token ids."""
+        return RowDrafter(self, vocab)
 
-    def _fitting(self, drafter: Drafter, vocab: int) -> Drafter:
+
+class RowDrafter:
+    """The drafter that a row uses, and its part in each namespace.
+
+    Stores with token ids outside of the target's vocabulary are left out.
+    """
+
+    def __init__(self, call: CallDrafter, vocab: int) -> None:
+        self._call = call
+        self._vocab = vocab
+        self._requests: dict[Namespace, SharedRequest] = {}
+        self._made: tuple[Drafter, Drafter] | None = None
+        self()
+
+    def __call__(self) -> Drafter:
+        """The drafter to use now."""
+        current = self._call.current()
+        if self._made is None or self._made[0] is not current:
+            stores = self._fitting(self._call.of(current))
+            drafter = current if stores == current.stores else current.with_stores(stores)
+            self._made = (current, drafter)
+        return self._made[1]
+
+    def begin(self, prompt: Int32) -> None:
+        """Note the row's prompt, int32 (n,)."""
+        for request in self._requests.values():
+            request.begin(prompt)
+
+    def append(self, tokens: Int32) -> None:
+        """Note the row's committed tokens, int32 (n,)."""
+        for request in self._requests.values():
+            request.append(tokens)
+
+    def end(self, *, well: bool) -> None:
+        """The row ended; if not ``well``, what is not added yet never is."""
+        for request in self._requests.values():
+            if well:
+                request.finish()
+            else:
+                request.abort()
+
+    def _fitting(self, stores: Sequence[Any]) -> tuple[Any, ...]:
         fitting = []
-        for store in drafter.stores:
+        for store in stores:
             try:
-                store.check_vocabulary(vocab)
-                fitting.append(store)
+                store.check_vocabulary(self._vocab)
+                fitting.append(self._request(store) if isinstance(store, Namespace) else store)
             except ValueError as error:
-                self._log_once(f"drafting without a store: {error}")
-        return drafter if len(fitting) == len(drafter.stores) else drafter.with_stores(fitting)
+                self._call.log_once(f"drafting without a store: {error}")
+        return tuple(fitting)
+
+    def _request(self, namespace: Namespace) -> SharedRequest:
+        if namespace not in self._requests:
+            self._requests[namespace] = namespace.request(self._vocab)
+        return self._requests[namespace]

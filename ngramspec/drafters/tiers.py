@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int8, Int32, joined
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, joined
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.prefix_tree import pack
-from ngramspec.drafters.validation import check_draft, check_tiers, sound_head
+from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 
 ANY = 1 << 31  # as vocabulary size: only the whole draft is checked against the real one
 
@@ -25,11 +25,16 @@ class TieredSession(DraftSession):
     Args:
         sessions: the tiers', highest priority first.
         names: how many source names each tier has.
+        askers: the tiers that ask for evidence. Each gets that of the whole draft, in a call of its
+            own.
     """
 
-    def __init__(self, sessions: list[DraftSession], names: Sequence[int]) -> None:
+    def __init__(
+        self, sessions: list[DraftSession], names: Sequence[int], askers: Sequence[int] = ()
+    ) -> None:
         self.sessions = sessions
         self.names = names
+        self.askers = askers
         self.offsets = [sum(names[:which]) for which in range(len(names))]
         self.parts: list[tuple[int, Draft]] = []  # (session, its part) of the last draft
         self.failed: Exception | None = None  # a tier, in this step
@@ -80,19 +85,32 @@ class TieredSession(DraftSession):
         inner = np.zeros(len(part), np.int8) if part.source is None else part.source
         return inner + np.int8(self.offsets[which])
 
-    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
         if draft.parents is not None:
             self._observe_tree([draft.tokens[node] for node in accepted])
-            return
-        judged = min(len(draft), len(accepted) + 1) if tested is None else tested
+        else:
+            judged = min(len(draft), len(accepted) + 1) if tested is None else tested
+            self._observe_chain(len(accepted), judged)
+        self.parts = []
+        if evidence is not None:
+            for which in self.askers:
+                self.sessions[which].observe(EMPTY_DRAFT, (), 0, evidence)
+
+    def _observe_chain(self, accepted: int, judged: int) -> None:
+        """Tell each tier what became of its part."""
         begin = 0
         for which, part in self.parts:
             mine = min(max(judged - begin, 0), len(part))
             if mine:
-                taken = min(max(len(accepted) - begin, 0), len(part))
+                taken = min(max(accepted - begin, 0), len(part))
                 self.sessions[which].observe(part, range(taken), mine)
             begin += len(part)
-        self.parts = []
 
     def _observe_tree(self, accepted: list[int]) -> None:
         """Tell each tier which of its own nodes lie on the accepted path."""
@@ -104,7 +122,6 @@ class TieredSession(DraftSession):
                     break
                 path += below
             self.sessions[which].observe(part, path[1:], None)
-        self.parts = []
 
     def extend(self, tokens: Int32) -> None:
         if self.failed is not None:
@@ -139,8 +156,18 @@ class TieredDrafter(Drafter):
         self.drafters = tuple(drafters)
         self.names = [check_tiers(drafter.tiers) for drafter in drafters]
         self.tiers = check_tiers(tuple(name for names in self.names for name in names))
+        requests = [check_evidence(drafter.evidence) for drafter in drafters]
+        self.askers = [which for which, request in enumerate(requests) if request is not None]
+        for request in requests:
+            self.evidence = self.evidence if request is None else request | self.evidence
         specs = [drafter.spec for drafter in drafters]
         self.spec = None if None in specs else "+".join(str(spec) for spec in specs)
+
+    def learning(self, *, by_request: bool) -> Drafter:
+        drafters = [drafter.learning(by_request=by_request) for drafter in self.drafters]
+        if all(new is old for new, old in zip(drafters, self.drafters, strict=True)):
+            return self
+        return TieredDrafter(drafters)
 
     def start(self, tokens: Int32) -> DraftSession:
         sessions: list[DraftSession] = []
@@ -149,4 +176,4 @@ class TieredDrafter(Drafter):
                 sessions.append(drafter.start(tokens))
                 begun.callback(sessions[-1].close)
             begun.pop_all()
-        return TieredSession(sessions, [len(names) for names in self.names])
+        return TieredSession(sessions, [len(names) for names in self.names], self.askers)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from ngramspec._native.unigram import UnigramCounts
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.stochastic import SamplingUnigramSession, check_temperature
@@ -36,7 +37,13 @@ class UnigramSession(DraftSession):
             return EMPTY_DRAFT
         return Draft(np.array([best[0]], np.int32))
 
-    def observe(self, draft: Draft, accepted: Sequence[int], tested: int | None = None) -> None:
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
         judged = min(len(draft), len(accepted) + 1) if tested is None else tested
         self.drafter.learn(len(accepted), judged)
 
@@ -98,6 +105,7 @@ class UnigramDrafter(LearningDrafter):
                 self._accepted, self._tested = self._accepted // 2, self._tested // 2
 
     def start(self, tokens: Int32) -> DraftSession:
+        drafter = copy.copy(self) if self.by_request else self  # a copy has learned nothing
         if self.sample:
-            return SamplingUnigramSession(self, tokens, self.temperature)
-        return UnigramSession(self, tokens)
+            return SamplingUnigramSession(drafter, tokens, self.temperature)
+        return UnigramSession(drafter, tokens)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Int32, Proposal
+from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Int32, Proposal
 
 INT32, INT8, FLOAT32 = np.dtype(np.int32), np.dtype(np.int8), np.dtype(np.float32)
 UINT32 = np.dtype(np.uint32)
@@ -33,6 +33,13 @@ def check_tiers(tiers: object) -> tuple[str, ...]:
     if not 1 <= len(names) <= MOST_TIERS:
         raise ValueError(f"a drafter must have 1..{MOST_TIERS} tiers, got {len(names)}")
     return names
+
+
+def check_evidence(request: object) -> EvidenceRequest | None:
+    """Return a drafter's ``evidence``, or raise a TypeError."""
+    if request is not None and type(request) is not EvidenceRequest:
+        raise TypeError(f"a drafter's evidence must be an EvidenceRequest or None, got {request!r}")
+    return request
 
 
 def check_draft(

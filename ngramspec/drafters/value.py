@@ -11,8 +11,11 @@ from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.learning import LearningDrafter
+from ngramspec.drafters.shared import SharedSession
 from ngramspec.errors import check_int
 from ngramspec.stores.choice import Store, one_source, open_stores
+from ngramspec.stores.shared import Namespace
+from ngramspec.stores.shared_request import SharedRequest
 
 SOURCES = ("copy", "ngram", "unigram")
 
@@ -47,7 +50,8 @@ class ValueDrafter(LearningDrafter):
 
     Its sequences share one calibration: how often candidates in each situation were right. It holds
     counts and weights, never text. But they show how much earlier texts repeated themselves, and
-    drafts and timings depend on them. Where tenants must not learn that of each other, give each a
+    drafts and timings depend on them. Where tenants must not learn that of each other, let each
+    request learn for itself, by ``Speculator(calibration="request")``, or give each tenant a
     drafter, and so a Speculator, of its own::
 
         speculators = collections.defaultdict(Speculator)  # by tenant
@@ -57,7 +61,8 @@ class ValueDrafter(LearningDrafter):
         sources: where candidates come from: some of "copy", "ngram" and "unigram", each once, in
             any order.
         min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
-        stores: what is known beside each sequence's own text: corpora, or paths of corpora.
+        stores: what is known beside each sequence's own text: corpora, paths of
+            corpora, and namespaces of shared stores.
     """
 
     tiers: tuple[str, ...] = ("copy", "resume", "ngram", "unigram")
@@ -72,10 +77,13 @@ class ValueDrafter(LearningDrafter):
         if unknown or not sources or len(set(sources)) < len(sources):
             known = ", ".join(SOURCES)
             raise ValueError(f"sources must be some of {known}, each once, got {tuple(sources)}")
-        self.sources = tuple(sources)
-        self.min_match = check_int("min_match", min_match, 1, MOST_TOKENS)
+        self._begin(sources, check_int("min_match", min_match, 1, MOST_TOKENS), stores)
         copy = f"copy(min_match={min_match})"
         self.spec = "+".join(copy if name == "copy" else name for name in self.sources)
+
+    def _begin(self, sources: Sequence[str], min_match: int, stores: Sequence[Store]) -> None:
+        self.sources = tuple(sources)
+        self.min_match = min_match
         self.stores = open_stores(stores)
         if self.stores:
             self.tiers = (*type(self).tiers, "store")
@@ -84,7 +92,7 @@ class ValueDrafter(LearningDrafter):
     def with_stores(self, stores: Sequence[Store]) -> ValueDrafter:
         """This drafter with other stores; both learn together."""
         other = type(self)(self.sources, self.min_match, stores)
-        other.calibration = self.calibration
+        other.calibration, other.by_request = self.calibration, self.by_request
         return other
 
     def forget(self) -> None:
@@ -92,7 +100,36 @@ class ValueDrafter(LearningDrafter):
 
     def start(self, tokens: Int32) -> DraftSession:
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
+        stores = [each.request() if isinstance(each, Namespace) else each for each in self.stores]
+        calibration = Calibration() if self.by_request else self.calibration
         engine = ValueEngine(
-            self.calibration, copies, counts, falls_back, self.min_match, one_source(self.stores)
+            calibration, copies, counts, falls_back, self.min_match, one_source(stores)
         )
-        return ValueSession(engine, tokens)
+        session = ValueSession(engine, tokens)
+        if not any(isinstance(each, SharedRequest) for each in stores):
+            return session
+        own = [
+            each
+            for each, given in zip(stores, self.stores, strict=True)
+            if isinstance(given, Namespace)
+        ]
+        return SharedSession(session, self.tiers.index("store"), own, tokens)
+
+
+class StoreDrafter(ValueDrafter):
+    """Drafts from stores alone, whatever the sequence itself says: REST (He et al. 2023).
+
+    Without stores, and in engines that give none, it drafts nothing.
+
+    Args:
+        stores: corpora, paths of corpora, and namespaces of shared stores.
+    """
+
+    def __init__(self, stores: Sequence[Store] = ()) -> None:
+        self._begin((), 2, stores)
+        self.spec = "store"
+
+    def with_stores(self, stores: Sequence[Store]) -> StoreDrafter:
+        other = StoreDrafter(stores)
+        other.calibration, other.by_request = self.calibration, self.by_request
+        return other

@@ -175,6 +175,7 @@ class RowsCost:
         self._rows = rows
         self._assumed = assumed
         self._times: dict[int, deque[tuple[int, float]]] = {}  # class -> (drafted, relative time)
+        self._middle: dict[int, tuple[float, float]] = {}  # class -> mean drafted, median time
         self._when: dict[int, int] = {}  # class -> step of its last time
         self._recent: deque[float] = deque(maxlen=self.RECENT)  # seconds by what steps cost
         self._pauses = 0  # in a row
@@ -211,16 +212,20 @@ class RowsCost:
     def _measured(self) -> Float32:
         if 0 not in self._times:
             return self._assumed
-        one = median(time for _, time in self._times[0])
+        one = self._middle[0][1]
         x, y = [0.0], [1.0]
         for which in sorted(self._times.keys() - {0}):
-            times = self._times[which]
-            drafted = sum(each for each, _ in times) / len(times)
-            evidence = len(times) * 0.5 ** ((self._timed - self._when[which]) / self.FADE)
+            drafted, time = self._middle[which]
+            evidence = len(self._times[which]) * 0.5 ** (
+                (self._timed - self._when[which]) / self.FADE
+            )
             share = evidence / (evidence + self.BELIEF)
-            assumed = float(np.interp(drafted, np.arange(len(self._assumed)), self._assumed))
+            below = int(drafted)
+            part = drafted - below
+            above = min(below + 1, len(self._assumed) - 1)
+            assumed = float((1 - part) * self._assumed[below] + part * self._assumed[above])
             x.append(drafted)
-            y.append(share * median(time for _, time in times) / one + (1 - share) * assumed)
+            y.append(share * time / one + (1 - share) * assumed)
         if len(x) == 1:
             return self._assumed
         at = np.arange(len(self._assumed))
@@ -246,13 +251,15 @@ class RowsCost:
             self._timed += 1
             times = self._times.setdefault(which, deque(maxlen=self.KEPT))
             times.append((drafted, seconds / median(self._recent)))
+            tokens = sum(each for each, _ in times) / len(times)
+            self._middle[which] = (tokens, median(time for _, time in times))
             self._when[which] = self._timed
         self._recent.append(seconds / self._expected(which, drafted))
 
     def _expected(self, which: int, drafted: int) -> float:
         """A step's time in the unit of those kept: as it was, or as the curve says."""
-        times = self._times.get(which)
-        return median(time for _, time in times) if times else float(self.cost()[drafted])
+        middle = self._middle.get(which)
+        return middle[1] if middle else float(self.cost()[drafted])
 
     def _paused(self, which: int, drafted: int, time: float) -> bool:
         """Whether so long a time says nothing of the step."""

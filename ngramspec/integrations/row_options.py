@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import POLICIES, build_drafter
 from ngramspec.errors import check_int
 from ngramspec.integrations.row_costs import BatchCosts, GivenCosts, LearnedCosts
@@ -25,6 +26,7 @@ class EngineOptions:
             without a draft: ``{"1": {"8": 1.2, "24": 1.5}, "16": {"16": 1.9}}``.
         max_sessions: most texts that are known at a time.
         max_mib: most MiB of texts and sessions.
+        stores: paths of corpora, which all requests draft from.
         log_every: seconds between two log lines with counts; 0: none.
     """
 
@@ -33,6 +35,7 @@ class EngineOptions:
     costs: str | Mapping[str, Mapping[str, float]] = "learned"
     max_sessions: int = 1024
     max_mib: int = 1024
+    stores: Sequence[str] = ()
     log_every: float = 0
 
     @classmethod
@@ -65,13 +68,35 @@ class EngineOptions:
             raise TypeError(f"drafter must be a string, got {self.drafter!r}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        build_drafter(self.drafter, policy=self.policy)
+        if not all(isinstance(path, str) for path in self.stores):
+            raise TypeError(f"stores must be a list of paths, got {self.stores!r}")
+        self.build_drafter()
         self.batch_costs(1, "cpu", "float32")
         check_int("max_sessions", self.max_sessions, 1)
         check_int("max_mib", self.max_mib, 1)
         seconds: Any = self.log_every
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
             raise ValueError(f"log_every must be a number >= 0, got {seconds!r}")
+
+    def build_drafter(self, tokenizer: Any = None, vocab: int | None = None) -> Drafter:
+        """The drafter, with its stores.
+
+        Args:
+            tokenizer: of the model; the stores must have been built with it. None: not known.
+            vocab: size of the vocabulary; None: not known.
+
+        Raises:
+            TypeError, ValueError: the drafter takes no stores, or a store is no corpus, or one of
+                another tokenizer.
+            OSError: a store cannot be read.
+        """
+        drafter = build_drafter(self.drafter, policy=self.policy, stores=self.stores)
+        for store in drafter.stores:
+            if tokenizer is not None:
+                store.check_tokenizer(tokenizer)
+            if vocab is not None:
+                store.check_vocabulary(vocab)
+        return drafter
 
     def batch_costs(self, k: int, device: str, dtype: str) -> BatchCosts | None:
         """The costs to go by."""
@@ -93,6 +118,7 @@ class EngineOptions:
         device: str,
         dtype: str,
         tree: bool = False,
+        tokenizer: Any = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Rows:
         """The drafts for an engine's rows by these options.
@@ -104,10 +130,11 @@ class EngineOptions:
             device: "cpu" or "gpu".
             dtype: of the model, by name.
             tree: whether drafts may be trees: always of k nodes then, whatever that costs.
+            tokenizer: of the model, for the stores; None: not at hand.
             clock: seconds.
         """
         return Rows(
-            build_drafter(self.drafter, policy=self.policy),
+            self.build_drafter(tokenizer, vocab),
             k,
             vocab,
             max_len,

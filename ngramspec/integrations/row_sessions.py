@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
+from ngramspec._native.row_text import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.validation import ONE, UINT32, check_draft, largest
+from ngramspec.drafters.validation import check_draft
 from ngramspec.integrations.row_choice import accepted_nodes
 from ngramspec.integrations.row_texts import Row, RowText, RowTexts
 
@@ -20,7 +20,6 @@ FAULTS = 4  # after so many in one text the drafter is not asked any more there:
 FORGIVEN = 8  # each may cost reading the text. Unless so many sound drafts came between
 IDLE = 4096  # calls after which a text that was not seen is dropped
 MEASURED = 64  # tokens after which a text's bytes are counted anew
-INT32, FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 
 
 @dataclass(slots=True)
@@ -95,33 +94,27 @@ class RowSessions:
             if known is not None:
                 self.drop(known)  # the engine took tokens back, or gave the id to another request
             text = self.texts.add(row.key)
-        new, draft, text.draft = row.tokens[text.count : row.length], text.draft, EMPTY_DRAFT
-        self.texts.take(place, text, new)
+        draft, text.draft, begin = text.draft, EMPTY_DRAFT, text.count
+        new = self.texts.take(place, text, row, self.vocab)
         self.stats.moved = self.texts.moves
         self.stats.emitted += len(row.new)
         if text.session is not None:
-            self._learn(text, draft, new)
-            if text.count // MEASURED != (text.count - len(new)) // MEASURED:
+            self._learn(text, draft, row, begin, new)
+            if row.length // MEASURED != begin // MEASURED:
                 self.texts.measure(text)
         return text
 
-    def _learn(self, text: RowText, draft: Draft, new: Int32) -> None:
+    def _learn(self, text: RowText, draft: Draft, row: Row, begin: int, new: Int32) -> None:
         assert text.session is not None
         try:
             if len(draft):
-                accepted = accepted_nodes(draft, new)
+                accepted = accepted_nodes(draft, row.tokens, begin, row.length)
                 self.stats.accepted += len(accepted)
-                whole = len(accepted) == len(new)  # the engine verified no more of it
+                whole = len(accepted) == row.length - begin  # the engine verified no more of it
                 text.session.observe(draft, accepted, len(accepted) if whole else None)
-            text.session.extend(self._known(new))
+            text.session.extend(new)
         except Exception as error:
             self.fault(error, text)
-
-    def _known(self, tokens: Int32) -> Int32:
-        """A copy of the tokens that lie in the vocabulary."""
-        if len(tokens) == 1 and 0 <= tokens[0] < self.vocab:
-            return tokens.copy()
-        return tokens[(tokens >= 0) & (tokens < self.vocab)]
 
     def ask(self, text: RowText, room: int, cost: Float32 | None) -> Draft:
         """A sound draft of at most ``room`` nodes.
@@ -158,17 +151,13 @@ class RowSessions:
         if self.tree:
             tiers = len(self.drafter.tiers)
             return check_draft(draft, room, self.vocab, tree=True, tiers=tiers).as_chain()
-        if type(draft) is Draft and draft.parents is None and draft.proposal is None:
-            tokens, confidence = draft.tokens, draft.confidence
-            n = len(tokens) if _usual(tokens, INT32) else room + 1
-            if n == 0:
-                return EMPTY_DRAFT
-            if n <= room and largest(tokens.view(UINT32)) < self.vocab:
-                if confidence is None:
-                    return draft
-                fits = _usual(confidence, FLOAT32) and len(confidence) == n
-                if fits and largest(confidence.view(UINT32)) <= ONE:
-                    return draft
+        if (
+            type(draft) is Draft
+            and draft.parents is None
+            and draft.proposal is None
+            and sound_chain(draft.tokens, draft.confidence, room, self.vocab)
+        ):
+            return draft if len(draft.tokens) else EMPTY_DRAFT
         return check_draft(draft, room, self.vocab)
 
     def _sound_head(self, draft: object, room: int) -> Draft:
@@ -183,7 +172,8 @@ class RowSessions:
 
     def _open(self, text: RowText) -> bool:
         """Begin the text's session; False: there is no room."""
-        tokens = self._known(text.tokens)
+        tokens = text.text.copy()
+        tokens = tokens[(tokens >= 0) & (tokens < self.vocab)]
         wanted = int(self._per_token * text.count)
         while self.open >= self.max_sessions or self.texts.bytes + wanted > self.max_bytes:
             oldest = self.texts.oldest()
@@ -243,8 +233,3 @@ class RowSessions:
             if close:
                 self._close(text)
                 self.texts.measure(text)
-
-
-def _usual(array: object, dtype: np.dtype[Any]) -> bool:
-    """Whether it is a plain array of one dimension."""
-    return type(array) is np.ndarray and array.dtype == dtype and array.ndim == 1

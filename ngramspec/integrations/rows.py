@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32
+from ngramspec.draft_length.batch_choice import generous_cost, may_pay, worthwhile_rows
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.errors import check_bool, check_int
-from ngramspec.integrations.row_choice import generous_cost, may_pay, worthwhile_rows
 from ngramspec.integrations.row_costs import BatchCosts
 from ngramspec.integrations.row_sessions import RowSessions, RowsStats
 from ngramspec.integrations.row_texts import Row, RowText
@@ -168,13 +168,18 @@ class Rows:
                 self._texts.keep_row(place)
                 timed = False  # part of a prefill
                 continue
-            text = self._texts.find(place, row)
-            if text is None or text.seen != self._texts.call - 1:
-                timed = False  # it came, or came back, with a prefill
-            else:
-                timed = timed and row.length - text.count <= len(text.draft) + 1  # else a prefill
-                drafted += len(text.draft)
-            texts.append((place, self._sessions.advance(place, row, text)))
+            try:
+                text = self._texts.find(place, row)
+                if text is None or text.seen != self._texts.call - 1:
+                    timed = False  # it came, or came back, with a prefill
+                else:
+                    told = row.length - text.count
+                    timed = timed and told <= len(text.draft) + 1  # else it had a prefill
+                    drafted += len(text.draft)
+                texts.append((place, self._sessions.advance(place, row, text)))
+            except Exception as error:
+                timed = False
+                self._sessions.fault(error)
         return texts, drafted, timed
 
     def _draft(

@@ -51,6 +51,7 @@ class NgramspecProposer:
             max_len=int(model.max_model_len),
             device="cpu" if device == "cpu" else "gpu",
             dtype=dtype,
+            tokenizer=tokenizer_of(model) if self.options.stores else None,
         )
         self._drafts: bool | None = None
         self._logged = time.monotonic()
@@ -101,6 +102,21 @@ def propose(
     except Exception as error:
         rows.fault(error)
         return [[] for _ in sampled]
+
+
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer of vLLM's model configuration; None where it cannot be loaded."""
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            model.tokenizer,
+            revision=model.tokenizer_revision,
+            trust_remote_code=model.trust_remote_code,
+        )
+    except Exception as error:
+        logger.warning("stores are not checked against the model's tokenizer: %r", error)
+        return None
 
 
 def tensor_parallel_rank() -> int:

@@ -1,49 +1,91 @@
-"""The stores that a user names: corpora, or paths of corpora."""
+"""The stores that a user names: corpora, paths of corpora, and namespaces of shared stores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
+from typing import Any, Protocol
 
 from ngramspec._native.store_source import StorePair, StoreSource
 from ngramspec.stores.corpus import Corpus
+from ngramspec.stores.shared import Namespace, SharedStore, made_namespace
+from ngramspec.stores.shared_request import SharedRequest
 
-Store = Corpus | str | PathLike[str]
+Store = Corpus | Namespace | str | PathLike[str] | Mapping[str, Any]
+OpenStore = Corpus | Namespace
 
 
-def open_stores(stores: Sequence[Store] | None, name: str = "stores") -> tuple[Corpus, ...]:
+class Searched(Protocol):
+    """What drafts can be made from."""
+
+    @property
+    def index(self) -> StoreSource: ...
+
+
+def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any, ...]:
     """Stores as a user names them, opened, each once.
 
     Args:
-        stores: corpora and paths; None: none.
+        stores: corpora, paths, namespaces, what requests do in namespaces, and settings of a shared
+            store that is made for these requests alone: a dict of SharedStore's arguments, and
+            ``namespace``. None: none.
         name: of the argument, for messages.
 
     Raises:
-        TypeError: not several stores, or one that is none.
+        TypeError, ValueError: not several stores, or one that is none.
         OSError: a file cannot be read.
         StoreFileError: a file that is no corpus.
     """
     if stores is None:
         return ()
-    if isinstance(stores, str | PathLike | Corpus) or not isinstance(stores, Sequence):
+    if isinstance(stores, str | PathLike | Corpus | Namespace) or not isinstance(stores, Sequence):
         raise TypeError(f"{name} must be a list of stores, got {type(stores).__name__}")
-    opened: list[Corpus] = []
+    opened: list[Any] = []
     for i, store in enumerate(stores):
-        if not isinstance(store, Corpus | str | PathLike):
+        if isinstance(store, SharedStore):
+            raise TypeError(f"{name}[{i}] must be a namespace of a SharedStore: store['name']")
+        if not isinstance(store, Corpus | Namespace | SharedRequest | str | PathLike | Mapping):
             raise TypeError(
-                f"{name}[{i}] must be a Corpus or the path of one, got {type(store).__name__}"
+                f"{name}[{i}] must be a Corpus, the path of one, or a SharedStore's namespace, got"
+                f" {type(store).__name__}"
             )
-        corpus = store if isinstance(store, Corpus) else Corpus.open(store)
-        if all(other is not corpus for other in opened):
-            opened.append(corpus)
+        known = _opened(store)
+        if known not in opened:
+            opened.append(known)
     return tuple(opened)
 
 
-def one_source(stores: Sequence[Corpus]) -> StoreSource | None:
+def _opened(store: Any) -> Any:
+    if isinstance(store, Mapping):
+        return made_namespace(store)
+    return Corpus.open(store) if isinstance(store, str | PathLike) else store
+
+
+def one_source(stores: Sequence[Searched]) -> StoreSource | None:
     """Several stores as one; None without any."""
     if not stores:
         return None
-    source: StoreSource = stores[-1].index
+    source = stores[-1].index
     for store in reversed(stores[:-1]):
         source = StorePair(store.index, source)
     return source
+
+
+def described(stores: Sequence[OpenStore]) -> list[Any]:
+    """The stores as JSON values from which ``open_stores`` makes the same ones, without their text.
+
+    Raises:
+        ValueError: a store was made elsewhere, and lies in memory only.
+    """
+    return [_described(store) for store in stores]
+
+
+def _described(store: OpenStore) -> Any:
+    if isinstance(store, Corpus):
+        return str(store.path)
+    if store.settings is None:
+        raise ValueError(
+            f"{store!r} lies in memory and cannot be kept; leave it out of stores=, and pass it to"
+            " the calls as extra_stores="
+        )
+    return store.settings

@@ -7,10 +7,10 @@ alone are some 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec rep
 function that leaves the copies out inside ngramspec's own forwards, with bitwise equal results. In
 all other forwards it calls transformers' own function.
 
-In 16 bits that kernel spends most of its time on converting keys and values, for every query head
-anew. So the query heads of a group are taken as one head with more positions, whose rows are as
-independent of each other: with 4000 positions of context, the attention of 2 to 8 positions takes
-half to two thirds of the time.
+In bfloat16 the kernel converts the keys for each query head anew, which for a few positions takes
+longer than the products. There the query heads of a group are passed as further positions of
+one head, so that keys are read once for the group: half the time (batches of 4 to 16 rows). Up to
+``FOLDED`` positions the kernel works on one block, and the bits are the same again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from torch.nn.functional import scaled_dot_product_attention
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 TAKEN = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal")
-HALVES = (torch.bfloat16, torch.float16)
-ROWS = 32  # positions of a head that torch's kernel works on at a time
-FEWER = 0.67  # share of the rounds of its threads that must be enough for heads taken together
 REFUSED = ("softcap", "output_attentions")  # arguments that are left to the original function
+FOLDED = 32  # most query positions of a group, over its heads: the kernel's block of them
 
 
 class _Thread(threading.local):
@@ -40,10 +38,12 @@ class _Thread(threading.local):
     Attributes:
         on: whether they attend without copies.
         mask: the current forward's last mask, as it was given and as it is added to the scores.
+        times: how often that one repeats its positions.
     """
 
     on = False
     mask: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    times = 1
 
 
 _thread = _Thread()
@@ -115,56 +115,51 @@ def grouped(original: Attention) -> Attention:
                 is_causal=is_causal,
                 **kwargs,
             )
-        groups = query.shape[1] // key.shape[1]
-        times = groups if _reads_keys_once(query, key, attention_mask) else 1
+        positions, group = query.shape[2], query.shape[1] // key.shape[1]
+        if query.dtype != torch.bfloat16 or positions * group > FOLDED:
+            group = 1
         out = scaled_dot_product_attention(
-            query.reshape(query.shape[0], -1, times * query.shape[2], query.shape[3]),
+            _fold(query, group),
             key,
             value,
-            attn_mask=_added(attention_mask, query.dtype, times),
+            attn_mask=_added(attention_mask, query.dtype, group),
             dropout_p=dropout,
             scale=scaling,
-            enable_gqa=groups != times,
+            enable_gqa=group == 1 and query.shape[1] != key.shape[1],
         )
-        return out.reshape(query.shape).transpose(1, 2).contiguous(), None
+        out = out.reshape(*query.shape[:3], out.shape[3])
+        return out.transpose(1, 2).contiguous(), None
 
     return attend
 
 
-def _reads_keys_once(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether the query heads of a group attend as one head with as many times the positions.
-
-    torch's kernel converts 16-bit keys and values to what it multiplies, for every head and every
-    ``ROWS`` of its positions, which is most of a narrow forward's attention in a long context. As
-    one head the conversion is done once for a group. That pays where it leaves every thread work.
-    """
-    batch, heads, n, _ = query.shape
-    if query.dtype not in HALVES or heads == key.shape[1] or mask.shape[1] != 1:
-        return False
-    apart = batch * heads * -(-n // ROWS)
-    together = batch * key.shape[1] * -(-n * (heads // key.shape[1]) // ROWS)
-    threads = torch.get_num_threads()
-    return -(-together // threads) <= FEWER * -(-apart // threads)
+def _fold(query: torch.Tensor, group: int) -> torch.Tensor:
+    """Query heads of each group as further positions: (batch, heads / group, group * n, size)."""
+    if group == 1:
+        return query
+    batch, heads, positions, size = query.shape
+    return query.reshape(batch, heads // group, group * positions, size)
 
 
-def _added(mask: torch.Tensor, dtype: torch.dtype, times: int) -> torch.Tensor:
+def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tensor:
     """A mask as torch adds it to the scores, made once for all layers with the same mask.
 
     Args:
-        mask: (batch or 1, 1, n, keys), bool or what is added.
+        mask: (batch or 1, 1, n, keys), bool or what is added already.
         dtype: of the scores.
-        times: how often its rows are repeated, all in turn.
+        times: how often to repeat its positions.
     """
     if mask.dtype != torch.bool and times == 1:
         return mask
     known, added = _thread.mask
-    rows = times * mask.shape[2]
-    if added is None or known is not mask or added.dtype != dtype or added.shape[2] != rows:
+    if added is None or known is not mask or added.dtype != dtype or _thread.times != times:
         added = mask
         if mask.dtype == torch.bool:
-            added = torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
-        added = added.repeat(1, 1, times, 1) if times > 1 else added
-        _thread.mask = mask, added
+            zero = torch.zeros((), dtype=dtype, device=mask.device)
+            added = zero.masked_fill(~mask, -torch.inf)
+        if times > 1:
+            added = added.repeat(1, 1, times, 1)
+        _thread.mask, _thread.times = (mask, added), times
     return added
 
 

@@ -17,10 +17,12 @@ from typing import Any
 NAMES = frozenset(
     {
         "_attn_implementation",
+        "_beam_search",
         "_commit_hash",
         "_compile_all_devices",
         "_compiled_call",
         "_default_compile_config",
+        "_eos_token_tensor",
         "_device_mesh",
         "_has_unfinished_sequences",
         "_is_stateful",
@@ -69,6 +71,13 @@ def own_loop_method(kind: type) -> str | None:
         if getattr(kind, name, None) is not getattr(GenerationMixin, name, None):
             return name
     return None
+
+
+def searches_beams_itself(kind: type) -> bool:
+    """Whether a model class overrides plain beam search."""
+    from transformers.generation.utils import GenerationMixin
+
+    return getattr(kind, "_beam_search", None) is not GenerationMixin._beam_search
 
 
 def updates_kwargs_itself(kind: type) -> bool:
@@ -160,6 +169,12 @@ def pad_token(config: Any) -> int | None:
     """The padding token of a prepared GenerationConfig, or None. One host sync on a device."""
     token = getattr(config, "_pad_token_tensor", None)
     return None if token is None else int(token)
+
+
+def eos_tokens(config: Any) -> tuple[int, ...]:
+    """The end-of-sequence tokens of a prepared GenerationConfig. One host sync on a device."""
+    tokens = getattr(config, "_eos_token_tensor", None)
+    return () if tokens is None else tuple(tokens.tolist())
 
 
 def mask_length(config: Any) -> int | None:

@@ -58,6 +58,16 @@ class InPlace:
         return grown
 
 
+def grow_in_place(layer: Any) -> None:
+    """Have a dynamic layer grow without copies from here on, through any number of generations."""
+    layer.update = InPlace(layer).update
+
+
+def grows_in_place(layer: Any) -> bool:
+    """Whether ``grow_in_place`` was called for a layer."""
+    return isinstance(getattr(layer.update, "__self__", None), InPlace)
+
+
 def close_up(layer: Any) -> None:
     """Free the room behind what a layer holds, with the rejected states that lie there."""
     if layer.is_initialized:
@@ -99,6 +109,8 @@ class _Memory:
         """
         length, whole = held.shape[2], held.shape[2] + new.shape[2]
         memory = self._all
+        if memory is not None and memory.shape[0] > held.shape[0]:  # rows have left the batch
+            memory = self._all = memory[: held.shape[0]]
         if (
             memory is None
             or memory.shape[2] < whole

@@ -62,6 +62,14 @@ class Inputs:
             kwargs["logits_to_keep"] = 1 + count
         return kwargs
 
+    def every(self, step: int) -> dict[str, Any]:
+        """The prefill's arguments for every ``step``-th row only."""
+        kwargs = dict(self.kwargs)
+        for name in self._per_token:  # (..., rows, length)
+            if kwargs.get(name) is not None:
+                kwargs[name] = kwargs[name][..., ::step, :]
+        return kwargs
+
     def carry(self, outputs: Any) -> None:
         """Take the arguments from the prefill to the first forward behind it.
 
@@ -195,6 +203,23 @@ class Inputs:
             self._traits.attention == "eager",
             keys,
         ).expand(len(block), -1, -1, -1)
+
+    @property
+    def rows_may_leave(self) -> bool:
+        """Whether all that a forward gets of each row is known, so that some rows can be kept."""
+        known = ("past_key_values", "cache_position", *self._per_token)
+        others = [value for name, value in self.kwargs.items() if name not in known]
+        plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
+        return self.ragged and plain and not self._traits.reads_text
+
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Keep some rows of the batch, see ``KVCache.keep_rows``."""
+        for name in self._per_token:
+            value = self.kwargs.get(name)
+            if value is not None:
+                index = torch.tensor(order, device="cpu").to(value.device, non_blocking=True)
+                self.kwargs[name] = value.index_select(-2, index)
+        self._used = [self._used[place] for place in order]
 
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
         """Which of the cache's slots each row keeps, once too many slots are used by no row.

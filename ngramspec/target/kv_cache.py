@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.target.hf_private import is_user_defined
-from ngramspec.target.inplace_kv import InPlace, close_up
+from ngramspec.target.inplace_kv import InPlace, close_up, grows_in_place
 from ngramspec.target.linear_state import LINEAR, LinearStates, can_record
 from ngramspec.target.recurrent_state import Checkpoint
 
@@ -113,8 +113,12 @@ class KVCache:
         self._stretched = length
 
     def grow_in_place(self) -> None:
-        """Have dynamic layers of full attention grow without copies, until ``release``."""
-        layers = [layer for layer in self.layers if kind_of(layer) == DYNAMIC]
+        """Have dynamic layers of full attention grow without copies, until ``release``.
+
+        Those that do so already go on doing so.
+        """
+        dynamic = [layer for layer in self.layers if kind_of(layer) == DYNAMIC]
+        layers = [layer for layer in dynamic if not grows_in_place(layer)]
         self._update(layers, lambda layer: InPlace(layer).update)
 
     def _update(self, layers: list[Any], make: Callable[[Any], Callable[..., Any]]) -> None:
@@ -203,6 +207,21 @@ class KVCache:
                 close_up(layer)
         self._updated, self._stretched = [], 0
 
+    def reorder(self, origins: Sequence[int]) -> None:
+        """Let each row continue another one; only rows that change are copied.
+
+        Args:
+            origins: for each row, which one it continues.
+        """
+        changed = [row for row, origin in enumerate(origins) if row != origin]
+        if not changed:
+            return
+        pairs = torch.tensor([changed, [origins[row] for row in changed]], device="cpu")
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):  # (rows, heads, length, size)
+                to, source = pairs.to(states.device, non_blocking=True).unbind()
+                states[to] = states[source]
+
     def keep_path(self, start: int, path: Sequence[int]) -> None:
         """Move the positions start + path[0], start + path[1], and so on to start, start + 1, ...
 
@@ -236,6 +255,20 @@ class KVCache:
                 kept = states.gather(2, index)
                 states[:, :, : kept.shape[2]] = kept  # in place, so that the layer's room stays
                 setattr(layer, name, states[:, :, : kept.shape[2]])
+
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Keep some rows of the batch.
+
+        Args:
+            order: for each new place the place where its row was, equal or behind it.
+        """
+        moved = [(place, was) for place, was in enumerate(order) if place != was]
+        for layer in self.layers:
+            for name in ("keys", "values"):
+                states = getattr(layer, name)  # (batch, heads, length, size)
+                for place, was in moved:
+                    states[place] = states[was]
+                setattr(layer, name, states[: len(order)])
 
 
 def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,13 @@ from ngramspec.target import hf_private
 from ngramspec.target.call import call_traits_of
 from ngramspec.target.gqa_attention import in_place
 from ngramspec.target.growth import next_position
+from ngramspec.target.hidden import head_inputs
 from ngramspec.target.inputs import Inputs
 from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
 from ngramspec.target.limits import DraftLimits
-from ngramspec.target.obstacles import prefill_checks_drafts
+from ngramspec.target.obstacles import prefill_checks_drafts, prefills_beams_once
 from ngramspec.target.outputs import OutputRecorder
+from ngramspec.target.present_rows import PresentRows
 from ngramspec.target.recurrent_probe import check_recurrent
 from ngramspec.target.recurrent_state import MOST_PRICED, Pending
 from ngramspec.target.shapes import ForwardShapes
@@ -61,6 +63,9 @@ class Target:
         inputs: of the next forward.
         limits: of the drafts.
         widths: that forwards behind the prefill may have.
+        keep_hidden: whether ``hidden`` is wanted of the next forward.
+        hidden: what the model's head read in the last forward, (batch, n + 1, d), at the positions
+            of its logits; None: not wanted, or not at hand.
 
     Args:
         model: a transformers model with a language-model head.
@@ -70,6 +75,7 @@ class Target:
         width: of every forward after the prefill, in positions; None: as wide as the draft is.
         compiled: whether these forwards are compiled; None: if plain ``generate`` would.
         gamma_max: most tokens that a draft will have; used for compiled forwards only.
+        beams: of each prompt, which stands in as many rows.
 
     Raises:
         UnsupportedError: the model, its cache or the call cannot be speculated with.
@@ -85,6 +91,7 @@ class Target:
         width: int | None = None,
         compiled: bool | None = False,
         gamma_max: int = 0,
+        beams: int = 1,
     ) -> None:
         check_model(model, model_kwargs)
         self.model, self.config, self.prompt = model, config, input_ids
@@ -114,13 +121,41 @@ class Target:
             gamma_max=gamma_max,
         )
         self.widths = self._shapes.widths
+        once = beams > 1 and prefills_beams_once(traits, self.call, model_kwargs)
+        self._copies = beams if once else 1  # of each row that the prefill runs
         self._slots = 0  # positions in the cache
         self._pending = Pending()
+        self.keep_hidden = False
+        self.hidden: torch.Tensor | None = None
+        self._present = PresentRows(len(input_ids))
         self._forward: _Forward | None = None
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens from here on; call it before the prefill."""
         self.inputs.let_rows_diverge()
+
+    @property
+    def rows(self) -> int:
+        """How many rows forwards run."""
+        return len(self._present)
+
+    @property
+    def rows_may_leave(self) -> bool:
+        """Whether rows that have ended can leave the batch; compiled forwards stay as they are."""
+        return self.inputs.rows_may_leave and not self.widths.sizes
+
+    def keep_rows(self, rows: Collection[int]) -> None:
+        """Run only these rows from here on; call it after a rollback.
+
+        All arguments and results go on to have the whole batch's rows. Those of rows that have
+        left say nothing.
+
+        Args:
+            rows: of the batch, at least one, none that has left.
+        """
+        order = self._present.keep(rows)
+        self.cache.keep_rows(order)
+        self.inputs.keep_rows(order)
 
     @property
     def compiling(self) -> bool:
@@ -151,6 +186,8 @@ class Target:
         self.inputs.make_mask(self.prompt, self.call.end)
         count = 0 if draft is None else draft.shape[1]
         prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
+        if self._copies > 1:
+            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies)
         if draft is not None:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
             kwargs = self.inputs.behind_prompt(count)
@@ -158,8 +195,12 @@ class Target:
         if self.call.cached and config.prefill_chunk_size is None:
             self.cache.record()  # so that an interrupted prefill can be rolled back
         self.cache.save()
-        outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        with head_inputs(self.model, self.keep_hidden) as states:
+            outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        self.hidden = states[-1][:, -1 - count :] if states else None
         self.inputs.carry(outputs)
+        if self._copies > 1:
+            cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
         self._use_cache()
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
@@ -169,7 +210,7 @@ class Target:
             self._forward = _Forward(count, is_prefill=True, outputs=outputs)
         self._recorder.keep_prefill(outputs)
         logits: torch.Tensor = outputs.logits[:, -1 - count :]
-        return logits
+        return logits.repeat_interleave(self._copies, dim=0) if self._copies > 1 else logits
 
     def _use_cache(self) -> None:
         """Use the cache that the model has returned, and roll it back from here on."""
@@ -217,6 +258,7 @@ class Target:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         new, keys = block.shape[1], self.cache.key_length
+        block, lengths = self._present.select(block), self._present.of(lengths)
         block, committed = self._pending.in_front(block, committed)
         positions = block.shape[1]
         width = self.widths.of(positions)
@@ -225,7 +267,8 @@ class Target:
         inputs = self.inputs.prepare(
             block, lengths, parents, committed, width=width, slots=self._slots, keys=keys
         )
-        with in_place(block.device):
+        wanted = self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
+        with in_place(block.device), head_inputs(self.model, wanted) as states:
             forward.outputs = self._shapes.run(**inputs, return_dict=True)
         forward.reread = cache_of(inputs) is None
         if forward.reread:
@@ -236,7 +279,12 @@ class Target:
                 f"{self.traits.name} gives logits of {logits.shape[1]} tokens in a forward of"
                 f" {width}; pass Speculator('none')"
             )
-        return logits[:, forward.again : positions]
+        if states:
+            hidden = states[-1][:, -width:][:, forward.again : positions]
+            self.hidden = self._present.spread(hidden)
+        else:
+            self.hidden = None
+        return self._present.spread(logits[:, forward.again : positions])
 
     @property
     def pending(self) -> int | None:
@@ -260,7 +308,9 @@ class Target:
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
             self.limits.stop_drafting("the model forgot the text behind its original length")
 
-    def rollback(self, kept: Sequence[int], path: Sequence[int] = ()) -> None:
+    def rollback(
+        self, kept: Sequence[int], path: Sequence[int] = (), origins: Sequence[int] = ()
+    ) -> None:
         """Roll the last forward back to the positions that stay; masks and positions follow.
 
         It may be called after an interrupted forward or prefill, too.
@@ -269,12 +319,15 @@ class Target:
             kept: per row, how many of the forward's positions plain decoding would have run. Of
                 the prefill, the first position counted is that of the prompt's last token.
             path: which ones, in a tree's order; empty: the first ones.
+            origins: which row of the forward each row continues; empty: its own. Behind the prefill
+                all beams of a prompt are equal.
         """
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
         if forward is None:
             return
+        kept = self._present.of(kept)
         if forward.is_prefill:  # the prompt's last token is in the cache to stay
             kept, path = [max(each - 1, 0) for each in kept], ()
         stays, static = max(kept), self.cache.capacity is not None
@@ -283,6 +336,7 @@ class Target:
         else:
             if len(path) == stays and list(path) != list(range(stays)):
                 self.cache.keep_path(self._slots, path)
+            self.cache.reorder(origins)
             self._recorder.keep(
                 forward.outputs,
                 stays,
@@ -339,8 +393,9 @@ class Target:
         sequences: torch.Tensor,
         scores: list[torch.Tensor] | None,
         logits: list[torch.Tensor] | None,
+        ranking: dict[str, Any] | None = None,
     ) -> Any:
         """What ``generate`` returns, see ``OutputRecorder.output``."""
         return self._recorder.output(
-            sequences, scores, logits, self.cache.cache, self.inputs.kwargs
+            sequences, scores, logits, self.cache.cache, self.inputs.kwargs, ranking
         )

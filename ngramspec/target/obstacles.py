@@ -73,16 +73,28 @@ def prefill_checks_drafts(
     argument rules it out: token types, for instance, may say that a prompt is read in both
     directions. A model that widens its masks only behind the prefill sees other positions there.
     """
-    others = [
-        name
-        for name, value in kwargs.items()
-        if name not in PLAIN_PREFILL and value is not None and value is not False
-    ]
-    whole = config.prefill_chunk_size is None and not call.states and not others
+    whole = config.prefill_chunk_size is None and not call.states and _is_plain(kwargs)
     if traits.names & WIDENS_MASK and not _attends_all(kwargs.get("attention_mask")):
         return False
     cut = call.static or call.slides or call.convolves or call.unaligned is not None
     return whole and call.rows == 1 and not (cut or traits.encodes or traits.rope_varies)
+
+
+def _is_plain(kwargs: dict[str, Any]) -> bool:
+    """Whether the arguments of a prefill say nothing but plain text."""
+    return all(
+        name in PLAIN_PREFILL or value is None or value is False for name, value in kwargs.items()
+    )
+
+
+def prefills_beams_once(traits: Traits, call: CallTraits, kwargs: dict[str, Any]) -> bool:
+    """Whether the prefill can run a prompt once for all of its beams, and copy the cache then.
+
+    It can where it is of plain text, into a dynamic cache that holds nothing yet.
+    """
+    grows = not (call.static or call.cached or call.convolves or call.in_order)
+    plain = _is_plain(kwargs) and not call.states and call.unaligned is None
+    return grows and plain and not traits.encodes
 
 
 def _attends_all(mask: torch.Tensor | None) -> bool:

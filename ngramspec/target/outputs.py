@@ -78,6 +78,7 @@ class OutputRecorder:
         logits: list[torch.Tensor] | None,
         cache: Any,
         kwargs: dict[str, Any],
+        ranking: dict[str, Any] | None = None,
     ) -> Any:
         """What ``generate`` returns.
 
@@ -87,16 +88,15 @@ class OutputRecorder:
             logits: raw logits per token, float32 (batch, vocab) each, or None.
             cache: of the generation.
             kwargs: of the last forward.
+            ranking: of a beam search, what is returned of it beside the sequences; else None.
 
         Returns:
             ``sequences``, or under ``return_dict_in_generate`` all of it in transformers' class.
         """
         if not self._returns_dict:
             return sequences
-        from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
-
-        kind = GenerateEncoderDecoderOutput if self._encodes else GenerateDecoderOnlyOutput
-        return kind(
+        return self._kind(ranking is not None)(
+            **(ranking or {}),
             sequences=sequences,
             scores=None if scores is None else tuple(scores),
             logits=None if logits is None else tuple(logits),
@@ -104,6 +104,16 @@ class OutputRecorder:
             **{name: tuple(kept) for name, kept in self._kept.items()},
             **self._encoder_states(kwargs),
         )
+
+    def _kind(self, beams: bool) -> Any:
+        """transformers' class of what is returned."""
+        from transformers import generation
+
+        search, model = (
+            "Beam" if beams else "",
+            "EncoderDecoder" if self._encodes else "DecoderOnly",
+        )
+        return getattr(generation, f"Generate{search}{model}Output")
 
     def _encoder_states(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         encoder = kwargs.get("encoder_outputs") if self._encodes else None

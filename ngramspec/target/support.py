@@ -33,6 +33,7 @@ OWN_CACHE = {
 }
 # Models whose plain decoding differs between a dynamic and a static cache.
 NOT_STATIC = {"GPTNeoForCausalLM", "LEDForConditionalGeneration"}
+ONE_BEAM = "pass num_beams=1"
 IMAGES_SINCE = (5, 19)  # before it, GIT's forward over several tokens behind an image is different
 # Ways to decode that transformers fetches from its hub, with trust_remote_code=True, and the value
 # of each, beside None, that switches it off.
@@ -49,7 +50,6 @@ OFF = REMOTE | {
     "assistant_model": None,
     "assistant_tokenizer": None,
     "cache_implementation": "dynamic",
-    "num_beams": 1,
     "prompt_lookup_num_tokens": None,
     "token_healing": False,
     "use_mtp": False,
@@ -148,8 +148,9 @@ def check_states(traits: Traits, call: CallTraits) -> None:
 
 def check_request(config: Any) -> None:
     """Raise an UnsupportedError if settings of ``generate`` rule speculation out; it names them."""
+    if (config.num_beams or 1) > 1:
+        check_beams(config)
     asked = {
-        "num_beams": (config.num_beams or 1) > 1,
         "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
         "use_mtp": bool(getattr(config, "use_mtp", False)),
         "assistant_early_exit": config.assistant_early_exit is not None,
@@ -158,6 +159,36 @@ def check_request(config: Any) -> None:
     refused = {name: getattr(config, name) for name, ruled_out in asked.items() if ruled_out}
     if refused:
         raise UnsupportedError(refusal(refused))
+
+
+def check_beams(config: Any) -> None:
+    """Raise an UnsupportedError if a beam search is of a kind that cannot be speculated with."""
+    if config.do_sample:
+        raise UnsupportedError(
+            f"num_beams={config.num_beams} with do_sample=True cannot be combined with a"
+            " Speculator; pass num_beams=1, or do_sample=False"
+        )
+    if config.low_memory:
+        raise UnsupportedError("low_memory=True is not supported with beams; pass low_memory=False")
+
+
+def check_beams_of(model: Any, call: CallTraits, beams: int) -> None:
+    """Raise an UnsupportedError if a model's beams cannot be verified, or its cache reordered.
+
+    Args:
+        model: a transformers model.
+        call: of the call.
+        beams: of each prompt.
+    """
+    if beams == 1:
+        return
+    if hf_private.searches_beams_itself(type(model)):
+        name = type(model).__name__
+        raise UnsupportedError(f"num_beams={beams}: {name} has its own beam search; {ONE_BEAM}")
+    if call.in_order is not None:
+        raise UnsupportedError(
+            f"num_beams={beams} is not supported with {call.in_order}; {ONE_BEAM}"
+        )
 
 
 def refusal(settings: dict[str, Any]) -> str:

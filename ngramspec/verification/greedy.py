@@ -28,21 +28,16 @@ class OnDemand:
         return int(self._logits[position].float().numpy().argmax())
 
 
-def greedy_tokens(logits: torch.Tensor, at_once: bool) -> Sequence[Tokens]:
-    """The target's argmax at every position.
+def tokens_on_demand(logits: torch.Tensor) -> Sequence[Tokens]:
+    """The target's argmax at every position, each found when it is looked up.
 
     Args:
-        logits: (batch, n + 1, vocab), any floating dtype. The first of equal maxima wins, as in
-            ``generate``, and NaN over all; a widening cast changes neither values nor order.
-        at_once: one argmax on the device, one transfer to the host; otherwise position by position,
-            when it is looked up.
+        logits: (batch, n + 1, vocab), on a CPU, any floating dtype. The first of equal maxima wins,
+            as in ``generate``, and NaN over all; a widening cast changes neither values nor order.
 
     Returns:
         n + 1 token ids for each row.
     """
-    if at_once:
-        tokens: list[list[int]] = logits.argmax(-1).tolist()
-        return tokens
     return [OnDemand(row) for row in logits.detach()]
 
 

@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
-from ngramspec.draft import Draft
+from ngramspec.draft import Draft, Int32
 from ngramspec.rng import default_generator
 from ngramspec.verification.draws import draw_at_depths
-from ngramspec.verification.greedy import Tokens, greedy_tokens
+from ngramspec.verification.evidence import fetched
+from ngramspec.verification.greedy import Tokens, tokens_on_demand
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 from ngramspec.verification.stopping import StopRules
 
@@ -88,11 +89,13 @@ class SampledTokens:
 
     Attributes:
         tokens: for each row one for each position.
+        beside: what came to the host with them, int32 (rows, positions, n), or None.
         states: the generator's state after the samples of each depth, or None.
         generator: whose states they are.
     """
 
     tokens: Sequence[Tokens]
+    beside: Int32 | None = None
     states: list[torch.Tensor] | None = None
     generator: torch.Generator | None = None
 
@@ -118,6 +121,7 @@ class TokenSampler:
         one_transfer: whether a transfer from the device costs more than sampling at positions
             that are then not used.
         history_free: whether the processors' result is independent of the committed tokens.
+        beams: of each prompt; with more than one, tokens are chosen by ``BeamSearch``.
     """
 
     processors: Any
@@ -128,28 +132,44 @@ class TokenSampler:
     record: Record
     one_transfer: bool = False
     history_free: bool = False
+    beams: int = 1
 
     @property
     def all_at_once(self) -> bool:
         """Whether a step's tokens are sampled at all positions, with one transfer to the host."""
-        return self._takes_argmax or (self.one_transfer and self.history_free)
+        apart = self._takes_argmax or (self.one_transfer and self.history_free)
+        return apart and self.beams == 1
 
     @property
     def _takes_argmax(self) -> bool:
         """Whether tokens are the argmax of the logits themselves."""
         return self.rule.argmax and not self.processors
 
-    def sample_all(self, drafts: Sequence[Draft], logits: torch.Tensor) -> SampledTokens | None:
+    @property
+    def fetches_at_once(self) -> bool:
+        """Whether a step's tokens come from the device in one transfer, at all positions."""
+        return self.all_at_once and self.one_transfer
+
+    def sample_all(
+        self,
+        drafts: Sequence[Draft],
+        logits: torch.Tensor,
+        beside: torch.Tensor | None = None,
+    ) -> SampledTokens | None:
         """The tokens at all positions of a forward; None: ``sample`` them one after another.
 
         Args:
             drafts: each row's, n tokens at most.
             logits: (rows, n + 1, vocab).
+            beside: what to fetch with the tokens, int32 (rows, n + 1, m), where
+                ``fetches_at_once``; or None.
         """
         if not self.all_at_once:
             return None
         if self._takes_argmax:
-            return SampledTokens(greedy_tokens(logits, self.one_transfer))
+            if self.one_transfer:
+                return SampledTokens(*fetched(logits.argmax(-1), beside))
+            return SampledTokens(tokens_on_demand(logits))
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
         if self.processors:
@@ -157,9 +177,9 @@ class TokenSampler:
             scores = self.processors(no_ids, scores)
         cursors = [DraftCursor(draft) for draft in drafts]
         if self.rule.do_sample and self._ignores(cursors):
-            return self._sample_depths(cursors, scores.view(rows, positions, vocab))
+            return self._sample_depths(cursors, scores.view(rows, positions, vocab), beside)
         tokens = self._choose(scores, cursors, range(positions))
-        return SampledTokens(tokens.view(rows, positions).tolist())
+        return SampledTokens(*fetched(tokens.view(rows, positions), beside))
 
     def sample(
         self,
@@ -200,7 +220,12 @@ class TokenSampler:
         spots = [(cursor, position) for cursor in cursors for position in positions]
         return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
 
-    def _sample_depths(self, cursors: Sequence[DraftCursor], scores: torch.Tensor) -> SampledTokens:
+    def _sample_depths(
+        self,
+        cursors: Sequence[DraftCursor],
+        scores: torch.Tensor,
+        beside: torch.Tensor | None,
+    ) -> SampledTokens:
         """Sample at all positions, at each depth with plain sampling's random numbers for it."""
         positions = scores.shape[1]
         probs = torch.softmax(scores, dim=-1)
@@ -208,7 +233,7 @@ class TokenSampler:
         depths = max((cursor.depths(positions) for cursor in cursors), key=len)
         tokens, states = draw_at_depths(probs, depths, generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
-        return SampledTokens(tokens.tolist(), states, generator)
+        return SampledTokens(*fetched(tokens, beside), states, generator)
 
 
 def drafted_at(

@@ -16,6 +16,7 @@ from native_strategies import (
     VOCABULARIES,
     TwinMachine,
     assert_same_draft,
+    copy_index,
     int32,
 )
 
@@ -24,12 +25,6 @@ from ngramspec._native.copyindex import CopyIndex
 from ngramspec._reference import longest_repeated_suffix
 
 BOTH = pytest.mark.parametrize("index_type", [CopyIndex, reference.CopyIndex])
-
-
-def built(text, index_type=CopyIndex):
-    index = index_type()
-    index.extend(np.asarray(text, np.int32))
-    return index
 
 
 class CopyMachine(TwinMachine):
@@ -92,7 +87,7 @@ def copied(text: list[int], prefix: list[int], end: int, gamma: int) -> list[int
 @BOTH
 def test_worked_example(index_type):
     a, b, c, d, e = 10, 20, 30, 40, 50
-    index = built([a, b, c, d, a, b, c, e, a, b, c], index_type)
+    index = copy_index([a, b, c, d, a, b, c, e, a, b, c], index_type)
     # a b c ended at 3 and at 7 before.
     assert index.longest_match() == (3, 7)
 
@@ -115,11 +110,11 @@ def test_worked_example(index_type):
 
 @BOTH
 def test_the_most_recent_with_enough_behind_it(index_type):
-    index = built([7, 1, 1, 7, 2, 7, 3, 7], index_type)
+    index = copy_index([7, 1, 1, 7, 2, 7, 3, 7], index_type)
     assert index.draft(1)[0].tolist() == [3]
     assert index.draft(2)[0].tolist() == [3, 7]
     assert index.draft(3)[0].tolist() == [1, 1, 7]  # 2 ... is no longer remembered: the first
-    index = built([7, 1, 1, 7, 2, 7], index_type)
+    index = copy_index([7, 1, 1, 7, 2, 7], index_type)
     assert index.draft(2)[0].tolist() == [2, 7]
     assert index.draft(3)[0].tolist() == [1, 1, 7]
 
@@ -130,7 +125,7 @@ def test_the_most_recent_with_enough_behind_it(index_type):
 def test_length_is_exact(index_type, text, prefix):
     text = text[:150]
     prefix = [text[i % len(text)] if i < 3 and text else 123 for i in prefix]
-    index = built(text, index_type)
+    index = copy_index(text, index_type)
     assert index.draft(1, int32(prefix))[1] == longest_repeated_suffix(text, prefix)[0]
     length, ends = longest_repeated_suffix(text)
     found = index.longest_match()
@@ -144,7 +139,7 @@ def test_length_is_exact(index_type, text, prefix):
 def test_the_documented_occurrence_is_copied(index_type, text, prefix, data):
     """Where no match was longer than 8, every suffix was refreshed: the last two ends are known."""
     assume(all(longest_repeated_suffix(text[:n])[0] <= 8 for n in range(len(text) + 1)))
-    index = built(text, index_type)
+    index = copy_index(text, index_type)
     length, ends = longest_repeated_suffix(text, prefix)
     matched = [*text, *prefix][len(text) + len(prefix) - length :]
     known = [*ends, len(text)] if text[len(text) - length :] == matched else ends
@@ -192,7 +187,7 @@ def test_around_each_growth(vocabulary):
 
 def test_chunks_of_any_size_build_alike():
     text = np.random.default_rng(6).integers(0, 3, 400, np.int32)
-    whole = built(text)
+    whole = copy_index(text)
     for size in (1, 2, 16, 17, 399):
         index = CopyIndex()
         for start in range(0, len(text), size):
@@ -206,7 +201,7 @@ N = 200_000
 
 
 def bounded(text: np.ndarray) -> CopyIndex:
-    index = built(text)  # a quadratic step would take hours
+    index = copy_index(text)  # a quadratic step would take hours
     index.draft(64)
     index.check_integrity()
     assert len(index) == len(text)
@@ -260,6 +255,6 @@ def test_memory_is_linear():
         np.random.default_rng(8).integers(0, 2, N, np.int32),
         np.random.default_rng(9).integers(0, 1000, N, np.int32),
     ):
-        index = built(text)
+        index = copy_index(text)
         # 2 states and 3 edges (of which one is implicit), arrays grown by a half at most
         assert index.sizeof() <= N * (1.5 * (4 + 16 + 24 + 2 * 16) + 2 * 2 * 4 * 4 / 3)

@@ -11,6 +11,7 @@ from native_strategies import (
     NOT_INT32_ARRAYS,
     NOT_TOKENS,
     assert_same_draft,
+    copy_index,
     int32,
     needs_rlimit,
     run_beside,
@@ -23,19 +24,13 @@ from ngramspec._native.copyindex import CopyIndex
 BOTH = pytest.mark.parametrize("index_type", [CopyIndex, reference.CopyIndex])
 
 
-def built(text, index_type=CopyIndex):
-    index = index_type()
-    index.extend(np.asarray(text, np.int32))
-    return index
-
-
 SAMPLE = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
 
 
 def assert_as_before(index: CopyIndex) -> None:
     index.check_integrity()
     assert len(index) == len(SAMPLE)
-    twin = built(SAMPLE, reference.CopyIndex)
+    twin = copy_index(SAMPLE, reference.CopyIndex)
     assert index.longest_match() == twin.longest_match() == (2, 6)
     assert_same_draft(index.draft(7), twin.draft(7))
     assert_same_draft(index.draft(7, int32([3, 4])), twin.draft(7, int32([3, 4])))
@@ -45,14 +40,14 @@ def assert_as_before(index: CopyIndex) -> None:
 
 @pytest.mark.parametrize(("tokens", "said"), NOT_TOKENS)
 def test_extend_refuses_what_is_no_int32_array(tokens, said):
-    index = built(SAMPLE)
+    index = copy_index(SAMPLE)
     with pytest.raises(TypeError, match=rf"^tokens must .*int32 array, got {said}"):
         index.extend(tokens)
     assert_as_before(index)
 
 
 def test_extend_refuses_negative_ids_and_appends_nothing():
-    index = built(SAMPLE)
+    index = copy_index(SAMPLE)
     with pytest.raises(ValueError, match=r"token ids must be >= 0, got -5 at index 2"):
         index.extend(int32([8, 9, -5, 8]))
     assert_as_before(index)
@@ -60,7 +55,7 @@ def test_extend_refuses_negative_ids_and_appends_nothing():
 
 @pytest.mark.parametrize(("prefix", "said"), NOT_INT32_ARRAYS)
 def test_draft_refuses_what_is_no_int32_array(prefix, said):
-    index = built(SAMPLE)
+    index = copy_index(SAMPLE)
     with pytest.raises(TypeError, match=rf"^prefix must .*int32 array, got {said}"):
         index.draft(2, prefix)
     assert_as_before(index)
@@ -68,7 +63,7 @@ def test_draft_refuses_what_is_no_int32_array(prefix, said):
 
 @BOTH
 def test_out_of_range_numbers_are_named(index_type):
-    index = built(SAMPLE, index_type)
+    index = copy_index(SAMPLE, index_type)
     for draft in (index.draft, lambda gamma: index.copies(gamma, 2)):
         with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
             draft(-1)
@@ -90,12 +85,12 @@ def test_out_of_range_numbers_are_named(index_type):
 def test_read_only_arrays_are_taken():
     text = int32([1, 2, 1, 2])
     text.flags.writeable = False
-    index = built(text)
+    index = copy_index(text)
     assert index.draft(2, text)[0].tolist() == [1, 2]
 
 
 def test_drafts_stay_what_they_were():
-    index = built([1, 2, 3, 1])
+    index = copy_index([1, 2, 3, 1])
     tokens, _ = index.draft(3)
     index.extend(int32([5, 1, 5, 1]))
     index.draft(3)
@@ -121,7 +116,7 @@ def test_two_threads_are_kept_apart():
 
 def test_copies_lets_nobody_in_while_it_makes_arrays():
     """Making them may collect garbage, and that may run anything: here, what commits."""
-    index = built([7, 1, 1, 7, 2, 7, 3, 7] * 3)
+    index = copy_index([7, 1, 1, 7, 2, 7, 3, 7] * 3)
     expected = [each.tolist() for each in index.copies(40, 8)]
     inside = False
 

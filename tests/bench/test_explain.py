@@ -9,7 +9,14 @@ from ngramspec import Speculator
 from ngramspec.bench.explain import Run
 from ngramspec.bench.explain_advice import advise, reliability, with_store
 from ngramspec.bench.explain_page import first_rejected, page, tree_text
-from ngramspec.bench.explain_predict import Share, acceptance_of, by_depth, judged, ladder
+from ngramspec.bench.explain_predict import (
+    Share,
+    acceptance_of,
+    batches,
+    by_depth,
+    judged,
+    ladder,
+)
 from ngramspec.bench.traces import Trace
 from ngramspec.stats import DecodeStats, TierStats
 from ngramspec.theory.walltime import improvement
@@ -145,6 +152,22 @@ def test_advice_knows_a_better_gamma_and_its_limits():
     assert steep["an oracle for the length of each draft"].basis == "closed form"
 
 
+def test_batches_are_predicted_from_their_own_forwards_and_advice_is_fewer_rows():
+    run = ideal_run()
+    run.row_seconds = {4: {1: 2 * ONE, 4: 5 * ONE}, 2: {1: ONE, 4: 1.25 * ONE}}
+    tokens = run.stats.tokens_per_call
+    found = {each.rows: each for each in batches(run)}
+    assert list(found) == [1, 2, 4]
+    assert found[1].speed == pytest.approx(tokens)
+    assert found[4].speed == pytest.approx(tokens / 2.5)
+    assert found[4].plain == pytest.approx(4 / (2 * ONE))
+    assert found[4].speculative == pytest.approx(4 * tokens / (5 * ONE))
+    gains = {each.name: each.gain for each in advise(run)}
+    assert gains["fewer rows: 2 in place of 4"] == pytest.approx(2)
+    assert gains["fewer rows: 1 in place of 4"] == pytest.approx(2.5)
+    assert not any(name.startswith("fewer rows") for name in {a.name for a in advise(ideal_run())})
+
+
 def test_advice_is_sorted_and_a_store_reads_the_earlier_texts():
     run = ideal_run()
     run.traces = [run.traces[0], Trace("b", "1", run.traces[0].prompt + 50, run.traces[0].output)]
@@ -183,3 +206,6 @@ def test_the_page_escapes_and_needs_nothing_else():
     for word in ("Predicted and measured", "What would help most", "Reliability"):
         assert word in html
     assert html.count("<svg") == 5
+    assert "Batches" not in html
+    run.row_seconds = {2: run.seconds}
+    assert "<h2>Batches</h2>" in page(run, ladder(run), advise(run))

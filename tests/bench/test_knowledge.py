@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngramspec.bench.compare import compare
-from ngramspec.bench.knowledge import Knowledge, documents_of
+from ngramspec.bench.knowledge import Earlier, Knowledge, documents_of
 from ngramspec.bench.replay import Plan
 from ngramspec.bench.traces import Trace
 from ngramspec.drafters import build_drafter
@@ -61,3 +61,33 @@ def test_arctic_reads_the_documents(tmp_path, traces):
         lambda: ArcticDrafter(4.0), plan, traces, knowledge=Knowledge(tmp_path / "all.ngc")
     )
     assert known["mean"]["tokens_per_call"] > 8
+
+
+def test_requests_know_what_earlier_ones_said(traces):
+    twice = [*traces, *[Trace("again", e.id, e.prompt[-1:], e.output, e.repo) for e in traces]]
+    found = compare(lambda: build_drafter("auto"), Plan(COST), twice, knowledge=Earlier("outputs"))
+    assert found["groups"]["a"]["tokens_per_call"] < 1.5
+    assert found["groups"]["again"]["tokens_per_call"] > 8
+    assert found["halves"][0]["tokens_per_call"] < found["mean"]["tokens_per_call"]
+    alone = compare(lambda: build_drafter("auto"), Plan(COST), twice)
+    assert alone["groups"]["again"]["tokens_per_call"] < 1.5
+
+
+def test_prompts_are_known_if_they_are_shared(traces):
+    said = [Trace("a", e.id, e.output, e.prompt[:2], e.repo) for e in traces]
+    later = [Trace("b", e.id, e.prompt[-1:], e.output, e.repo) for e in traces]
+    for write, least, most in (("outputs", 0.9, 1.5), ("all", 8, 99)):
+        found = compare(
+            lambda: build_drafter("auto"), Plan(COST), [*said, *later], knowledge=Earlier(write)
+        )
+        assert least < found["groups"]["b"]["tokens_per_call"] < most
+
+
+def test_arctic_keeps_the_responses(traces):
+    pytest.importorskip("arctic_inference")
+    from ngramspec.bench.peers import ArcticDrafter
+
+    twice = [*traces, *[Trace("again", e.id, e.prompt, e.output, e.repo) for e in traces]]
+    plan = Plan(COST, 64, 64)
+    found = compare(lambda: ArcticDrafter(4.0), plan, twice, knowledge=Earlier("outputs"))
+    assert found["groups"]["again"]["tokens_per_call"] > 8

@@ -14,7 +14,7 @@ def check_families(cells):
     assert {cell.outcome for cell in cells} == {"identical", "refused"}
     for cell in cells:
         sliding = cell.model in ("MistralForCausalLM", "Gemma2ForCausalLM")
-        expected = "beams" in cell.what or (sliding and "static" in cell.what)
+        expected = sliding and "static" in cell.what
         assert (cell.outcome == "refused") == expected, cell
 
 

@@ -270,7 +270,8 @@ def test_bench_replay_prints_writes_and_draws(traces, tmp_path, capsys):
     assert all(written[name] for name in ("command", "processor", "python", "packages"))
     names = {path.name for path in plots.iterdir()}
     assert names == {
-        f"replay-{curve}-{what}.png"
+        f"replay-{curve}-{what}.{kind}"
+        for kind in ("png", "svg")
         for curve in ("cpu", "gpu")
         for what in ("groups", "positions", "reliability")
     }
@@ -320,6 +321,7 @@ def test_bench_drafters_prints_writes_and_draws(tmp_path, monkeypatch, capsys):
     readings = json.loads(out.read_text())["readings"]
     assert {reading["text"] for reading in readings} == set(TEXTS)
     assert (plots / "drafters-latency.png").stat().st_size > 10_000
+    assert (plots / "drafters-latency.svg").stat().st_size > 10_000
 
 
 def test_bench_record_writes_what_replay_reads(smollm2, tmp_path, monkeypatch, capsys):
@@ -341,6 +343,7 @@ def test_bench_record_writes_what_replay_reads(smollm2, tmp_path, monkeypatch, c
     ("arguments", "message"),
     [
         (["--drafter", "cpy"], "'cpy' is no drafter's name"),
+        (["--shared", "all", "--fresh"], "--shared cannot be combined with --corpus or --fresh"),
         (["--policy", "best"], "policy must be one of value, priority"),
         (["--curve", "missing.json"], "missing.json"),
         (["--gamma", "0"], "--gamma must be >= 1, got 0|--gamma must be in 1"),

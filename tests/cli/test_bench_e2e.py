@@ -42,13 +42,17 @@ def test_bench_e2e_prints_writes_and_draws(loaded, tmp_path, capsys):
     assert written["command"].startswith("ngramspec")
     assert written["settings"]["repeats"] == 1
     assert {path.name for path in plots.iterdir()} == {
-        "e2e-ratio-by-length.png",
-        *(
-            f"e2e-{what}-{length}.png"
-            for what in ("ratio", "tokens-per-second", "tokens-per-call", "limit-share")
-            for length in (30, 90)
-        ),
-        *(f"e2e-peak-bytes-{length}.png" for length in (30, 90)),
+        f"{name}.{kind}"
+        for kind in ("png", "svg")
+        for name in (
+            "e2e-ratio-by-length",
+            *(
+                f"e2e-{what}-{length}"
+                for what in ("ratio", "tokens-per-second", "tokens-per-call", "limit-share")
+                for length in (30, 90)
+            ),
+            *(f"e2e-peak-bytes-{length}" for length in (30, 90)),
+        )
     }
 
 

@@ -50,15 +50,23 @@ class Balanced(HTMLParser):
 
 def test_explain_prints_writes_and_draws(loaded, prompts, tmp_path, capsys):
     out, html, plots = tmp_path / "o.json", tmp_path / "o.html", tmp_path / "plots"
-    command = ["explain", *prompts, *SHORT, "--json", str(out), "--html", str(html)]
+    command = ["explain", *prompts, *SHORT, "--json", str(out), "--html", str(html), "--rows", "2"]
     assert main([*command, "--plots", str(plots)]) == 0
     printed = capsys.readouterr().out
-    for word in ("Theorem 3.8", "cost(n)", "measured", "position 1", "what would help most"):
+    for word in (
+        "Theorem 3.8",
+        "cost(n)",
+        "measured",
+        "position 1",
+        "what would help most",
+        "fewer rows",
+    ):
         assert word in printed
     written = json.loads(out.read_text())
     assert len(written["steps"]) == len([step for step in written["steps"] if step["width"]])
     assert {step["prompt"] for step in written["steps"]} == {0, 1}
     assert written["same_text"] == [True, True]
+    assert [each["rows"] for each in written["by_rows"]] == [1, 2]
     assert {path.name for path in plots.iterdir()} == {
         f"figure-{number}.{kind}" for number in (1, 5) for kind in ("png", "svg")
     }

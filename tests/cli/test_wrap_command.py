@@ -8,6 +8,7 @@ import pytest
 from command import exit_code
 from wrapping import save_tiny
 
+from ngramspec import Speculator
 from ngramspec.cli.wrap import group_line
 from ngramspec.integrations.wrap import Group
 
@@ -35,6 +36,18 @@ def test_the_command_says_what_it_wrote_and_how_to_use_it(folder, tmp_path, caps
     }
     assert exit_code(["wrap", str(folder), str(tmp_path / "b"), "--copy"]) == 0
     assert "1 file, 101 kB, copies" in capsys.readouterr().out
+
+
+def test_stores_by_option(folder, tmp_path, capsys):
+    out = tmp_path / "shared"
+    assert exit_code(["wrap", str(folder), str(out), "--shared"]) == 0
+    assert "stores [{'namespace': 'default', 'write': 'outputs'}]" in capsys.readouterr().out
+    speculator = Speculator.from_pretrained(out)
+    assert repr(speculator.stores) == "(SharedStore()['default'],)"
+    assert speculator.to_dict()["stores"] == [{"namespace": "default", "write": "outputs"}]
+    arguments = ["--corpus", str(tmp_path / "none.ngc")]
+    assert exit_code(["wrap", str(folder), str(tmp_path / "b"), *arguments]) == 2
+    assert "No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

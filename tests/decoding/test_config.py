@@ -23,6 +23,7 @@ OTHER = {
     "delta": 0.6,
     "compiled": False,
     "policy": "priority",
+    "calibration": "request",
     "unsupported": "plain",
 }
 

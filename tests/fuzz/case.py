@@ -68,6 +68,10 @@ class Case:
         return bool(self.options.get("do_sample"))
 
     @property
+    def beams(self) -> int:
+        return int(self.options.get("num_beams") or 1)
+
+    @property
     def rows(self) -> int:
         return len(self.prompts) * int(self.options.get("num_return_sequences") or 1)
 
@@ -91,6 +95,7 @@ class Case:
                 yield f"{name} {getattr(self, name)}"
         yield f"drafter {self.drafter.partition('(')[0] or 'auto'}"
         yield f"batch {self.rows}"
+        yield from (f"beams {self.beams}",) if self.beams > 1 else ()
         yield "sampled" if self.samples else "greedy"
         yield from (f"swap {self.swap}",) if self.swap else ()
         yield from (f"option {each}" for each in self.options if each != "max_new_tokens")

@@ -45,7 +45,7 @@ RULES = {
     },
     "prefill_chunk_size": lambda rng: rng.choice((1, 3, 4)),
     "use_cache": lambda rng: rng.choice((True, True, None, False)),
-    "num_beams": lambda rng: rng.choice((1, 1, 2)),
+    "num_beams": lambda rng: rng.choice((1, 2, 3, 4)),
     "disable_compile": lambda rng: True,
     "low_memory": lambda rng: True,
 }
@@ -124,6 +124,10 @@ def _options(rng: random.Random) -> dict[str, Any]:
         options["pad_token_id"] = rng.choice(PADS)
     if rng.random() < (0.25 if "do_sample" in options else 0.01):  # plain greedy has none
         options["num_return_sequences"] = rng.choice((2, 3))
+    if rng.random() < 0.06:
+        options["num_beams"] = rng.choice((2, 3, 4))
+    if options.get("num_beams", 1) > 1:
+        _draw_beams(rng, options)
     if rng.random() < 0.2:
         options["cache_implementation"] = rng.choice(CACHES)
     if rng.random() < 0.35:
@@ -132,6 +136,19 @@ def _options(rng: random.Random) -> dict[str, Any]:
             if rng.random() < 0.3:
                 options[name] = True
     return options
+
+
+def _draw_beams(rng: random.Random, options: dict[str, Any]) -> None:
+    """Settings of a beam search, which is mostly not a sampled one."""
+    if rng.random() < 0.9:
+        for name in ("do_sample", *WARPERS):
+            options.pop(name, None)
+    if rng.random() < 0.5:
+        options["length_penalty"] = rng.choice((-1.0, 0.0, 0.6, 2.0))
+    if rng.random() < 0.5:
+        options["early_stopping"] = rng.choice((True, "never"))
+    if rng.random() < 0.4:
+        options["num_return_sequences"] = rng.randint(1, options["num_beams"])
 
 
 def _inputs(rng: random.Random, family: str) -> str:

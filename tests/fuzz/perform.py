@@ -137,7 +137,7 @@ def _speculator(case: Case, texts: list[list[int]], vocab: int, side: Side) -> S
         if case.swap and steps == 3:
             speculator.drafter = drafter_of(case.swap, texts, vocab, case.seed + 1)
 
-    if settings.get("on_step") == "watch":
+    if settings.get("on_step") == "watch" and case.beams == 1:  # beams change rows
         side.emitted = {}
     if case.swap or "on_step" in settings:
         settings["on_step"] = on_step

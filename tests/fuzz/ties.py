@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 from unittest import mock
 
@@ -9,6 +10,7 @@ import torch
 
 from fuzz import perform
 from fuzz.case import Case
+from fuzz.compare import Finding, compare
 from fuzz.perform import Side, ids_of
 
 NEAR = 1e-4  # between the two best processed logits
@@ -63,6 +65,22 @@ def is_tie(case: Case, model: Any, plain: Side, ours: Side) -> bool:
         if not near:
             return False
     return True
+
+
+def is_beam_tie(case: Case, model: Any, texts: list[list[int]], vocab: int) -> bool:
+    """Whether two beam searches are the same in float64: rounding alone has told them apart.
+
+    Args:
+        texts, vocab: as ``perform.ours`` takes them.
+    """
+    exact = copy.deepcopy(model).double()
+    try:
+        plain = perform.plain(case, exact)
+        ours = perform.ours(case, exact, texts, vocab)
+        compare(case, plain, ours, loose=False)
+    except Finding:
+        return False
+    return plain.error is None and ours.error is None
 
 
 def _racing(races: list[torch.Tensor]) -> Any:

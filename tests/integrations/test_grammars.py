@@ -16,6 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec.decoding.forced import forced_by
 from ngramspec.decoding.request import BY_ROW
 
 INSTALL = "pip install 'ngramspec[grammars]' and pip install --no-deps xgrammar==0.2.8"
@@ -287,3 +288,72 @@ def test_outlines_own_call(smollm2, real):
         assert model(prompt, kind, max_new_tokens=32, do_sample=False) == plain
     assert speculator.stats.drafted > 0
     assert len(json.loads(plain)) == 2
+
+
+def forcing(libraries, library):
+    """A processor, of its library's own class, of a grammar that forces keys and punctuation."""
+    if library == "xgrammar":
+        info = xgrammar.TokenizerInfo.from_huggingface(
+            libraries.tokenizer, vocab_size=libraries.model.config.vocab_size
+        )
+        compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+        compiled = libraries.once(
+            "compact", lambda: compiler.compile_json_schema(SCHEMA, any_whitespace=False)
+        )
+        return xgrammar.contrib.hf.LogitsProcessor(compiled)
+    return libraries.outlines(library.partition(" ")[2], "json_schema", SCHEMA)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("library", ["xgrammar", "outlines xgrammar", "outlines llguidance"])
+def test_what_a_grammar_forces_is_drafted_from_a_copy(
+    smollm2, random_words, library, rows, monkeypatch, caplog
+):
+    """The processor's calls, and so its matchers' states, are plain ``generate``'s."""
+    model, inputs = random_words.model, encode(smollm2, rows)
+    kind = type(forcing(random_words, library))
+    calls, own = [], kind.__call__
+
+    def counted(self, input_ids, scores):
+        calls.append(input_ids.tolist())
+        return own(self, input_ids, scores)
+
+    monkeypatch.setattr(kind, "__call__", counted)
+
+    def run(**more):
+        calls.clear()
+        listed = LogitsProcessorList([forcing(random_words, library)])
+        options = {"max_new_tokens": MAX_NEW, "do_sample": False, "logits_processor": listed}
+        return model.generate(**inputs, **options, **more), list(calls)
+
+    plain, plain_calls = run()
+    speculator = Speculator("none", 6)
+    ours, our_calls = run(custom_generate=speculator)
+    assert torch.equal(plain, ours)
+    assert our_calls == plain_calls
+    assert speculator.stats.drafter_faults == 0
+    if rows == 1:  # the model spells at random, so hardly ever are two rows forced at once
+        assert speculator.stats.tiers["forced"].accepted > 0
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("library", ["xgrammar", "outlines llguidance"])
+def test_forced_tokens_are_those_that_must_follow_and_then_the_end(smollm2, random_words, library):
+    """A text is put into the processor token by token; behind each one the rest is known."""
+    tokenizer = smollm2.tokenizer
+    regex = r"Berlin is (nice|a large city)\."
+    processor = random_words.make(library, "regex", regex)
+    text = tokenizer("Berlin is nice.")["input_ids"]
+    source = forced_by([processor], 0, 1, len(tokenizer))
+    assert source.after([5], 8) == []  # before the first call
+    prompt, found = [1, 5], []
+    for end in range(len(text)):
+        ids = torch.tensor([[*prompt, *text[:end]]])
+        processor(ids, torch.zeros(1, random_words.model.config.vocab_size))
+        found.append(source.after([*prompt, *text[: end + 1]], 8))
+        assert source.after([*prompt, *text[: end + 1]], 8) == found[-1]  # nothing has moved
+    assert tokenizer.decode([text[0], *found[0]]).rstrip() == "Berlin is"
+    ends = tokenizer.eos_token_id
+    assert found[-1] == [ends]
+    assert found[-2][-1] == ends
+    assert tokenizer.decode(found[-2][:-1]) in (".", "nice.", "ice.")

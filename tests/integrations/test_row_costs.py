@@ -7,7 +7,6 @@ import pytest
 
 from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.integrations.row_choice import generous_cost, may_pay, worthwhile_rows
 from ngramspec.integrations.row_costs import GivenCosts, LearnedCosts, RowsCost, rounded_rows
 from ngramspec.integrations.rows import Row, Rows
 
@@ -247,46 +246,3 @@ def test_given_curves():
 def test_given_curves_that_are_wrong_are_refused(table, message):
     with pytest.raises(ValueError, match=message):
         GivenCosts(table)
-
-
-def test_the_likeliest_tokens_of_all_rows_are_kept():
-    """By hand: reach .9 .81 | .5 .25 | .95; a step of two rows costs .45 more by the token."""
-    drafts = [chain(0.9, 0.9), chain(0.5, 0.5), chain(0.95)]
-    curve = (1 + 0.15 * np.arange(6)).astype(np.float32)
-    assert [len(each) for each in worthwhile_rows(drafts, curve)] == [2, 0, 1]
-    assert [len(each) for each in worthwhile_rows(drafts, np.ones(6, np.float32))] == [2, 2, 1]
-    steep = (1 + np.arange(6)).astype(np.float32)
-    assert [len(each) for each in worthwhile_rows(drafts, steep)] == [0, 0, 0]
-    assert worthwhile_rows([EMPTY_DRAFT], steep) == [EMPTY_DRAFT]
-
-
-def test_the_choice_is_the_best_of_all_choices():
-    """Against every choice of lengths, on random drafts and curves."""
-    rng = np.random.default_rng(3)
-    for _ in range(100):
-        drafts = [chain(*rng.random(rng.integers(0, 4))) for _ in range(3)]
-        curve = np.cumsum(rng.random(10) * 0.4).astype(np.float32)
-        curve += 1 - curve[0]
-        chosen = [len(each) for each in worthwhile_rows(drafts, curve)]
-
-        def value(lengths, drafts=drafts, curve=curve):
-            gains = [
-                np.cumprod(d.confidence.astype(float))[:n].sum() if n else 0.0
-                for d, n in zip(drafts, lengths, strict=True)
-            ]
-            return (3 + sum(gains)) / curve[sum(lengths)]
-
-        every = np.ndindex(*(len(each) + 1 for each in drafts))
-        assert value(chosen) == pytest.approx(max(value(lengths) for lengths in every))
-
-
-def test_nothing_is_asked_for_where_nothing_can_pay():
-    assert not may_pay(np.array([1, 1.5, 2, 2.5], np.float32), rows=2, k=3)
-    assert may_pay(np.array([1, 1.5, 1.9, 2.5], np.float32), rows=2, k=3)
-    assert not may_pay(np.ones(1, np.float32), rows=2, k=3)
-
-
-def test_sessions_are_told_a_cost_below_what_pays():
-    curve = (1 + 0.3 * np.arange(20)).astype(np.float32)
-    assert generous_cost(curve, 4, 3) == pytest.approx([1, 1, 1.3, 1.6, 1.9])
-    assert generous_cost(np.ones(20, np.float32), 4, 3) == pytest.approx([1] * 5)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from engine_rows import FAULTY, VOCAB, Engine, K, Recorder, ids
 
+from ngramspec._native import row_text
 from ngramspec.integrations import row_choice, row_costs, row_texts, rows
 from ngramspec.integrations.rows import Row, Rows
 
@@ -70,7 +71,7 @@ def test_equal_prefixes_are_interchangeable_and_none_is_given_twice():
     assert drafter.asked[-2:] == [(1, 2, 3, 4, 1, 2), (1, 2, 3, 4, 0, 2)]
 
 
-@pytest.mark.parametrize("length", [100, row_texts.WHOLE + 5000])
+@pytest.mark.parametrize("length", [100, row_text.WHOLE + 5000])
 def test_a_text_of_equal_length_in_the_same_row_is_another_text(length):
     """Its first, its last, and in time any token tells them apart."""
     for other in (0, 1, length - 1, length - 30):
@@ -88,48 +89,33 @@ def test_a_text_of_equal_length_in_the_same_row_is_another_text(length):
 def test_of_a_long_text_the_middle_is_compared_by_and_by():
     drafter = Recorder()
     rows = Rows(drafter, K, VOCAB, 1 << 20)
-    n = 2 * row_texts.WHOLE
+    n = 2 * row_text.WHOLE
     text = np.zeros(n + 20, np.int32)
     rows.step([Row(None, text, n, [0])])
     text[n // 2] = 1
-    for step in range(n // row_texts.PART + 1):
+    for step in range(n // row_text.PART + 1):
         rows.step([Row(None, text, n + 1 + step, [0])])
     assert drafter.started == 2
 
 
-def test_no_step_passes_over_the_text(monkeypatch):
-    """Hashes are of new tokens, but for rows that came or moved."""
+def test_no_step_hashes_the_text(monkeypatch):
+    """Only rows that came or moved are looked for by their hash."""
     hashed = []
-    known = row_texts.PrefixHash.__call__
+    known = row_texts.text_hash
     monkeypatch.setattr(
-        row_texts.PrefixHash,
-        "__call__",
-        lambda self, tokens, begin=0: hashed.append(len(tokens)) or known(self, tokens, begin),
+        row_texts, "text_hash", lambda tokens, n: hashed.append(n) or known(tokens, n)
     )
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, VOCAB, 200).tolist() for _ in range(3)]
     engine = Engine(Rows(Recorder(), K, VOCAB, 300), texts)
     engine.step([[1]] * 3)
-    hashed.clear()
+    assert hashed == [200] * 3
     for _ in range(9):
         engine.step([[1]] * 3)
-    assert hashed == [1] * 27
     engine.leave(engine.slots[0])
     engine.step([[1]] * 2)
-    assert sorted(hashed[27:]) == [1, 1, 210]
-
-
-def test_hash_grows_with_the_text():
-    hash_of = row_texts.PrefixHash()
-    tokens = np.random.default_rng(0).integers(0, 1 << 31, 1000).astype(np.int32)
-    whole = hash_of(tokens)
-    parts = [slice(0, 1), slice(1, 700), slice(700, 1000)]
-    assert whole == sum(hash_of(tokens[part], part.start) for part in parts) % (1 << 64)
-    for at in (0, 500, 999):
-        other = tokens.copy()
-        other[at] ^= 1
-        assert hash_of(other) != whole
-    assert hash_of(tokens[:-1]) != whole
+    assert hashed[3:] == [210]
+    assert engine.rows.stats.moved == 1
 
 
 def test_sessions_are_bounded_in_number_and_come_back():

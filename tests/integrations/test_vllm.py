@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from wrapping import letters
 
+import ngramspec
 from ngramspec.integrations import vllm
 from ngramspec.integrations.row_costs import GivenCosts, LearnedCosts
 from ngramspec.integrations.row_options import EngineOptions
@@ -15,10 +17,10 @@ from ngramspec.integrations.vllm import NgramspecProposer
 VOCAB, LENGTH = 50, 64
 
 
-def config(options=None, k=4, device="cpu"):
+def config(options=None, k=4, device="cpu", vocab=VOCAB):
     return SimpleNamespace(
         model_config=SimpleNamespace(
-            max_model_len=LENGTH, dtype="torch.float32", get_vocab_size=lambda: VOCAB
+            max_model_len=LENGTH, dtype="torch.float32", get_vocab_size=lambda: vocab
         ),
         speculative_config=SimpleNamespace(num_speculative_tokens=k),
         device_config=SimpleNamespace(device_type=device),
@@ -45,6 +47,41 @@ def test_rows_of_a_batch_are_drafted_for():
     assert drafts[1] == []
     assert drafts[2][:2] == [10, 11]
     assert all(type(token) is int for draft in drafts for token in draft)
+
+
+def test_corpora_are_drafted_from(tmp_path):
+    path = str(tmp_path / "known.ngc")
+    ngramspec.Corpus.build([np.arange(20, 40, dtype=np.int32)], path)
+    plain = NgramspecProposer(config({"costs": "none"}))
+    proposer = NgramspecProposer(config({"costs": "none", "stores": [path]}))
+    told = [[25]], *batch([[1, 2, 23, 24, 25]])
+    assert plain.propose(*told)[0] != [26, 27, 28, 29]
+    assert proposer.propose(*told) == [[26, 27, 28, 29]]
+
+
+def test_corpora_of_another_tokenizer_are_refused(tmp_path, monkeypatch):
+    path = str(tmp_path / "known.ngc")
+    ngramspec.Corpus.build(["aab"], path, tokenizer=letters())
+    other = letters()
+    other.add_tokens(["new"])
+    monkeypatch.setattr(vllm, "tokenizer_of", lambda model: letters())
+    NgramspecProposer(config({"stores": [path]}, vocab=200))
+    monkeypatch.setattr(vllm, "tokenizer_of", lambda model: other)
+    with pytest.raises(ValueError, match="was built with another tokenizer: its fingerprint"):
+        NgramspecProposer(config({"stores": [path]}, vocab=200))
+
+
+def test_corpora_with_ids_outside_are_refused(tmp_path, caplog):
+    path = str(tmp_path / "known.ngc")
+    ngramspec.Corpus.build([np.array([1, VOCAB], np.int32)], path)
+    with pytest.raises(ValueError, match=f"token id {VOCAB}, the vocabulary has {VOCAB}"):
+        NgramspecProposer(config({"stores": [path]}))
+    assert "not checked against the model's tokenizer" in caplog.text  # it names none
+    for wrong, said in (("known.ngc", "stores must be a list of"), ([1], "list of paths, got")):
+        with pytest.raises(TypeError, match=said):
+            NgramspecProposer(config({"stores": wrong}))
+    with pytest.raises(OSError, match=r"nowhere\.ngc"):
+        NgramspecProposer(config({"stores": [str(tmp_path / "nowhere.ngc")]}))
 
 
 def test_options_are_read():

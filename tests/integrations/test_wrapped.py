@@ -7,11 +7,11 @@ import os
 import re
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 from conftest import tiny_llama
+from threads import PROMPTS, assert_each_is, in_threads
 from transformers import AutoModelForCausalLM, GenerationConfig, pipeline
 from wrapping import GREEDY, PROMPT, SETTINGS, answer, checkout, letters, load, save_tiny, stats_of
 
@@ -69,12 +69,14 @@ def test_without_trust_the_folder_is_a_plain_model(wrapped_folder):
 
 
 UNSPECULATED = {
-    "beams": {"num_beams": 3},
+    "sampled beams": {"num_beams": 3, "do_sample": True},
     "no cache": {"use_cache": False},
     "lookup": {"prompt_lookup_num_tokens": 3},
     "early exit": {"assistant_early_exit": 1},
     "assistant": {"assistant_model": tiny_llama(3)},
-    "beams by config": {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=9)},
+    "lookup by config": {
+        "generation_config": GenerationConfig(prompt_lookup_num_tokens=2, max_new_tokens=9)
+    },
 }
 
 
@@ -181,12 +183,12 @@ def test_a_speculator_of_the_caller_s_own_is_used_in_its_place(plain, model):
     assert torch.equal(ngramspec.generate(model, PROMPT, speculator=own, **GREEDY), expected)
     with ngramspec.enabled(model, own):
         assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
-        model.generate(PROMPT, num_beams=2, **GREEDY)
+        model.generate(PROMPT, prompt_lookup_num_tokens=2, **GREEDY)
     assert torch.equal(model.generate(PROMPT, custom_generate=own, **GREEDY), expected)
     assert own.stats.runs == 3
     assert stats_of(model).runs == 0
-    with pytest.raises(UnsupportedError, match="num_beams=2"):
-        ngramspec.generate(model, PROMPT, num_beams=2, **GREEDY)
+    with pytest.raises(UnsupportedError, match="prompt_lookup_num_tokens=2"):
+        ngramspec.generate(model, PROMPT, prompt_lookup_num_tokens=2, **GREEDY)
 
 
 def test_pipelines(plain, model):
@@ -212,26 +214,15 @@ def test_a_copied_model_is_a_model_of_its_own(plain, model):
 
 
 def test_one_speculator_serves_a_model_s_threads(plain, model):
-    prompts = [
-        torch.randint(1, 97, (1, 12), generator=torch.Generator().manual_seed(i)) for i in range(4)
-    ]
-    expected = [plain.generate(ids, **GREEDY) for ids in prompts]
-    got: dict[int, list[torch.Tensor]] = {i: [] for i in range(4)}
     speculators = set()
 
-    def work(i):
-        for _ in range(3):
-            got[i].append(model.generate(prompts[i], **GREEDY))
+    def generate(prompt):
+        out = model.generate(prompt, **GREEDY)
         speculators.add(wrapped.speculator_of(model))
+        return out
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i in range(4):
-        assert len(got[i]) == 3
-        assert all(torch.equal(expected[i], out) for out in got[i])
+    expected = [plain.generate(prompt, **GREEDY) for prompt in PROMPTS]
+    assert_each_is(expected, in_threads(generate, 3), 3)
     assert len(speculators) == 1
     assert stats_of(model).runs == 12
 

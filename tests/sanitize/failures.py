@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import random
 
-from ngramspec._native import (
-    automaton,
-    committed,
-    common,
-    contexts,
-    copyindex,
-    count_order,
-    ngram,
-    search,
-    unigram,
-    value,
+NAMES = (
+    "automaton",
+    "committed",
+    "common",
+    "contexts",
+    "copyindex",
+    "count_order",
+    "ngram",
+    "search",
+    "store_corpus",
+    "store_reader",
+    "store_ring",
+    "store_stream",
+    "unigram",
+    "value",
 )
-
-MODULES = (
-    automaton,
-    committed,
-    common,
-    contexts,
-    copyindex,
-    count_order,
-    ngram,
-    search,
-    unigram,
-    value,
-)
+MODULES = [importlib.import_module(f"ngramspec._native.{name}") for name in NAMES]
 
 
 class Failures:

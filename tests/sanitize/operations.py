@@ -17,6 +17,7 @@ from ngramspec._native.copyindex import CopyIndex
 from ngramspec._native.ngram import NGramTable
 from ngramspec._native.unigram import UnigramCounts
 from ngramspec._native.value import ValueEngine
+from sanitize import stores
 
 Operation = Callable[[Any, "Source"], object]
 LAST_ID = 2**31 - 1
@@ -271,6 +272,12 @@ KINDS = {
         (add, add, get, get, context_hostile, inspect),
         (add_close,),
     ),
+    "shared text": Kind(
+        stores.Shared, stores.shared_arguments, stores.SHARED_USUAL, stores.SHARED_RARE
+    ),
+    "corpora": Kind(
+        stores.Corpora, stores.corpora_arguments, stores.CORPORA_USUAL, (stores.look_up,)
+    ),
 }
 MAY_BE_REFUSED = (
     extend_hostile,
@@ -280,4 +287,5 @@ MAY_BE_REFUSED = (
     look_up_hostile,
     context_hostile,
     copies,
+    *stores.REFUSED_HERE,
 )

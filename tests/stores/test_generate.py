@@ -135,7 +135,7 @@ def test_build_drafter(path):
     ("stores", "error", "says"),
     [
         ("a.ngc", TypeError, "stores must be a list of stores, got str"),
-        ([3], TypeError, r"stores\[0\] must be a Corpus or the path of one, got int"),
+        ([3], TypeError, r"stores\[0\] must be a Corpus, the path .*, got int"),
         (["nothing.ngc"], FileNotFoundError, "nothing.ngc"),
         ([__file__], StoreFileError, "is no ngramspec corpus"),
     ],
@@ -161,10 +161,10 @@ def test_sequences_with_and_without_stores_learn_together(path):
 
 def test_a_call_follows_the_speculators_drafter(path):
     current = [build_drafter("auto")]
-    drafter = CallDrafter(lambda: current[0], [path], None, print)
-    first = drafter(97)
-    assert first is drafter(97)
+    drafter = CallDrafter(lambda: current[0], [path], None, print).row(97)
+    first = drafter()
+    assert first is drafter()
     assert len(first.stores) == 1
     current[0] = build_drafter("copy")
-    assert drafter(97).sources == ("copy",)
-    assert len(drafter(97).stores) == 1
+    assert drafter().sources == ("copy",)
+    assert len(drafter().stores) == 1

@@ -7,13 +7,14 @@ import struct
 
 import numpy as np
 import pytest
+from hostile_files import attack, first_section, made_right, sealed, sections, with_number
 
 from ngramspec.stores import Corpus, StoreFileError
 from ngramspec.stores.corpus import KIND
-from ngramspec.stores.file_format import Section, aligned, checksum
+from ngramspec.stores.file_format import aligned, checksum
 
 pytest.importorskip("pydivsufsort")
-SECTIONS = KIND.layout.size - 24 * len(KIND.sections)  # where the first one's numbers lie
+SECTIONS = first_section(KIND)
 
 
 @pytest.fixture(scope="module")
@@ -25,26 +26,6 @@ def content(tmp_path_factory) -> bytes:
     path = tmp_path_factory.mktemp("hostile") / "c.ngc"
     Corpus.build(documents, path)
     return path.read_bytes()
-
-
-def sections(content: bytes) -> list[Section]:
-    numbers = struct.unpack_from("<" + "QQQ" * len(KIND.sections), content, SECTIONS)
-    return [Section(*numbers[3 * i : 3 * i + 3]) for i in range(len(KIND.sections))]
-
-
-def made_right(content: bytearray) -> bytes:
-    """The content with all checksums as they should be, where the sections lie inside."""
-    for i, section in enumerate(sections(bytes(content))):
-        part = bytes(content[section.offset : section.offset + section.size])
-        struct.pack_into("<Q", content, SECTIONS + 24 * i + 16, checksum(part))
-    return sealed(content)
-
-
-def sealed(content: bytearray) -> bytes:
-    """The content with the header's checksum as it should be."""
-    end = KIND.header_size
-    content[end - 8 : end] = struct.pack("<Q", checksum(bytes(content[: end - 8])))
-    return bytes(content)
 
 
 def use(path, rng) -> str:
@@ -73,55 +54,15 @@ def use(path, rng) -> str:
     return "unharmed"
 
 
-def mutated(content: bytes, rng: np.random.Generator) -> bytearray:
-    """A few bytes, or a run of them, are others."""
-    broken = bytearray(content)
-    kind = rng.integers(0, 4)
-    where = rng.integers(0, KIND.header_size if kind == 0 else len(broken), rng.integers(1, 6))
-    for at in where:
-        if kind == 3:  # a number becomes an extreme one
-            at -= at % 4
-            value = rng.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1])
-            broken[at : at + 4] = struct.pack("<I", int(value))
-        else:
-            broken[at] = int(rng.integers(0, 256))
-    return broken[: len(content)]
-
-
-def attack(content: bytes, path, times: int, seed: int) -> dict[str, int]:
-    """So many broken files; how they ended."""
-    rng = np.random.default_rng(seed)
-    ends: dict[str, int] = {}
-    for _ in range(times):
-        broken = mutated(content, rng)
-        way = rng.integers(0, 4)
-        if way == 0:
-            broken = broken[: rng.integers(0, len(broken))]
-        elif way == 1:
-            broken = bytearray(sealed(broken))
-        elif way == 2:
-            broken = bytearray(made_right(broken))
-        path.write_bytes(broken)
-        end = use(path, rng)
-        ends[end] = ends.get(end, 0) + 1
-    return ends
-
-
 def test_random_mutations_and_truncations(content, tmp_path):
-    ends = attack(content, tmp_path / "broken.ngc", 600, seed=0)
+    ends = attack(content, KIND, use, tmp_path / "broken.ngc", 600, seed=0)
     assert ends["refused"] > 100
     assert ends["found broken"] > 50
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_mutations(content, tmp_path):
-    attack(content, tmp_path / "broken.ngc", 100_000, seed=1)
-
-
-def with_number(content: bytes, at: int, code: str, value: int) -> bytes:
-    broken = bytearray(content)
-    struct.pack_into("<" + code, broken, at, value)
-    return sealed(broken)
+    attack(content, KIND, use, tmp_path / "broken.ngc", 100_000, seed=1)
 
 
 HAND_MADE = {
@@ -132,20 +73,20 @@ HAND_MADE = {
     "ends in sections": lambda c: c[:-1],
     "goes on": lambda c: c + b"\0",
     "other magic": lambda c: b"NGS" + c[3:],
-    "other version": lambda c: with_number(c, 8, "I", 2),
+    "other version": lambda c: with_number(c, KIND, 8, "I", 2),
     "other byte order": lambda c: c[:12] + c[12:16][::-1] + c[16:],
-    "other header size": lambda c: with_number(c, 16, "I", 1 << 31),
+    "other header size": lambda c: with_number(c, KIND, 16, "I", 1 << 31),
     "broken header": lambda c: c[:30] + b"?" + c[31:],
-    "width 0": lambda c: with_number(c, 20, "I", 0),
-    "width 2**32 - 1": lambda c: with_number(c, 20, "I", 2**32 - 1),
-    "largest id 2**32 - 1": lambda c: with_number(c, 24, "I", 2**32 - 1),
-    "no documents": lambda c: with_number(c, 52, "Q", 0),
-    "2**64 - 1 tokens": lambda c: with_number(c, 44, "Q", 2**64 - 1),
-    "2**64 - 1 codes": lambda c: with_number(c, 36, "Q", 2**64 - 1),
-    "section before the file": lambda c: with_number(c, SECTIONS, "Q", 0),
-    "section behind the file": lambda c: with_number(c, SECTIONS, "Q", 2**64 - 64),
-    "section past the end": lambda c: with_number(c, SECTIONS + 8, "Q", 2**63),
-    "section of an odd size": lambda c: with_number(c, SECTIONS + 8, "Q", 1),
+    "width 0": lambda c: with_number(c, KIND, 20, "I", 0),
+    "width 2**32 - 1": lambda c: with_number(c, KIND, 20, "I", 2**32 - 1),
+    "largest id 2**32 - 1": lambda c: with_number(c, KIND, 24, "I", 2**32 - 1),
+    "no documents": lambda c: with_number(c, KIND, 52, "Q", 0),
+    "2**64 - 1 tokens": lambda c: with_number(c, KIND, 44, "Q", 2**64 - 1),
+    "2**64 - 1 codes": lambda c: with_number(c, KIND, 36, "Q", 2**64 - 1),
+    "section before the file": lambda c: with_number(c, KIND, SECTIONS, "Q", 0),
+    "section behind the file": lambda c: with_number(c, KIND, SECTIONS, "Q", 2**64 - 64),
+    "section past the end": lambda c: with_number(c, KIND, SECTIONS + 8, "Q", 2**63),
+    "section of an odd size": lambda c: with_number(c, KIND, SECTIONS + 8, "Q", 1),
 }
 
 
@@ -176,7 +117,7 @@ def test_what_the_messages_say(content, tmp_path):
 
 @pytest.mark.parametrize("section", range(len(KIND.sections)))
 def test_verify_finds_a_byte_in_each_section(content, tmp_path, section):
-    where = sections(content)[section]
+    where = sections(content, KIND)[section]
     broken = bytearray(content)
     broken[where.offset + where.size // 2] ^= 0x11
     path = tmp_path / "broken.ngc"
@@ -189,11 +130,11 @@ def test_verify_finds_a_byte_in_each_section(content, tmp_path, section):
 @pytest.mark.parametrize("section", range(6))
 @pytest.mark.parametrize("value", [0, 0xFF])
 def test_a_section_of_one_value(content, tmp_path, section, value):
-    where = sections(content)[section]
+    where = sections(content, KIND)[section]
     broken = bytearray(content)
     broken[where.offset : where.offset + where.size] = bytes([value]) * where.size
     path = tmp_path / "broken.ngc"
-    path.write_bytes(made_right(broken))
+    path.write_bytes(made_right(broken, KIND))
     assert use(path, np.random.default_rng(0)) == "found broken"
 
 
@@ -204,7 +145,7 @@ def test_a_corpus_of_nothing_but_its_header(content, tmp_path):
             "<QQQ", broken, SECTIONS + 24 * i, aligned(KIND.header_size), 0, checksum(b"")
         )
     path = tmp_path / "broken.ngc"
-    path.write_bytes(sealed(broken))
+    path.write_bytes(sealed(broken, KIND))
     with pytest.raises(StoreFileError, match="is broken"):
         Corpus.open(path)
 

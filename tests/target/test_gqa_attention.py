@@ -64,7 +64,7 @@ def test_the_same_bits_as_with_copies(copies, dtype, heads):
     attend, module = grouped(sdpa_attention_forward), SimpleNamespace(is_causal=True)
     module.num_key_value_groups = heads[0] // heads[1]
     for batch in (1, 3):
-        for n in (2, 5, 33):
+        for n in (2, 3, 5, 10, 33):
             for length in (n, 300):
                 if length < n:
                     continue

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
-import transformers
 from doubles import half_right
-from transformers import DynamicCache
+from layer_states import GREEDY, PROMPT, assert_close, cache_after, model_of, new_cache
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.bench import tiny
 from ngramspec.target.kv_cache import kv_cache_for
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-GREEDY = {"do_sample": False, "max_new_tokens": 24}
 # Convolutions beside attention; of keys and values inside it, with windows; an index of the keys.
 CLASSES = ("Lfm2ForCausalLM", "Lfm3ForCausalLM", "InklingForCausalLM", "DeepseekV32ForCausalLM")
 STATES = ("keys", "values", "indexer_keys")
@@ -26,26 +21,9 @@ class Stop(Exception):
     pass
 
 
-@cache
-def model_of(name):
-    return tiny.build(getattr(transformers, name))
-
-
 @pytest.fixture(params=CLASSES)
 def model(request):
     return model_of(request.param)
-
-
-def new_cache(model):
-    return DynamicCache(config=model.config)
-
-
-def cache_after(model, ids):
-    """The cache of one forward over ``ids`` that never saw anything else."""
-    made = new_cache(model)
-    with torch.no_grad():
-        model(ids, past_key_values=made)
-    return made
 
 
 def assert_same_cache(ours, plain):
@@ -56,9 +34,9 @@ def assert_same_cache(ours, plain):
         for name in STATES:
             own, other = (getattr(each, name, None) for each in (mine, theirs))
             if other is not None:
-                torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+                assert_close(own, other)
         for at, inputs in getattr(theirs, "conv_states", {}).items():
-            torch.testing.assert_close(mine.conv_states[at], inputs, rtol=1e-4, atol=1e-4)
+            assert_close(mine.conv_states[at], inputs)
 
 
 def test_after_every_step_the_cache_is_that_of_a_run_that_never_drafted(model):

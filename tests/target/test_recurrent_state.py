@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 import transformers
 from doubles import half_right, oracle
-from transformers import DynamicCache
+from layer_states import GREEDY, PROMPT, assert_close, cache_after, model_of, new_cache
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
@@ -16,28 +14,9 @@ from ngramspec.bench import tiny
 from ngramspec.target.recurrent_probe import why_not_continued
 from ngramspec.target.recurrent_state import MOST_PENDING, Checkpoint
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-GREEDY = {"do_sample": False, "max_new_tokens": 24}
 ATTENTION = ("BambaForCausalLM", "Qwen3NextForCausalLM", "ZayaForCausalLM")  # beside the state,
 CLASSES = (*ATTENTION, "Mamba2ForCausalLM")  # and none
 STATES = ("conv_states", "recurrent_states")
-
-
-@cache
-def model_of(name):
-    return tiny.build(getattr(transformers, name))
-
-
-def new_cache(model):
-    return DynamicCache(config=model.config)
-
-
-def cache_after(model, ids):
-    """The cache of one forward over ``ids`` that never saw anything else."""
-    made = new_cache(model)
-    with torch.no_grad():
-        model(ids, past_key_values=made)
-    return made
 
 
 def assert_same_cache(ours, plain):
@@ -45,10 +24,10 @@ def assert_same_cache(ours, plain):
         for name in ("keys", "values"):
             if getattr(theirs, name, None) is not None:
                 own, other = getattr(mine, name), getattr(theirs, name)
-                torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+                assert_close(own, other)
         for name in STATES if hasattr(theirs, "conv_states") else ():
             for at, state in getattr(theirs, name).items():
-                torch.testing.assert_close(getattr(mine, name)[at], state, rtol=1e-4, atol=1e-4)
+                assert_close(getattr(mine, name)[at], state)
 
 
 @pytest.mark.parametrize("name", ATTENTION)
@@ -101,7 +80,7 @@ def test_a_returned_cache_is_plain_generate_s(name):
     assert len(ours.hidden_states) == len(plain.hidden_states)
     for mine, theirs in zip(ours.hidden_states, plain.hidden_states, strict=True):
         for own, other in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-3)
+            assert_close(own, other, within=1e-3)
 
 
 @pytest.mark.parametrize("name", ATTENTION)

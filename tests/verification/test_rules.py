@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.verification import rejection as sampled
 from ngramspec.verification.draws import draw, draw_at_depths
-from ngramspec.verification.greedy import greedy_tokens, lenient_tokens
+from ngramspec.verification.greedy import lenient_tokens, tokens_on_demand
 from ngramspec.verification.rejection import speculative_tokens
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 from ngramspec.verification.typical import typical_tokens
@@ -209,7 +209,7 @@ def test_drawing_ahead_is_drawing_one_after_another():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_greedy_tokens_are_those_of_generate(dtype):
+def test_tokens_on_demand_are_those_of_generate(dtype):
     """Its argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
     torch.manual_seed(0)
     logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
@@ -221,9 +221,9 @@ def test_greedy_tokens_are_those_of_generate(dtype):
     expected = logits.to(torch.float32).argmax(dim=-1)
     assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
     for each in (logits, logits.requires_grad_()):
-        for at_once in (False, True):
-            rows = greedy_tokens(each, at_once)
-            assert [[row[at] for at in range(20)] for row in rows] == expected.tolist()
+        rows = tokens_on_demand(each)
+        assert [[row[at] for at in range(20)] for row in rows] == expected.tolist()
+        assert each.argmax(-1).tolist() == expected.tolist()  # as at once, on a device
 
 
 def test_lenient_greedy_takes_the_best_child_that_is_likely_enough():

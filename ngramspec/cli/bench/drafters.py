@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plots is not None:
         from ngramspec.bench.plots import plot_structures
 
-        print_paths([plot_structures(readings, arguments.plots)])
+        print_paths(plot_structures(readings, arguments.plots))
     return 0
 
 

@@ -4,7 +4,7 @@ there too. No model is run."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,11 @@ from ngramspec.draft_length.schedule import NAMED
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
-    from ngramspec.bench.knowledge import Knowledge
+    from ngramspec.bench.knowledge import Known
     from ngramspec.bench.peers import Contenders
     from ngramspec.bench.traces import Trace
     from ngramspec.draft import Float32
+    from ngramspec.drafters.base import Drafter
 
 SUMMARY = "play recorded outputs through drafters"
 PEERS_GAMMA = 64  # most tokens that a peer drafts; --gamma-max does not bound them
@@ -65,6 +66,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what all drafters know beside each request: a corpus, or a folder with REPO.ngc or"
         " REPO.npy (token ids, a 0 behind each document) for each trace's repo",
     )
+    parser.add_argument(
+        "--shared",
+        choices=("outputs", "all"),
+        help="all drafters share a store of what the traces before said: outputs, or all: prompts"
+        " too (peers: outputs)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="play each group in a batch of N rows, which share a step's positions, and one trace"
+        " after another",
+    )
+    add_count(parser, "--free", 64, "with --rows: positions of a step that cost as much as one")
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="play in another order")
     add_outputs(parser, plots=True)
 
@@ -72,7 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay every drafter on every curve; print, write and draw the results."""
     from ngramspec.bench.costs import cost_curve
-    from ngramspec.bench.knowledge import Knowledge
     from ngramspec.bench.peers import installed
     from ngramspec.bench.traces import read_traces
     from ngramspec.drafters import build_drafter
@@ -85,13 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
         for maker in makers.values():
             maker()
         traces = read_traces(arguments.traces)
-        knowledge = None
-        if arguments.corpus is not None:
-            knowledge = Knowledge(arguments.corpus)
-            for repo in {trace.repo for trace in traces}:
-                knowledge.corpus(repo)
+        knowledge = known(arguments, traces)
         longest = max(gamma_max, PEERS_GAMMA) if arguments.peers else gamma_max
         curves = {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
+    if arguments.rows is not None:
+        return run_rows(arguments, makers, gamma_max, traces)
     peers, skipped = installed() if arguments.peers else ({}, {})
     results = []
     for curve, cost in curves.items():
@@ -106,6 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         "tree": arguments.tree is not None,
         "fresh": arguments.fresh,
         "shuffle": arguments.shuffle,
+        "shared": arguments.shared,
         "corpus": None if arguments.corpus is None else arguments.corpus.name,
     }
     write_json(arguments.json, {"settings": settings, "results": results, "skipped": skipped})
@@ -113,6 +126,49 @@ def run(arguments: argparse.Namespace) -> int:
         from ngramspec.bench.plots import plot_replay
 
         print_paths(plot_replay(results, arguments.plots))
+    return 0
+
+
+def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
+    """What drafters know beside each request, by ``--corpus`` or ``--shared``.
+
+    Raises:
+        OSError, ValueError: a corpus cannot be used, or the options exclude each other.
+    """
+    from ngramspec.bench.knowledge import Earlier, Knowledge
+
+    if arguments.shared is not None:
+        if arguments.corpus is not None or arguments.fresh:
+            raise ValueError("--shared cannot be combined with --corpus or --fresh")
+        return Earlier(arguments.shared)
+    if arguments.corpus is None:
+        return None
+    knowledge = Knowledge(arguments.corpus)
+    for repo in {trace.repo for trace in traces}:
+        knowledge.corpus(repo)
+    return knowledge
+
+
+def run_rows(
+    arguments: argparse.Namespace,
+    makers: Mapping[str, Callable[[], Drafter]],
+    gamma_max: int,
+    traces: Sequence[Trace],
+) -> int:
+    """Replay every drafter in batches; print and write the results."""
+    from ngramspec.bench.replay_rows import BatchPlan, compare_rows
+
+    with usable():
+        rows = check_int("--rows", arguments.rows, 1)
+        plan = BatchPlan(rows, gamma_max, check_int("--free", arguments.free, rows))
+    results = {name: compare_rows(make, plan, traces) for name, make in makers.items()}
+    for name, groups in results.items():
+        print(f"{name}, tokens per call: one row, {rows} rows with {plan.free} positions, share")
+        for group, found in groups.items():
+            single, batch = (found[way]["tokens_per_call"] for way in ("single", "rows"))
+            print(f"{group:<20}{single:>8.3f}{batch:>8.3f}{found['share']:>8.3f}")
+    settings = {"traces": len(traces), "gamma_max": gamma_max, "rows": rows, "free": plan.free}
+    write_json(arguments.json, {"settings": settings, "results": results})
     return 0
 
 
@@ -140,7 +196,7 @@ def replay(
     curve: str,
     cost: Float32,
     traces: Sequence[Trace],
-    knowledge: Knowledge | None = None,
+    knowledge: Known | None = None,
 ) -> list[dict[str, Any]]:
     """Replay all traces through each drafter with one cost curve."""
     from ngramspec.bench.compare import compare

@@ -1,0 +1,307 @@
+"""A person typing through functions of a repository, against two servers of the same weights.
+
+    python benchmarks/editor.py --model FOLDER --repository FOLDER --json editor.json
+
+They are ``ngramspec serve`` and ``transformers serve``. The functions are held out: ours drafts
+from a corpus of the repository without them. Each prompt ends where the cursor is, and begins at
+a place that stays the same for a function. Every few characters there is a request for the rest
+of the line; each is sent to one server, then to the other, by the ``openai`` client, greedy, as a
+stream that ends with the line. Under ``--mode pauses`` a second passes between two requests and
+each is answered; under ``--mode typing`` all requests of a burst but its last are cancelled by
+the next. Times are of the requests that were answered, from sending to the first text, and to the
+end of the line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from first_look import machine
+
+OURS, THEIRS = "ngramspec", "transformers"
+START = 300.0  # seconds to wait for a server
+PAUSE = 1.0  # seconds between requests that are not cancelled
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function to type: the text of its file before it, and its own."""
+
+    file: str
+    name: str
+    before: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request that was answered; times in seconds."""
+
+    server: str
+    function: str
+    cursor: int
+    text: str
+    first: float
+    line: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="a person typing, against two servers")
+    parser.add_argument("--model", type=Path, required=True, help="folder with safetensors")
+    parser.add_argument("--repository", type=Path, required=True, help="folder of Python files")
+    parser.add_argument("--mode", choices=("pauses", "typing"), default="pauses")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--functions", type=int, default=10)
+    parser.add_argument("--requests", type=int, default=8, help="answered ones in each function")
+    parser.add_argument("--burst", type=int, default=4, help="requests of which the last one stays")
+    parser.add_argument("--gap", type=float, default=0.3, help="seconds until one is cancelled")
+    parser.add_argument("--context", type=int, default=1500, help="tokens before a function, about")
+    parser.add_argument("--tokens", type=int, default=32, help="most tokens of a line")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, required=True)
+    arguments = parser.parse_args()
+    functions = choose(arguments)
+    with ExitStack() as running:
+        servers = start(arguments, functions, running)
+        answers = play(arguments, functions, servers)
+    report(arguments, answers)
+
+
+def choose(arguments: argparse.Namespace) -> list[Function]:
+    """Functions of several lines, each of another file, as the seed has it."""
+    found = []
+    for path in sorted(arguments.repository.rglob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        lines = text.splitlines(keepends=True)
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.FunctionDef) or node.end_lineno is None:
+                continue
+            before = "".join(lines[: node.lineno - 1])
+            own = "".join(lines[node.lineno - 1 : node.end_lineno])
+            if 8 <= own.count("\n") <= 30 and len(before) > 3 * arguments.context:
+                found.append(Function(str(path), node.name, before, own))
+    random.Random(arguments.seed).shuffle(found)
+    others: dict[str, Function] = {}
+    for each in found:
+        others.setdefault(each.file, each)
+    return list(others.values())[: arguments.functions]
+
+
+def start(
+    arguments: argparse.Namespace, functions: Sequence[Function], running: ExitStack
+) -> dict[str, str]:
+    """Start both servers: their addresses by name."""
+    folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
+    rest = folder / "rest"
+    own = {each.file: each for each in functions}
+    for path in arguments.repository.rglob("*.py"):
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        if str(path) in own:
+            text = text.replace(own[str(path)].text, "")
+        to = rest / path.relative_to(arguments.repository)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_text(text)
+    corpus = folder / "rest.ngc"
+    build = ["corpus", "build", str(corpus), str(rest), "--tokenizer", str(arguments.model)]
+    subprocess.run([sys.executable, "-m", "ngramspec", *build], check=True, capture_output=True)
+    model, dtype = str(arguments.model), arguments.dtype
+    ours = [sys.executable, "-m", "ngramspec", "serve", model, "--dtype", dtype]
+    ours += ["--corpus", str(corpus), "--name", model]
+    theirs = [str(Path(sys.executable).with_name("transformers"))]
+    if not Path(theirs[0]).exists():
+        theirs = [sys.executable, "-c", "from transformers.cli.transformers import main; main()"]
+    theirs += ["serve", model, "--dtype", dtype, "--device", "cpu"]
+    return {
+        OURS: running.enter_context(serving(ours, folder / "ours.log")),
+        THEIRS: running.enter_context(serving(theirs, folder / "theirs.log")),
+    }
+
+
+@contextmanager
+def serving(command: list[str], log: Path) -> Iterator[str]:
+    """Run a server until the block ends: its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=file, stderr=file
+        )
+    try:
+        deadline = time.monotonic() + START
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
+                break
+            except urllib.error.URLError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(log.read_text()) from None
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def play(
+    arguments: argparse.Namespace, functions: Sequence[Function], servers: dict[str, str]
+) -> list[Answer]:
+    """Type through all functions, on one server after the other."""
+    import openai
+
+    rng = random.Random(arguments.seed)
+    clients = {
+        name: openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
+        for name, url in servers.items()
+    }
+    answers: list[Answer] = []
+    for client in clients.values():  # what the first request loads is not counted
+        ask(client, arguments, "x = 1\ny =", None)
+    for number, function in enumerate(functions):
+        context = function.before[-4 * arguments.context :]
+        bursts = cursors(function, arguments, rng)
+        order = list(clients) if number % 2 else list(clients)[::-1]
+        for name in order:
+            for burst in bursts:
+                answers.append(type_burst(clients[name], name, function, context, burst, arguments))
+                show(answers[-1])
+                time.sleep(PAUSE)
+    return answers
+
+
+def cursors(
+    function: Function, arguments: argparse.Namespace, rng: random.Random
+) -> list[list[int]]:
+    """Where requests are sent: bursts of places in a function, each 3 to 5 characters further."""
+    body = function.text.index("\n") + 1
+    size = arguments.burst if arguments.mode == "typing" else 1
+    bursts, at = [], body
+    for _ in range(arguments.requests):
+        burst = []
+        for _ in range(size):
+            at += rng.randint(3, 5)
+            burst.append(min(at, len(function.text) - 1))
+        bursts.append(burst)
+    return bursts
+
+
+def type_burst(
+    client: Any,
+    name: str,
+    function: Function,
+    context: str,
+    burst: Sequence[int],
+    arguments: argparse.Namespace,
+) -> Answer:
+    """Send the requests of a burst, and wait for the answer of the last one."""
+    for cursor in burst[:-1]:
+        ask(client, arguments, context + function.text[:cursor], arguments.gap)
+    cursor = burst[-1]
+    text, first, line = ask(client, arguments, context + function.text[:cursor], None)
+    return Answer(name, function.name, cursor, text, first, line)
+
+
+def ask(
+    client: Any, arguments: argparse.Namespace, prompt: str, gap: float | None
+) -> tuple[str, float, float]:
+    """Ask for the rest of a line: its text, and the seconds to its first text and to its end.
+
+    Args:
+        gap: after so many seconds it is cancelled; None: it is not.
+    """
+    started = time.perf_counter()
+    settings = {"max_tokens": arguments.tokens, "temperature": 0, "stop": ["\n"]}
+    if gap is not None:
+        settings["timeout"] = gap
+    text, first = "", 0.0
+    try:
+        stream = client.completions.create(
+            model=str(arguments.model), prompt=prompt, stream=True, **settings
+        )
+        with stream:
+            for part in stream:
+                piece = part.choices[0].text if part.choices else ""
+                if piece and not first:
+                    first = time.perf_counter() - started
+                text += piece
+                if "\n" in text or (gap and time.perf_counter() - started > gap):
+                    break
+    except Exception as error:
+        if gap is None or "imed out" not in str(error):
+            raise
+    line = time.perf_counter() - started
+    if gap is not None:
+        time.sleep(max(gap - line, 0.0))
+    return text.partition("\n")[0], first or line, line
+
+
+def show(answer: Answer) -> None:
+    """Print one answer."""
+    print(
+        f"{answer.server:>12} {answer.function}@{answer.cursor}: {answer.first:.3f}"
+        f" {answer.line:.3f} {answer.text!r}",
+        flush=True,
+    )
+
+
+def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:
+    """Print medians, 95th percentiles and their ratios; write all of it."""
+    result: dict[str, Any] = {
+        "machine": machine(),
+        "arguments": {
+            name: value if isinstance(value, int | float | str) else Path(value).name
+            for name, value in vars(arguments).items()
+        },
+    }
+    for what in ("first", "line"):
+        times = {
+            name: sorted(getattr(each, what) for each in answers if each.server == name)
+            for name in (OURS, THEIRS)
+        }
+        for name, found in times.items():
+            result[f"{what}_{name}"] = {"median": statistics.median(found), "p95": p95(found)}
+        ours, theirs = times[OURS], times[THEIRS]
+        result[f"{what}_ratio"] = {
+            "median": statistics.median(theirs) / statistics.median(ours),
+            "p95": p95(theirs) / p95(ours),
+        }
+    result["different_texts"] = differences(answers)
+    result["answers"] = [asdict(each) for each in answers]
+    text = json.dumps(result, indent=1)
+    arguments.json.write_text(re.sub(r"\n {3,}", " ", text) + "\n")
+    del result["answers"]
+    print(json.dumps(result, indent=1))
+
+
+def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:
+    """The answers of both servers where they are different."""
+    texts: dict[tuple[str, int], dict[str, str]] = {}
+    for each in answers:
+        texts.setdefault((each.function, each.cursor), {})[each.server] = each.text
+    return [each for each in texts.values() if len(set(each.values())) > 1]
+
+
+def p95(found: Sequence[float]) -> float:
+    """The 95th percentile: the time that one in twenty exceeds."""
+    return sorted(found)[min(int(0.95 * len(found)), len(found) - 1)]
+
+
+if __name__ == "__main__":
+    main()

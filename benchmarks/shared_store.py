@@ -1,0 +1,145 @@
+"""What a shared store costs: to add to, to look up, and how long threads wait for its lock.
+
+    python benchmarks/shared_store.py --traces traces.jsonl --json shared_store.json
+
+The traces' outputs, repeated with one token in fifty replaced, fill a namespace of 64 MiB and wrap
+around in it. Times are of calls from Python. The waits are of one thread that takes the lock again
+and again, 2 µs apart, while others draft, add, copy the text and clear it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+import numpy as np
+from first_look import machine
+
+from ngramspec.bench.traces import read_traces
+from ngramspec.drafters import build_drafter
+from ngramspec.stores import SharedStore
+
+BYTES = 64 << 20
+REPLACED = 0.02
+CONTEXTS = 20_000
+WAITS = 200_000
+PAUSE = 2000  # ns
+AIM = 100_000  # ns, of the 99.9th percentile
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="what a shared store costs")
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    outputs = [trace.output for trace in read_traces(arguments.traces)]
+    store = SharedStore(BYTES, namespace_bytes=BYTES)
+    result = {
+        "add": filled(store, outputs),
+        "look_up": look_ups(store, outputs),
+        "wait_alone": waits(store, outputs, 0),
+        "wait": waits(store, outputs, arguments.threads),
+        "most_operations": store.ring("a").most_operations(),
+        "bytes": store.sizeof(),
+        "machine": machine(),
+    }
+    print(json.dumps(result, indent=1))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def filled(store: SharedStore, outputs: list[Any]) -> dict[str, Any]:
+    """Add more text than there is room for; microseconds a token."""
+    rng = np.random.default_rng(0)
+    alphabet = np.concatenate(outputs)
+    namespace, tokens, seconds = store["a"], 0, 0.0
+    while tokens < 1.2 * BYTES / 28:
+        for output in outputs:
+            text = output.copy()
+            places = rng.random(len(text)) < REPLACED
+            text[places] = rng.choice(alphabet, int(places.sum()))
+            begin = perf_counter()
+            namespace.add(text)
+            seconds += perf_counter() - begin
+            tokens += len(text)
+    held = namespace.statistics().tokens
+    return {"tokens": tokens, "held": held, "us_a_token": seconds / tokens * 1e6}
+
+
+def look_ups(store: SharedStore, outputs: list[Any]) -> dict[str, Any]:
+    """Microseconds of look-ups of real contexts; in half of them one of the last tokens differs."""
+    rng = np.random.default_rng(1)
+    text = np.concatenate(outputs)
+    stream = store["a"].index
+    times, lengths, places = [], [], []
+    for i in range(CONTEXTS):
+        at = int(rng.integers(64, len(text)))
+        context = text[at - 64 : at].copy()
+        if i % 2:
+            context[-int(rng.integers(1, 16))] = rng.choice(text)
+        begin = perf_counter_ns()
+        found = stream.find(context, 32)
+        times.append(perf_counter_ns() - begin)
+        places.append(len(found))
+        lengths.append(found[0][1] if found else 0)
+    return {
+        "contexts": CONTEXTS,
+        "us_median": float(np.median(times)) / 1000,
+        "us_p99": float(np.percentile(times, 99)) / 1000,
+        "places_mean": float(np.mean(places)),
+        "longest_mean": float(np.mean(lengths)),
+    }
+
+
+def waits(store: SharedStore, outputs: list[Any], threads: int) -> dict[str, Any]:
+    """Nanoseconds that the lock was waited for, while others work."""
+    done = threading.Event()
+    drafter = build_drafter("auto", stores=[store["a"]])
+    drafted = [0]
+
+    def serve(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while not done.is_set():
+            output = outputs[rng.integers(len(outputs))]
+            session = drafter.start(output[:8])
+            for at in range(8, len(output), 3):
+                session.propose(16)
+                session.extend(output[at : at + 3])
+                drafted[0] += 1
+            session.close()
+
+    def keep() -> None:
+        at = 0
+        while not done.is_set():
+            at, codes = store.ring("a").codes(at)
+            at = at + len(codes) if len(codes) else 0
+            if at == 0:
+                store["a"].clear()
+
+    others = [threading.Thread(target=serve, args=(seed,)) for seed in range(threads)]
+    others += [threading.Thread(target=keep)] if threads else []
+    for thread in others:
+        thread.start()
+    waited = store.ring("a").waits(WAITS, PAUSE)
+    done.set()
+    for thread in others:
+        thread.join()
+    percentiles = np.percentile(waited, [50, 99, 99.9, 99.99])
+    names = ("ns_median", "ns_p99", "ns_p999", "ns_p9999")
+    return {
+        "threads": threads,
+        "waits": WAITS,
+        **dict(zip(names, map(float, percentiles), strict=True)),
+        "ns_most": int(waited.max()),
+        "drafts_meanwhile": drafted[0],
+        "aim_ns_p999": AIM,
+    }
+
+
+if __name__ == "__main__":
+    main()

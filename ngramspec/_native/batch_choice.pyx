@@ -1,0 +1,113 @@
+"""How many drafted tokens of each row are worth a step's cost; see ``draft_length``.
+
+Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a batch whose steps
+cost what all its positions together do.
+"""
+
+from libc.stdlib cimport free, malloc
+
+cimport numpy as cnp
+
+cnp.import_array()
+
+
+def worthwhile_heads(confidences, const float[::1] curve not None, bint chains=True):
+    """How long the heads of a batch's drafts are where its expected tokens per cost are highest.
+
+    The likeliest tokens of all rows first; of equal ones those of the first row. Of equal values
+    per cost the longest drafts are taken.
+
+    Args:
+        confidences: of each row a contiguous float32 array (n,): P(accepted | those before are) of
+            its tokens, ``chains``; else P(accepted) of its nodes, which never rises.
+        curve: float32 (m,), m >= 1: [d] the cost of a step with d drafted tokens in all. No more
+            than m - 1 are drafted.
+        chains: what the confidences are.
+
+    Returns:
+        list of the rows' lengths.
+
+    Raises:
+        TypeError, ValueError: no such arrays; an empty curve.
+        MemoryError: nothing was done.
+
+    Example:
+        >>> sure, rare = np.array([0.9, 0.9], np.float32), np.array([0.1], np.float32)
+        >>> worthwhile_heads([sure, rare], np.array([1, 1.2, 1.4, 1.6], np.float32))
+        [2, 0]
+    """
+    cdef Py_ssize_t rows = len(confidences), row, total
+    cdef Py_ssize_t most = curve.shape[0] - 1
+    cdef double expected = rows, value, highest
+    cdef Row* all_rows
+    cdef Row* next_row
+    if most < 0:
+        raise ValueError("curve must have one entry or more, got 0")
+    if rows == 0:
+        return []
+    held = tuple(confidences)  # as long as its arrays are read
+    all_rows = <Row*>malloc(rows * sizeof(Row))
+    if all_rows == NULL:
+        raise MemoryError("a batch's rows")
+    try:
+        for row in range(rows):
+            begin(&all_rows[row], held[row])
+        highest = expected / curve[0]
+        for total in range(1, most + 1):
+            next_row = likeliest(all_rows, rows)
+            if next_row == NULL:
+                break
+            expected += next_row.reach
+            next_row.taken += 1
+            if next_row.taken < next_row.count:
+                next_row.reach = (
+                    next_row.reach * next_row.sure[next_row.taken]
+                    if chains
+                    else next_row.sure[next_row.taken]
+                )
+            value = expected / curve[total]
+            if value >= highest:
+                highest = value
+                for row in range(rows):
+                    all_rows[row].kept = all_rows[row].taken
+        return [all_rows[row].kept for row in range(rows)]
+    finally:
+        free(all_rows)
+
+
+cdef struct Row:
+    const float* sure
+    Py_ssize_t count
+    Py_ssize_t taken
+    Py_ssize_t kept
+    double reach  # of its next token
+
+
+cdef int begin(Row* row, object confidence) except -1:
+    cdef cnp.ndarray array
+    if not isinstance(confidence, cnp.ndarray):
+        raise TypeError(f"confidences must be float32 arrays, got {type(confidence).__name__}")
+    array = <cnp.ndarray>confidence
+    if (
+        cnp.PyArray_TYPE(array) != cnp.NPY_FLOAT32 or cnp.PyArray_NDIM(array) != 1
+        or not cnp.PyArray_ISCARRAY_RO(array)
+    ):
+        raise TypeError(
+            "confidences must be contiguous float32 arrays of one dimension,"
+            f" got {confidence.dtype} {confidence.shape}"
+        )
+    row.sure = <const float*>cnp.PyArray_DATA(array)
+    row.count = cnp.PyArray_DIM(array, 0)
+    row.taken = row.kept = 0
+    row.reach = row.sure[0] if row.count else 0.0
+    return 0
+
+
+cdef Row* likeliest(Row* rows, Py_ssize_t count) noexcept nogil:
+    """The row whose next token is the most probable; NULL: all tokens are taken."""
+    cdef Row* found = NULL
+    cdef Py_ssize_t row
+    for row in range(count):
+        if rows[row].taken < rows[row].count and (found == NULL or rows[row].reach > found.reach):
+            found = &rows[row]
+    return found

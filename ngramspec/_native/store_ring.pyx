@@ -1,0 +1,398 @@
+"""The ring of a namespace: adding text, finding places, reading on from them.
+
+Costs: a token takes a place in RING_LEVELS tables. A look-up compares WALK places of each level at
+most. Memory: CODE_BYTES for each code, all of it taken at the start. Any number of threads: one
+lock, held for at most BATCH tokens added, one look-up, or COPIED codes read or erased. The lock is
+never held where the GIL is taken, so no thread waits for one that waits for it.
+"""
+
+from cpython.pythread cimport (
+    PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock, PyThread_release_lock,
+    WAIT_LOCK,
+)
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memmove
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+import numpy as np
+
+from ngramspec._native.common cimport process_salt
+from ngramspec._native.store_source cimport Found
+from ngramspec._native.xxh64 cimport xxh64
+
+BYTES_PER_CODE = CODE_BYTES
+LEAST_CODES = LEAST_CAPACITY
+MOST_CODES = <int64_t>1 << 31
+BORDER = SEPARATOR
+LENGTHS = (1, 3, 6)
+MOST_WALKED = WALK
+MOST_COPIED = COPIED
+
+
+cdef inline int64_t nanoseconds() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
+
+
+cdef inline int length_of(int level) noexcept nogil:
+    """Tokens of a level's contexts, the shortest first."""
+    return 1 if level == 0 else 3 if level == 1 else 6
+
+
+cdef class StoreRing:
+    """Text that requests share, bounded by ``capacity`` codes of CODE_BYTES each.
+
+    Args:
+        capacity: codes, LEAST_CODES..MOST_CODES: tokens, and a separator a document.
+
+    Raises:
+        MemoryError: there is no room.
+    """
+
+    def __cinit__(self, int64_t capacity):
+        cdef int level
+        if not LEAST_CAPACITY <= capacity <= MOST_CODES:
+            raise ValueError(f"capacity must be in {LEAST_CODES}..{MOST_CODES}, got {capacity}")
+        self.lock = PyThread_allocate_lock()
+        self.ring = <int32_t*>calloc(capacity, sizeof(int32_t))
+        for level in range(RING_LEVELS):
+            self.heads[level] = <uint32_t*>calloc(capacity, sizeof(uint32_t))
+            self.links[level] = <uint32_t*>calloc(capacity, sizeof(uint32_t))
+            if self.heads[level] == NULL or self.links[level] == NULL:
+                raise MemoryError(f"a store of {capacity} codes")
+        if self.lock == NULL or self.ring == NULL:
+            raise MemoryError(f"a store of {capacity} codes")
+        self.capacity = capacity
+        self.salt = process_salt()
+        self.largest = -1
+
+    def __dealloc__(self):
+        cdef int level
+        free(self.ring)
+        for level in range(RING_LEVELS):
+            free(self.heads[level])
+            free(self.links[level])
+        if self.lock != NULL:
+            PyThread_free_lock(self.lock)
+
+    def close(self):
+        """Free the text; nothing is found or added any more."""
+        cdef void* parts[1 + 2 * RING_LEVELS]
+        cdef int level
+        with nogil:
+            self.take()
+            parts[0] = self.ring
+            self.ring = NULL
+            for level in range(RING_LEVELS):
+                parts[1 + 2 * level] = self.heads[level]
+                parts[2 + 2 * level] = self.links[level]
+                self.heads[level] = self.links[level] = NULL
+            self.capacity = 0
+            self.forget()
+            self.release()
+            for level in range(1 + 2 * RING_LEVELS):
+                free(parts[level])
+
+    def clear(self):
+        """Forget the text, at once; its memory is erased in pieces."""
+        cdef uint64_t slot = 0
+        cdef bint going = True
+        with nogil:
+            self.take()
+            self.forget()
+            self.release()
+            while going:
+                self.take()
+                going = self.erase(slot)
+                self.release()
+                slot += COPIED
+
+    def codes(self, int64_t at, int most=COPIED):
+        """Codes from a position on, or from the oldest there is: (position, int32 (n,)).
+
+        Tokens, and BORDER before each document. At most COPIED.
+        """
+        cdef int32_t[::1] into
+        cdef int n = 0
+        cdef uint64_t begin
+        if at < 0 or not 0 < most <= COPIED:
+            raise ValueError(f"cannot copy {most} codes from {at} on")
+        found = np.empty(most, np.int32)
+        into = found
+        with nogil:
+            self.take()
+            begin = min(max(<uint64_t>at, self.oldest), self.written)
+            while n < most and begin + n < self.written:
+                into[n] = self.ring[(begin + n) % self.capacity]
+                n += 1
+            self.held += n
+            self.release()
+        return begin, found[:n]
+
+    def counts(self):
+        """(tokens, tokens ever, look-ups, those that found a place, accepted tokens)."""
+        return self.tokens, self.ever, self.look_ups, self.hits, self.accepted
+
+    def count_on(self, counts):
+        """Go on from the counts of a saved store: tokens ever, look-ups, hits, accepted."""
+        self.ever, self.look_ups, self.hits, self.accepted = counts
+
+    def largest_id(self):
+        """The largest token id ever added, or -1."""
+        return self.largest
+
+    def most_operations(self):
+        """The most codes and places that were touched while the lock was held once."""
+        return self.most_held
+
+    def memory_holds(self, int32_t code):
+        """Whether any slot holds a code, one that cannot be read included. For tests."""
+        cdef uint64_t slot
+        for slot in range(self.capacity):
+            if self.ring[slot] == code:
+                return True
+        return False
+
+    def waits(self, int n, int pause):
+        """For benchmarks: ns that the lock was waited for, int64 (n,), ``pause`` ns apart."""
+        cdef int64_t[::1] into
+        cdef int64_t began
+        cdef int i
+        waited = np.empty(n, np.int64)
+        into = waited
+        with nogil:
+            for i in range(n):
+                began = nanoseconds()
+                self.take()
+                self.release()
+                into[i] = nanoseconds() - began
+                while nanoseconds() - began < pause:
+                    pass
+        return waited
+
+    def sizeof(self):
+        """Bytes allocated."""
+        return sizeof(StoreRing) + self.capacity * CODE_BYTES
+
+    def check_integrity(self):
+        """Raise an AssertionError if an invariant is broken."""
+        cdef uint64_t at, tokens = 0
+        cdef int level
+        cdef int32_t code
+        self.take()
+        try:
+            assert self.written - self.oldest <= self.capacity, "more codes than fit"
+            assert 0 <= self.have <= TAIL
+            for at in range(self.oldest, self.written):
+                code = self.ring[at % self.capacity]
+                assert 0 <= code, f"code {code} at {at}"
+                tokens += code != SEPARATOR
+            assert tokens == <uint64_t>self.tokens, f"{tokens} tokens, {self.tokens} counted"
+            for level in range(self.have):
+                at = self.written - 1 - level
+                if at >= self.oldest and level < self.have:
+                    assert self.ring[at % self.capacity] == self.tail[TAIL - 1 - level], "tail"
+        finally:
+            self.release()
+
+    cdef void take(self) noexcept nogil:
+        PyThread_acquire_lock(self.lock, WAIT_LOCK)
+        self.held = 0
+
+    cdef void release(self) noexcept nogil:
+        if self.held > self.most_held:
+            self.most_held = self.held
+        PyThread_release_lock(self.lock)
+
+    cdef void forget(self) noexcept nogil:
+        """Let nothing be found. Under the lock."""
+        self.oldest = self.written
+        self.owner = 0
+        self.tokens = 0
+        self.have = 0
+
+    cdef bint erase(self, uint64_t slot) noexcept nogil:
+        """Erase slots from ``slot`` on that hold no text; whether more follow. Under the lock."""
+        cdef uint64_t i, kept = self.written - self.oldest, behind
+        for i in range(slot, min(slot + COPIED, self.capacity)):
+            behind = (self.written + self.capacity - i) % self.capacity  # codes since, 0: all
+            if behind == 0 and kept < self.capacity or behind > kept:
+                self.ring[i] = 0
+            self.held += 1
+        return slot + COPIED < self.capacity
+
+    cdef uint32_t bucket(self, int level, const int32_t* end) noexcept nogil:
+        """Where the places behind the last tokens before ``end`` begin."""
+        cdef int n = length_of(level)
+        return <uint32_t>((xxh64(end - n, n, n, self.salt) >> 32) * self.capacity >> 32)
+
+    cdef void put(self, int32_t code, bint found) noexcept nogil:
+        """Write a code. ``found``: so that its place is found. Under the lock."""
+        cdef uint64_t slot = self.written % self.capacity
+        if found:
+            self.place()
+        if self.written - self.oldest == self.capacity:
+            self.tokens -= self.ring[slot] != SEPARATOR
+            self.oldest += 1
+        self.ring[slot] = code
+        self.written += 1
+        self.held += 1
+        if code == SEPARATOR:
+            self.have = 0
+            return
+        self.tokens += 1
+        self.largest = max(self.largest, code)
+        memmove(self.tail, self.tail + 1, (TAIL - 1) * sizeof(int32_t))
+        self.tail[TAIL - 1] = code
+        self.have = min(self.have + 1, <int>TAIL)
+
+    cdef void place(self) noexcept nogil:
+        """Let the next code's place be found by what stands before it. Under the lock."""
+        cdef uint64_t slot = self.written % self.capacity
+        cdef uint32_t bucket
+        cdef int level
+        for level in range(RING_LEVELS):
+            if self.have < length_of(level):
+                return
+            bucket = self.bucket(level, self.tail + TAIL)
+            self.links[level][slot] = self.heads[level][bucket]
+            self.heads[level][bucket] = <uint32_t>self.written
+            self.held += 1
+
+    cdef uint64_t new_owner(self) noexcept nogil:
+        """A number for a stream."""
+        cdef uint64_t number
+        self.take()
+        self.owners += 1
+        number = self.owners
+        self.release()
+        return number
+
+    cdef void end(self, uint64_t owner) noexcept nogil:
+        """Let nothing follow the text of a stream."""
+        self.take()
+        if self.owner == owner:
+            self.owner = 0
+        self.release()
+
+    cdef int add(
+        self, uint64_t owner, const int32_t* before, int have, const int32_t* tokens, int n,
+        Own* own
+    ) noexcept nogil:
+        """Add tokens of a stream: behind its last ones, or if others came between, as a document.
+
+        Args:
+            owner: the stream's number.
+            before: the stream's last tokens, which such a document begins with, so that what
+                follows is found by them.
+            have: how many.
+            tokens: to add.
+            n: how many, at most BATCH.
+            own: where the stream's text lies; added to.
+        """
+        cdef int i
+        self.take()
+        if self.capacity:
+            if owner != self.owner:
+                self.put(SEPARATOR, False)
+                own.last = (own.last + 1) % OWN_RANGES
+                own.n = min(own.n + 1, <int>OWN_RANGES)
+                own.ranges[own.last].begin = self.written
+                for i in range(have):
+                    self.put(before[i], False)
+                self.owner = owner
+            for i in range(n):
+                self.put(tokens[i], True)
+            self.ever += n
+            own.ranges[own.last].end = self.written
+        self.release()
+        return n
+
+    cdef int agreement(self, uint64_t at, const int32_t* end, Py_ssize_t have) noexcept nogil:
+        """How many of a context's last tokens stand before a place, at most RING_DEEPEST."""
+        cdef uint64_t slot = at % self.capacity
+        cdef int i = 0, most = <int>min(<uint64_t>min(have, RING_DEEPEST), at - self.oldest)
+        while i < most:
+            slot = (slot if slot else self.capacity) - 1
+            if self.ring[slot] != end[-1 - i] or self.ring[slot] == SEPARATOR:
+                break
+            i += 1
+        self.held += i + 1
+        return i
+
+    cdef int walk(
+        self, int level, const int32_t* end, Py_ssize_t have, const Own* own,
+        Found* into, int n, int most
+    ) noexcept nogil:
+        """Add the latest places of one context to ``n`` that are known; how many there are then.
+
+        Those that agree for as many tokens as the next level's contexts have come from there.
+        """
+        cdef int steps, length, i, k, walked = 0
+        cdef int least = length_of(level)
+        cdef int beyond = RING_DEEPEST + 1 if level == RING_LEVELS - 1 else length_of(level + 1)
+        cdef uint32_t next = self.heads[level][self.bucket(level, end)]
+        cdef uint64_t at, age, before = 0
+        for steps in range(STEPS):
+            age = <uint32_t>(<uint32_t>self.written - next)
+            if age <= before or age > self.written - self.oldest:
+                break
+            before = age
+            at = self.written - age
+            next = self.links[level][at % self.capacity]
+            if is_own(own, at):
+                continue
+            length = self.agreement(at, end, have)
+            if length < least:
+                continue
+            walked += 1
+            if length < beyond and (n < most or into[n - 1].length < length):
+                n = min(n + 1, most)
+                i = n - 1
+                while i and into[i - 1].length < length:
+                    into[i] = into[i - 1]
+                    i -= 1
+                into[i].at, into[i].length = at, length
+            if walked == WALK or n == most and into[n - 1].length == RING_DEEPEST:
+                break
+        self.held += steps
+        return n
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, const Own* own, Found* into, int most
+    ) noexcept nogil:
+        """Places behind a context, the longest agreement first, of equals the latest."""
+        cdef int level, n = 0
+        self.take()
+        if self.capacity:
+            for level in range(RING_LEVELS - 1, -1, -1):
+                if have >= length_of(level) and n < most:
+                    n = self.walk(level, end, have, own, into, n, most)
+            self.look_ups += 1
+            self.hits += n > 0
+        self.release()
+        return n
+
+    cdef int read(self, uint64_t at, int32_t* into, int most, int32_t limit) noexcept nogil:
+        """Copy tokens below ``limit`` from a position on, up to a document's end; how many."""
+        cdef int n = 0
+        cdef int32_t code
+        self.take()
+        if at >= self.oldest:
+            while n < most and at + n < self.written:
+                code = self.ring[(at + n) % self.capacity]
+                if code >= limit:
+                    break
+                into[n] = code
+                n += 1
+        self.held += n
+        self.release()
+        return n
+
+    cdef void credit(self, int64_t n) noexcept nogil:
+        """Count accepted tokens."""
+        self.take()
+        self.accepted += n
+        self.release()

@@ -1,0 +1,150 @@
+"""Adding one request's text to a ring, and drafting from the text of others.
+
+Tokens are added BATCH at a time, behind the request's last ones. Where other requests' text came
+between, the last OVERLAP tokens are written again first, so that what follows is found by them.
+What the request itself added is not found by it, as long as it lies in the last OWN_RANGES pieces:
+its own text is known better. Memory: 1 kB. One thread at a time; a ring takes any number of them.
+"""
+
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy, memmove
+
+import numpy as np
+
+from ngramspec._native.common cimport (
+    MAX_TOKENS, first_negative, raise_negative, start_of, token_view,
+)
+from ngramspec._native.store_tally cimport SEPARATOR
+
+ADDED_AT_ONCE = BATCH
+WRITTEN_AGAIN = OVERLAP
+
+
+cdef class StoreStream(StoreSource):
+    """What one request does in a namespace.
+
+    Args:
+        ring: the namespace's.
+        limit: of token ids: none from here on is read; 0: none.
+    """
+
+    def __cinit__(self, StoreRing ring not None, int64_t limit=0):
+        if not 0 <= limit < SEPARATOR:
+            raise ValueError(f"limit must be in 0..{SEPARATOR - 1}, got {limit}")
+        self.ring = ring
+        self.limit = <int32_t>limit if limit else SEPARATOR
+        self.owner = ring.new_owner()
+        self.own.last = -1
+
+    def append(self, tokens):
+        """Add tokens, int32 (n,), as soon as there are BATCH of them.
+
+        Raises:
+            TypeError: not such an array.
+            ValueError: an id below 0 or of 2147483647; nothing was added.
+        """
+        cdef const int32_t[::1] view = token_view(tokens)
+        cdef const int32_t* new = start_of(view)
+        cdef Py_ssize_t i, n = view.shape[0], bad = first_negative(new, n)
+        if bad >= 0:
+            raise_negative(new[bad], bad)
+        for i in range(n):
+            if new[i] == SEPARATOR:
+                raise ValueError(f"token ids must be < {SEPARATOR}, got one at index {i}")
+        if self.busy:
+            raise RuntimeError("this stream is being used by another thread")
+        self.busy = True
+        with nogil:
+            self.put(new, n)
+        self.busy = False
+
+    def finish(self):
+        """Add what is left, and end the document."""
+        if self.busy:
+            raise RuntimeError("this stream is being used by another thread")
+        self.flush()
+        self.end()
+
+    def end(self):
+        """End the document without what is left."""
+        self.pending_n = self.have = 0
+        self.ring.end(self.owner)
+
+    def find(self, context, int most=32):
+        """Places behind a context: [(position, tokens that agree), ...], the longest first.
+
+        Args:
+            context: int32 (n,).
+            most: places, 1..32.
+        """
+        cdef const int32_t[::1] view = token_view(context, "context")
+        cdef Found found[32]
+        cdef int i, n
+        if not 1 <= most <= 32:
+            raise ValueError(f"most must be in 1..32, got {most}")
+        if view.shape[0] == 0:
+            return []
+        with nogil:
+            n = self.look(&view[0] + view.shape[0], view.shape[0], found, most)
+        return [(found[i].at, found[i].length) for i in range(n)]
+
+    def tokens_at(self, int64_t at, int most):
+        """At most ``most`` tokens from a position on: int32 (n,)."""
+        if not 0 <= most <= MAX_TOKENS:
+            raise ValueError(f"most must be in 0..{MAX_TOKENS}, got {most}")
+        most = min(most, <int>BATCH)
+        cdef int32_t[::1] into
+        cdef int n
+        tokens = np.empty(most, np.int32)
+        into = tokens
+        if most == 0:
+            return tokens
+        with nogil:
+            n = self.read(at, &into[0], most)
+        return tokens[:n]
+
+    def sizeof(self):
+        """Bytes allocated, without the ring."""
+        return sizeof(StoreStream)
+
+    def check_integrity(self):
+        """Raise an AssertionError if an invariant is broken."""
+        assert 0 <= self.pending_n <= BATCH and 0 <= self.have <= OVERLAP
+        assert 0 <= self.own.n <= 32 and self.own.last < 32
+
+    cdef void put(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+        cdef int m
+        while n:
+            m = <int>min(<Py_ssize_t>(BATCH - self.pending_n), n)
+            memcpy(self.pending + self.pending_n, tokens, m * sizeof(int32_t))
+            self.pending_n += m
+            tokens += m
+            n -= m
+            if self.pending_n == BATCH:
+                self.flush()
+
+    cdef void flush(self) noexcept nogil:
+        """Add what is pending."""
+        cdef int kept, n = self.pending_n
+        if n == 0:
+            return
+        self.ring.add(self.owner, self.before, self.have, self.pending, n, &self.own)
+        kept = max(0, min(self.have, <int>OVERLAP - n))
+        memmove(self.before, self.before + self.have - kept, kept * sizeof(int32_t))
+        self.have = min(kept + n, <int>OVERLAP)
+        memcpy(
+            self.before + kept, self.pending + n - (self.have - kept),
+            (self.have - kept) * sizeof(int32_t)
+        )
+        self.pending_n = 0
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        return self.ring.look(end, have, &self.own, into, most)
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
+        return self.ring.read(at, into, most, self.limit)
+
+    cdef void credit(self, int64_t at, int n) noexcept nogil:
+        self.ring.credit(n)

@@ -1,0 +1,165 @@
+"""Twin of the shared text of many requests: every code ever written, in one list.
+
+Same places as the native ring's, as long as no chain there is longer than it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BORDER = 0x7FFFFFFF
+LENGTHS, DEEPEST, WALK, BATCH, OVERLAP, OWN_RANGES = (1, 3, 6), 64, 48, 64, 16, 32
+
+
+class StoreRing:
+    """Text of requests, of which the last ``capacity`` codes can be read."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.codes: list[int] = []
+        self.indexed: list[bool] = []
+        self.cleared = 0  # position before which nothing can be read
+        self.owner = 0
+        self.owners = 0
+        self.largest = -1
+
+    @property
+    def oldest(self) -> int:
+        """Position of the oldest code that can be read."""
+        return max(self.cleared, len(self.codes) - self.capacity)
+
+    def tokens(self) -> int:
+        """Tokens that can be read."""
+        return sum(code != BORDER for code in self.codes[self.oldest :])
+
+    def clear(self) -> None:
+        """Forget the text."""
+        self.cleared, self.owner = len(self.codes), 0
+
+    def put(self, code: int, found: bool) -> None:
+        """Write a code; ``found``: so that its place is found."""
+        self.codes.append(code)
+        self.indexed.append(found)
+        if code != BORDER:
+            self.largest = max(self.largest, code)
+
+    def add(
+        self,
+        owner: int,
+        before: Sequence[int],
+        tokens: Sequence[int],
+        own: list[tuple[int, int]],
+    ) -> None:
+        """Add a stream's tokens: behind its last ones, or as a document that begins with them."""
+        if owner != self.owner:
+            self.put(BORDER, False)
+            own.append((len(self.codes), len(self.codes)))
+            for code in before:
+                self.put(code, False)
+            self.owner = owner
+        for code in tokens:
+            self.put(code, True)
+        own[-1] = (own[-1][0], len(self.codes))
+        del own[:-OWN_RANGES]
+
+    def before(self, at: int) -> list[int]:
+        """The last tokens before a position, the last one first, up to a border."""
+        found: list[int] = []
+        while at > self.oldest and self.codes[at - 1] != BORDER and len(found) < DEEPEST:
+            at -= 1
+            found.append(self.codes[at])
+        return found
+
+    def agreement(self, at: int, context: Sequence[int]) -> int:
+        """How many of a context's last tokens stand before a place."""
+        length = 0
+        for here, wanted in zip(self.before(at), reversed(context), strict=False):
+            if here != wanted:
+                break
+            length += 1
+        return length
+
+    def look(
+        self, context: Sequence[int], most: int, own: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """(position, tokens that agree): the longest first, of equals the latest."""
+        found: list[tuple[int, int]] = []
+        beyond = DEEPEST + 1
+        for least in reversed(LENGTHS):
+            if len(context) >= least and len(found) < most:
+                found += self.walk(context, least, beyond, own)
+                found = sorted(found, key=lambda place: -place[1])[:most]
+            beyond = least
+        return found
+
+    def walk(
+        self, context: Sequence[int], least: int, beyond: int, own: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Of the latest WALK places that agree for ``least`` tokens those below ``beyond``."""
+        found: list[tuple[int, int]] = []
+        walked = 0
+        for at in range(len(self.codes) - 1, self.oldest - 1, -1):
+            if not self.indexed[at] or any(begin <= at < end for begin, end in own):
+                continue
+            length = self.agreement(at, context)
+            if length < least:
+                continue
+            walked += 1
+            if length < beyond:
+                found.append((at, length))
+            if walked == WALK:
+                break
+        return found
+
+    def token(self, at: int) -> int | None:
+        """The token at a position, None where there is none or a document ends."""
+        if not self.oldest <= at < len(self.codes) or self.codes[at] == BORDER:
+            return None
+        return self.codes[at]
+
+
+class StoreStream:
+    """One request's part in a ring."""
+
+    def __init__(self, ring: StoreRing, limit: int = 0) -> None:
+        self.ring = ring
+        self.limit = limit or BORDER
+        ring.owners += 1
+        self.owner = ring.owners
+        self.own: list[tuple[int, int]] = []
+        self.last: list[int] = []
+        self.pending: list[int] = []
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add tokens, BATCH at a time."""
+        for token in tokens:
+            self.pending.append(token)
+            if len(self.pending) == BATCH:
+                self.flush()
+
+    def flush(self) -> None:
+        """Add what is pending."""
+        if self.pending:
+            self.ring.add(self.owner, self.last, self.pending, self.own)
+            self.last = [*self.last, *self.pending][-OVERLAP:]
+            self.pending = []
+
+    def finish(self) -> None:
+        """Add what is left, and end the document."""
+        self.flush()
+        self.end()
+
+    def end(self) -> None:
+        """End the document without what is left."""
+        self.pending, self.last = [], []
+        if self.ring.owner == self.owner:
+            self.ring.owner = 0
+
+    def look(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
+        """Places behind a context, but none in what the request itself added."""
+        return self.ring.look(context, most, self.own)
+
+    def token(self, at: int) -> int | None:
+        """The token at a position below the limit; None where there is none."""
+        token = self.ring.token(at)
+        return None if token is None or token >= self.limit else token

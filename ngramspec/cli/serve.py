@@ -1,0 +1,173 @@
+"""Serve a model to editors: completions that reuse the keystroke before, and draft from a
+repository."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ngramspec.cli.options import add_count, add_device, add_drafter, add_dtype, load_model
+from ngramspec.cli.usage import UsageError, check_least, usable
+
+if TYPE_CHECKING:
+    from ngramspec.integrations.server.settings import ServerSettings
+    from ngramspec.stores import Corpus
+
+SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
+INSTALL = "pip install 'ngramspec[serve]'"
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "openai")
+MIB = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="folder or hub id (default: the embedded SmolLM2)"
+    )
+    add_dtype(parser)
+    add_device(parser)
+    add_drafter(parser)
+    parser.add_argument("--name", metavar="NAME", help="of the model (default: its own)")
+    parser.add_argument(
+        "--corpus",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="of ngramspec corpus build, to draft from; NAME=FILE names it; may be repeated",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="to bind to (default: 127.0.0.1)")
+    add_count(parser, "--port", 8012, "to listen on; 0: a free one")
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="USER=KEY",
+        help="only these may ask; may be repeated; also from NGRAMSPEC_API_KEYS, by commas",
+    )
+    limits = parser.add_argument_group("limits")
+    add_count(limits, "--max-tokens", 256, "of an answer whose request does not say")
+    limits.add_argument("--context", type=int, metavar="N", help="tokens of prompt and answer")
+    add_count(limits, "--max-body", 4, "MiB of a request")
+    add_count(limits, "--cache", 2048, "MiB of key-value caches kept between requests")
+    add_count(limits, "--cache-of-key", 1024, "MiB of those of one API key")
+    add_count(limits, "--active", 8, "answers that take turns")
+    add_count(limits, "--waiting", 64, "answers that wait; more are refused")
+    add_count(limits, "--drain", 30, "seconds that running answers have after SIGTERM")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Raises:
+        UsageError: what cannot be used, by name.
+    """
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
+    from ngramspec.integrations.server.settings import check_host
+
+    check_least(arguments, cache=0, cache_of_key=0, active=1, waiting=1, max_body=1, drain=0)
+    keys = read_keys(arguments.api_key, os.environ.get("NGRAMSPEC_API_KEYS", ""))
+    with usable():
+        check_host(arguments.host, keys)
+    corpora = open_corpora(arguments.corpus)
+    loaded = load_model(arguments, option="MODEL")
+    check_corpora(corpora, loaded.tokenizer)
+    with usable():
+        settings = settings_of(arguments, loaded.name, keys, corpora)
+    return listen(arguments, loaded.model, loaded.tokenizer, settings)
+
+
+def settings_of(
+    arguments: argparse.Namespace, name: str, keys: dict[str, str], corpora: dict[str, Corpus]
+) -> ServerSettings:
+    """The settings of the command line."""
+    from ngramspec.integrations.server.settings import Limits, ServerSettings
+
+    limits = Limits(
+        body=arguments.max_body * MIB,
+        context=arguments.context,
+        active=arguments.active,
+        waiting=arguments.waiting,
+        pool=arguments.cache * MIB,
+        pool_of_key=arguments.cache_of_key * MIB,
+    )
+    return ServerSettings(
+        name=arguments.name or name,
+        keys=keys,
+        corpora=corpora,
+        drafter=arguments.drafter,
+        limits=limits,
+        max_tokens=arguments.max_tokens,
+    )
+
+
+def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
+    """API keys by user, of the options and of the environment variable.
+
+    Raises:
+        UsageError: one is not USER=KEY, or a user has two.
+    """
+    keys: dict[str, str] = {}
+    for text in (*given, *filter(None, variable.split(","))):
+        user, equals, key = text.partition("=")
+        if not (user and equals and key):
+            raise UsageError("--api-key must be USER=KEY")  # the text itself may be a secret
+        if user in keys:
+            raise UsageError(f"--api-key: user {user!r} has two keys")
+        keys[user] = key
+    return keys
+
+
+def open_corpora(given: Sequence[str]) -> dict[str, Corpus]:
+    """Corpora by name: the one given, or their file's.
+
+    Raises:
+        UsageError: one cannot be opened, or two have one name.
+    """
+    from ngramspec.stores import Corpus
+
+    corpora: dict[str, Corpus] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        file = Path(path if equals else text)
+        name = name if equals else file.stem
+        if name in corpora:
+            raise UsageError(f"--corpus: two are named {name!r}; use NAME=FILE")
+        with usable("--corpus"):
+            corpora[name] = Corpus.open(file)
+    return corpora
+
+
+def check_corpora(corpora: dict[str, Corpus], tokenizer: Any) -> None:
+    """Raise a UsageError if a corpus was built with another tokenizer."""
+    for corpus in corpora.values():
+        with usable("--corpus"):
+            corpus.check_tokenizer(tokenizer)
+
+
+def listen(
+    arguments: argparse.Namespace, model: Any, tokenizer: Any, settings: ServerSettings
+) -> int:
+    """Serve a model; running answers end before the server does, if they are quick enough."""
+    import uvicorn
+
+    from ngramspec.integrations.server.app import make_app
+
+    logging.getLogger("ngramspec").setLevel(logging.WARNING)
+    with usable():
+        app = make_app(model, tokenizer, settings)
+    uvicorn.run(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        timeout_graceful_shutdown=arguments.drain,
+        log_level="info",
+        access_log=False,
+    )
+    return 0

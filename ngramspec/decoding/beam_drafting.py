@@ -1,0 +1,151 @@
+"""Drafting for beams: sessions follow their texts from row to row, and drafts are short or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.decoding.batch_drafting import BatchDrafting
+from ngramspec.decoding.beams import BeamGroup
+from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.group import Group
+from ngramspec.draft import Draft, Verdict
+from ngramspec.draft_length.optimal import worthwhile_nodes
+from ngramspec.verification.evidence import Computed
+
+SURE = np.ones(16, np.float32)  # confidence in the first tokens
+
+
+class BeamOdds:
+    """How likely it is that the replay of beam steps goes on over the next drafted tokens.
+
+    It does while each beam is continued by its own drafted token. That needs a step without a fork,
+    in which every beam is continued by exactly one, which is counted over all steps; and all
+    drafted tokens to be the right ones, which is somewhere between the least of their confidences
+    and the product of them, as beams often copy the same text: that is counted too.
+    """
+
+    MEMORY = 0.97  # of the counts, at the next step
+    PRIOR = 2.0  # steps, counted as half without a fork
+
+    def __init__(self) -> None:
+        self._steps, self._whole = self.PRIOR, self.PRIOR / 2
+        self._expected = self._right = self.PRIOR
+
+    def count(self, whole: bool) -> None:
+        """Count a step, and whether it had no fork."""
+        self._steps = self.MEMORY * self._steps + 1.0
+        self._whole = self.MEMORY * self._whole + whole
+        forgotten = (1.0 - self.MEMORY) * self.PRIOR  # so that drafts are tried again
+        self._expected = self.MEMORY * self._expected + forgotten
+        self._right = self.MEMORY * self._right + forgotten
+
+    def judge(self, expected: float, right: bool) -> None:
+        """Count a drafted step without a fork.
+
+        Args:
+            expected: the least confidence of the beams' tokens there.
+            right: whether all of them were the right ones.
+        """
+        self._expected += expected
+        self._right += right
+
+    def reach(self, least: NDArray[np.float32]) -> NDArray[np.float64]:
+        """P(the replay goes on over the first n tokens), float64 (n,).
+
+        Args:
+            least: float32 (n,), the least confidence at each depth.
+        """
+        whole, right = self._whole / self._steps, self._right / self._expected
+        reach: NDArray[np.float64] = np.cumprod(np.minimum(whole * right * least, 1.0), dtype=float)
+        return reach
+
+
+class BeamDrafting(BatchDrafting):
+    """The DraftRunners of a run's beams.
+
+    Args:
+        run: whose beams they are.
+        group: all of them.
+    """
+
+    def __init__(self, run: Generation, group: BeamGroup) -> None:
+        super().__init__(run, [group])
+        self._beams = group
+        self._odds = BeamOdds()
+        self._least: NDArray[np.float32] | None = None  # confidence at each depth of the drafts
+
+    def propose_for(self, group: Group, drafts: list[Draft]) -> None:
+        """Put the beams' drafts into ``drafts``, chains of one length.
+
+        There are none where states of each token are asked for, which are kept by rows. A beam
+        without a draft ends the replay, so all are cut to the shortest, and where costs are
+        known, to the length of most expected tokens per cost. Where even drafts that are sure would
+        not pay, no session is asked, or begun.
+        """
+        self._least, costs = None, self._run.step_costs
+        limit = 0 if self._run.target.call.states else self.draft_limit(group)
+        if costs is not None:
+            cost = costs.cost()
+            if not worthwhile_nodes(self._odds.reach(SURE[: len(cost) - 2]), cost):
+                return
+        for row in self._rows:
+            drafts[row] = self._runners[row].propose(limit, tree=False)
+            limit = len(drafts[row])
+            if not limit:
+                break
+        known = [draft.confidence for draft in drafts if draft.confidence is not None]
+        if limit and len(known) == len(drafts):
+            self._least = np.min([each[:limit] for each in known], axis=0)
+            if costs is not None:
+                limit = worthwhile_nodes(self._odds.reach(self._least), costs.cost())
+        drafts[:] = [draft.first(limit) for draft in drafts]
+
+    def learn(
+        self,
+        drafts: list[Draft],
+        verdicts: list[Verdict],
+        computed: list[Computed] | None = None,
+    ) -> None:
+        """Have every text's drafting follow it to the row that it has now, and learn."""
+        paths = self._beams.paths
+        if not self._runners or not paths[0].tokens:
+            return
+        self._judge(len(drafts[0]))
+        before = self._runners
+        first = {path.row: row for row, path in reversed([*enumerate(paths)])}
+        free = [before[row] for row in self._rows if row not in first]
+        after = []
+        for row, path in enumerate(paths):
+            if first[path.row] == row:
+                after.append(before[path.row])
+            else:  # a fork: the drafting of a text that is given up begins anew
+                after.append(free.pop())
+                after[-1].follow(before[path.row], path.tokens)
+        for origin in first:
+            own = None if computed is None else computed[origin]
+            before[origin].learn(drafts[origin], verdicts[origin], own)
+        self._runners = after
+
+    def _judge(self, drafted: int) -> None:
+        """Count the steps that were replayed on the last forward."""
+        paths = self._beams.paths
+        steps = len(paths[0].tokens)
+        whole = len({path.row for path in paths}) == len(paths)
+        right = all(path.position is not None for path in paths)
+        least = self._least
+        for step in range(steps):
+            last = step == steps - 1
+            if self._beams.new > 1:  # the first step's beams all come from one
+                self._odds.count(whole or not last)
+            if least is not None and step < drafted and (whole or not last):
+                self._odds.judge(float(least[step]), right or not last)
+
+
+def drafting_of(run: Generation, groups: Sequence[Group]) -> BatchDrafting:
+    """The drafting for a run's groups."""
+    if isinstance(groups[0], BeamGroup):
+        return BeamDrafting(run, groups[0])
+    return BatchDrafting(run, groups)

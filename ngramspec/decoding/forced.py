@@ -1,0 +1,202 @@
+"""What a call's own constraints leave no choice of, read from a copy of their state.
+
+A grammar's matcher is copied, the last committed token is put into the copy, and the copy is asked
+what must follow. The processor itself is never called, and its matchers stay as they are. Of
+transformers' own processors the banned ids are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from ngramspec.drafters.forced import Forced
+
+# Where the row's matchers are, by the processor's module and class. All three make them in their
+# first call and put a committed token into them in the call after it.
+MATCHERS = {
+    ("xgrammar.contrib.hf", "LogitsProcessor"): "matchers",
+    ("outlines.backends.xgrammar", "XGrammarLogitsProcessor"): "_matchers",
+    ("outlines.backends.llguidance", "LLGuidanceLogitsProcessor"): "ll_matchers",
+}
+STOCK = "transformers.generation.logits_process"
+SUPPRESSING = ("SuppressTokensLogitsProcessor",)
+BIASING = ("SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor")
+LONGEST = 64  # bytes of a token that is looked for
+BITS = 32  # of a word of xgrammar's masks
+Spelling = dict[bytes, int]  # token ids by what they stand for
+
+_spellings: dict[int, Spelling] = {}  # by the id of a compiled grammar that exists
+
+
+def forced_by(processors: Iterable[Any] | None, row: int, rows: int, vocab: int) -> Forced | None:
+    """What at times leaves one row of a call a single continuation; None: nothing that is known.
+
+    Args:
+        processors: the call's; of several that are known the first grammar counts.
+        row: which row.
+        rows: how many there are.
+        vocab: size of the target's vocabulary.
+    """
+    listed = list(processors or ())
+    for processor in listed:
+        kind = type(processor)
+        matchers = MATCHERS.get((kind.__module__, kind.__name__))
+        if matchers is not None:
+            grammar = _LLGuidance if matchers == "ll_matchers" else _XGrammar
+            return grammar(processor, matchers, row, rows)
+    return banned_by(listed, vocab)
+
+
+class _Grammar(Forced):
+    """What a grammar's matcher is bound to go on with.
+
+    Args:
+        processor: see MATCHERS.
+        matchers: its attribute with a matcher for each row.
+        row: whose matcher.
+        rows: how many there should be.
+    """
+
+    def __init__(self, processor: Any, matchers: str, row: int, rows: int) -> None:
+        self._processor = processor
+        self._matchers = matchers
+        self._row = row
+        self._rows = rows
+
+    def _matcher(self) -> Any:
+        """The row's; None before the first call. Those of an earlier generation do not count."""
+        begun = getattr(self._processor, "prefilled", True)
+        fresh = getattr(self._processor, "is_first_token", False)
+        matchers = getattr(self._processor, self._matchers, ())
+        ready = begun and not fresh and len(matchers) == self._rows
+        return matchers[self._row] if ready else None
+
+
+class _XGrammar(_Grammar):
+    """xgrammar says bytes; they are spelled in the longest tokens that fit."""
+
+    def after(self, context: Sequence[int], most: int) -> list[int]:
+        matcher = self._matcher()
+        if matcher is None or not context or matcher.is_terminated():
+            return []
+        copy = matcher.fork()
+        if not copy.accept_token(context[-1]) or copy.is_terminated():
+            return []
+        several = getattr(self._processor, "compiled_grammars", None)
+        grammar = several[self._row] if several else self._processor.compiled_grammar
+        found = spelled(copy.find_jump_forward_string().encode(), _spelling(grammar), most)
+        followed = all(copy.accept_token(token) for token in found)
+        if followed and len(found) < most and copy.is_completed():
+            found += _only(copy, grammar.tokenizer_info.vocab_size)
+        return found
+
+
+def _spelling(grammar: Any) -> Spelling:
+    """The vocabulary of a compiled grammar, made once and kept as long as the grammar."""
+    found = _spellings.get(id(grammar))
+    if found is None:
+        found = {}
+        for token, name in enumerate(grammar.tokenizer_info.decoded_vocab):
+            found.setdefault(name, token)
+        _spellings[id(grammar)] = found
+        finalize(grammar, _spellings.pop, id(grammar), None)
+    return found
+
+
+def spelled(text: bytes, spelling: Spelling, most: int) -> list[int]:
+    """A text in at most ``most`` tokens, each the longest that fits; it ends where none does.
+
+    Example:
+        >>> spelled(b"abcd", {b"a": 1, b"ab": 2, b"c": 3}, 8)
+        [2, 3]
+    """
+    found: list[int] = []
+    at = 0
+    while at < len(text) and len(found) < most:
+        ends = range(min(len(text), at + LONGEST), at, -1)
+        fits = next((end for end in ends if text[at:end] in spelling), None)
+        if fits is None:
+            break
+        found.append(spelling[text[at:fits]])
+        at = fits
+    return found
+
+
+def _only(matcher: Any, vocab: int) -> list[int]:
+    """The token that is left, such as the end of the sequence; none where there are several."""
+    words = np.zeros((1, -(-vocab // BITS)), np.int32)
+    matcher.fill_next_token_bitmask(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    left: list[int] = np.flatnonzero(bits).tolist()
+    return left if len(left) == 1 else []
+
+
+class _LLGuidance(_Grammar):
+    """llguidance says tokens."""
+
+    def after(self, context: Sequence[int], most: int) -> list[int]:
+        matcher = self._matcher()
+        if matcher is None or not context or matcher.is_stopped():
+            return []
+        copy = matcher.deep_copy()
+        if not copy.consume_token(context[-1]):
+            return []
+        found: list[int] = [] if copy.is_stopped() else copy.compute_ff_tokens()
+        ends = copy.is_stopped() or (copy.consume_tokens(found) and copy.is_stopped())
+        end = self._processor.llg_tokenizer.eos_token
+        return [*found, *([end] if ends else [])][:most]
+
+
+class Banned(Forced):
+    """What is left where all other ids are banned, some of them behind certain tokens only.
+
+    Args:
+        always: ids that are banned everywhere.
+        behind: (tokens, id that is banned behind them).
+        vocab: size of the vocabulary.
+    """
+
+    def __init__(
+        self, always: set[int], behind: Sequence[tuple[tuple[int, ...], int]], vocab: int
+    ) -> None:
+        self.reach = max((len(before) for before, _ in behind), default=1)
+        self._always = always
+        self._behind = behind
+        self._vocab = vocab
+
+    def after(self, context: Sequence[int], most: int) -> list[int]:
+        text = list(context)
+        while len(text) < len(context) + most:
+            banned = self._always | {
+                token for before, token in self._behind if tuple(text[-len(before) :]) == before
+            }
+            if len(banned) != self._vocab - 1:
+                break
+            text.append((set(range(self._vocab)) - banned).pop())
+        return text[len(context) :]
+
+
+def banned_by(processors: Iterable[Any], vocab: int) -> Banned | None:
+    """The ids that transformers' own processors ban; None if they always leave several."""
+    always: set[int] = set()
+    behind: list[tuple[tuple[int, ...], int]] = []
+    for processor in processors:
+        kind = type(processor)
+        if kind.__module__ != STOCK:
+            continue
+        if kind.__name__ in SUPPRESSING:
+            always.update(processor.suppress_tokens.tolist())
+        elif kind.__name__ in BIASING:
+            for sequence, bias in processor.sequence_bias.items():
+                if bias == -np.inf:
+                    behind.append((tuple(sequence[:-1]), sequence[-1]))
+    always.update(token for before, token in behind if not before)
+    behind = [(before, token) for before, token in behind if before]
+    always = {token for token in always if 0 <= token < vocab}
+    if len(always | {token for _, token in behind}) < vocab - 1:
+        return None
+    return Banned(always, behind, vocab)

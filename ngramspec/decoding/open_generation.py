@@ -1,0 +1,107 @@
+"""A generation that its caller advances step by step, and may end at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.loop import DecodeLoop
+from ngramspec.stats import DecodeStats
+
+
+class OpenGeneration:
+    """One row, decoded as far as its caller asks for; see ``stepwise.open_generation``.
+
+    Between two steps, other generations of the model may take theirs, in the same thread.
+    Not safe for several threads at once.
+
+    Args:
+        run: not yet prefilled.
+        count: is given the run's statistics at the end.
+        streamer: of the call, or None; it is ended at the end.
+
+    Attributes:
+        stats: of this generation, so far.
+        cache: of the model. After ``close`` it holds the prompt and the tokens but the last.
+    """
+
+    def __init__(
+        self, run: Generation, count: Callable[[DecodeStats], None], streamer: Any = None
+    ) -> None:
+        self.stats = run.stats
+        self._run, self._count, self._streamer = run, count, streamer
+        self._loop = DecodeLoop(run)
+        self._going, self._begun, self._closed = True, False, False
+
+    @property
+    def cache(self) -> Any:
+        """The model's cache as transformers has it, such as a DynamicCache."""
+        return self._run.target.cache.cache
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stopping rule has fired, or the generation is closed."""
+        return self._closed or not self._going
+
+    @property
+    def tokens(self) -> list[int]:
+        """The generated tokens so far."""
+        group = self._loop.groups[0]
+        return group.tokens_from(group.prompt_length)
+
+    @property
+    def logits(self) -> list[torch.Tensor] | None:
+        """The target's logits of every token so far, (1, vocab) each; None: not asked for."""
+        return self._run.sampler.record.logits
+
+    @torch.no_grad()
+    def step(self) -> list[int]:
+        """Run the prefill, or after it the next step.
+
+        If it raises, the generation is closed.
+
+        Returns:
+            the tokens that it added, one or more; none if the generation has finished.
+        """
+        if self.finished:
+            return []
+        before = self._loop.groups[0].length
+        try:
+            if self._begun:
+                with self._run.target.decoding():
+                    self._going = self._loop.advance()
+            else:
+                self._begun = True
+                self._going = self._loop.advance()
+        except BaseException:
+            self.close()
+            raise
+        return self._loop.groups[0].tokens_from(before)
+
+    @torch.no_grad()
+    def close(self) -> None:
+        """End it, once: the cache is left as plain decoding would leave it."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._loop.close()
+        finally:
+            self._count(self.stats)
+            if self._streamer is not None:
+                self._streamer.end()
+
+    def __enter__(self) -> OpenGeneration:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,137 @@
+"""How much of a batch's drafts is worth a step's cost.
+
+Two kinds of steps. In an engine each token costs a position of its own, whichever row it is of:
+the likeliest of all rows go first (``worthwhile_rows``). In a forward over a rectangle all rows are
+as wide as the widest: only the width is chosen (``common_length``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec._native.batch_choice import worthwhile_heads
+from ngramspec.draft import Draft, Float32
+from ngramspec.draft_length.optimal import worthwhile_nodes
+
+URGENCY = 4.0  # power of a row's steps left beside the most; 1.6 times plain's speed instead of
+# 1.3 on recorded edits in batches of 16, and no slower anywhere
+BEGUN = 8  # steps of one token each that a row's rate begins with
+
+
+def may_pay(curve: Float32, rows: int, k: int) -> bool:
+    """Whether drafts that are sure would be worth their cost.
+
+    Args:
+        curve: float32 (n,), [d] the cost of a step with d drafted tokens in all.
+        rows: of the batch.
+        k: most drafted tokens of a row.
+    """
+    tokens = rows + np.arange(min(len(curve), rows * k + 1))
+    return bool((tokens[1:] > rows * curve[1 : len(tokens)]).any())
+
+
+def generous_cost(curve: Float32, rows: int, k: int) -> Float32:
+    """A row's cost, float32 (k + 2,), by which sessions end what pays in no batch.
+
+    It is a quarter of the least that a token adds: which of the tokens are worth it depends on
+    the other rows, and is decided with them.
+    """
+    extra = np.arange(1, len(curve))
+    slope = float(((curve[1:] - curve[0]) / extra).min(initial=np.inf)) if len(extra) else 0.0
+    cost = np.ones(k + 2, np.float32)
+    cost[2:] += 0.25 * rows * max(slope, 0.0) * np.arange(1, k + 1, dtype=np.float32)
+    return cost
+
+
+def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
+    """Cut a batch's drafts where its expected tokens per cost are highest.
+
+    Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a batch whose
+    steps cost what all its positions together do: the likeliest tokens first, whichever row they
+    are of, as many as pay.
+
+    Args:
+        drafts: of the rows, empty ones included; without confidence each token counts a half.
+        curve: float32 (n,), [d] the cost of a step with d drafted tokens in all.
+
+    Example:
+        >>> sure = Draft(np.array([1, 2], np.int32), None, np.array([0.9, 0.9], np.float32))
+        >>> rare = Draft(np.array([3], np.int32), None, np.array([0.1], np.float32))
+        >>> dear = np.array([1, 1.2, 1.4, 1.6], np.float32)
+        >>> [len(each) for each in worthwhile_rows([sure, rare], dear)]
+        [2, 0]
+    """
+    chains = all(draft.parents is None for draft in drafts)
+    confidences = [_confidence(draft) if chains else _reach(draft) for draft in drafts]
+    kept = worthwhile_heads(confidences, curve, chains)
+    return [draft.first(n) for draft, n in zip(drafts, kept, strict=True)]
+
+
+def _confidence(draft: Draft) -> Float32:
+    """Of each node that it is accepted if the one before it is; a half where none is known."""
+    if draft.confidence is None:
+        return np.full(len(draft), 0.5, np.float32)
+    return draft.confidence
+
+
+def _reach(draft: Draft) -> Float32:
+    """P(accepted) of each node with those above it, falling in the order of the nodes."""
+    reach = _confidence(draft).astype(np.float64)
+    parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            reach[node] *= reach[parent]
+    falling: Float32 = np.minimum.accumulate(reach).astype(np.float32)
+    return falling
+
+
+def urgencies(left: Sequence[int], new: Sequence[int], steps: int) -> NDArray[np.float64]:
+    """What a token of each row is worth: a batch ends with its slowest row.
+
+    A row has as many steps before it as tokens are left, by the tokens of a step so far. Only the
+    rows with the most steps left decide when the batch ends, so the others' tokens count less, by a
+    power of their steps.
+
+    Args:
+        left: tokens that each row may still generate.
+        new: tokens that each has generated, in ``steps`` steps.
+        steps: of the batch so far.
+
+    Returns:
+        float64 (rows,), whose sum is 1.
+
+    Example:
+        >>> urgencies([80, 40], [20, 20], 20).round(2).tolist()
+        [0.94, 0.06]
+    """
+    rate = (np.array(new, np.float64) + BEGUN) / (steps + BEGUN)
+    ahead = np.maximum(np.array(left, np.float64), 1.0) / rate
+    urgent = (ahead / ahead.max()) ** URGENCY / rate
+    weights: NDArray[np.float64] = urgent / urgent.sum()
+    return weights
+
+
+def common_length(
+    confidences: Sequence[Float32 | None], weights: NDArray[np.float64], cost: Float32
+) -> int:
+    """Where to cut the drafts of rows that run in one forward, all at the longest one's width.
+
+    Args:
+        confidences: of each row's chain, float32 (n,); None: it has no tokens.
+        weights: float64 (rows,), of a token of each row; their sum is 1.
+        cost: float32 (longest + 2,) or longer, cost[k] of a forward of k positions in each row, in
+            forwards of one.
+
+    Returns:
+        the length with the most expected tokens per cost.
+    """
+    known = [each for each in confidences if each is not None]
+    reach = np.zeros(max((len(each) for each in known), default=0))
+    for confidence, weight in zip(confidences, weights, strict=True):
+        if confidence is None:
+            continue
+        reach[: len(confidence)] += weight * np.cumprod(confidence, dtype=np.float64)
+    return worthwhile_nodes(reach, cost)

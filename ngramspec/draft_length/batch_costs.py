@@ -1,0 +1,110 @@
+"""What the forwards of a batch cost while its rows leave: a curve for each number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ngramspec.draft import Float32
+from ngramspec.draft_length.cost_curve import Assumed
+from ngramspec.draft_length.schedule import CostGamma
+from ngramspec.draft_length.step_cost import StepCostTracker
+
+
+class BatchStepCosts:
+    """One generation's current costs, for the rows that are left. One thread at a time.
+
+    It is used as a StepCostTracker is. One of these is kept for each number of rows that occurs.
+    Plain steps are only run to be timed while all rows are there: a curve of fewer rows begins
+    with that of more.
+
+    Args:
+        make: makes the tracker of a number of rows.
+        rows: of the batch, >= 1.
+    """
+
+    def __init__(self, make: Callable[[int], StepCostTracker], rows: int) -> None:
+        self._make = make
+        self._all = rows
+        self._length = 0
+        self._pending: int | None = None
+        self.rows = rows
+        self._now = make(rows)
+        self._trackers = {rows: self._now}
+
+    def keep_rows(self, rows: int) -> None:
+        """From the next step on, forwards have ``rows`` rows."""
+        if rows not in self._trackers:
+            fresh = self._trackers[rows] = self._make(rows)
+            fresh.at(self._length, self._pending)
+            fresh.curve.begin_with(_scaled(self._now.curve.cost, rows / self.rows))
+        self.rows, self._now = rows, self._trackers[rows]
+        self._now.at(self._length, self._pending)
+
+    def at(self, length: int, pending: int | None = None) -> None:
+        """See StepCostTracker."""
+        self._length, self._pending = length, pending
+        self._now.at(length, pending)
+
+    def plain(self) -> bool:
+        """See StepCostTracker."""
+        due = self._now.plain()
+        return due and (self.rows == self._all or self._now.curve.learned.count(1) > 0)
+
+    def cost(self) -> Float32:
+        """See StepCostTracker."""
+        return self._now.cost()
+
+    def cost_alone(self) -> Float32:
+        """cost[n] for one row's own draft, float32: the least that any batch would end it by.
+
+        A row's width may be paid for by the others, so each row bears its share of what a wider
+        forward costs. Which width it is, is decided with all drafts at hand.
+        """
+        cost = self._now.cost()
+        return (1.0 + (cost - 1.0) / self.rows).astype(np.float32)
+
+    def surcharge(self) -> float:
+        """See StepCostTracker."""
+        return self._now.surcharge()
+
+    def width(self, positions: int, room: int) -> int:
+        """See StepCostTracker."""
+        return self._now.width(positions, room)
+
+    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+        """See StepCostTracker."""
+        self._now.took(width, seconds, tree)
+
+    def came(self, drafted: int, accepted: int) -> None:
+        """See StepCostTracker."""
+        self._now.came(drafted, accepted)
+
+
+def _scaled(cost: Callable[[int, int], Float32], share: float) -> Assumed:
+    """Costs of a share of the rows: a wider forward has that share of the further positions."""
+
+    def scaled(length: int, limit: int) -> Float32:
+        curve: Float32 = (1.0 + (cost(limit, length) - 1.0) * share).astype(np.float32)
+        return curve
+
+    return scaled
+
+
+class RowGamma(CostGamma):
+    """CostGamma for one of several rows whose drafts are cut together afterwards.
+
+    Args:
+        gamma_max: most tokens in a draft.
+        costs: of the batch's forwards.
+    """
+
+    def __init__(self, gamma_max: int, costs: BatchStepCosts) -> None:
+        super().__init__(gamma_max, costs.cost)
+        self._costs = costs
+
+    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+        if estimates:
+            return self._max, self._costs.cost_alone()
+        return super().plan(estimates)

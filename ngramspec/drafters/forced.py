@@ -1,0 +1,165 @@
+"""Forced continuations: where a call's constraints leave one way to go on, that is drafted."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
+from ngramspec.draft_length.optimal import worthwhile
+from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.validation import MOST_TIERS
+
+logger = logging.getLogger("ngramspec")
+
+TIER = "forced"
+BEFORE = (19, 20)  # accepted and tested tokens that a session begins with, for tokens but the last
+BEFORE_LAST = (1, 2)  # the same, for the last forced token: a longer token may take its place
+
+
+class Forced(ABC):
+    """What a call's constraints leave no choice of.
+
+    Attributes:
+        reach: how many of the last tokens it has to see.
+    """
+
+    reach: int = 1
+
+    @abstractmethod
+    def after(self, context: Sequence[int], most: int) -> list[int]:
+        """The tokens that have to follow; none where there is a choice.
+
+        Args:
+            context: the last committed tokens, ``reach`` of them or as many as there are.
+            most: how many are of use, >= 1.
+        """
+
+
+class ForcedDrafter(Drafter):
+    """Another drafter, before which what is forced is drafted.
+
+    The text does not depend on it: forced tokens are verified as all drafted ones are. A grammar
+    forces characters, and the target may spell them in other tokens; how often it does is counted
+    in each session, for the last token of a forced continuation apart.
+
+    Args:
+        inner: what drafts where nothing is forced.
+        forced: what is; it is used by one sequence.
+    """
+
+    def __init__(self, inner: Drafter, forced: Forced) -> None:
+        self.inner = inner
+        self.forced = forced
+        self.estimates = inner.estimates
+        self.branches = inner.branches
+        self.evidence = inner.evidence
+
+    @property
+    def tiers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of the inner drafter, and one for what is forced."""
+        return (*self.inner.tiers, TIER)
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return _ForcedSession(self, self.inner.start(tokens), tokens)
+
+
+class ForcedBefore:
+    """The drafter of one row: the current one, behind what is forced.
+
+    Args:
+        current: returns the drafter to use.
+        forced: what is forced.
+    """
+
+    def __init__(self, current: Callable[[], Drafter], forced: Forced) -> None:
+        self._current = current
+        self._forced = forced
+        self._made: ForcedDrafter | None = None
+
+    def __call__(self) -> Drafter:
+        """The same object as long as the current drafter is the same."""
+        current = self._current()
+        if len(current.tiers) >= MOST_TIERS:
+            return current
+        if self._made is None or self._made.inner is not current:
+            self._made = ForcedDrafter(current, self._forced)
+        return self._made
+
+
+class _ForcedSession(DraftSession):
+    def __init__(self, drafter: ForcedDrafter, inner: DraftSession, tokens: Int32) -> None:
+        self.inner = inner
+        self._forced = drafter.forced
+        self._tier = len(drafter.tiers) - 1
+        self._context = tokens[-self._forced.reach :].tolist()
+        self._counts = [list(BEFORE), list(BEFORE_LAST)]
+        self._broken = False
+        self._mine = 0  # forced tokens of the last draft; 0: it is the inner session's
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        """What is forced, unless the inner draft begins with it and goes on."""
+        forced = self._after(gamma)
+        confidence = self._confidence(len(forced))
+        if forced and cost is not None:
+            forced = forced[: worthwhile([confidence], cost)]
+        self._mine = len(forced)
+        if not forced:
+            return self.inner.propose(gamma, cost, tree=tree)
+        draft = self.inner.propose(gamma, cost)
+        agrees = draft.proposal is None and draft.tokens[: len(forced)].tolist() == forced
+        if agrees and draft.parents is None:
+            self._mine = 0
+            return draft
+        source = np.full(len(forced), self._tier, np.int8)
+        return Draft(np.array(forced, np.int32), None, confidence[: len(forced)], None, source)
+
+    def _after(self, most: int) -> list[int]:
+        """What is forced; nothing any more after an error, which is logged."""
+        if most < 1 or self._broken:
+            return []
+        try:
+            return self._forced.after(self._context, most)[:most]
+        except Exception as error:
+            self._broken = True
+            logger.warning("forced continuations are not drafted any more: %r", error)
+            return []
+
+    def _confidence(self, count: int) -> Float32:
+        """P(accepted | those before accepted) of each of ``count`` forced tokens, float32."""
+        within, last = (accepted / tested for accepted, tested in self._counts)
+        return np.array([within] * (count - 1) + [last] * (count > 0), np.float32)
+
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        if not self._mine:
+            hand_over(self.inner, draft, accepted, tested, evidence)
+            return
+        if evidence is not None:
+            hand_over(self.inner, EMPTY_DRAFT, (), None, evidence)
+        judged = min(len(accepted) + 1, len(draft)) if tested is None else tested
+        for node in range(judged):
+            counts = self._counts[node == self._mine - 1]
+            counts[0] += node < len(accepted)
+            counts[1] += 1
+
+    def extend(self, tokens: Int32) -> None:
+        self._context = [*self._context, *tokens.tolist()][-self._forced.reach :]
+        self.inner.extend(tokens)
+
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
+        self.inner.begin_sampling(temperature, seed)
+
+    def sizeof(self) -> int | None:
+        return self.inner.sizeof()
+
+    def close(self) -> None:
+        self.inner.close()

@@ -1,0 +1,97 @@
+"""Errors as OpenAI's API answers them: JSON that names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "cancelled_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """A request is refused, or ended without an answer.
+
+    Args:
+        status: of HTTP.
+        message: for the user.
+        param: the field to blame, or None.
+        code: a word that programs compare, or None.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        kind = TYPES.get(self.status, "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def bad(param: str, message: str, code: str | None = None) -> ApiError:
+    """A field whose value cannot be used; the message says why, without the field's name."""
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def refuse_unless(allowed: bool, param: str, message: str) -> None:
+    """Raise an ApiError that names the field unless its value is allowed."""
+    if not allowed:
+        raise bad(param, message)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Have every error of an application answered in this shape."""
+
+    async def on_api_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+        return JSONResponse(error.body(), error.status, headers)
+
+    async def on_invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        found = _of_validation(max(error.errors(), key=lambda each: len(each["loc"])))
+        return JSONResponse(found.body(), found.status)
+
+    async def on_http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        found = ApiError(error.status_code, str(error.detail))
+        return JSONResponse(found.body(), found.status, error.headers)
+
+    async def on_other(request: Request, error: Exception) -> JSONResponse:
+        found = ApiError(500, "the server failed on this request; its log says why")
+        return JSONResponse(found.body(), found.status)
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(Exception, on_other)
+
+
+def _of_validation(found: Any) -> ApiError:
+    """The error of one of pydantic's findings."""
+    kind, message = str(found["type"]), str(found["msg"])
+    if kind == "json_invalid":
+        reason = found.get("ctx", {}).get("error", message)
+        return ApiError(400, f"the body is no JSON: {reason}", code="json_invalid")
+    path = [str(each) for each in found["loc"] if each not in ("body", "header")]
+    names = [each for each in path if not each.isdigit() and "[" not in each and "-" not in each]
+    if not names:
+        return ApiError(400, f"the body must be a JSON object: {message}")
+    param = ".".join(names[:2]) if names[0] == "ngramspec" else names[0]
+    return ApiError(400, f"{param}: {message}", param=param, code=kind)

@@ -1,0 +1,146 @@
+"""The requests that are understood. Answers are made of the types of the openai package."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Stops = Annotated[list[Stop], Field(max_length=16)]
+
+
+class Extras(BaseModel):
+    """The field ``ngramspec``, which no other server knows.
+
+    Attributes:
+        stores: names of the server's corpora to draft from; None: all of them.
+        reference: text, or token ids, that the answer will likely resemble.
+        namespace: of the key's shared text; None: the key's own.
+        usage: whether the answer's usage says how it was speculated.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    stores: list[str] | None = None
+    reference: str | list[TokenId] | None = None
+    namespace: Annotated[str, StringConstraints(max_length=200)] | None = None
+    usage: bool = False
+
+
+class StreamOptions(BaseModel):
+    """The field ``stream_options``."""
+
+    include_usage: bool = False
+
+
+class Common(BaseModel):
+    """What completions and chats have in common."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: Stop | Stops | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    user: str | None = None
+    ngramspec: Extras = Field(default_factory=Extras)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, none or several."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionRequest(Common):
+    """The body of ``/v1/completions``."""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: int | None = None
+
+
+class Message(BaseModel):
+    """One message of a chat; its other fields go to the model's template as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The field ``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class ChatRequest(Common):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    modalities: list[str] | None = None
+
+
+class ExtraFile(BaseModel):
+    """One entry of ``input_extra``."""
+
+    text: str = ""
+    filename: str = ""
+
+
+class LlamaRequest(BaseModel):
+    """What ``/completion`` and ``/infill`` have in common, of llama.cpp's server."""
+
+    model: str | None = None
+    prompt: str | list[TokenId] = ""
+    n_predict: Annotated[int, Field(ge=-1)] = -1
+    n_indent: Annotated[int, Field(ge=0)] = 0
+    n_cmpl: Annotated[int, Field(ge=1)] = 1
+    stop: Stops = Field(default_factory=list)
+    stream: bool = False
+    temperature: float | None = None
+    top_k: int = 40
+    top_p: Annotated[float, Field(ge=0, le=1)] = 0.95
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.05
+    repeat_penalty: Annotated[float, Field(gt=0)] = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = -1
+    ignore_eos: bool = False
+    samplers: list[str] | None = None
+    t_max_predict_ms: Annotated[float, Field(ge=0)] = 0.0
+    response_fields: list[str] | None = None
+    return_tokens: bool = False
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    ngramspec: Extras = Field(default_factory=Extras)
+
+
+class InfillRequest(LlamaRequest):
+    """The body of ``/infill``."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: list[ExtraFile] = Field(default_factory=list)
+    filename: str = ""

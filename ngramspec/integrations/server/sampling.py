@@ -1,0 +1,144 @@
+"""How an answer's tokens are chosen: from a request's fields to arguments of ``generate``."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen; the names and defaults are those of OpenAI's API.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: in (0, 1].
+        top_k: 0: all tokens.
+        min_p: in [0, 1]; 0: all tokens.
+        presence_penalty, frequency_penalty: subtracted from the scores of tokens in the answer.
+        repetition_penalty: of transformers, for tokens in prompt and answer; 1 is none.
+        logit_bias: added to the scores of tokens, by id.
+        seed: of the random choices; None: a new one.
+        banned: ids that are never chosen.
+        grammar: makes a logits processor that allows one grammar's text only, or None.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    banned: tuple[int, ...] = ()
+    grammar: Any = None
+
+    def of_answer(self, index: int) -> Sampling:
+        """The sampling of one of several answers: each has random choices of its own."""
+        return self if self.seed is None else replace(self, seed=(self.seed + index) % 2**63)
+
+    def arguments(self, prompt: int, device: torch.device) -> dict[str, Any]:
+        """Arguments of ``generate``; each is said, so that no default of the model's counts.
+
+        Args:
+            prompt: tokens of the prompt, which the penalties do not count.
+            device: of the model.
+        """
+        given: dict[str, Any] = {
+            "do_sample": self.temperature > 0,
+            "repetition_penalty": self.repetition_penalty,
+            "logits_processor": self._processors(prompt),
+        }
+        if self.logit_bias:
+            given["sequence_bias"] = [[[token], bias] for token, bias in self.logit_bias.items()]
+        if self.banned:
+            given["suppress_tokens"] = list(self.banned)
+        if self.temperature > 0:
+            generator = torch.Generator(device)
+            generator.manual_seed(secrets.randbits(63) if self.seed is None else self.seed)
+            given |= {
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "top_k": self.top_k,
+                "min_p": self.min_p or None,
+                "generator": generator,
+            }
+        return given
+
+    def _processors(self, prompt: int) -> Any:
+        from transformers import LogitsProcessorList
+
+        found = LogitsProcessorList()
+        if self.presence_penalty or self.frequency_penalty:
+            found.append(Penalties(prompt, self.presence_penalty, self.frequency_penalty))
+        if self.grammar is not None:
+            found.append(self.grammar())
+        return found
+
+
+class Penalties:
+    """OpenAI's penalties: score - count * frequency - (count > 0) * presence, in the answer.
+
+    Args:
+        prompt: tokens before the answer.
+        presence: subtracted once from a token that is in the answer.
+        frequency: subtracted for each time that it is.
+    """
+
+    def __init__(self, prompt: int, presence: float, frequency: float) -> None:
+        self._prompt, self._presence, self._frequency = prompt, presence, frequency
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores (rows, vocab) behind the tokens ``input_ids``, int64 (rows, length)."""
+        answer = input_ids[:, self._prompt :].to(scores.device)
+        counts = torch.zeros_like(scores).scatter_add_(
+            1, answer, torch.ones_like(answer, dtype=scores.dtype)
+        )
+        return scores - counts * self._frequency - (counts > 0) * self._presence
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The target's opinion of one token, before any processor.
+
+    Attributes:
+        token: its id.
+        logprob: its log-probability, natural; None: of the first token of a prompt.
+        top: the likeliest tokens' ids and log-probabilities, best first.
+    """
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def logprobs_of(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
+    """What the target thought of each token.
+
+    Args:
+        logits: (n, vocab), at the positions before the tokens.
+        tokens: n of them.
+        top: how many of the likeliest tokens to list.
+    """
+    if not tokens:
+        return []
+    scores = torch.log_softmax(logits.float(), dim=-1)
+    chosen = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
+    values, ids = scores.topk(top, dim=-1)
+    rows = zip(tokens, chosen, ids.tolist(), values.tolist(), strict=True)
+    return [
+        TokenLogprobs(token, finite(own), tuple(zip(best, map(finite, each), strict=True)))
+        for token, own, best, each in rows
+    ]
+
+
+def finite(value: float) -> float:
+    """A log-probability as JSON can say it."""
+    return value if math.isfinite(value) else -9999.0

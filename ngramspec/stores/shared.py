@@ -1,0 +1,335 @@
+"""A shared store: what earlier requests said, in memory, for the drafts of later ones."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
+from ngramspec._native.store_stream import StoreStream
+from ngramspec.draft import Int32
+from ngramspec.errors import check_bool, check_choice, check_int
+from ngramspec.stores import shared_file
+from ngramspec.stores.fingerprint import fingerprint
+from ngramspec.stores.shared_request import SharedRequest
+
+DEFAULT_BYTES = 64 << 20
+LEAST_BYTES = 4096
+MOST_BYTES = 1 << 40
+SHARE = 8  # namespaces of the default size
+MOST_NAME = 256  # characters
+WRITES = ("outputs", "all", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What a namespace holds, and what it was good for.
+
+    Attributes:
+        tokens: that can be found now.
+        added: tokens ever.
+        look_ups: of drafts.
+        hits: look-ups that found a place.
+        accepted: drafted tokens from here that the target accepted.
+        bytes: of memory.
+    """
+
+    tokens: int
+    added: int
+    look_ups: int
+    hits: int
+    accepted: int
+    bytes: int
+
+
+NOTHING = StoreStatistics(0, 0, 0, 0, 0, 0)
+
+
+class SharedStore:
+    """What requests said, in memory, for later requests that name the same namespace.
+
+    Nothing is shared by default: a request reads and writes only the namespaces that it names.
+    A namespace takes all of its memory when it is first used, and then overwrites its oldest text.
+    Where a further one does not fit, the one that was used longest ago is dropped. Any number of
+    threads may use a store. Drafts from it change how fast a text comes, never the text; but who
+    can time requests can tell something of what earlier ones in the same namespace said.
+
+    Args:
+        max_bytes: of all namespaces, 4096..2**40.
+        namespace_bytes: of each, 4096..max_bytes, 28 for a token; None: an eighth of max_bytes.
+        write: what requests add: "outputs"; "all": prompts too; "none": only ``Namespace.add``
+            does.
+        live: whether they add while they run, 64 tokens at a time; else when they end well, and a
+            request that fails or is aborted adds nothing.
+        tokenizer: of the token ids, for its fingerprint; None: not known, and not checked.
+
+    Example:
+        >>> store = SharedStore()
+        >>> store["team-a"].add(np.array([5, 6, 7, 8], np.int32))
+        >>> store["team-a"].statistics().tokens
+        4
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = DEFAULT_BYTES,
+        *,
+        namespace_bytes: int | None = None,
+        write: str = "outputs",
+        live: bool = True,
+        tokenizer: Any = None,
+    ) -> None:
+        self.max_bytes = check_int("max_bytes", max_bytes, LEAST_BYTES, MOST_BYTES)
+        if namespace_bytes is None:
+            namespace_bytes = max(max_bytes // SHARE, LEAST_BYTES)
+        self.namespace_bytes = check_int("namespace_bytes", namespace_bytes, LEAST_BYTES, max_bytes)
+        check_choice("write", write, WRITES)
+        self.write = write
+        self.live = check_bool("live", live)
+        self.tokenizer = "" if tokenizer is None else fingerprint(tokenizer)
+        self._lock = threading.Lock()  # of the two below
+        self._rings: OrderedDict[str, StoreRing] = OrderedDict()  # used longest ago first
+
+    def __getitem__(self, name: str) -> Namespace:
+        """A namespace, to be named in ``stores=``; it takes memory when it is first used."""
+        return Namespace(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rings
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the namespaces that have memory, the one used longest ago first."""
+        with self._lock:
+            return iter(list(self._rings))
+
+    def __len__(self) -> int:
+        """Namespaces that have memory."""
+        return len(self._rings)
+
+    def ring(self, name: str) -> StoreRing:
+        """The text of a namespace that is used now, made if there is none."""
+        with self._lock:
+            ring = self._rings.get(name)
+            if ring is None:
+                ring = self._make(name)
+            self._rings.move_to_end(name)
+            return ring
+
+    def _make(self, name: str) -> StoreRing:
+        """A new namespace's text, in place of those used longest ago. Under the lock."""
+        while (len(self._rings) + 1) * self.namespace_bytes > self.max_bytes:
+            self._rings.popitem(last=False)[1].close()
+        ring = self._rings[name] = StoreRing(self.namespace_bytes // BYTES_PER_CODE)
+        return ring
+
+    def drop(self, name: str) -> None:
+        """Free a namespace's memory; requests that use it find nothing there any more.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        with self._lock:
+            if name not in self._rings:
+                raise KeyError(f"there is no namespace {name!r}")
+            self._rings.pop(name).close()
+
+    def clear(self) -> None:
+        """Forget the text of all namespaces, and erase it."""
+        for ring in self.rings().values():
+            ring.clear()
+
+    def rings(self) -> dict[str, StoreRing]:
+        """The texts of all namespaces, the one used longest ago first."""
+        with self._lock:
+            return dict(self._rings)
+
+    def statistics(self) -> dict[str, StoreStatistics]:
+        """Of each namespace that has memory."""
+        return {name: statistics_of(ring) for name, ring in self.rings().items()}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write all namespaces to a file, in place of the one that is there.
+
+        A crash at any moment leaves the old file or the new one. Requests may go on meanwhile.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        shared_file.save(Path(path), self._header(), self.rings())
+
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike[str],
+        max_bytes: int = DEFAULT_BYTES,
+        *,
+        namespace_bytes: int | None = None,
+    ) -> SharedStore:
+        """A store from a file that ``save`` wrote, with the settings that it had.
+
+        Args:
+            path: the file.
+            max_bytes: of all namespaces: no file decides how much memory is taken. What does not
+                fit is left out, the oldest first, which is logged.
+            namespace_bytes: of each; None: as the store had, but at most max_bytes.
+
+        Raises:
+            OSError: the file cannot be read.
+            StoreFileError: it is no such file, or broken; the message says how.
+        """
+        header, saved = shared_file.load(Path(path))
+        store = cls(max_bytes)
+        if namespace_bytes is None:
+            namespace_bytes = max(min(header.namespace_bytes, max_bytes), LEAST_BYTES)
+        check_int("namespace_bytes", namespace_bytes, LEAST_BYTES, max_bytes)
+        store.namespace_bytes = namespace_bytes
+        store.write, store.live = WRITES[header.write], bool(header.live)
+        store.tokenizer = header.tokenizer
+        shared_file.restore(Path(path), saved, store.ring, max_bytes // store.namespace_bytes)
+        return store
+
+    def sizeof(self) -> int:
+        """Bytes allocated."""
+        return sum(ring.sizeof() for ring in self.rings().values())
+
+    def check_integrity(self) -> None:
+        """Raise an AssertionError if an invariant is broken."""
+        rings = self.rings()
+        for ring in rings.values():
+            ring.check_integrity()
+        assert len(rings) * self.namespace_bytes <= self.max_bytes, "too many namespaces"
+
+    def __repr__(self) -> str:
+        return f"SharedStore(max_bytes={self.max_bytes}, {len(self)} namespaces)"
+
+    def __copy__(self) -> SharedStore:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedStore:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a SharedStore cannot be pickled; save it to a file")
+
+    def _header(self) -> shared_file.Header:
+        return shared_file.Header(
+            self.namespace_bytes, WRITES.index(self.write), int(self.live), self.tokenizer
+        )
+
+
+class Namespace:
+    """The part of a SharedStore that requests share which name it; nothing else reads or writes it.
+
+    Attributes:
+        store: whose.
+        name: 1 to 256 characters.
+        settings: from which it was made together with its store; None: the store was there.
+    """
+
+    settings: dict[str, Any] | None = None
+
+    def __init__(self, store: SharedStore, name: str) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a namespace's name must be a string, got {type(name).__name__}")
+        if not 1 <= len(name) <= MOST_NAME:
+            raise ValueError(f"a namespace's name must have 1..{MOST_NAME} characters")
+        self.store = store
+        self.name = name
+
+    def request(self, limit: int = 0) -> SharedRequest:
+        """What one request does here: it reads, and writes as the store says.
+
+        Args:
+            limit: of the token ids that it reads; 0: none.
+        """
+        store = self.store
+        return SharedRequest(StoreStream(store.ring(self.name), limit), store.write, store.live)
+
+    @property
+    def index(self) -> StoreStream:
+        """Look-ups by one sequence, which adds nothing."""
+        return StoreStream(self.store.ring(self.name))
+
+    def add(self, tokens: Int32) -> None:
+        """Add a document on purpose, int32 (n,), whatever ``write`` says.
+
+        Raises:
+            TypeError, ValueError: no token ids; nothing was added.
+        """
+        stream = self.index
+        stream.append(tokens)
+        stream.finish()
+
+    def clear(self) -> None:
+        """Forget the text, and erase it."""
+        ring = self.store.rings().get(self.name)
+        if ring is not None:
+            ring.clear()
+
+    def statistics(self) -> StoreStatistics:
+        """What it holds, and what it was good for."""
+        ring = self.store.rings().get(self.name)
+        return NOTHING if ring is None else statistics_of(ring)
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Raise a ValueError if the store is of another tokenizer, as far as that is known."""
+        own = fingerprint(tokenizer) if self.store.tokenizer else ""
+        if own != self.store.tokenizer:
+            raise ValueError(
+                f"{self!r} is of another tokenizer: its fingerprint is {self.store.tokenizer},"
+                f" that of the given one {own}"
+            )
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raise a ValueError if it holds ids that a vocabulary of ``size`` has not."""
+        ring = self.store.rings().get(self.name)
+        largest = -1 if ring is None else ring.largest_id()
+        if largest >= size:
+            raise ValueError(
+                f"{self!r} has token id {largest}, the vocabulary has {size}: it was filled with"
+                " another tokenizer's"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Namespace) and (self.store, self.name) == (other.store, other.name)
+
+    def __hash__(self) -> int:
+        return hash((id(self.store), self.name))
+
+    def __repr__(self) -> str:
+        return f"SharedStore()[{self.name!r}]"
+
+    def __copy__(self) -> Namespace:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Namespace:
+        return self
+
+
+def made_namespace(settings: Mapping[str, Any]) -> Namespace:
+    """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name.
+
+    Raises:
+        TypeError, ValueError: one of them is none, or wrong.
+    """
+    known = ("namespace", "max_bytes", "namespace_bytes", "write", "live")
+    unknown = [name for name in settings if name not in known]
+    if unknown or "namespace" not in settings:
+        raise ValueError(
+            f"a shared store's settings must have 'namespace', and may have {', '.join(known[1:])};"
+            f" got {', '.join(map(repr, settings))}"
+        )
+    rest = {name: value for name, value in settings.items() if name != "namespace"}
+    namespace = SharedStore(**rest)[settings["namespace"]]
+    namespace.settings = dict(settings)
+    return namespace
+
+
+def statistics_of(ring: StoreRing) -> StoreStatistics:
+    """The counts of a namespace's text."""
+    return StoreStatistics(*ring.counts(), bytes=ring.sizeof())

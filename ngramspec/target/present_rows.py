@@ -1,0 +1,73 @@
+"""Which rows of a batch its forwards still run: those that have ended leave it.
+
+The place of a row that leaves is taken by one from the end of the batch, so that few rows of the
+cache are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class PresentRows:
+    """The rows of a batch that are left, by their place in the forwards.
+
+    Args:
+        rows: of the batch, all present.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._count = rows
+        self._rows = list(range(rows))  # the row at each place
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def all(self) -> bool:
+        """Whether no row has left."""
+        return len(self._rows) == self._count
+
+    def of(self, values: Sequence[T]) -> list[T]:
+        """Those of the present rows, by place, of one value for each row of the batch."""
+        return [values[row] for row in self._rows]
+
+    def select(self, block: torch.Tensor) -> torch.Tensor:
+        """The present rows of (batch, ...), by place."""
+        return block if self.all else block[self._rows]
+
+    def spread(self, states: torch.Tensor) -> torch.Tensor:
+        """From (present, ...) to (batch, ...): rows that have left repeat the first place's."""
+        if self.all:
+            return states
+        places = [0] * self._count
+        for place, row in enumerate(self._rows):
+            places[row] = place
+        index = torch.tensor(places, device="cpu").to(states.device, non_blocking=True)
+        return states.index_select(0, index)
+
+    def keep(self, rows: Collection[int]) -> list[int]:
+        """Let all others leave.
+
+        Args:
+            rows: of the batch, present ones, at least one.
+
+        Returns:
+            for each new place, the place where its row was. Most are where they were.
+
+        Example:
+            >>> present = PresentRows(5)
+            >>> present.keep([0, 3, 4]), present.of("abcde")
+            ([0, 4, 3], ['a', 'e', 'd'])
+        """
+        stay = [row in rows for row in self._rows]
+        kept = sum(stay)
+        behind = [place for place in range(kept, len(stay)) if stay[place]]
+        order = [place if stay[place] else behind.pop() for place in range(kept)]
+        self._rows = [self._rows[place] for place in order]
+        return order

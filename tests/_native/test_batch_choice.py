@@ -1,0 +1,65 @@
+"""The choice among a batch's drafts against its twin, brute force, and wrong input."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from native_strategies import QUICK
+
+from ngramspec import _reference as reference
+from ngramspec._native.batch_choice import worthwhile_heads
+
+# Eighths and quarters: all sums are exact, so that equal values are equal for both.
+CONFIDENCE = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=5)
+BATCHES = st.lists(CONFIDENCE, max_size=5)
+CURVES = st.lists(st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0]), max_size=20).map(
+    lambda steps: np.cumsum([1.0, *steps]).astype(np.float32)
+)
+
+
+def arrays(batch):
+    return [np.array(each, np.float32) for each in batch]
+
+
+@QUICK
+@given(batch=BATCHES, curve=CURVES)
+def test_it_does_what_its_twin_does(batch, curve):
+    chains = arrays(batch)
+    assert worthwhile_heads(chains, curve) == reference.worthwhile_heads(chains, curve)
+    nodes = [np.sort(each)[::-1].copy() for each in chains]
+    ours = worthwhile_heads(nodes, curve, False)
+    assert ours == reference.worthwhile_heads(nodes, curve, False)
+
+
+@QUICK
+@given(
+    batch=st.lists(st.lists(st.sampled_from([0.25, 0.5, 1.0]), max_size=3), max_size=3),
+    curve=CURVES,
+)
+def test_no_other_lengths_are_worth_more(batch, curve):
+    def value(lengths):
+        expected = len(batch) + sum(
+            float(np.prod(each[: n + 1]))
+            for each, length in zip(batch, lengths, strict=True)
+            for n in range(length)
+        )
+        return expected / curve[sum(lengths)]
+
+    every = itertools.product(*(range(len(each) + 1) for each in batch))
+    best = max(value(lengths) for lengths in every if sum(lengths) < len(curve))
+    assert value(worthwhile_heads(arrays(batch), curve)) == pytest.approx(best)
+
+
+def test_wrong_input_is_named():
+    good, curve = np.ones(2, np.float32), np.ones(5, np.float32)
+    for bad in ([0.5], np.ones(2), np.ones((1, 2), np.float32), np.ones(4, np.float32)[::2], None):
+        with pytest.raises(TypeError, match="confidences must be"):
+            worthwhile_heads([good, bad], curve)
+    with pytest.raises(ValueError, match="curve must have one entry or more, got 0"):
+        worthwhile_heads([good], curve[:0])
+    assert worthwhile_heads([], curve) == []
+    assert worthwhile_heads([good], curve) == [2]

@@ -1,0 +1,51 @@
+"""The arguments of ``ngramspec serve`` that are refused before a model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from ngramspec.cli import main
+from ngramspec.cli.serve import read_keys
+from ngramspec.cli.usage import UsageError
+from ngramspec.integrations.server.settings import Limits, ServerSettings
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+
+
+def error_of(capsys, *arguments):
+    assert main(["serve", *arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_another_host_needs_a_key(capsys, monkeypatch):
+    monkeypatch.delenv("NGRAMSPEC_API_KEYS", raising=False)
+    assert "give --api-key" in error_of(capsys, "--host", "0.0.0.0")
+    assert "USER=KEY" in error_of(capsys, "--api-key", "secret")
+    assert "secret" not in error_of(capsys, "--api-key", "secret")
+
+
+def test_what_is_not_there_is_named(capsys, tmp_path):
+    assert "--corpus" in error_of(capsys, "--corpus", str(tmp_path / "none.ngc"))
+    assert "MODEL" in error_of(capsys, str(tmp_path / "none"))
+    assert "--active must be >= 1" in error_of(capsys, "--active", "0")
+
+
+def test_keys_come_from_options_and_environment():
+    assert read_keys(["a=1"], "b=2,c=x=y,") == {"a": "1", "b": "2", "c": "x=y"}
+    with pytest.raises(UsageError, match="two keys"):
+        read_keys(["a=1"], "a=2")
+
+
+@pytest.mark.parametrize("user", ["", "a/b"])
+def test_users_have_names_without_slashes(user):
+    with pytest.raises(ValueError, match="user"):
+        ServerSettings(name="m", keys={user: "key"})
+
+
+def test_settings_are_checked():
+    with pytest.raises(ValueError, match="the key of 'a'"):
+        ServerSettings(name="m", keys={"a": " key"})
+    with pytest.raises(ValueError, match="chunk must be >= 1"):
+        Limits(chunk=0)
+    with pytest.raises(ValueError, match="context must be >= 2"):
+        Limits(context=1)

@@ -1,0 +1,229 @@
+"""Beam search with drafts gives plain beam search's sequences, scores and everything else."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import speller
+import torch
+from beams import BeamOracle, Watching, assert_same
+from conftest import tiny_llama
+from doubles import Puts
+from families import FAMILIES, build
+from transformers import DynamicCache, GenerationConfig
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+PAIR = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 8, 5, 6], [11, 12, 13, 11, 12, 13, 11, 12, 13, 11]])
+MASK = torch.ones_like(PAIR).masked_fill(PAIR == 0, 0)
+ENDS = [*range(3, 14)]  # so many end-of-sequence tokens that sequences end early
+SETTINGS = [
+    {"num_beams": 2},
+    {"num_beams": 3, "eos_token_id": ENDS, "pad_token_id": 0},
+    {"num_beams": 4, "eos_token_id": ENDS, "early_stopping": True, "length_penalty": 2.0},
+    {"num_beams": 4, "eos_token_id": ENDS, "early_stopping": "never", "length_penalty": -0.5},
+    {"num_beams": 3, "eos_token_id": 5, "early_stopping": "never", "num_return_sequences": 3},
+    {"num_beams": 4, "no_repeat_ngram_size": 3, "repetition_penalty": 1.3, "min_new_tokens": 6},
+    {"num_beams": 2, "eos_token_id": ENDS, "num_return_sequences": 2, "length_penalty": 0.0},
+    {"num_beams": 5, "eos_token_id": 7, "bad_words_ids": [[8, 9]], "renormalize_logits": True},
+]
+TIES = {"t5"}  # its logits of hundreds leave ties by rounding, so that it runs in float64
+CASES = [*itertools.product(FAMILIES, range(len(SETTINGS)))]
+
+
+def both(model, settings, *, rows=1, right=0.9, **speculator):
+    """What plain and our beam search return, and the Speculator."""
+    kwargs = {"max_new_tokens": 14, "do_sample": False, "return_dict_in_generate": True}
+    kwargs |= {"output_scores": True, "output_logits": True} | settings
+    inputs = {"input_ids": PROMPT} if rows == 1 else {"input_ids": PAIR, "attention_mask": MASK}
+    oracle = BeamOracle(right=right)
+    plain = model.generate(**inputs, **kwargs, logits_processor=[oracle.watch])
+    ours = Speculator(oracle, **{"gamma": 4} | speculator)
+    return plain, ngramspec.generate(model, **inputs, **kwargs, speculator=ours), ours
+
+
+def check(family, which, rows):
+    model = build(family).to(torch.float64 if family in TIES else torch.float32)
+    plain, ours, speculator = both(model, SETTINGS[which], rows=rows)
+    assert_same(plain, ours)
+    assert speculator.stats.drafter_faults == 0
+    return speculator.stats
+
+
+@pytest.mark.parametrize(("family", "which"), CASES[::5], ids=lambda each: str(each))
+def test_beams_of_every_family(family, which):
+    check(family, which, rows=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "which"), CASES, ids=lambda each: str(each))
+@pytest.mark.parametrize("rows", [1, 2])
+def test_beams_of_every_family_and_setting(family, which, rows):
+    check(family, which, rows)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bart", "t5"])
+def test_batches_of_beams(family):
+    assert check(family, 0, rows=2).drafted > 0
+
+
+def test_drafts_are_accepted():
+    stats = [check("llama", which, rows=1) for which in (0, 5)]
+    assert all(each.accepted > 0 and each.tokens_per_call > 1.05 for each in stats)
+
+
+def test_the_prefill_runs_a_prompt_once_for_all_of_its_beams(tiny):
+    rows = []
+    hook = tiny.register_forward_hook(lambda _, given, out: rows.append(out.logits.shape[0]))
+    try:
+        kwargs = {"attention_mask": MASK, "num_beams": 4, "max_new_tokens": 4, "do_sample": False}
+        plain = tiny.generate(PAIR, **kwargs)
+        assert rows == [8, 8, 8, 8]
+        ours = ngramspec.generate(tiny, PAIR, **kwargs)
+    finally:
+        hook.remove()
+    assert torch.equal(plain, ours)
+    assert rows[4:] == [2, 8, 8, 8]
+
+
+@pytest.mark.parametrize("cache", ["static", "dynamic"])
+def test_caches(tiny, cache):
+    settings = {"num_beams": 3, "cache_implementation": cache}
+    plain, ours, speculator = both(tiny, settings)
+    assert_same(plain, ours)
+    assert speculator.stats.accepted > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral sliding", "bart"])
+def test_the_returned_cache_is_that_of_plain_beam_search(family):
+    model = build(family)
+    plain, ours, speculator = both(model, {"num_beams": 4, "max_new_tokens": 20})
+    assert speculator.stats.accepted > 0
+    caches = [
+        getattr(each.past_key_values, "self_attention_cache", each.past_key_values)
+        for each in (plain, ours)
+    ]
+    assert caches[0].get_seq_length() == caches[1].get_seq_length()
+    for first, second in zip(caches[0].layers, caches[1].layers, strict=True):
+        torch.testing.assert_close(first.keys, second.keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(first.values, second.values, atol=1e-4, rtol=1e-4)
+
+
+def test_states_asked_for_are_those_of_plain_beam_search(tiny):
+    settings = {"num_beams": 3, "output_hidden_states": True, "output_attentions": True}
+    plain, ours, speculator = both(tiny, settings)
+    assert_same(plain, ours)
+    assert speculator.stats.drafted == 0
+    for name in ("hidden_states", "attentions"):
+        for first, second in zip(getattr(plain, name), getattr(ours, name), strict=True):
+            for layer, other in zip(first, second, strict=True):
+                torch.testing.assert_close(layer, other, atol=1e-4, rtol=1e-4)
+
+
+def test_processors_and_criteria_see_what_they_see_in_plain_beam_search(tiny):
+    oracle, seen = BeamOracle(right=0.9), []
+    for speculator in (None, Speculator(oracle, gamma=4)):
+        processor, criterion = Watching(), Watching(stop_at=21)
+        kwargs = {"num_beams": 4, "max_new_tokens": 30, "do_sample": False}
+        kwargs |= {"logits_processor": [processor], "stopping_criteria": [criterion]}
+        if speculator is None:
+            kwargs["logits_processor"].append(oracle.watch)
+            tiny.generate(PROMPT, **kwargs)
+        else:
+            ngramspec.generate(tiny, PROMPT, speculator=speculator, **kwargs)
+            assert speculator.stats.accepted > 0
+        seen.append((processor.seen, criterion.seen))
+    assert seen[0] == seen[1]
+
+
+def test_a_criterion_that_fails_leaves_the_cache_where_plain_beam_search_does(tiny):
+    oracle, caches = BeamOracle(right=1.0), []
+    for speculator in (None, Speculator(oracle, gamma=4)):
+        cache = DynamicCache(config=tiny.config)
+        kwargs = {"num_beams": 4, "max_new_tokens": 30, "do_sample": False}
+        kwargs |= {"past_key_values": cache, "stopping_criteria": [Watching(fail_at=18)]}
+        if speculator is None:
+            kwargs["logits_processor"] = [oracle.watch]
+        else:
+            kwargs["custom_generate"] = speculator
+        with pytest.raises(RuntimeError, match="fails at 18"):
+            tiny.generate(PROMPT, **kwargs)
+        caches.append(cache)
+    assert caches[0].get_seq_length() == caches[1].get_seq_length()
+    for first, second in zip(caches[0].layers, caches[1].layers, strict=True):
+        torch.testing.assert_close(first.keys, second.keys, atol=1e-4, rtol=1e-4)
+
+
+def test_drafts_that_are_wrong_change_nothing(tiny):
+    plain, ours, speculator = both(tiny, {"num_beams": 4}, right=0.0)
+    assert_same(plain, ours)
+    assert speculator.stats.drafted > 0
+    assert speculator.stats.accepted == 0
+
+
+def test_tokens_per_call_count_every_beam_as_a_row(tiny):
+    _, ours, speculator = both(tiny, {"num_beams": 4, "max_new_tokens": 20})
+    stats = speculator.stats
+    assert stats.emitted == 4 * 19  # the first token is the prefill's
+    assert stats.target_calls % 4 == 0
+    assert ours.sequences.shape == (1, 30)
+
+
+def test_the_hook_and_a_config_that_asks_for_beams():
+    model = tiny_llama(eos_token_id=3)
+    model.generation_config = GenerationConfig(
+        num_beams=4, early_stopping=True, length_penalty=2.0, eos_token_id=3, pad_token_id=0
+    )
+    plain = model.generate(PROMPT, max_new_tokens=16)
+    speculator = Speculator()
+    assert torch.equal(model.generate(PROMPT, max_new_tokens=16, custom_generate=speculator), plain)
+    with ngramspec.enabled(model, speculator):
+        assert torch.equal(model.generate(PROMPT, max_new_tokens=16), plain)
+    assert speculator.stats.runs == 2
+
+
+REFUSED = [
+    ({"do_sample": True}, {}, "num_beams=3 with do_sample=True .*pass num_beams=1"),
+    ({"num_beams": 4, "num_beam_groups": 2}, {}, "num_beam_groups=2"),
+    ({"constraints": [1]}, {}, "constraints"),
+    ({"streamer": Puts()}, {}, "streamer cannot be used with num_beams=3"),
+    ({}, {"verification": "typical"}, "verification='typical'"),
+    ({}, {"lenience": 0.5}, "lenience below 1"),
+]
+
+
+@pytest.mark.parametrize(("kwargs", "settings", "message"), REFUSED)
+def test_what_is_refused_with_beams(tiny, kwargs, settings, message):
+    kwargs = {"num_beams": 3, "max_new_tokens": 4, "do_sample": False} | kwargs
+    with pytest.raises(UnsupportedError, match=message):
+        ngramspec.generate(tiny, PROMPT, speculator=Speculator(**settings), **kwargs)
+
+
+@pytest.mark.parametrize("beams", [2, 4, 8])
+def test_the_speller_copies_in_beams(beams):
+    model, accepted = speller.load(), 0
+    pairs = speller.sentences(seed=5, count=3)
+    given = speller.padded([each for each, _ in pairs])
+    inputs = {"input_ids": given, "attention_mask": (given != speller.PAD).long()}
+    kwargs = {"num_beams": beams, "max_new_tokens": 30, "do_sample": False}
+    kwargs |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    for rows in ([0], [0, 1, 2]):
+        own = {name: value[rows] for name, value in inputs.items()}
+        speculator = Speculator(gamma=5)
+        ours = ngramspec.generate(model, **own, **kwargs, speculator=speculator)
+        assert_same(model.generate(**own, **kwargs), ours)
+        accepted += speculator.stats.accepted
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("which", [0, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_real_model_in_beams(smollm2, prompts, which):
+    kwargs = {"num_beams": 2, "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    kwargs |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    speculator = Speculator(gamma=6)
+    ours = ngramspec.generate(smollm2.model, **prompts[which], **kwargs, speculator=speculator)
+    assert_same(smollm2.model.generate(**prompts[which], **kwargs), ours)
+    assert speculator.stats.accepted > 0

@@ -1,0 +1,128 @@
+"""Stepping equals draining; ending early leaves cache, sessions and statistics consistent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import tiny_llama
+from doubles import Puts, ScriptedDrafter, half_right
+from transformers import DynamicCache
+
+import ngramspec
+from ngramspec import Speculator
+from ngramspec.stepwise import open_generation
+
+PROMPT = torch.tensor([[1, 5, 9, 5, 9, 5, 9, 7]])
+GREEDY = {"do_sample": False, "max_new_tokens": 40}
+
+
+def drained(generation) -> list[int]:
+    found = []
+    while not generation.finished:
+        added = generation.step()
+        assert added
+        found += added
+    assert generation.step() == []
+    return found
+
+
+def cached_keys(cache) -> list[torch.Tensor]:
+    return [layer.keys for layer in cache.layers]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 1.3, "top_k": 20}])
+def test_stepping_gives_what_generate_gives(tiny, sampling):
+    settings = GREEDY | sampling
+    torch.manual_seed(4)
+    whole = tiny.generate(PROMPT, **settings)[0, 8:].tolist()
+    speculator = Speculator(half_right([*PROMPT[0].tolist(), *whole], 97), 4)
+    torch.manual_seed(4)
+    with open_generation(tiny, PROMPT, speculator=speculator, **settings) as generation:
+        assert generation.tokens == []
+        found = drained(generation)
+        assert found == generation.tokens == whole
+    assert speculator.stats.runs == 1
+    assert speculator.stats.emitted == 39
+    assert speculator.stats.target_calls < 39
+    assert speculator.drafter.closed == len(speculator.drafter.sessions)
+
+
+def test_generations_in_turns_do_not_disturb_each_other(tiny):
+    prompts = [PROMPT, PROMPT[:, 2:], PROMPT.flip(1)]
+    whole = [tiny.generate(each, **GREEDY)[0, each.shape[1] :].tolist() for each in prompts]
+    speculator = Speculator()
+    runs = [open_generation(tiny, each, speculator=speculator, **GREEDY) for each in prompts]
+    while not all(run.finished for run in runs):
+        for run in runs:
+            run.step()
+    assert [run.tokens for run in runs] == whole
+    for run in runs:
+        run.close()
+    assert speculator.stats.runs == 3
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_a_cache_is_cut_to_the_committed_tokens(tiny, steps):
+    """Whatever it ends after, the cache can be used for a longer text."""
+    whole = tiny.generate(PROMPT, **GREEDY)[0].tolist()
+    drafter = half_right(whole, 97)
+    cache = DynamicCache(config=tiny.config)
+    run = open_generation(
+        tiny, PROMPT, speculator=Speculator(drafter, 6), past_key_values=cache, **GREEDY
+    )
+    for _ in range(steps):
+        run.step()
+    tokens = run.tokens
+    run.close()
+    run.close()
+    assert run.finished
+    assert drafter.closed == len(drafter.sessions)
+    committed = [*PROMPT[0].tolist(), *tokens]
+    assert cache.get_seq_length() == (len(committed) - 1 if steps else 0)
+    if steps:
+        fresh = DynamicCache(config=tiny.config)
+        tiny(torch.tensor([committed[:-1]]), past_key_values=fresh)
+        for kept, computed in zip(cached_keys(cache), cached_keys(fresh), strict=True):
+            torch.testing.assert_close(kept, computed, rtol=1e-4, atol=1e-5)
+    longer = torch.tensor([committed])
+    rest = {"do_sample": False, "max_new_tokens": len(whole) - len(committed)}
+    with open_generation(tiny, longer, past_key_values=cache, **rest) as again:
+        assert [*committed, *drained(again)] == whole
+
+
+def test_a_step_that_raises_closes_the_generation(tiny):
+    class Broken(Puts):
+        def put(self, tokens):
+            super().put(tokens)
+            if len(self.puts) == 4:
+                raise OSError("the client is gone")
+
+    streamer, drafter = Broken(), ScriptedDrafter(lambda at, gamma: None)
+    run = open_generation(tiny, PROMPT, streamer=streamer, **GREEDY)
+    with pytest.raises(OSError, match="gone"):
+        drained(run)
+    assert run.finished
+    assert run.step() == []
+    assert len(run.tokens) == 3  # the prompt is put, too
+    assert streamer.ended == 1
+    assert drafter.sessions == []
+
+
+def test_logits_come_with_the_tokens(tiny):
+    kept = {"return_dict_in_generate": True, "output_logits": True}
+    plain = tiny.generate(PROMPT, **GREEDY, **kept)
+    with open_generation(tiny, PROMPT, **GREEDY, **kept) as run:
+        drained(run)
+        assert len(run.logits) == 40
+        for ours, theirs in zip(run.logits, plain.logits, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_stepped_is_refused():
+    model = tiny_llama()
+    with pytest.raises(ValueError, match="input_ids must have one row"):
+        open_generation(model, PROMPT.repeat(2, 1), **GREEDY)
+    with pytest.raises(ngramspec.UnsupportedError, match="num_beams"):
+        open_generation(model, PROMPT, num_beams=2, **GREEDY)
+    with pytest.raises(TypeError, match="speculator must be"):
+        open_generation(model, PROMPT, speculator="copy")

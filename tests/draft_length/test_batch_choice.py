@@ -1,0 +1,97 @@
+"""How much of a batch's drafts is verified: against every other choice, and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ngramspec.draft import EMPTY_DRAFT, Draft
+from ngramspec.draft_length.batch_choice import (
+    common_length,
+    generous_cost,
+    may_pay,
+    urgencies,
+    worthwhile_rows,
+)
+
+
+def chain(*confidence):
+    n = len(confidence)
+    return Draft(np.arange(n, dtype=np.int32), None, np.array(confidence, np.float32))
+
+
+def test_the_likeliest_tokens_of_all_rows_are_kept():
+    """By hand: reach .9 .81 | .5 .25 | .95; a step of two rows costs .45 more by the token."""
+    drafts = [chain(0.9, 0.9), chain(0.5, 0.5), chain(0.95)]
+    curve = (1 + 0.15 * np.arange(6)).astype(np.float32)
+    assert [len(each) for each in worthwhile_rows(drafts, curve)] == [2, 0, 1]
+    assert [len(each) for each in worthwhile_rows(drafts, np.ones(6, np.float32))] == [2, 2, 1]
+    steep = (1 + np.arange(6)).astype(np.float32)
+    assert [len(each) for each in worthwhile_rows(drafts, steep)] == [0, 0, 0]
+    assert worthwhile_rows([EMPTY_DRAFT], steep) == [EMPTY_DRAFT]
+
+
+def test_the_choice_is_the_best_of_all_choices():
+    """Against every choice of lengths, on random drafts and curves."""
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        drafts = [chain(*rng.random(rng.integers(0, 4))) for _ in range(3)]
+        curve = np.cumsum(rng.random(10) * 0.4).astype(np.float32)
+        curve += 1 - curve[0]
+        chosen = [len(each) for each in worthwhile_rows(drafts, curve)]
+
+        def value(lengths, drafts=drafts, curve=curve):
+            gains = [
+                np.cumprod(d.confidence.astype(float))[:n].sum() if n else 0.0
+                for d, n in zip(drafts, lengths, strict=True)
+            ]
+            return (3 + sum(gains)) / curve[sum(lengths)]
+
+        every = np.ndindex(*(len(each) + 1 for each in drafts))
+        assert value(chosen) == pytest.approx(max(value(lengths) for lengths in every))
+
+
+def test_nothing_is_asked_for_where_nothing_can_pay():
+    assert not may_pay(np.array([1, 1.5, 2, 2.5], np.float32), rows=2, k=3)
+    assert may_pay(np.array([1, 1.5, 1.9, 2.5], np.float32), rows=2, k=3)
+    assert not may_pay(np.ones(1, np.float32), rows=2, k=3)
+
+
+def test_sessions_are_told_a_cost_below_what_pays():
+    curve = (1 + 0.3 * np.arange(20)).astype(np.float32)
+    assert generous_cost(curve, 4, 3) == pytest.approx([1, 1, 1.3, 1.6, 1.9])
+    assert generous_cost(np.ones(20, np.float32), 4, 3) == pytest.approx([1] * 5)
+
+
+def test_the_common_length_is_the_best_of_all():
+    """Against every length, on random drafts, weights and curves."""
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        drafts = [chain(*rng.random(rng.integers(0, 6))).confidence for _ in range(4)]
+        weights = rng.random(4)
+        weights /= weights.sum()
+        cost = np.concatenate(([0], 1 + np.cumsum(rng.random(8) * 0.2))).astype(np.float32)
+
+        def value(n, drafts=drafts, weights=weights, cost=cost):
+            gains = [np.cumprod(each[:n].astype(float)).sum() for each in drafts]
+            return (1 + weights @ gains) / cost[n + 1]
+
+        longest = max(len(each) for each in drafts)
+        best = common_length(drafts, weights, cost)
+        assert value(best) == pytest.approx(max(value(n) for n in range(longest + 1)))
+
+
+def test_rows_without_a_draft_count_as_such():
+    cost = np.array([0, 1, 1.2, 1.4], np.float32)
+    sure = np.array([0.9, 0.9], np.float32)
+    assert common_length([sure], np.ones(1), cost) == 2
+    assert common_length([sure, None, None, None, None], np.full(5, 0.2), cost) == 0
+    assert common_length([None], np.ones(1), cost) == 0
+
+
+def test_the_row_with_the_most_steps_left_is_the_most_urgent():
+    """By hand: rates (12+8)/(12+8) = 1 and (32+8)/20 = 2; 60 and 30 steps left."""
+    weights = urgencies([60, 60], [12, 32], 12)
+    assert weights == pytest.approx([32 / 33, 1 / 33])
+    assert urgencies([5, 5, 5], [9, 9, 9], 4) == pytest.approx([1 / 3] * 3)
+    assert urgencies([0, 0], [9, 9], 4) == pytest.approx([0.5, 0.5])

@@ -1,0 +1,117 @@
+"""Token Recycling: the table, the static tree, and that it drafts what the target thinks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+from doubles import ids
+
+import ngramspec
+from ngramspec import Evidence, Speculator, build_drafter
+from ngramspec.drafters import RecycleDrafter
+from ngramspec.drafters.recycle import RANKS, static_tree
+
+
+def seen(tokens, rows, accepted=(0,)):
+    """Evidence of one forward over a chain."""
+    n = len(tokens)
+    log_probs = np.zeros((n, len(rows[0])), np.float32)
+    parents = np.arange(-1, n - 1, dtype=np.int32)
+    return Evidence(ids(*tokens), parents, accepted, np.array(rows, np.int32), log_probs)
+
+
+def observe(session, evidence, committed=()):
+    session.observe(ngramspec.Draft(evidence.tokens[1:]), (), 0, evidence)
+    session.extend(ids(*committed))
+
+
+def test_a_chain_follows_the_first_candidates():
+    session = RecycleDrafter(top_k=2).start(ids(1, 2))
+    assert len(session.propose(4)) == 0
+    observe(session, seen([2, 5, 6], [[3, 4], [7, 8], [5, 9]]), [5])
+    assert session.propose(4).tokens.tolist() == [7]
+    observe(session, seen([5, 7], [[6, 7], [2, 2]]), [6])
+    assert session.propose(5).tokens.tolist() == [5, 6, 5, 6, 5]
+    assert session.propose_after(ids(6), 2).tokens.tolist() == [5, 6]
+    assert len(session.propose_after(ids(90), 2)) == 0
+
+
+def test_a_tree_is_the_static_one_over_the_table():
+    session = RecycleDrafter(top_k=2).start(ids(1))
+    observe(session, seen([1, 2], [[2, 3], [4, 5]]))
+    draft = session.propose(6, tree=True)  # 3, 4 and 5 are not known
+    paths = [[] for _ in draft.tokens]
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        paths[node] = [*(paths[parent] if parent >= 0 else []), int(token)]
+    assert sorted(paths) == [[2], [2, 4], [2, 5], [3]]
+    assert len(session.propose(0, tree=True)) == 0
+
+
+def test_the_newest_candidates_count_and_among_them_those_behind_the_text():
+    session = RecycleDrafter(top_k=1).start(ids(1))
+    observe(session, seen([1, 1, 1], [[2], [3], [4]], accepted=(0, 1)))
+    assert session.propose(1).tokens.tolist() == [3]
+    observe(session, seen([1], [[9]]))
+    assert session.propose(1).tokens.tolist() == [9]
+
+
+def test_the_static_tree_holds_the_most_probable_paths():
+    tree = static_tree(40, 8)
+    reach = []
+    for node, (parent, rank) in enumerate(tree):
+        assert parent < node
+        reach.append((1 if parent < 0 else reach[parent]) * RANKS[rank])
+    assert reach == sorted(reach, reverse=True)
+    assert len(set(tree)) == 40
+    assert static_tree(12, 8) == tree[:12]
+    for parent in range(-1, 40):  # ranks without gaps
+        ranks = [rank for above, rank in tree if above == parent]
+        assert ranks == list(range(len(ranks)))
+    # nothing left out is more probable than the last one
+    outside = [
+        reach[node] * RANKS[sum(above == node for above, _ in tree)]
+        for node in range(40)
+        if sum(above == node for above, _ in tree) < 8
+    ]
+    assert max(outside) <= reach[-1]
+    assert static_tree(5, 1) == ((-1, 0), (0, 0), (1, 0), (2, 0), (3, 0))
+
+
+@pytest.mark.parametrize("tree", [None, 24])
+@pytest.mark.parametrize("spec", ["recycle", "copy+recycle", "recycle(top_k=3)+unigram"])
+def test_the_text_stays_and_the_target_s_candidates_come_true(tree, spec):
+    model = tiny_llama()
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+    plain = model.generate(ids, max_new_tokens=80, do_sample=False)
+    speculator = Speculator(spec, gamma=16, tree=tree)
+    out = ngramspec.generate(
+        model, input_ids=ids, max_new_tokens=80, do_sample=False, speculator=speculator
+    )
+    assert out.tolist() == plain.tolist()
+    assert speculator.stats.accepted > 5
+    assert speculator.stats.tiers["recycle"].accepted > 0
+    assert Speculator.from_dict(speculator.to_dict()).to_dict() == speculator.to_dict()
+
+
+def test_without_evidence_it_drafts_nothing():
+    session = build_drafter("recycle").start(ids(1, 2, 1, 2))
+    assert len(session.propose(4)) == len(session.propose(4, tree=True)) == 0
+    session.observe(ngramspec.Draft(ids(1)), (), 1)
+    session.extend(ids(1))
+    assert len(session.propose(4)) == 0
+    assert session.sizeof() > 0
+
+
+def test_sequences_share_nothing():
+    drafter = RecycleDrafter()
+    first, second = drafter.start(ids(1)), drafter.start(ids(1))
+    observe(first, seen([1], [list(range(20, 28))]))
+    assert len(first.propose(4)) == 1
+    assert len(second.propose(4)) == 0
+
+
+def test_top_k_is_checked():
+    with pytest.raises(ValueError, match="top_k must be in 1..64, got 0"):
+        RecycleDrafter(top_k=0)

@@ -1,0 +1,130 @@
+"""A real server in a process of its own, and real clients."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+import torch
+from wrapping import checkout
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+openai = pytest.importorskip("openai", reason="pip install 'ngramspec[serve]'")
+KEY = "ann-s-key"
+CODE = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, d):\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """``ngramspec serve`` of SmolLM2 in float32: its address and its log."""
+    log = tmp_path_factory.mktemp("log") / "serve.log"
+    command = [sys.executable, "-m", "ngramspec", "serve", "--dtype", "float32", "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": checkout(), "NGRAMSPEC_API_KEYS": f"ann={KEY}"}
+    with log.open("w") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield wait_for_address(process, log), process, log
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait()
+
+
+def wait_for_address(process, log):
+    """The address that uvicorn names; ten minutes only against hanging for ever."""
+    for _ in range(6000):
+        assert process.poll() is None, log.read_text()
+        found = re.search(r"running on (http://[\d.]+:\d+)", log.read_text())
+        if found:
+            return found[1]
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture
+def client(server):
+    address, _, _ = server
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def greedy(client, **settings):
+    model = client.models.list().data[0].id
+    return client.completions.create(model=model, prompt=CODE, temperature=0, **settings)
+
+
+def test_openais_client_gets_plain_generates_text(client, smollm2):
+    ids = torch.tensor([smollm2.tokenizer(CODE)["input_ids"]])
+    out = smollm2.model.generate(ids, do_sample=False, max_new_tokens=32)[0, ids.shape[1] :]
+    expected = smollm2.tokenizer.decode(out, skip_special_tokens=True)
+    extras = {"ngramspec": {"reference": CODE, "usage": True}}
+    answer = greedy(client, max_tokens=32, extra_body=extras)
+    assert answer.choices[0].text == expected
+    assert answer.usage.completion_tokens == len(out)
+    parts = greedy(client, max_tokens=32, stream=True)
+    assert "".join(part.choices[0].text for part in parts) == expected
+    again = greedy(client, max_tokens=32, extra_body=extras)
+    assert again.usage.ngramspec["reused_tokens"] == ids.shape[1] - 1
+
+
+def test_openais_client_understands_the_errors(client, server):
+    with pytest.raises(openai.BadRequestError) as error:
+        greedy(client, max_tokens=99999)
+    assert error.value.param == "max_tokens"
+    assert error.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as error:
+        greedy(client, max_tokens=4, suffix="end")
+    assert error.value.param == "suffix"
+    address, _, log = server
+    other = openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0)
+    with other, pytest.raises(openai.AuthenticationError):
+        other.models.list()
+    assert KEY not in log.read_text()
+
+
+def test_a_closed_connection_ends_the_answer(client, server):
+    def value(name):
+        request = Request(f"{server[0]}/metrics", headers={"Authorization": f"Bearer {KEY}"})
+        with urlopen(request) as answer:
+            page = answer.read().decode()
+        found = re.search(rf"^{name} (.+)$", page, re.MULTILINE)
+        return float(found[1]) if found else 0.0  # what was never counted is not listed
+
+    with greedy(client, max_tokens=1500, stream=True, logit_bias={"2": -100, "0": -100}) as stream:
+        next(iter(stream))
+    for _ in range(600):
+        if value(r'ngramspec_answers_total\{ended="cancelled"\}') == 1:
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("the answer goes on")
+    assert value("ngramspec_active_answers") == 0
+
+
+def test_sigterm_drains(server):
+    """The last test of this file: answers that run are finished, and new ones refused."""
+    address, process, log = server
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as client:
+        stream = greedy(client, max_tokens=40, stream=True, logit_bias={"2": -100, "0": -100})
+        parts = iter(stream)
+        next(parts)
+        process.send_signal(signal.SIGTERM)
+        assert [part.choices[0].finish_reason for part in parts][-1] == "length"
+    assert process.wait(timeout=60) in (0, -signal.SIGTERM), log.read_text()
+    host, _, port = address.removeprefix("http://").partition(":")
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_the_log_holds_no_text(server):
+    log = Path(server[2]).read_text()
+    assert "width" not in log
+    assert "Traceback" not in log

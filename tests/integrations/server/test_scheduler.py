@@ -1,0 +1,96 @@
+"""Whose turn it is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from ngramspec.integrations.server.scheduler import PATIENCE, QueueFullError, Scheduler
+
+
+class FakeJob:
+    def __init__(self, name, first=True, ready=True):
+        self.name, self.order = name, SimpleNamespace(first=first)
+        self.cancelled, self.ended, self.ready = False, False, ready
+
+    def __repr__(self):
+        return self.name
+
+
+def turns(scheduler, count):
+    return "".join(str(scheduler.next()) for _ in range(count))
+
+
+def test_jobs_take_fair_turns():
+    scheduler = Scheduler(4, 4)
+    scheduler.add([FakeJob("a"), FakeJob("b")])
+    scheduler.add([FakeJob("c")])
+    assert turns(scheduler, 6) == "abcabc"
+
+
+def test_completions_come_before_chats_which_are_not_forgotten():
+    scheduler = Scheduler(4, 4)
+    chat, job = FakeJob("x", first=False), FakeJob("a")
+    scheduler.add([chat])
+    assert turns(scheduler, 2) == "xx"
+    scheduler.add([job])
+    assert turns(scheduler, 2 * PATIENCE + 2) == ("a" * PATIENCE + "x") * 2
+    scheduler.remove(job)
+    assert turns(scheduler, 2) == "xx"
+
+
+def test_a_waiting_completion_gets_the_next_place():
+    scheduler = Scheduler(1, 4)
+    first, chat, job = FakeJob("a"), FakeJob("x", first=False), FakeJob("b")
+    scheduler.add([first])
+    assert turns(scheduler, 1) == "a"
+    scheduler.add([chat])
+    scheduler.add([job])
+    assert (scheduler.active, scheduler.waiting) == (1, 2)
+    scheduler.remove(first)
+    assert turns(scheduler, 2) == "bb"
+
+
+def test_a_cancelled_job_has_the_next_turn_even_if_it_waits():
+    scheduler = Scheduler(1, 4)
+    first, second = FakeJob("a"), FakeJob("b")
+    scheduler.add([first])
+    scheduler.add([second])
+    second.cancelled = True
+    assert scheduler.next() is second
+
+
+def test_a_newer_request_of_a_session_cancels_the_older_one():
+    scheduler = Scheduler(4, 4)
+    older, newer, other = FakeJob("a"), FakeJob("b"), FakeJob("c")
+    scheduler.add([older], ("u", "s"))
+    scheduler.add([other], ("v", "s"))
+    scheduler.add([newer], ("u", "s"))
+    assert [job.cancelled for job in (older, newer, other)] == [True, False, False]
+    older.ended = True
+    scheduler.remove(older)
+    scheduler.add([FakeJob("d")], ("u", "s"))
+    assert newer.cancelled
+
+
+def test_too_many_are_refused_whole():
+    scheduler = Scheduler(1, 2)
+    scheduler.add([FakeJob("a"), FakeJob("b")])
+    with pytest.raises(QueueFullError):
+        scheduler.add([FakeJob("c"), FakeJob("d")])
+    assert len(scheduler) == 2
+    scheduler.add([FakeJob("e")])
+
+
+def test_a_job_that_is_not_ready_is_passed_over():
+    scheduler = Scheduler(4, 4)
+    second = FakeJob("b", ready=False)
+    scheduler.add([FakeJob("a"), second])
+    assert turns(scheduler, 2) == "aa"
+    second.ready = True
+    assert sorted(turns(scheduler, 2)) == ["a", "b"]
+
+
+def test_nothing_to_do():
+    assert Scheduler(1, 1).next() is None

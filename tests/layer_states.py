@@ -1,0 +1,37 @@
+"""Layers' states after a rollback, beside those of a run that never drafted."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import transformers
+from transformers import DynamicCache
+
+from ngramspec.bench import tiny
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+GREEDY = {"do_sample": False, "max_new_tokens": 24}
+
+
+@cache
+def model_of(name: str):
+    """The tiny model of a class of transformers, built once."""
+    return tiny.build(getattr(transformers, name))
+
+
+def new_cache(model) -> DynamicCache:
+    return DynamicCache(config=model.config)
+
+
+def cache_after(model, ids: torch.Tensor) -> DynamicCache:
+    """The cache of one forward over ``ids`` that never saw anything else."""
+    made = new_cache(model)
+    with torch.no_grad():
+        model(ids, past_key_values=made)
+    return made
+
+
+def assert_close(own: torch.Tensor, other: torch.Tensor, within: float = 1e-4) -> None:
+    """Equal up to what kernels of several tokens and of one round differently."""
+    torch.testing.assert_close(own, other, rtol=within, atol=within)

@@ -1,0 +1,93 @@
+"""A tiny server in the test's process, and what its requests are compared with."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+CHAT = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
+VOCAB = 104
+
+
+def letters(fim: bool = True):
+    """A tokenizer: token n is the character n + 32, 95 a line end; special tokens behind."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    from ngramspec.integrations.server.fim import FAMILIES
+
+    known = {chr(n + 32): n for n in range(95)} | {"\n": 95}
+    plain = Tokenizer(models.BPE(known, merges=[]))
+    plain.decoder = decoders.Fuse()
+    if fim:
+        qwen = FAMILIES[0]
+        names = [qwen.prefix, qwen.suffix, qwen.middle, qwen.repository, qwen.file]
+        plain.add_special_tokens([AddedToken(each, special=True) for each in names])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token=" ")
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def settings_of(**given):
+    from ngramspec.integrations.server.settings import Limits, ServerSettings
+
+    limits = given.pop("limits", {})
+    return ServerSettings(**{"name": "tiny", "limits": Limits(**limits), **given})
+
+
+@contextmanager
+def served(model, tokenizer=None, **settings):
+    """A client of a server in this process."""
+    pytest.importorskip("prometheus_client")
+    from starlette.testclient import TestClient
+
+    from ngramspec.integrations.server.app import make_app
+
+    app = make_app(model, tokenizer or letters(), settings_of(**settings))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+def plain(model, tokenizer, prompt, count, **settings):
+    """The text that plain ``generate`` gives, greedily unless told otherwise."""
+    ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
+    settings = {"do_sample": False, "max_new_tokens": count} | settings
+    whole = torch.tensor([ids])
+    out = model.generate(whole, attention_mask=torch.ones_like(whole), **settings)[0, len(ids) :]
+    return tokenizer.decode(out, skip_special_tokens=True)
+
+
+def events(text):
+    """The JSON values of a stream of server-sent events; its end is not among them."""
+    lines = [line for line in text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    values = [line.removeprefix("data: ") for line in lines]
+    return [json.loads(value) for value in values if value != "[DONE]"]
+
+
+@contextmanager
+def listening(model, tokenizer=None, **settings):
+    """The address of a server that listens, in a thread of this process, and its application."""
+    import threading
+    import time
+
+    import uvicorn
+
+    from ngramspec.integrations.server.app import make_app
+
+    app = make_app(model, tokenizer or letters(), settings_of(**settings))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}", app
+    finally:
+        server.should_exit = True
+        thread.join()
