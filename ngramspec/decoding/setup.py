@@ -41,6 +41,7 @@ from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.target.hf_private import eos_tokens, pad_token
 from ngramspec.target.model import Target
 from ngramspec.target.obstacles import allows_ragged, why_no_tree
+from ngramspec.target.recurrent_state import MOST_PRICED
 from ngramspec.target.support import check_beams_of
 from ngramspec.verification.beam_step import BeamConfig, BeamSearch
 from ngramspec.verification.rule import Rule
@@ -122,7 +123,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         settings.log_once(f"drafting nothing: {target.limits.unaligned}")
     history = history_of(target, request, call.encoded)
     if config.planned_gamma == "auto":
-        target.price_pending()
+        target.pending.most = MOST_PRICED
     trees = _may_branch(config, target, stats)
     costs = _step_costs(settings, target, sampler.stop.max_length, trees)
     return Generation(

@@ -23,7 +23,7 @@ from ngramspec.target.obstacles import prefill_checks_drafts, prefills_beams_onc
 from ngramspec.target.outputs import OutputRecorder
 from ngramspec.target.present_rows import PresentRows
 from ngramspec.target.recurrent_probe import check_recurrent
-from ngramspec.target.recurrent_state import MOST_PRICED, Pending
+from ngramspec.target.recurrent_state import Pending
 from ngramspec.target.shapes import ForwardShapes
 from ngramspec.target.support import check_model, check_states, check_static
 from ngramspec.target.traits import head_size, traits_of
@@ -63,6 +63,7 @@ class Target:
         inputs: of the next forward.
         limits: of the drafts.
         widths: that forwards behind the prefill may have.
+        pending: accepted tokens that a recurrent model's next forward runs again.
         keep_hidden: whether ``hidden`` is wanted of the next forward.
         hidden: what the model's head read in the last forward, (batch, n + 1, d), at the positions
             of its logits; None: not wanted, or not at hand.
@@ -124,7 +125,7 @@ class Target:
         once = beams > 1 and prefills_beams_once(traits, self.call, model_kwargs)
         self._copies = beams if once else 1  # of each row that the prefill runs
         self._slots = 0  # positions in the cache
-        self._pending = Pending()
+        self.pending = Pending()
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
         self._present = PresentRows(len(input_ids))
@@ -227,7 +228,7 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """Most tokens of a draft behind ``new`` generated ones; None: any number."""
-        if self._pending.full:
+        if self.pending.full:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
@@ -259,7 +260,7 @@ class Target:
         """
         new, keys = block.shape[1], self.cache.key_length
         block, lengths = self._present.select(block), self._present.of(lengths)
-        block, committed = self._pending.in_front(block, committed)
+        block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]
         width = self.widths.of(positions)
         forward = self._forward = _Forward(width, block, positions - new)
@@ -285,15 +286,6 @@ class Target:
         else:
             self.hidden = None
         return self._present.spread(logits[:, forward.again : positions])
-
-    @property
-    def pending(self) -> int | None:
-        """Accepted tokens that the next forward runs again; None: the model has no such tokens."""
-        return len(self._pending) if self.traits.recurrent else None
-
-    def price_pending(self) -> None:
-        """Let more tokens be pending, as what they cost is known when drafts are planned."""
-        self._pending.most = MOST_PRICED
 
     @property
     def again(self) -> int:
@@ -367,7 +359,7 @@ class Target:
         accepted += forward.again
         whole = accepted == forward.width or not self.cache.restore()
         assert forward.block is not None
-        self._pending.tokens = None if whole or not accepted else forward.block[:, :accepted]
+        self.pending.tokens = None if whole or not accepted else forward.block[:, :accepted]
         return forward.width if whole else 0
 
     @property
@@ -378,11 +370,11 @@ class Target:
     def close(self) -> None:
         """Leave the cache as plain decoding would."""
         try:
-            if self._outlives and self._pending.tokens is not None:
-                rows = len(self._pending.tokens)
-                nothing = self._pending.tokens[:, :0]
+            if self._outlives and self.pending.tokens is not None:
+                rows = len(self.pending.tokens)
+                nothing = self.pending.tokens[:, :0]
                 try:
-                    self.forward(nothing, [0] * rows, None, self._pending.text())
+                    self.forward(nothing, [0] * rows, None, self.pending.text())
                 finally:
                     self.rollback([0] * rows)
         finally:
