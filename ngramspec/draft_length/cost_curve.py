@@ -141,7 +141,7 @@ class CostCurve:
         """By what a forward's cost is multiplied if its draft has branches, >= 1."""
         return float(np.exp(self.learned.surcharge(length)))
 
-    def learn(self, before: Comparison, now: Forward, seconds: float, limit: int) -> None:
+    def learn(self, before: Comparison, now: Forward, seconds: float, limit: int) -> float:
         """Learn from a step.
 
         Args:
@@ -149,9 +149,13 @@ class CostCurve:
             now: its forward.
             seconds: its time.
             limit: most positions of a forward.
+
+        Returns:
+            the probability that its time was not changed by a swing of the machine's speed.
         """
         expected = self._expected(limit, now.length)
-        self.learned.learn(before, now, float(np.log(max(seconds, 1e-9)) - expected[now.width]))
+        residual = float(np.log(max(seconds, 1e-9)) - expected[now.width])
+        likely = self.learned.learn(before, now, residual)
         if self._saved is not None and self.learned.count(now.width) >= SURE:
             off = self.learned.corrections(limit, now.length)[now.width]
             if abs(off) > np.log(WRONG):
@@ -160,6 +164,7 @@ class CostCurve:
                 self._logs.clear()
                 self.learned.forget()
                 before.features = None
+        return likely
 
 
 def _from_one(cost: Float32) -> Float64:

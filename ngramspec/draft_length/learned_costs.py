@@ -105,13 +105,16 @@ class LearnedCosts:
         """How many forwards of a width were learned from."""
         return self._counts.get(width, 0)
 
-    def learn(self, before: Comparison, now: Forward, residual: float) -> None:
+    def learn(self, before: Comparison, now: Forward, residual: float) -> float:
         """Learn from the time of a step.
 
         Args:
             before: what it is compared with; the step is taken in.
             now: its forward.
             residual: the logarithm of its time / what was assumed that its forward costs.
+
+        Returns:
+            the probability that its time was not changed by a swing of the machine's speed.
         """
         features = now.features()
         with self._lock:
@@ -119,11 +122,13 @@ class LearnedCosts:
             self._counts[now.width] = self._counts.get(now.width, 0) + 1
             self.steps += 1
             if before.features is None:
-                return before.follow(features, residual, anew=True)
+                before.follow(features, residual, anew=True)
+                return 1.0
             difference = features - before.features
             error = residual - before.residual - float(difference @ self._mean)
             likely = self._update(difference, error)
-        return before.follow(features, residual, anew=likely < 0.5)
+        before.follow(features, residual, anew=likely < 0.5)
+        return likely
 
     def _fade(self) -> None:
         """Forget a little: what is not measured again is as assumed in the end."""

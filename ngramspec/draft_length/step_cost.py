@@ -32,6 +32,9 @@ class StepCostTracker:
     """
 
     LONG = 48  # tokens from which a generation is long enough for plain steps to be timed
+    PROBES = 1  # plain steps at first, if none was ever timed
+    STALE = 128  # steps without a plain one after which one is run to be timed,
+    AGAIN = 16  # and after one that is hard to believe
     UNSURE = 0.12  # standard deviation of a draft's cost from which one is,
     DOUBT = 2.0  # unless drafts gain so many of these deviations
     MEMORY = 0.7  # weight of the earlier drafted steps in averages over them
@@ -64,6 +67,10 @@ class StepCostTracker:
         self._steps = 0
         self._before = Comparison()
         self._last: Forward | None = None  # of the last step that was timed
+        self._plain_ago, self._patience = (
+            0,
+            self.STALE,
+        )  # steps since a plain one, and how many may be
         self._gain = 1.0  # tokens per cost of drafted steps, decaying
         self._rejected = 0.0  # drafted steps in a row without an accepted token; decaying
         self._since_plain = 0  # the same, since a plain step
@@ -84,8 +91,11 @@ class StepCostTracker:
     def plain(self) -> bool:
         """Whether the next step should be a plain one, to time it."""
         self._steps += 1
+        self._plain_ago += 1
         if not self._long or self._last is None or self._last.width == 1:
             return False
+        if self._plain_ago > self._patience or self.curve.learned.count(1) < self.PROBES:
+            return True
         unsure = self.curve.learned.deviation(self._last)
         matters = unsure > self.UNSURE and self._gain < np.exp(self.DOUBT * unsure)
         return bool(matters) or self._since_plain >= self.REJECTED
@@ -153,8 +163,11 @@ class StepCostTracker:
         if self._steps < 2:  # the first one after a prefill finds caches cold
             return
         forward = Forward(int(self._run[min(width, self._limit)]), self._length, tree)
-        self.curve.learn(self._before, forward, seconds, self._limit)
+        likely = self.curve.learn(self._before, forward, seconds, self._limit)
         self._last = forward
+        if forward.width == 1:
+            self._plain_ago = 0
+            self._patience = self.STALE if likely > 0.5 else self.AGAIN
 
     def came(self, drafted: int, accepted: int) -> None:
         """Count a step's drafted and accepted tokens, over all rows; after ``took``."""

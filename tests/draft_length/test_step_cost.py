@@ -13,6 +13,7 @@ from doubles import oracle
 
 from ngramspec import Speculator
 from ngramspec.draft_length.cost_curve import curve_of
+from ngramspec.draft_length.step_cost import StepCostTracker
 
 
 def test_a_draft_is_padded_to_a_width_that_is_measured_to_be_cheaper():
@@ -37,12 +38,28 @@ def test_a_plain_step_is_timed_while_the_cost_of_drafts_is_unknown_and_matters()
     assert not any(tracker(tokens=20).plain() for _ in range(12))
 
 
-def test_no_plain_step_is_timed_while_drafts_gain_much():
-    costs = tracker()
-    for _ in range(12):
-        assert not costs.plain()
-        costs.took(9, 0.02)
-        costs.came(8, 8)
+def test_few_plain_steps_are_timed_while_drafts_gain_much():
+    model, planned = tiny_llama(), []
+    for _ in range(2):
+        costs = tracker(model)
+        for _ in range(200):
+            planned.append(costs.plain())
+            costs.took(1 if planned[-1] else 9, 0.02)
+            costs.came(0 if planned[-1] else 8, 8)
+    assert sum(planned[:20]) == StepCostTracker.PROBES
+    assert 1 <= sum(planned[20:200]) <= 2
+    assert sum(planned[200:]) == 1
+
+
+@pytest.mark.parametrize(("times", "accepted"), [(4, 1), (8, 6)])
+def test_a_draft_that_costs_more_than_it_gives_is_found_out(times, accepted):
+    """Where a draft is assumed to cost 1.9 plain steps."""
+    costs, planned = tracker(), []
+    for _ in range(150):
+        planned.append(costs.plain())
+        costs.took(1 if planned[-1] else 9, 0.01 if planned[-1] else 0.01 * times)
+        costs.came(0 if planned[-1] else 8, accepted)
+    assert costs.chains()[9] > 1 + accepted
 
 
 def steps(costs, plan, machine=lambda at: 1.0):
@@ -151,7 +168,7 @@ def test_what_the_machine_takes_is_what_is_learned(monkeypatch):
     model.forward = slow
     speculator = Speculator(oracle(text), gamma_max=8)
     model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
-    assert curve_of(model, KIND).cost(9, 50)[9] > 2
+    assert curve_of(model, KIND).cost(9, 50)[9] > 1.9
 
 
 def test_forwards_of_a_few_widths_count_at_those():
