@@ -23,8 +23,10 @@ class Proposal:
     """The distributions that a stochastic draft was sampled from, sparse: q of Algorithm 1.
 
     Node i was sampled from ``probs[starts[i]:starts[i + 1]]`` over the ids of the same slice of
-    ``tokens``. Siblings are sampled from one distribution without replacement. Each states the
-    distribution before the first of them was sampled: the same ids and probs in the same order.
+    ``tokens``. Siblings are sampled from one distribution without replacement: each states it as it
+    was before the first of them was sampled, the same ids and probs in the same order. Or a sibling
+    is sampled from a distribution of its own (of another drafter, for example) that holds none of
+    the tokens of the siblings before it.
 
     The text has the target's distribution only if the draft was really sampled from its proposal. A
     drafter that states a proposal promises:
@@ -40,9 +42,10 @@ class Proposal:
     - Whether ``propose`` raises does not depend on the sampled tokens either.
 
     What can be checked is checked at every step: ids lie in the vocabulary and no two ids of a node
-    are equal, siblings agree, a node's token is among its ids, and its probs sum to 1. The sum may
-    be off by 2**-23 for each of them and by 1e-4 at most, for rounding to float32; they are divided
-    by it. The first node that fails is removed, and those after it. The rest is a promise.
+    are equal, siblings state one distribution or such of their own, a node's token is among its
+    ids, and its probs sum to 1. The sum may be off by 2**-23 for each of them and by 1e-4 at most,
+    for rounding to float32; they are divided by it. The first node that fails is
+    removed, and those after it. The rest is a promise.
 
     Attributes:
         starts: int32 (n + 1,), rising from 0 to m, each above the one before.

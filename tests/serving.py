@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -91,3 +92,18 @@ def listening(model, tokenizer=None, **settings):
     finally:
         server.should_exit = True
         thread.join()
+
+
+def ask(client, route="/v1/completions", **body):
+    answer = client.post(route, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def shown(text):
+    """A text without the names of special tokens."""
+    return re.sub(r"<\|\w+\|>", "", text)
+
+
+def text_of(answer, index=0):
+    return answer["choices"][index]["text"]

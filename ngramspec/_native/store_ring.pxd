@@ -73,7 +73,7 @@ cdef class StoreRing:
         Own* own
     ) noexcept nogil
     cdef int agreement(
-        self, uint64_t at, const int32_t* end, Py_ssize_t have
+        self, uint64_t at, uint64_t slot, const int32_t* end, Py_ssize_t have
     ) noexcept nogil
     cdef int walk(
         self, int level, const int32_t* end, Py_ssize_t have, const Own* own,

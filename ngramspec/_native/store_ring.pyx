@@ -310,9 +310,10 @@ cdef class StoreRing:
         self.release()
         return n
 
-    cdef int agreement(self, uint64_t at, const int32_t* end, Py_ssize_t have) noexcept nogil:
+    cdef int agreement(
+        self, uint64_t at, uint64_t slot, const int32_t* end, Py_ssize_t have
+    ) noexcept nogil:
         """How many of a context's last tokens stand before a place, at most RING_DEEPEST."""
-        cdef uint64_t slot = at % self.capacity
         cdef int i = 0, most = <int>min(<uint64_t>min(have, RING_DEEPEST), at - self.oldest)
         while i < most:
             slot = (slot if slot else self.capacity) - 1
@@ -334,17 +335,18 @@ cdef class StoreRing:
         cdef int least = length_of(level)
         cdef int beyond = RING_DEEPEST + 1 if level == RING_LEVELS - 1 else length_of(level + 1)
         cdef uint32_t next = self.heads[level][self.bucket(level, end)]
-        cdef uint64_t at, age, before = 0
+        cdef uint64_t at, slot, age, before = 0
         for steps in range(STEPS):
             age = <uint32_t>(<uint32_t>self.written - next)
             if age <= before or age > self.written - self.oldest:
                 break
             before = age
             at = self.written - age
-            next = self.links[level][at % self.capacity]
+            slot = at % self.capacity
+            next = self.links[level][slot]
             if is_own(own, at):
                 continue
-            length = self.agreement(at, end, have)
+            length = self.agreement(at, slot, end, have)
             if length < least:
                 continue
             walked += 1
@@ -378,15 +380,15 @@ cdef class StoreRing:
     cdef int read(self, uint64_t at, int32_t* into, int most, int32_t limit) noexcept nogil:
         """Copy tokens below ``limit`` from a position on, up to a document's end; how many."""
         cdef int n = 0
-        cdef int32_t code
+        cdef uint64_t slot
         self.take()
-        if at >= self.oldest:
-            while n < most and at + n < self.written:
-                code = self.ring[(at + n) % self.capacity]
-                if code >= limit:
-                    break
-                into[n] = code
+        if self.oldest <= at < self.written:
+            slot = at % self.capacity
+            most = <int>min(<uint64_t>most, self.written - at)
+            while n < most and self.ring[slot] < limit:
+                into[n] = self.ring[slot]
                 n += 1
+                slot = slot + 1 if slot + 1 < self.capacity else 0
         self.held += n
         self.release()
         return n

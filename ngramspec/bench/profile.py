@@ -115,7 +115,12 @@ class _Sink:
 
 
 def profile_steps(
-    model: Any, prompt: Prompt, new: int, repeats: int = 3, clock: Clock = perf_counter
+    model: Any,
+    prompt: Prompt,
+    new: int,
+    repeats: int = 3,
+    clock: Clock = perf_counter,
+    rows: int = 1,
 ) -> dict[str, Any]:
     """Seconds of a step by section, of speculative decoding with a new Speculator each time.
 
@@ -125,6 +130,7 @@ def profile_steps(
         new: max_new_tokens.
         repeats: generations after one that is not counted; the one of median time is reported.
         clock: returns the time in seconds.
+        rows: of the batch, see ``_batch``. Several have no streamer, so that they may diverge.
 
     Returns:
         ``steps``, ``step_seconds``, ``seconds`` and ``share`` by section, ``tokens_per_call``.
@@ -134,9 +140,9 @@ def profile_steps(
         for _ in range(repeats + 1):
             speculator, watch = Speculator(), Stopwatch(clock)
             speculator.observer = watch
-            given = {"speculator": speculator, "streamer": _Sink()}
+            given = {"speculator": speculator, "streamer": _Sink() if rows == 1 else None}
             with around_forwards(model, lambda watch=watch: watch.section(FORWARD)):  # type: ignore[misc]
-                _generate(model, prompt, new, generate, **given)
+                _generate(model, prompt, new, generate, rows, **given)
             steps = watch.calls.get(PYTHON, 0)
             if watch.calls.get(FORWARD, 0) < steps or not steps:
                 raise RuntimeError("steps were not seen to call the model's forward")
@@ -153,6 +159,7 @@ def profile_plain(
     repeats: int = 3,
     lookup: int | None = None,
     clock: Clock = perf_counter,
+    rows: int = 1,
 ) -> dict[str, Any]:
     """The same of transformers' own loop, of which only the forward is told from the rest.
 
@@ -163,6 +170,7 @@ def profile_plain(
         repeats: as in profile_steps.
         lookup: ``prompt_lookup_num_tokens``, or None: plain decoding.
         clock: as in profile_steps.
+        rows: as in profile_steps; lookup takes one only.
     """
     arguments = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
     runs = []
@@ -170,7 +178,7 @@ def profile_plain(
         for _ in range(repeats + 1):
             spans: list[tuple[float, float]] = []
             with around_forwards(model, lambda spans=spans: _span(spans, clock)):  # type: ignore[misc]
-                _generate(model, prompt, new, model.generate, **arguments)
+                _generate(model, prompt, new, model.generate, rows, **arguments)
             steps = len(spans) - 1
             if steps < 1:
                 raise RuntimeError("plain generate was not seen to call the model's forward twice")
@@ -211,25 +219,40 @@ def _row(
 
 
 def profile(
-    model: Any, prompts: Sequence[Prompt], new: int, repeats: int = 3
+    model: Any, prompts: Sequence[Prompt], new: int, repeats: int = 3, rows: int = 1
 ) -> list[dict[str, Any]]:
-    """Plain decoding, prompt lookup and speculation for each prompt."""
-    rows = []
+    """Plain decoding, prompt lookup (of one row) and speculation for each prompt."""
+    found = []
     for prompt in prompts:
-        rows.append(profile_plain(model, prompt, new, repeats))
-        rows.append(profile_plain(model, prompt, new, repeats, lookup=10))
-        rows.append(profile_steps(model, prompt, new, repeats))
-    return rows
+        found.append(profile_plain(model, prompt, new, repeats, rows=rows))
+        if rows == 1:
+            found.append(profile_plain(model, prompt, new, repeats, lookup=10))
+        found.append(profile_steps(model, prompt, new, repeats, rows=rows))
+    return found
 
 
 def _generate(
-    model: Any, prompt: Prompt, new: int, call: Callable[..., Any], **arguments: Any
+    model: Any, prompt: Prompt, new: int, call: Callable[..., Any], rows: int, **arguments: Any
 ) -> None:
-    ids = torch.tensor([prompt.ids], device=model.device)
+    ids, mask = _batch(prompt, rows)
     if call is generate:
         arguments["model"] = model
-    arguments |= {"attention_mask": torch.ones_like(ids), "do_sample": False}
-    call(input_ids=ids, max_new_tokens=new, **arguments)
+    arguments |= {"attention_mask": mask.to(model.device), "do_sample": False}
+    call(input_ids=ids.to(model.device), max_new_tokens=new, **arguments)
+
+
+def _batch(prompt: Prompt, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A prompt's ids and mask as a batch, int64 (rows, n) each.
+
+    Rows with a forced text are copies. Others diverge: row i lacks the first i tokens and is padded
+    on the left.
+    """
+    ids = torch.tensor([prompt.ids] * rows)
+    mask = torch.ones_like(ids)
+    if prompt.text is None:
+        for row in range(1, min(rows, len(prompt.ids))):
+            mask[row, :row] = 0
+    return ids, mask
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.bench.traces import Trace
+from ngramspec.bench.traces import RunnersUp, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ def record(
     prompts: Iterable[Prompt],
     encode: Callable[[str], list[int]],
     generate: Callable[[list[int]], list[int]],
+    take: Callable[[int], RunnersUp | None] = lambda length: None,
 ) -> Iterator[Trace]:
     """One trace for each prompt, as it is generated.
 
@@ -60,8 +61,10 @@ def record(
         prompts: what to continue.
         encode: text to the model's token ids.
         generate: token ids to those the model adds, greedily.
+        take: after it, the target's most probable tokens in an output of that length, or None.
     """
     for prompt in prompts:
         ids = encode(prompt.text)
         output = np.array(generate(ids), np.int32)
-        yield Trace(prompt.group, prompt.id, np.array(ids, np.int32), output)
+        runners_up = take(len(output))
+        yield Trace(prompt.group, prompt.id, np.array(ids, np.int32), output, runners_up=runners_up)

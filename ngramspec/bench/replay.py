@@ -2,7 +2,8 @@
 
 Every drafter is judged on the same text, without a model. The first token of an output comes with
 the prompt, as the prefill emits it; a step drafts at most what is left but one, since the target
-adds a token of its own.
+adds a token of its own. Evidence (see ``Drafter.evidence``) is known of accepted positions alone,
+where the recording has it: what the target computed behind rejected tokens is lost.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec.bench.knowledge import Known
+from ngramspec.bench.runners_up import replayed
 from ngramspec.bench.traces import Trace
 from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
-from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.base import Drafter, hand_over
 from ngramspec.stats import DecodeStats
 
 MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # the least length of each
@@ -181,9 +183,12 @@ class Player:
             path = accepted_path(tokens, draft, said, at)
             count = len(tokens)
             new = output[at : at + len(path) + 1]
+            evidence = None
+            if drafter.evidence is not None and trace.runners_up is not None:
+                evidence = replayed(trace.runners_up, said, said[at - 1], at, len(new))
             begin = perf_counter_ns()
-            if count:
-                session.observe(draft, path, None)
+            if count or evidence is not None:
+                hand_over(session, draft, path, None, evidence)
             session.extend(new)
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
             if count:

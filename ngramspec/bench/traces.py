@@ -11,9 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.draft import Int32
+from ngramspec.draft import Float32, Int32
 
 MOST_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunnersUp:
+    """The target's k most probable tokens where each of an output's n tokens came.
+
+    Attributes:
+        ids: int32 (n, k), the most probable first; -1 where they were not recorded.
+        log_probs: float32 (n, k), their natural logarithms of probability, to three decimals.
+    """
+
+    ids: Int32
+    log_probs: Float32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,9 +36,9 @@ class Trace:
     Attributes:
         group: what kind of text it is; figures are given per group.
         id: its name in the group.
-        repo: the repository that it belongs to; empty: none.
         repo: the repository that it is from; empty: none.
         prompt, output: token ids, int32 (n,); the output has at least two.
+        runners_up: the target's most probable tokens, or None.
     """
 
     group: str
@@ -33,6 +46,7 @@ class Trace:
     prompt: Int32
     output: Int32
     repo: str = ""
+    runners_up: RunnersUp | None = None
 
 
 def read_traces(path: Path) -> list[Trace]:
@@ -62,7 +76,11 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> int:
     with open(path, "w", encoding="utf-8") as lines:
         for trace in traces:
             ids = {"prompt": trace.prompt.tolist(), "output": trace.output.tolist()}
-            line = {"group": trace.group, "id": trace.id, **ids}
+            line: dict[str, Any] = {"group": trace.group, "id": trace.id, **ids}
+            if trace.runners_up is not None:
+                line["top_ids"] = trace.runners_up.ids.tolist()
+                rounded = trace.runners_up.log_probs.astype(np.float64).round(3)
+                line["top_log_probs"] = rounded.tolist()
             lines.write(json.dumps(line, separators=(",", ":")) + "\n")
             lines.flush()
             count += 1
@@ -102,8 +120,31 @@ def _parse(line: str, where: str) -> Trace:
         raise ValueError(f"{where}: {missing[0]!r} is missing")
     prompt, output = (_ids(fields[name], f"{where}: {name}") for name in ("prompt", "output"))
     return Trace(
-        str(fields["group"]), str(fields["id"]), prompt, output, str(fields.get("repo", ""))
+        str(fields["group"]),
+        str(fields["id"]),
+        prompt,
+        output,
+        str(fields.get("repo", "")),
+        _runners_up(fields, len(output), where),
     )
+
+
+def _runners_up(fields: dict[str, Any], length: int, where: str) -> RunnersUp | None:
+    """The optional ``top_ids`` and ``top_log_probs`` of a line."""
+    if "top_ids" not in fields:
+        return None
+    try:
+        ids = np.array(fields["top_ids"])
+        log_probs = np.array(fields.get("top_log_probs"), np.float32)
+        sound = ids.ndim == 2 and ids.dtype.kind == "i" and ids.shape == log_probs.shape
+    except (TypeError, ValueError):  # rows of different lengths, or no numbers
+        sound = False
+    if not sound or len(ids) != length or ids.min() < -1 or ids.max() > MOST_ID:
+        raise ValueError(
+            f"{where}: top_ids and top_log_probs must be lists of {length} equally long lists of"
+            " token ids and of numbers"
+        )
+    return RunnersUp(ids.astype(np.int32), log_probs)
 
 
 def _ids(value: Any, where: str) -> Int32:

@@ -15,6 +15,7 @@ from ngramspec.cli.options import add_count, add_device, add_drafter, add_dtype,
 from ngramspec.cli.usage import UsageError, check_least, usable
 
 if TYPE_CHECKING:
+    from ngramspec.bench.models import LoadedModel
     from ngramspec.integrations.server.settings import ServerSettings
     from ngramspec.stores import Corpus
 
@@ -22,6 +23,7 @@ SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
 INSTALL = "pip install 'ngramspec[serve]'"
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "openai")
 MIB = 1 << 20
+CHUNK_OF_CPU, CHUNK = 128, 1024  # prompt tokens of a forward: a fraction of a second each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(limits, "--max-body", 4, "MiB of a request")
     add_count(limits, "--cache", 2048, "MiB of key-value caches kept between requests")
     add_count(limits, "--cache-of-key", 1024, "MiB of those of one API key")
+    add_count(limits, "--shared", 64, "MiB of answers that later requests of a user draft from")
     add_count(limits, "--active", 8, "answers that take turns")
     add_count(limits, "--waiting", 64, "answers that wait; more are refused")
     add_count(limits, "--drain", 30, "seconds that running answers have after SIGTERM")
@@ -71,7 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
     from ngramspec.integrations.server.settings import check_host
 
-    check_least(arguments, cache=0, cache_of_key=0, active=1, waiting=1, max_body=1, drain=0)
+    check_least(
+        arguments, cache=0, cache_of_key=0, shared=0, active=1, waiting=1, max_body=1, drain=0
+    )
     keys = read_keys(arguments.api_key, os.environ.get("NGRAMSPEC_API_KEYS", ""))
     with usable():
         check_host(arguments.host, keys)
@@ -79,16 +84,23 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_model(arguments, option="MODEL")
     check_corpora(corpora, loaded.tokenizer)
     with usable():
-        settings = settings_of(arguments, loaded.name, keys, corpora)
+        settings = settings_of(arguments, loaded, keys, corpora)
     return listen(arguments, loaded.model, loaded.tokenizer, settings)
 
 
 def settings_of(
-    arguments: argparse.Namespace, name: str, keys: dict[str, str], corpora: dict[str, Corpus]
+    arguments: argparse.Namespace,
+    loaded: LoadedModel,
+    keys: dict[str, str],
+    corpora: dict[str, Corpus],
 ) -> ServerSettings:
     """The settings of the command line."""
     from ngramspec.integrations.server.settings import Limits, ServerSettings
+    from ngramspec.integrations.server.shared import SharedText
 
+    room, shared = arguments.shared * MIB, None
+    if room:
+        shared = SharedText(room, keys, loaded.tokenizer)
     limits = Limits(
         body=arguments.max_body * MIB,
         context=arguments.context,
@@ -96,9 +108,11 @@ def settings_of(
         waiting=arguments.waiting,
         pool=arguments.cache * MIB,
         pool_of_key=arguments.cache_of_key * MIB,
+        chunk=CHUNK_OF_CPU if arguments.device == "cpu" else CHUNK,
     )
     return ServerSettings(
-        name=arguments.name or name,
+        name=arguments.name or loaded.name,
+        shared=shared,
         keys=keys,
         corpora=corpora,
         drafter=arguments.drafter,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Int32, Verdict
 from ngramspec.draft_length.schedule import GammaController
-from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, hand_over
 from ngramspec.drafters.stored import RowDrafter
 from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 from ngramspec.stats import DecodeStats
@@ -49,6 +50,7 @@ class DraftRunner:
         shared: adds the row's text to the shared stores that the call names; None: nothing does.
         unplaced: an id after which the target numbers positions differently in a wider forward:
             drafts end before it, and none begins after it. None: there is none.
+        load: opens the models of sessions that draft by one; None: there are none.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class DraftRunner:
         temperature: float | None = None,
         seed: tuple[int, ...] = (),
         unplaced: int | None = None,
+        load: Callable[[Any], DraftModel] | None = None,
         shared: RowDrafter | None = None,
     ) -> None:
         self._current = current
@@ -75,6 +78,7 @@ class DraftRunner:
         self._temperature = temperature
         self._seed = seed
         self._unplaced = unplaced
+        self._load = load
         tokens = tokens[(tokens >= 0) & (tokens < vocab)]
         self._shared = shared
         if shared is not None:
@@ -175,6 +179,8 @@ class DraftRunner:
         if not isinstance(self._session, DraftSession):
             what = type(self._session).__name__
             raise TypeError(f"start must return a DraftSession, got {what}")
+        if self._load is not None:
+            self._session.begin_models(self._load)
         if self._temperature is not None:
             self._session.begin_sampling(self._temperature, (*self._seed, self._count))
         return self._session

@@ -82,6 +82,12 @@ class OpenGeneration:
             raise
         return self._loop.groups[0].tokens_from(before)
 
+    def finish(self) -> None:
+        """End it as if a stopping rule had fired: its text may be shared as its stores say."""
+        if not self._closed:
+            self._loop.drafting.finish()
+        self.close()
+
     @torch.no_grad()
     def close(self) -> None:
         """End it, once: the cache is left as plain decoding would leave it."""

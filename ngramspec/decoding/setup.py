@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ngramspec.decoding.assistants import Assistants
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
@@ -180,6 +181,7 @@ def _runners(
     """What makes a row's DraftRunner; see Generation."""
     config, temperature, seed = settings.config, None, 0
     drafter = CallDrafter(settings.drafter, call.stores, call.extra_stores, settings.log_once)
+    assistants = Assistants(target.model, settings.drafter())
     if call.config.do_sample:
         temperature = float(call.config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
@@ -204,6 +206,7 @@ def _runners(
             temperature=temperature,
             seed=(seed, row),
             unplaced=target.traits.unplaced,
+            load=assistants.loader(vocab),
             shared=of_row if alone else None,
         )
 

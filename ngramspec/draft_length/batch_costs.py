@@ -32,6 +32,7 @@ class BatchStepCosts:
         self.rows = rows
         self._now = make(rows)
         self._trackers = {rows: self._now}
+        self._alone: tuple[Float32, Float32] | None = None  # the costs, and a row's own
 
     def keep_rows(self, rows: int) -> None:
         """From the next step on, forwards have ``rows`` rows."""
@@ -63,7 +64,9 @@ class BatchStepCosts:
         forward costs. Which width it is, is decided with all drafts at hand.
         """
         cost = self._now.cost()
-        return (1.0 + (cost - 1.0) / self.rows).astype(np.float32)
+        if self._alone is None or self._alone[0] is not cost:
+            self._alone = cost, _scaled(cost, 1.0 / self.rows)
+        return self._alone[1]
 
     def surcharge(self) -> float:
         """See StepCostTracker."""

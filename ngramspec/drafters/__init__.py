@@ -2,6 +2,8 @@
 
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.copy import CopyDrafter
+from ngramspec.drafters.known import OracleDrafter, RandomDrafter
+from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.recycle import RecycleDrafter
@@ -13,8 +15,11 @@ from ngramspec.drafters.value import StoreDrafter, ValueDrafter
 __all__ = [
     "CalibratedDrafter",
     "CopyDrafter",
+    "ModelDrafter",
     "NGramDrafter",
     "NullDrafter",
+    "OracleDrafter",
+    "RandomDrafter",
     "RecycleDrafter",
     "StoreDrafter",
     "TieredDrafter",

@@ -4,10 +4,35 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
+
+
+class DraftModel(Protocol):
+    """A model that drafts: what it has read, and what it says comes next.
+
+    Attributes:
+        room: most tokens that it can read; None: any number.
+    """
+
+    room: int | None
+
+    def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
+        """Read tokens, and say what may follow the last ones.
+
+        Args:
+            tokens: int32 (n,), behind those read before.
+            last: behind how many of them, 1..n.
+            most: how many ids of each; all there are, if those are fewer.
+
+        Returns:
+            (ids int32, log_probs float32), each (last, most), the most probable first.
+        """
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens read."""
 
 
 class DraftSession(ABC):
@@ -86,6 +111,14 @@ class DraftSession(ABC):
             )
             former(temperature, seed)
 
+    def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
+        """Take what opens the models of ``Drafter.assistants``; called before the first propose.
+
+        Args:
+            load: called with one of ``assistants``; returns its model, with nothing read.
+        """
+        return None
+
     def sizeof(self) -> int | None:
         """Bytes of the session's own structures; None: unknown."""
         return None
@@ -106,6 +139,7 @@ class Drafter(ABC):
             are read when a session starts.
         spec: the string that build_drafter makes an equal drafter from, or None.
         estimates: whether its drafts have confidence and end by ``cost``.
+        assistants: drafters whose sessions run a model (ModelDrafter), itself among them.
         evidence: what its sessions want to know of every forward, see ``Evidence``; None: nothing,
             and then nothing of it is computed. Read when a session starts.
         branches: whether its trees, too, end by ``cost``, and take hardly longer to draft than its
@@ -118,6 +152,7 @@ class Drafter(ABC):
     branches: bool = False
     evidence: EvidenceRequest | None = None
     stores: tuple[Any, ...] = ()
+    assistants: tuple[Any, ...] = ()
 
     def with_stores(self, stores: Sequence[Any]) -> Drafter:
         """A drafter as this one, with other stores.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile_nodes
-from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, hand_over
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
 from ngramspec.drafters.validation import check_tiers
@@ -81,6 +82,9 @@ class CalibratedSession(DraftSession):
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         self.session.begin_sampling(temperature, seed)
 
+    def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
+        self.session.begin_models(load)
+
     def sizeof(self) -> int | None:
         return self.session.sizeof()
 
@@ -107,7 +111,7 @@ class CalibratedDrafter(LearningDrafter):
         self.inner = inner
         self.tiers = check_tiers(inner.tiers)
         self.spec = inner.spec
-        self.evidence = inner.evidence
+        self.evidence, self.assistants = inner.evidence, inner.assistants
         self.forget()
 
     def learning(self, *, by_request: bool) -> LearningDrafter:

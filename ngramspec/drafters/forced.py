@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile
-from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, hand_over
 from ngramspec.drafters.validation import MOST_TIERS
 
 logger = logging.getLogger("ngramspec")
@@ -56,7 +57,7 @@ class ForcedDrafter(Drafter):
         self.forced = forced
         self.estimates = inner.estimates
         self.branches = inner.branches
-        self.evidence = inner.evidence
+        self.evidence, self.assistants = inner.evidence, inner.assistants
 
     @property
     def tiers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -132,6 +133,9 @@ class _ForcedSession(DraftSession):
         """P(accepted | those before accepted) of each of ``count`` forced tokens, float32."""
         within, last = (accepted / tested for accepted, tested in self._counts)
         return np.array([within] * (count - 1) + [last] * (count > 0), np.float32)
+
+    def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
+        self.inner.begin_models(load)
 
     def observe(
         self,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.copy import CopyDrafter
+from ngramspec.drafters.known import RandomDrafter
+from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.recycle import RecycleDrafter
@@ -30,8 +32,11 @@ _factories: dict[str, Callable[..., Drafter]] = {
     "unigram": UnigramDrafter,
     "store": StoreDrafter,
     "recycle": RecycleDrafter,
+    "model": ModelDrafter,
+    "random": RandomDrafter,
     "none": NullDrafter,
 }
+PLAIN = {"model": "path"}  # tiers whose first argument may stand without its name
 # With these arguments a tier can be one of the value drafter's sources.
 JOINABLE: dict[str, dict[str, object]] = {
     "copy": {"min_match": ...},
@@ -147,6 +152,8 @@ def _arguments(text: str, match: re.Match[str]) -> dict[str, object]:
         begin = match.start("arguments")
         for part in arguments.split(","):
             end = begin + len(part)
+            if name in PLAIN and not keywords and "=" not in part:
+                part = f"{PLAIN[name]}={part}"
             key, equals, value = (piece.strip() for piece in part.partition("="))
             allowed = list(inspect.signature(_factories[name]).parameters)
             if not equals or not value or key not in allowed or key in keywords:

@@ -16,8 +16,8 @@ class SharedSession(DraftSession):
     Args:
         session: of a value engine.
         source: of drafted tokens that come from stores, in Draft.source.
-        own: parts in namespaces that end with this session, and get its committed tokens; those of
-            a call of ``generate`` get them from there.
+        own: parts in namespaces that end with this session, and get its committed tokens: ``close``
+            counts as a good end. Those of a call of ``generate`` get their tokens from there.
         tokens: the prompt.
     """
 

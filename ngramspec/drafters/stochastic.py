@@ -20,6 +20,7 @@ from ngramspec.drafters.base import DraftSession
 from ngramspec.errors import check_real
 
 REQUEST = "request"  # in place of a temperature: the request's own
+CHILDREN = (3, 2, 2, 1)  # of a tree's nodes by depth; deeper ones have as many as the last
 MOST = 64  # continuations of a context to sample from, the most frequent ones
 
 
@@ -63,29 +64,74 @@ class SamplingSession(DraftSession):
         """
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        return self.propose_after(NO_TOKENS, gamma)
+        return self._tree(gamma) if tree else self.propose_after(NO_TOKENS, gamma)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         before, sampled = drafted.tolist(), []
         parts: list[tuple[Int32, Float32]] = []
         for _ in range(gamma):
-            ids, counts = self.counts(before)
+            ids, probs = self._distribution(before)
             if not len(ids):
                 break
-            weights = (counts / counts.max()) ** (1.0 / self._temperature)
-            probs = (weights / weights.sum()).astype(np.float32)
-            live = probs > 0  # a low temperature leaves the rarest nothing
-            ids, probs = ids[live], probs[live]
-            which = int(self._rng.choice(len(ids), p=probs / probs.sum(dtype=np.float64)))
             parts.append((ids, probs))
-            sampled.append(int(ids[which]))
+            sampled.append(int(ids[self._sample(probs, 1)[0]]))
             before.append(sampled[-1])
-        if not sampled:
-            return EMPTY_DRAFT
-        starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)
-        ids = np.concatenate([ids for ids, _ in parts])
-        probs = np.concatenate([probs for _, probs in parts])
-        return Draft(np.array(sampled, np.int32), proposal=Proposal(starts, ids, probs))
+        return _stated(sampled, None, parts)
+
+    def _tree(self, gamma: int) -> Draft:
+        """A tree of at most ``gamma`` nodes, breadth first.
+
+        How many children a node has depends on its depth, and on how many ids may follow: both are
+        known before the children are sampled, without replacement.
+        """
+        paths: list[list[int]] = [[]]  # to node - 1
+        sampled: list[int] = []
+        parents: list[int] = []
+        parts: list[tuple[Int32, Float32]] = []
+        node = -1
+        while len(sampled) < gamma and node < len(sampled):
+            path = paths[node + 1]
+            ids, probs = self._distribution(path)
+            wanted = CHILDREN[min(len(path), len(CHILDREN) - 1)]
+            for which in self._sample(probs, min(wanted, len(ids), gamma - len(sampled))):
+                sampled.append(int(ids[which]))
+                parents.append(node)
+                parts.append((ids, probs))
+                paths.append([*path, sampled[-1]])
+            node += 1
+        return _stated(sampled, parents, parts)
+
+    def _distribution(self, drafted: Sequence[int]) -> tuple[Int32, Float32]:
+        """What may follow ``drafted``, and how probably; empty where nothing is known."""
+        ids, counts = self.counts(drafted)
+        if not len(ids):
+            return ids, np.empty(0, np.float32)
+        weights = (counts / counts.max()) ** (1.0 / self._temperature)
+        probs = (weights / weights.sum()).astype(np.float32)
+        live = probs > 0  # a low temperature leaves the rarest nothing
+        return ids[live], probs[live]
+
+    def _sample(self, probs: Float32, count: int) -> list[int]:
+        """Indices of ``count`` samples without replacement, in the order sampled."""
+        left = probs.astype(np.float64)
+        found: list[int] = []
+        for _ in range(count):
+            found.append(int(self._rng.choice(len(left), p=left / left.sum())))
+            left[found[-1]] = 0.0
+        return found
+
+
+def _stated(
+    sampled: list[int], parents: list[int] | None, parts: list[tuple[Int32, Float32]]
+) -> Draft:
+    """Sampled tokens as a draft that states each one's distribution."""
+    if not sampled:
+        return EMPTY_DRAFT
+    starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)
+    ids = np.concatenate([ids for ids, _ in parts])
+    probs = np.concatenate([probs for _, probs in parts])
+    tree = None if parents is None else np.array(parents, np.int32)
+    return Draft(np.array(sampled, np.int32), tree, None, Proposal(starts, ids, probs))
 
 
 class SamplingNGramSession(SamplingSession):
@@ -128,6 +174,9 @@ class SamplingUnigramSession(SamplingSession):
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
         ids = np.fromiter(self._counts.keys(), np.int32, len(self._counts))
         return ids, np.fromiter(self._counts.values(), np.int64, len(self._counts))
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         if gamma < 1 or not self.gate.open():

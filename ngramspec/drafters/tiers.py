@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, joined
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.prefix_tree import pack
 from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 
@@ -133,6 +134,10 @@ class TieredSession(DraftSession):
         for which, session in enumerate(self.sessions):
             session.begin_sampling(temperature, (*seed, which))
 
+    def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
+        for session in self.sessions:
+            session.begin_models(load)
+
     def sizeof(self) -> int | None:
         sizes = [session.sizeof() for session in self.sessions]
         return None if None in sizes else sum(size for size in sizes if size is not None)
@@ -160,6 +165,7 @@ class TieredDrafter(Drafter):
         self.askers = [which for which, request in enumerate(requests) if request is not None]
         for request in requests:
             self.evidence = self.evidence if request is None else request | self.evidence
+        self.assistants = tuple(each for drafter in drafters for each in drafter.assistants)
         specs = [drafter.spec for drafter in drafters]
         self.spec = None if None in specs else "+".join(str(spec) for spec in specs)
 

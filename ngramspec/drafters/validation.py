@@ -178,12 +178,12 @@ def _checked_proposal(
         bad = int(holds.argmin())
         raise ValueError(f"proposal of node {bad} must hold its token {tokens[bad]}")
     if parents is not None:
-        _check_siblings(parents, Proposal(starts, ids, probs))
+        _check_siblings(tokens, parents, Proposal(starts, ids, probs))
     return Proposal(starts, ids, (probs / sums[node]).astype(np.float32))
 
 
-def _check_siblings(parents: Int32, proposal: Proposal) -> None:
-    """Each node's distribution must equal its first sibling's, entry by entry."""
+def _check_siblings(tokens: Int32, parents: Int32, proposal: Proposal) -> None:
+    """Each node states its first sibling's distribution, or one without the siblings before it."""
     _, where, which = np.unique(parents, return_index=True, return_inverse=True)
     first = where[which]
     starts, ids, probs = proposal.starts, proposal.tokens, proposal.probs
@@ -193,7 +193,22 @@ def _check_siblings(parents: Int32, proposal: Proposal) -> None:
         other = np.arange(len(ids)) + np.repeat(starts[first] - starts[:-1], sizes)
         alike = (ids == ids[other]) & (probs == probs[other])
         same = np.logical_and.reduceat(alike, starts[:-1])
-    if not same.all():
-        node = int(same.argmin())
-        what = f"node {node} states another than its first sibling, node {first[node]}"
-        raise ValueError(f"proposal of siblings must be one distribution, {what}")
+    for node in range(len(parents)) if not same.all() else ():
+        if not _one_of_its_own(node, int(first[node]), tokens, parents, proposal):
+            what = f"node {node} states another than its first sibling, node {first[node]},"
+            raise ValueError(
+                f"proposal of siblings must be one distribution, or one without the siblings"
+                f" before: {what} with one of their tokens"
+            )
+
+
+def _one_of_its_own(
+    node: int, first: int, tokens: Int32, parents: Int32, proposal: Proposal
+) -> bool:
+    """Whether a node states its first sibling's distribution, or one without those before it."""
+    ids, probs = proposal.of(node)
+    others = proposal.of(first)
+    if np.array_equal(ids, others[0]) and np.array_equal(probs, others[1]):
+        return True
+    before = tokens[:node][parents[:node] == parents[node]]
+    return not np.isin(before, ids).any()

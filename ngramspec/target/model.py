@@ -124,6 +124,7 @@ class Target:
         self.widths = self._shapes.widths
         once = beams > 1 and prefills_beams_once(traits, self.call, model_kwargs)
         self._copies = beams if once else 1  # of each row that the prefill runs
+        self._unordered = False  # whether the prefill's rows may have to be reordered
         self._slots = 0  # positions in the cache
         self.pending = Pending()
         self.keep_hidden = False
@@ -198,7 +199,7 @@ class Target:
         self.cache.save()
         with head_inputs(self.model, self.keep_hidden) as states:
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
-        self.hidden = states[-1][:, -1 - count :] if states else None
+        self.hidden = self._copied(states[-1][:, -1 - count :]) if states else None
         self.inputs.carry(outputs)
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
@@ -210,8 +211,12 @@ class Target:
         if draft is not None:
             self._forward = _Forward(count, is_prefill=True, outputs=outputs)
         self._recorder.keep_prefill(outputs)
-        logits: torch.Tensor = outputs.logits[:, -1 - count :]
-        return logits.repeat_interleave(self._copies, dim=0) if self._copies > 1 else logits
+        self._unordered = self._copies == 1  # the rows of a given cache may differ
+        return self._copied(outputs.logits[:, -1 - count :])
+
+    def _copied(self, states: torch.Tensor) -> torch.Tensor:
+        """Of the rows that the prefill ran, as many copies as there are beams."""
+        return states.repeat_interleave(self._copies, dim=0) if self._copies > 1 else states
 
     def _use_cache(self) -> None:
         """Use the cache that the model has returned, and roll it back from here on."""
@@ -311,13 +316,15 @@ class Target:
             kept: per row, how many of the forward's positions plain decoding would have run. Of
                 the prefill, the first position counted is that of the prompt's last token.
             path: which ones, in a tree's order; empty: the first ones.
-            origins: which row of the forward each row continues; empty: its own. Behind the prefill
-                all beams of a prompt are equal.
+            origins: which row of the forward each row continues; empty: its own.
         """
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
         if forward is None:
+            if self._unordered:  # of the prefill all stays
+                self.cache.reorder(origins)
+                self._unordered = False
             return
         kept = self._present.of(kept)
         if forward.is_prefill:  # the prompt's last token is in the cache to stay

@@ -33,13 +33,25 @@ def evidence_tensor(
         int32 (..., 2 k + d): k ids, the bits of k float32 logarithms of probability, and those of d
         float32 hidden values. k is ``top_k``, or the vocabulary's size if that is less.
     """
-    scores = logits.detach().float()
-    values, ids = top_k(scores, min(request.top_k, scores.shape[-1]))
-    log_probs = values - scores.logsumexp(-1, keepdim=True) if request.top_k else values
+    ids, log_probs = leading(logits.detach().float(), min(request.top_k, logits.shape[-1]))
     parts = [ids.to(torch.int32), log_probs.view(torch.int32)]
     if hidden is not None and request.hidden:
         parts.append(hidden.detach().float().contiguous().view(torch.int32))
     return torch.cat(parts, dim=-1)
+
+
+def leading(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k most probable ids and their logarithms of probability.
+
+    Args:
+        scores: float32 (..., vocab).
+        k: at most vocab.
+
+    Returns:
+        (int64 (..., k), float32 (..., k)), the most probable first.
+    """
+    values, ids = top_k(scores, k)
+    return ids, values - scores.logsumexp(-1, keepdim=True) if k else values
 
 
 def top_k(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -48,7 +48,9 @@ def speculative_tokens(
         target_probs: float32 (m, vocab), p.
         children: int64 (m, k), in the order sampled, -1 where there are fewer.
         draft_probs: float32 (m, vocab), the q that the children were sampled from, without
-            replacement; None: they are deterministic, q one-hot at each.
+            replacement; or (k, m, vocab), a q for each child of a position, which gives the
+            children before it no probability (several drafters: Stratos, section 2; SpecInfer);
+            None: they are deterministic, q one-hot at each.
         lenience: l in (0, 1].
         generator: None: torch's global one.
 
@@ -56,9 +58,11 @@ def speculative_tokens(
         int64 (m,): the accepted child or the recovered token; without children a sample of p.
     """
     p, q = target_probs, draft_probs
+    own = None if q is None or q.ndim == 2 else q.unbind()
     token = torch.full_like(children[:, 0], -1) if children.shape[1] else None
-    for x in children.unbind(dim=1):
+    for which, x in enumerate(children.unbind(dim=1)):
         assert token is not None
+        q = q if own is None else own[which]
         index = x.clamp(min=0)[:, None]
         uniform = torch.rand(index.shape, dtype=p.dtype, device=p.device, generator=generator)
         q_x = 1.0 if q is None else q.gather(1, index)
@@ -67,7 +71,7 @@ def speculative_tokens(
         token = torch.where(accepted, x, token)
         rejected = (open_ & ~accepted)[:, None]
         p = torch.where(rejected, _residual(p, q, index, lenience), p)
-        if q is not None:
+        if q is not None and own is None:
             rest = q.scatter(1, index, 0.0)
             q = torch.where(rejected, _normalised(rest, rest), q)
     sampled = draw(p, generator)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ngramspec.draft import Draft
+from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.verification.draws import draw
 from ngramspec.verification.greedy import lenient_tokens
 from ngramspec.verification.rejection import speculative_tokens
@@ -63,7 +63,8 @@ class Rule:
             scores: float32 (m, vocab), after all processors.
             children: int64 (m, k), the tokens drafted there, -1 where there are fewer; None: the
                 rule ignores them.
-            draft_probs: float32 (m, vocab) that they were sampled from; None: deterministic.
+            draft_probs: float32 (m, vocab) that they were sampled from, or (k, m, vocab), see
+                ``speculative_tokens``; None: deterministic.
 
         Returns:
             int64 (m,); -1 where the scores are no distribution.
@@ -100,31 +101,72 @@ def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> tor
 
 
 def proposal_tensor(
-    drafts: Sequence[tuple[Draft, int | None]], vocab: int, device: torch.device
+    drafts: Sequence[tuple[Draft, Sequence[int]]], vocab: int, device: torch.device
 ) -> torch.Tensor | None:
     """What each position's children were sampled from.
 
     Args:
-        drafts: for each of m positions its draft and its first child, or None for no child.
+        drafts: for each of m positions its draft and its children there, in order.
         vocab: size of the vocabulary.
         device: where it is needed.
 
     Returns:
         float32 (m, vocab); None if all drafts are deterministic. A deterministic draft's row is
-        one-hot at its first child.
+        one-hot at its first child. Where siblings state different distributions, float32
+        (k, m, vocab): one for each child, given those before it.
     """
     if all(draft.proposal is None for draft, _ in drafts):
         return None
+    if not any(_differ(draft, nodes) for draft, nodes in drafts):
+        stated = [_stated(draft, nodes[0]) if nodes else None for draft, nodes in drafts]
+        return _dense(stated, vocab, device)
+    most = max(len(nodes) for _, nodes in drafts)
+    return torch.stack(
+        [
+            _dense([_given_before(draft, nodes, at) for draft, nodes in drafts], vocab, device)
+            for at in range(most)
+        ]
+    )
+
+
+Sparse = tuple[Int32, Float32]  # ids and probabilities
+
+
+def _dense(rows: Sequence[Sparse | None], vocab: int, device: torch.device) -> torch.Tensor:
+    """Sparse distributions as float32 (m, vocab); zeros for None."""
     places, values = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
-    for row, (draft, node) in enumerate(drafts):
-        if node is None:
-            continue
-        tokens, probs = draft.tokens[node : node + 1], np.ones(1, np.float32)
-        if draft.proposal is not None:
-            tokens, probs = draft.proposal.of(node)
-        places.append(row * vocab + tokens.astype(np.int64))
-        values.append(probs)
-    table = torch.zeros(len(drafts) * vocab, dtype=torch.float32, device=device)
+    for row, stated in enumerate(rows):
+        if stated is not None:
+            places.append(row * vocab + stated[0].astype(np.int64))
+            values.append(stated[1])
+    table = torch.zeros(len(rows) * vocab, dtype=torch.float32, device=device)
     where = torch.from_numpy(np.concatenate(places)).to(device, non_blocking=True)
     table[where] = torch.from_numpy(np.concatenate(values)).to(device, non_blocking=True)
-    return table.view(len(drafts), vocab)
+    return table.view(len(rows), vocab)
+
+
+def _stated(draft: Draft, node: int) -> Sparse:
+    """What a node was sampled from, as it says; a deterministic one is one-hot."""
+    if draft.proposal is None:
+        return draft.tokens[node : node + 1], np.ones(1, np.float32)
+    return draft.proposal.of(node)
+
+
+def _differ(draft: Draft, nodes: Sequence[int]) -> bool:
+    """Whether siblings state different distributions."""
+    if draft.proposal is None or len(nodes) < 2:
+        return False
+    ids, probs = draft.proposal.of(nodes[0])
+    others = (draft.proposal.of(node) for node in nodes[1:])
+    return not all(np.array_equal(ids, i) and np.array_equal(probs, p) for i, p in others)
+
+
+def _given_before(draft: Draft, nodes: Sequence[int], at: int) -> Sparse | None:
+    """The distribution of the ``at``-th sibling, given those before it; None: there is none."""
+    if at >= len(nodes):
+        return None
+    ids, probs = _stated(draft, nodes[at])
+    left = ~np.isin(ids, draft.tokens[list(nodes[:at])])
+    if left.all():
+        return ids, probs
+    return ids[left], probs[left] / probs[left].sum(dtype=np.float64).astype(np.float32)

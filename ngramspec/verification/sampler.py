@@ -247,10 +247,10 @@ def drafted_at(
         device: where the tensors are needed.
 
     Returns:
-        (int64 (m, k) children, float32 (m, vocab) their proposals or None).
+        (int64 (m, k) children, float32 (m, vocab) or (k, m, vocab) their proposals or None).
     """
     nodes = [cursor.nodes(at) if at <= len(cursor.tokens) else () for cursor, at in spots]
     pairs = [(cursor, each) for (cursor, _), each in zip(spots, nodes, strict=True)]
     tokens = [[cursor.tokens[node] for node in each] for cursor, each in pairs]
-    first = [(cursor.draft, each[0] if each else None) for cursor, each in pairs]
-    return children_tensor(tokens, device), proposal_tensor(first, vocab, device)
+    drafts = [(cursor.draft, each) for cursor, each in pairs]
+    return children_tensor(tokens, device), proposal_tensor(drafts, vocab, device)

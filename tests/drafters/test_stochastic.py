@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
+from doubles import ids
 from scipy.stats import chisquare
 
+import ngramspec
 from ngramspec import Speculator, build_drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
@@ -197,3 +199,47 @@ def test_match_gives_the_text_of_the_seed_whatever_was_drawn(spec):
     speculator = Speculator(spec, verification="match")
     ours = model.generate(ids, do_sample=True, max_new_tokens=40, custom_generate=speculator)
     assert torch.equal(plain, ours)
+
+
+def test_a_tree_is_sampled_without_replacement_from_what_it_states():
+    text = ids(1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2, 6, 1, 2, 3, 1, 2)
+    counts = {}
+    for seed in range(400):
+        session = build_drafter("ngram(order=2,sample=true)", policy="priority").start(text)
+        session.begin_sampling(1.0, (seed,))
+        draft = check_draft(session.propose(9, tree=True), 9, 10, tree=True)
+        children = draft.children()
+        first = tuple(draft.tokens[children[0]].tolist())
+        assert len(set(first)) == 3
+        assert sorted(draft.proposal.of(0)[0].tolist()) == [3, 4, 5, 6]
+        counts[first[0]] = counts.get(first[0], 0) + 1
+        assert all(len(each) <= 2 for each in children[1:])
+    assert 0.3 < counts[3] / 400 < 0.5  # two of five
+    assert len(session.propose(0, tree=True)) == 0
+
+
+def test_sampled_trees_keep_the_targets_distribution():
+    """The second token's distribution, over many texts, with and without drafts."""
+    model = tiny_llama(vocab=12, initializer_range=0.1)
+    prompt = torch.tensor([[3, 4, 5, 3, 6, 5, 3, 7, 5, 3, 4, 8, 3]])
+    expected = torch.softmax(model(prompt).logits[0, -1], -1)
+    first = []
+    speculator = Speculator("ngram(order=2,sample=true)", gamma=6, tree=6, policy="priority")
+    arguments = {"max_new_tokens": 3, "do_sample": True, "top_k": 0}
+    torch.manual_seed(0)
+    second = torch.zeros(12, 12)
+    for _ in range(600):
+        out = ngramspec.generate(model, input_ids=prompt, speculator=speculator, **arguments)
+        first.append(int(out[0, 13]))
+        second[out[0, 13], out[0, 14]] += 1
+    assert speculator.stats.drafter_faults == 0
+    assert speculator.stats.accepted > 20
+    for token in range(12):
+        n = second[token].sum()
+        if n >= 60:
+            text = torch.cat((prompt, torch.tensor([[token]])), 1)
+            p = torch.softmax(model(text).logits[0, -1], -1).detach()
+            chi = float(((second[token] - n * p) ** 2 / (n * p)).sum())
+            assert chi < 11 + 8 * 22**0.5
+    assert len(set(first)) > 6
+    assert expected.max() < 0.5

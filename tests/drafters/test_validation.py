@@ -94,11 +94,11 @@ WRONG = {
         "must differ, node 1 has 4 twice",
     ),
     "sibling's own": (
-        drawn([1, 2], ((1,), (1.0,)), ((2,), (1.0,)), parents=[-1, -1]),
+        drawn([1, 2], ((1,), (1.0,)), HALF, parents=[-1, -1]),
         "node 1 states another than its first sibling, node 0",
     ),
     "sibling's leftovers": (
-        drawn([1, 2, 3], HALF, ((2, 3), (0.5, 0.5)), ((3,), (1.0,)), parents=[-1, -1, 0]),
+        drawn([1, 2, 3], HALF, ((2, 1), (0.4, 0.6)), ((3,), (1.0,)), parents=[-1, -1, 0]),
         "node 1 states another than its first sibling, node 0",
     ),
     "sibling's probs": (
@@ -152,6 +152,16 @@ def test_siblings_that_state_one_distribution_are_welcome():
     assert check_draft(draft, 8, VOCAB, tree=True).tokens.tolist() == [1, 2, 7, 5, 4]
 
 
+def test_siblings_may_state_distributions_of_their_own_without_those_before():
+    nodes = [HALF, ((2, 3), (0.5, 0.5)), ((7,), (1.0,)), HALF, ((8, 9), (0.5, 0.5))]
+    draft = drawn([1, 3, 7, 2, 9], *nodes, parents=[-1, -1, 0, -1, -1])
+    assert len(check_draft(draft, 8, VOCAB, tree=True)) == 5
+    wrong = drawn([1, 3, 7, 2, 9], *nodes[:4], ((3, 9), (0.5, 0.5)), parents=[-1, -1, 0, -1, -1])
+    with pytest.raises(ValueError, match="node 4 states another than its first sibling, node 0"):
+        check_draft(wrong, 8, VOCAB, tree=True)
+    assert len(sound_head(wrong, 8, VOCAB, tree=True, tiers=1)) == 4
+
+
 @pytest.mark.parametrize("m", [1, 2, 3, 64, 1000, 50_000])
 def test_what_float32_rounds_is_forgiven_and_taken_out(m):
     rng = np.random.default_rng(m)
@@ -180,7 +190,7 @@ def test_a_repeated_id_would_make_the_text_the_drafter_s():
     """Why it is refused: unseen, ten tenths of one id are one tenth of it to Algorithm 1."""
     p = torch.tensor([0.3, 0.1, 0.2, 0.4]).log().expand(2000, 4)
     draft = drawn([1], ((1,) * 10, (0.1,) * 10))
-    q = proposal_tensor([(draft, 0)], 4, torch.device("cpu")).expand(2000, 4)
+    q = proposal_tensor([(draft, [0])], 4, torch.device("cpu")).expand(2000, 4)
     generator = torch.Generator().manual_seed(0)
     rule = Rule(True, generator=generator)
     tokens = rule.choose(p, children_tensor([[1]] * 2000, torch.device("cpu")), q)

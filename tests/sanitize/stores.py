@@ -17,7 +17,7 @@ from ngramspec._native.value import ValueEngine
 
 SMALL = (16, 17, 100, 1000)
 CODES = 600  # of a corpus
-KEYS = 40  # entries of its levels above 600 places: 600 / 16, and that / 16
+KEYS = 38 + 3  # every 16th place, and every 16th of those
 
 
 class Shared:

@@ -67,6 +67,82 @@ def fits(tokens, p) -> float:
     return chisquare(counts[live], counts.sum() * expected[live] / expected[live].sum()).pvalue
 
 
+def without(q, tokens):
+    """Rows of q without the tokens, int64 (rows, n), divided by what is left."""
+    left = q.expand(len(tokens), -1).scatter(1, tokens, 0.0)
+    return left / left.sum(1, keepdim=True)
+
+
+def output_of(p, children, qs):
+    """Algorithm 1 over children of their own distributions: P(each token), by its definition."""
+    if not children:
+        return p
+    x, q = children[0], qs[0]
+    accept = min(1.0, p[x] / q[x])
+    rest = np.maximum(p - q, 0)
+    out = (1 - accept) * (
+        output_of(rest / rest.sum(), children[1:], qs[1:]) if rest.sum() else 0 * p
+    )
+    out[x] += accept
+    return out
+
+
+R = torch.tensor([0.3, 0.0, 0.3, 0.1, 0.2, 0.1])  # of a second drafter,
+S = torch.tensor([0.0, 0.1, 0.1, 0.2, 0.5, 0.1])  # and a third
+
+
+def test_children_of_several_drafters_leave_the_targets_distribution_enumerated():
+    """Every pair of children, weighted by how likely the drafters sample it."""
+    p, q = P.double().numpy(), Q.double().numpy()
+    total = np.zeros(VOCAB)
+    for x in range(VOCAB):
+        own = R.double().numpy().copy()
+        own[x] = 0
+        own /= own.sum()
+        for y in np.flatnonzero(own):
+            if q[x]:
+                total += q[x] * own[y] * output_of(p.copy(), [x, int(y)], [q, own])
+    np.testing.assert_allclose(total, p, atol=1e-7)
+
+
+@pytest.mark.parametrize("order", [(Q, R), (R, Q, S), (Q, Q, R)], ids=["two", "three", "mixed"])
+def test_children_of_several_drafters_leave_the_targets_distribution(order):
+    rows, generator = SAMPLES, torch.Generator().manual_seed(3)
+    children, qs = torch.empty((rows, 0), dtype=torch.int64), []
+    for q in order:
+        own = without(q, children)
+        children = torch.cat((children, draw(own, generator)[:, None]), 1)
+        qs.append(own)
+    stacked = torch.stack(qs)
+    tokens = speculative_tokens(P.expand(rows, -1), children, stacked, 1.0, generator)
+    assert fits(tokens, P) > LEAST
+    same = torch.Generator().manual_seed(5)
+    row = int((P[children[:, 0]] < order[0][children[:, 0]]).nonzero()[0])  # may be rejected
+    first, those = children[[row]].expand(20000, -1), stacked[:, [row]].expand(-1, 20000, -1)
+    tokens = speculative_tokens(P.expand(20000, -1), first, those, 1.0, same)
+    each = [q[row].double().numpy() for q in qs]
+    expected = output_of(P.double().numpy(), first[0].tolist(), each)
+    assert fits(tokens, torch.from_numpy(np.round(expected, 7))) > LEAST
+
+
+def test_siblings_that_state_their_own_become_a_distribution_for_each():
+    starts = np.array([0, 2, 4, 6, 7], np.int32)
+    ids = np.array([1, 2, 1, 2, 3, 4, 5], np.int32)
+    probs = np.array([0.5, 0.5, 0.5, 0.5, 0.25, 0.75, 1], np.float32)
+    parents = np.array([-1, -1, -1, 0], np.int32)
+    draft = Draft(np.array([1, 2, 4, 5], np.int32), parents, None, Proposal(starts, ids, probs))
+    table = proposal_tensor([(draft, [0, 1, 2]), (draft, [3]), (draft, [])], VOCAB, P.device)
+    assert table.shape == (3, 3, VOCAB)
+    assert table[:, 0].tolist() == [
+        [0, 0.5, 0.5, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0],  # without the first
+        [0, 0, 0, 0.25, 0.75, 0],
+    ]
+    assert table[:, 1].tolist() == [[0, 0, 0, 0, 0, 1], [0] * 6, [0] * 6]
+    assert table[:, 2].abs().sum() == 0
+    assert proposal_tensor([(draft, [0, 1]), (draft, [3])], VOCAB, P.device).shape == (2, VOCAB)
+
+
 WARPS = [
     {},
     {"temperature": 0.5},
@@ -272,7 +348,7 @@ def chosen(rule_settings):
     for draft in drafts:
         generator = torch.Generator().manual_seed(0)
         rule = Rule(do_sample=True, generator=generator, **rule_settings)
-        q = proposal_tensor([(draft, 0)] * rows, VOCAB, P.device)
+        q = proposal_tensor([(draft, [0])] * rows, VOCAB, P.device)
         children = children_tensor([draft.tokens.tolist()] * rows, P.device)
         found.append(rule.choose(P.log().expand(rows, -1), children, q))
     return torch.stack(found)

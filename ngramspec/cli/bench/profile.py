@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
     add_count(parser, "--repeats", 3, "calls of each text and way")
+    add_count(parser, "--batch", 1, "rows of a call")
     add_outputs(parser)
 
 
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.bench.profile import profile
     from ngramspec.bench.workload import sample_prompts, with_random_texts
 
-    check_least(arguments, repeats=1, max_new_tokens=2)
+    check_least(arguments, repeats=1, max_new_tokens=2, batch=1)
     screen = console()
     loaded = load_model(arguments)
     new = arguments.max_new_tokens
@@ -40,9 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
         copying = [each for each in sample_prompts(loaded) if each.task == "code_edit"]
     prompts = with_random_texts(copying, new, loaded)
     with screen.status("profiling"):
-        rows = profile(loaded.model, prompts, new, arguments.repeats)
+        rows = profile(loaded.model, prompts, new, arguments.repeats, arguments.batch)
     screen.print(table(rows))
     settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
+    settings["batch"] = str(arguments.batch)
     write_json(arguments.json, {"settings": settings, "where": machine(), "rows": rows})
     return 0
 

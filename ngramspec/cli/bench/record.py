@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     add_count(parser, "--max-new-tokens", 256, "most new tokens of each trace")
+    add_count(
+        parser, "--top-k", 0, "record so many of the model's most probable tokens at each position"
+    )
     parser.add_argument(
         "--no-chat",
         action="store_true",
@@ -35,16 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the model and write a trace for each prompt."""
-    from ngramspec import Speculator
+    from ngramspec import Speculator, build_drafter
     from ngramspec.bench.measure import Measurement
     from ngramspec.bench.record import read_prompts, record
+    from ngramspec.bench.runners_up import RecordingDrafter
     from ngramspec.bench.traces import write_traces
 
-    check_least(arguments, max_new_tokens=2)
+    check_least(arguments, max_new_tokens=2, top_k=0)
     with usable("--prompts"):
         prompts = read_prompts(arguments.prompts)
     loaded = load_model(arguments)
-    measurement = Measurement(loaded, Speculator(), arguments.max_new_tokens)
+    keeper = RecordingDrafter(build_drafter("auto"), arguments.top_k) if arguments.top_k else None
+    measurement = Measurement(loaded, Speculator(keeper or "auto"), arguments.max_new_tokens)
 
     def encode(text: str) -> list[int]:
         with usable():
@@ -55,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         return measurement.speculate(ids)
 
     with writable("--out", arguments.out):
-        count = write_traces(arguments.out, record(prompts, encode, generate))
+        take = {} if keeper is None else {"take": keeper.take}
+        count = write_traces(arguments.out, record(prompts, encode, generate, **take))
     print(file=sys.stderr)
     print(f"{count} traces of {loaded.name} ({arguments.dtype}) in {arguments.out}")
     return 0

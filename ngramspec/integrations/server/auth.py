@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ngramspec.integrations.server.errors import ApiError
 
 ANYONE = ""  # the user where no keys are asked for
-NOBODY = "anyone"  # this user's namespace
+NOBODY = "anyone"  # the name of this user's namespace
 
 
 @dataclass(frozen=True, slots=True)

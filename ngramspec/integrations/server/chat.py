@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,6 +30,7 @@ from ngramspec.integrations.server.sse import stream_of
 from ngramspec.integrations.server.usage import usage_of
 
 INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
+MOST_SCHEMA = 65536  # characters of a JSON schema: what larger ones compile to is not bounded
 
 
 async def chat(service: Service, body: ChatRequest, client: Client, request: Request) -> Any:
@@ -39,7 +41,8 @@ async def chat(service: Service, body: ChatRequest, client: Client, request: Req
     """
     check(service, body)
     prompt = service.check_prompt(encoded(service, body.messages), "messages")
-    answers = service.submit(orders_of(service, body, prompt, client), client)
+    grammar = await asyncio.to_thread(grammar_of, service, body)
+    answers = service.submit(orders_of(service, body, prompt, client, grammar), client)
     head: dict[str, Any] = {
         "id": f"chatcmpl-{uuid4().hex}",
         "created": int(time.time()),
@@ -107,12 +110,18 @@ def text_of(message: Message) -> str:
     return "".join(part["text"] for part in message.content)
 
 
-def orders_of(service: Service, body: ChatRequest, prompt: Int32, client: Client) -> list[Order]:
+def orders_of(
+    service: Service,
+    body: ChatRequest,
+    prompt: Int32,
+    client: Client,
+    grammar: Callable[[], Any] | None,
+) -> list[Order]:
     """What each answer shall be."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     refuse_unless(asked != 0, name, "it must be >= 1, got 0")
-    sampling = service.sampling(body, grammar_of(service, body))
+    sampling = service.sampling(body, grammar)
     common: dict[str, Any] = {
         "prompt": prompt,
         "user": client.user,
@@ -128,7 +137,7 @@ def orders_of(service: Service, body: ChatRequest, prompt: Int32, client: Client
 
 
 def grammar_of(service: Service, body: ChatRequest) -> Callable[[], Any] | None:
-    """What makes the processor of ``response_format``; None: any text.
+    """What makes the processor of ``response_format``; None: any text. It may take seconds.
 
     Raises:
         ApiError: xgrammar is not installed, or cannot read the schema.
@@ -138,22 +147,19 @@ def grammar_of(service: Service, body: ChatRequest) -> Callable[[], Any] | None:
         return None
     if find_spec("xgrammar") is None:
         raise bad("response_format", f"{form.type} needs xgrammar on the server: {INSTALL}")
+    refuse_unless(bool(service.eos), "response_format", "the model has no token that ends a text")
     import xgrammar
 
-    refuse_unless(bool(service.eos), "response_format", "the model has no token that ends a text")
-    info = xgrammar.TokenizerInfo.from_huggingface(
-        service.tokenizer,
-        vocab_size=service.model.config.get_text_config().vocab_size,
-        stop_token_ids=list(service.eos),
-    )
-    compiler = xgrammar.GrammarCompiler(info)
+    compiler = service.grammars()
     if form.type == "json_object":
         grammar = compiler.compile_builtin_json_grammar()
     else:
         schema = (form.json_schema or {}).get("schema")
         refuse_unless(isinstance(schema, dict), "response_format", "json_schema has no schema")
+        text = json.dumps(schema)
+        refuse_unless(len(text) <= MOST_SCHEMA, "response_format", f"at most {MOST_SCHEMA} bytes")
         try:
-            grammar = compiler.compile_json_schema(json.dumps(schema))
+            grammar = compiler.compile_json_schema(text)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise bad("response_format", f"the schema cannot be used: {reason}") from error

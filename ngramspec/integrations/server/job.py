@@ -228,7 +228,9 @@ class Job:
         self.progress.ended = time.perf_counter()
         lease, generation = self._lease, self._generation
         try:
-            if generation is not None:
+            if generation is not None and self.end in (STOP, LENGTH):
+                generation.finish()
+            elif generation is not None:
                 generation.close()
         except Exception as error:
             piece = Piece(ended=STOP, error=piece.error or error)

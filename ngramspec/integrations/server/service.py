@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from ngramspec.integrations.server.scheduler import QueueFullError
 from ngramspec.integrations.server.settings import ServerSettings
 from ngramspec.integrations.server.shelf import Shelf
 from ngramspec.target.traits import embedding_count
+
+GRAMMARS = 64 << 20  # bytes of compiled grammars that are kept
 
 
 class Service:
@@ -47,6 +50,8 @@ class Service:
         own = settings.limits.context
         self.context: int = min(each for each in (known, own, 1 << 20) if each is not None)
         self.eos = _eos_ids(model, tokenizer)
+        self._grammars: Any = None
+        self._lock = threading.Lock()  # of the compiler's making
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
@@ -57,6 +62,20 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
+
+    def grammars(self) -> Any:
+        """xgrammar's compiler for the model's vocabulary; it keeps what it has compiled."""
+        with self._lock:
+            if self._grammars is None:
+                import xgrammar
+
+                info = xgrammar.TokenizerInfo.from_huggingface(
+                    self.tokenizer,
+                    vocab_size=self.model.config.get_text_config().vocab_size,
+                    stop_token_ids=list(self.eos),
+                )
+                self._grammars = xgrammar.GrammarCompiler(info, cache_limit_bytes=GRAMMARS)
+            return self._grammars
 
     def encode(self, text: str) -> list[int]:
         """A prompt's ids, with what the tokenizer puts before every text."""

@@ -41,7 +41,7 @@ class Limits:
     waiting: int = 64
     pool: int = 2048 * MIB
     pool_of_key: int = 1024 * MIB
-    chunk: int = 256
+    chunk: int = 128
 
     def __post_init__(self) -> None:
         for name in ("body", "answers", "active", "waiting", "chunk"):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from serving import VOCAB, events, letters, plain, served
+from serving import VOCAB, ask, events, letters, plain, served, shown, text_of
 
 from ngramspec import Corpus
+from ngramspec.integrations.server.shared import SharedText
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 GREEDY = {"max_tokens": 24, "temperature": 0}
@@ -33,21 +33,6 @@ def tokenizer():
 def client(model, tokenizer):
     with served(model, tokenizer) as client:
         yield client
-
-
-def ask(client, route="/v1/completions", **body):
-    answer = client.post(route, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def shown(text):
-    """A text without the names of special tokens."""
-    return re.sub(r"<\|\w+\|>", "", text)
-
-
-def text_of(answer, index=0):
-    return answer["choices"][index]["text"]
 
 
 def test_a_completion_is_plain_generates(client, model, tokenizer):
@@ -216,6 +201,25 @@ def test_stores_are_chosen_by_name_and_shared_ones_by_user(model, tokenizer, tmp
     assert Shared.named == ["ann", "ann", "bob", "bob/mine", "ann/mine"]
 
 
+def test_what_a_user_was_told_is_drafted_from_later_and_for_nobody_else(model, tokenizer):
+    keys = {"ann": "key-a", "bob": "key-b"}
+    shared = SharedText(1 << 20, keys, tokenizer)
+    with served(model, tokenizer, keys=keys, shared=shared, limits={"pool": 0}) as client:
+
+        def accepted(key, **extras):
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {"prompt": PROMPT, "ngramspec": {"usage": True, **extras}, **GREEDY}
+            answer = client.post("/v1/completions", json=body, headers=headers).json()
+            assert text_of(answer) == plain(model, tokenizer, PROMPT, 24)
+            found = answer["usage"]["ngramspec"]
+            return found["accepted"] + found["prefill_accepted"]
+
+        assert accepted("key-a") < 10
+        assert accepted("key-a") > 10
+        assert accepted("key-b") < 10
+        assert accepted("key-a", namespace="other") < 10
+
+
 def test_a_chat_uses_the_models_template(client, model, tokenizer):
     messages = [
         {"role": "system", "content": "be short"},
@@ -253,108 +257,6 @@ def test_a_response_format_is_kept(client):
     assert refused["param"] == "response_format"
 
 
-# What llama.vim sends, from its source, with a shorter answer; and what it reads of the answer.
-LLAMA_VIM = {
-    "id_slot": 0,
-    "input_prefix": "import os\n\n",
-    "input_suffix": "\n    return total\n",
-    "input_extra": [{"filename": "other.py", "text": "def sum(x):\n    return 1\n"}],
-    "prompt": "def total(xs):\n    to",
-    "n_predict": 24,
-    "stop": [],
-    "n_indent": 0,
-    "top_k": 40,
-    "top_p": 0.90,
-    "samplers": ["top_k", "top_p", "infill"],
-    "stream": False,
-    "cache_prompt": True,
-    "t_max_prompt_ms": 500,
-    "t_max_predict_ms": 100000,
-    "response_fields": [
-        "content",
-        "timings/prompt_n",
-        "timings/prompt_ms",
-        "timings/prompt_per_token_ms",
-        "timings/prompt_per_second",
-        "timings/predicted_n",
-        "timings/predicted_ms",
-        "timings/predicted_per_token_ms",
-        "timings/predicted_per_second",
-        "truncated",
-        "tokens_cached",
-    ],
-}
-WHOLE = (
-    "<|repo_name|>repository<|file_sep|>other.py\ndef sum(x):\n    return 1\n<|file_sep|>\n"
-    "<|fim_prefix|>import os\n\ndef total(xs):\n    to<|fim_suffix|>\n    return total\n"
-    "<|fim_middle|>"
-)
-WARM_UP = {
-    **LLAMA_VIM,
-    "input_prefix": "",
-    "input_suffix": "",
-    "prompt": "",
-    "n_predict": 0,
-    "samplers": [],
-    "temperature": 0.0,
-    "t_max_prompt_ms": 1,
-    "t_max_predict_ms": 1,
-    "response_fields": [""],
-}
-# What llama.vscode sends, from its source: no ``stream``, ``stop`` or ``response_fields``.
-LLAMA_VSCODE = {
-    **{name: value for name, value in LLAMA_VIM.items() if name != "response_fields"},
-    "n_cmpl": 1,
-    "top_p": 0.99,
-    "input_extra": [{"text": "def sum(x):\n    return 1\n", "filename": "other.py"}],
-}
-
-
-def test_llama_vim_is_answered(client, model, tokenizer):
-    assert client.post("/infill", json=WARM_UP).json() == {}
-    answer = ask(client, "/infill", **LLAMA_VIM)
-    assert set(answer) == set(LLAMA_VIM["response_fields"])
-    assert answer["content"] == plain(model, tokenizer, WHOLE, 24)
-    assert answer["timings/predicted_n"] == 23
-    warm = len(tokenizer(WHOLE.partition("<|fim_prefix|>")[0])["input_ids"])
-    assert answer["timings/prompt_n"] <= len(tokenizer(WHOLE)["input_ids"]) - warm
-
-
-def test_llama_vscode_is_answered(client, model, tokenizer):
-    answer = ask(client, "/infill", **LLAMA_VSCODE)
-    assert answer["content"] == plain(model, tokenizer, WHOLE, 24)
-    assert answer["stop"] is True
-    assert answer["stop_type"] == "limit"
-    assert answer["tokens_predicted"] == 24
-
-
-def test_llama_cpps_completion_is_answered_and_streamed(client, model, tokenizer):
-    body = {"prompt": PROMPT, "n_predict": 16, "temperature": 0}
-    expected = plain(model, tokenizer, PROMPT, 16)
-    assert ask(client, "/completion", **body)["content"] == expected
-    parts = events(client.post("/completion", json=body | {"stream": True}).text)
-    assert "".join(part["content"] for part in parts) == expected
-    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
-    stopped = ask(client, "/completion", stop=[expected[5:7]], **body)
-    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", expected[5:7])
-
-
-def test_continues_requests_are_answered(client, model, tokenizer):
-    """Continue fills a model's template itself, and streams."""
-    prompt = "<|fim_prefix|>import os\n<|fim_suffix|>\nend<|fim_middle|>"
-    body = {
-        "model": "tiny",
-        "prompt": prompt,
-        "max_tokens": 24,
-        "temperature": 0.0,
-        "stream": True,
-        "stop": ["<|endoftext|>", "<|fim_prefix|>", "/src/", "#- coding: utf-8", "```"],
-        "suffix": "",
-    }
-    parts = events(client.post("/v1/completions", json=body).text)
-    assert "".join(map(text_of, parts)) == plain(model, tokenizer, prompt, 24)
-
-
 def test_models_health_and_metrics(client):
     assert client.get("/health").json() == {"status": "ok"}
     models = client.get("/v1/models").json()
@@ -370,100 +272,6 @@ def test_models_health_and_metrics(client):
     assert float(values["ngramspec_target_calls_total"]) > 10
     assert 'ngramspec_draft_tokens_total{outcome="accepted",source="copy"}' in values
     assert float(values["ngramspec_cache_pool_bytes"]) > 0
-
-
-CHATS = {"messages": [{"role": "user", "content": "hi"}]}
-REFUSED = [
-    ({"prompt": ""}, "prompt"),
-    ({"prompt": []}, "prompt"),
-    ({"prompt": [[]]}, "prompt"),
-    ({"prompt": ["a", 3]}, "prompt"),
-    ({"prompt": [VOCAB]}, "prompt"),
-    ({"prompt": [-1]}, "prompt"),
-    ({"prompt": "x" * 600}, "prompt"),
-    ({"prompt": None}, "prompt"),
-    ({}, "prompt"),
-    ({"prompt": "x", "model": "other"}, "model"),
-    ({"prompt": "x", "max_tokens": 600}, "max_tokens"),
-    ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
-    ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
-    ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),
-    ({"prompt": "x", "temperature": -1}, "temperature"),
-    ({"prompt": "x", "top_p": 0}, "top_p"),
-    ({"prompt": "x", "n": 0}, "n"),
-    ({"prompt": "x", "n": 99}, "n"),
-    ({"prompt": "x", "best_of": 4}, "best_of"),
-    ({"prompt": "x", "stop": ""}, "stop"),
-    ({"prompt": "x", "stop": ["a"] * 40}, "stop"),
-    ({"prompt": "x", "logprobs": 50}, "logprobs"),
-    ({"prompt": "x", "logit_bias": {"many": 1}}, "logit_bias"),
-    ({"prompt": "x", "logit_bias": {str(VOCAB): 1}}, "logit_bias"),
-    ({"prompt": "x", "presence_penalty": 9}, "presence_penalty"),
-    ({"prompt": "x", "echo": True, "suffix": "y"}, "echo"),
-    ({"prompt": [1, 2], "suffix": "y"}, "suffix"),
-    ({"prompt": "x", "ngramspec": {"stores": ["other"]}}, "ngramspec.stores"),
-    ({"prompt": "x", "ngramspec": {"wrong": 1}}, "ngramspec.wrong"),
-    ({"prompt": "x", "ngramspec": {"namespace": "mine"}}, "ngramspec.namespace"),
-    ({"prompt": "x", "stream": True, "max_tokens": 600}, "max_tokens"),
-    ({"messages": []}, "messages"),
-    ({"messages": "hi"}, "messages"),
-    ({**CHATS, "tools": [{"type": "function"}]}, "tools"),
-    ({**CHATS, "max_tokens": 0}, "max_tokens"),
-    ({**CHATS, "max_completion_tokens": 999}, "max_completion_tokens"),
-    ({**CHATS, "response_format": {"type": "xml"}}, "response_format"),
-    ({**CHATS, "response_format": {"type": "json_schema"}}, "response_format"),
-    ({**CHATS, "top_logprobs": 2}, "top_logprobs"),
-    ({**CHATS, "modalities": ["audio"]}, "modalities"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-    ({"input_prefix": "x"}, "input_suffix"),
-    ({"input_prefix": "x", "input_suffix": "y", "stream": True, "n_cmpl": 2}, "n_cmpl"),
-    ({"input_prefix": "x", "input_suffix": "y", "grammar": "root"}, "grammar"),
-    ({"input_prefix": "x", "input_suffix": "y", "n_predict": 600}, "n_predict"),
-]
-
-
-@pytest.mark.parametrize(("body", "param"), REFUSED, ids=str)
-def test_what_cannot_be_answered_is_refused_by_the_fields_name(client, body, param):
-    routes = {"messages": "/v1/chat/completions", "input_prefix": "/infill"}
-    route = next((to for name, to in routes.items() if name in body), "/v1/completions")
-    answer = client.post(route, json=body)
-    error = answer.json()["error"]
-    assert answer.status_code == (404 if param == "model" else 400)
-    assert error["param"] == param
-    assert error["type"] == "invalid_request_error"
-    assert set(error) == {"message", "type", "param", "code"}
-
-
-def test_what_is_no_request_is_refused_in_the_same_shape(client):
-    def error(answer, status):
-        assert answer.status_code == status, answer.text
-        return answer.json()["error"]["message"]
-
-    headers = {"content-type": "application/json"}
-    broken = client.post("/v1/completions", content='{"prompt": "x', headers=headers)
-    assert "no JSON" in error(broken, 400)
-    assert "object" in error(client.post("/v1/completions", json=[1]), 400)
-    large = client.post("/v1/completions", content=b"x" * (5 << 20), headers=headers)
-    assert "4194304 bytes" in error(large, 413)
-    pieces = (b"x" * (1 << 20) for _ in range(5))
-    assert "4194304 bytes" in error(
-        client.post("/v1/completions", content=pieces, headers=headers), 413
-    )
-    assert error(client.get("/nothing"), 404)
-    assert error(client.get("/v1/completions"), 405)
-
-
-def test_a_model_without_special_tokens_or_template_refuses_by_name(model):
-    bare = letters(fim=False)
-    bare.chat_template = None
-    with served(model, bare) as client:
-        for route, body, param in (
-            ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
-            ("/infill", {"input_prefix": "x", "input_suffix": "y"}, "input_suffix"),
-            ("/v1/chat/completions", CHATS, "messages"),
-        ):
-            answer = client.post(route, json=body)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 def test_keys_are_asked_for_and_their_texts_stay_apart(model, tokenizer, caplog):

@@ -1,0 +1,93 @@
+"""The models that draft in a call: loaded, compared with the target, and run for sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ngramspec.draft import Float32, Int32
+from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.model import ModelDrafter, fingerprint_of
+from ngramspec.target.assistant import AssistantModel, check_assistant, read_folder, tokenizer_of
+from ngramspec.verification.evidence import leading
+
+
+class DraftingModel:
+    """The DraftModel of drafters/base over a model of transformers.
+
+    Attributes:
+        room: most tokens that it can read; None: any number.
+
+    Args:
+        model: a causal language model.
+        vocab: token ids of the target; the model's further ones are never drafted.
+    """
+
+    def __init__(self, model: Any, vocab: int) -> None:
+        self._model = AssistantModel(model)
+        self._vocab = vocab
+        self.room = self._model.room
+
+    @property
+    def length(self) -> int:
+        """Tokens read."""
+        return self._model.length
+
+    def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
+        """Read tokens; what may follow the last ones, in one transfer to the host.
+
+        Args:
+            tokens: int32 (n,), behind those read before.
+            last: behind how many of them, 1..n.
+            most: how many ids of each; all there are, if those are fewer.
+
+        Returns:
+            (ids int32, log_probs float32), each (last, most), the most probable first.
+        """
+        logits = self._model.forward(torch.from_numpy(tokens.astype(np.int64)), last)
+        logits = logits[:, : self._vocab]
+        ids, log_probs = leading(logits.float(), min(most, logits.shape[1]))
+        both = torch.cat((ids.to(torch.int32), log_probs.view(torch.int32)), dim=1)
+        packed = both.to("cpu").numpy()
+        count = ids.shape[1]
+        return packed[:, :count].copy(), packed[:, count:].copy().view(np.float32)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens read."""
+        self._model.truncate(length)
+
+
+class Assistants:
+    """The drafting models of one call.
+
+    Args:
+        target: the model that verifies.
+        drafter: of the call; its models are loaded and compared with the target here.
+
+    Raises:
+        UnsupportedError: a model's token ids are not the target's.
+        OSError: a model's folder cannot be read.
+    """
+
+    def __init__(self, target: Any, drafter: Drafter) -> None:
+        self._target = target
+        for each in drafter.assistants:
+            self._model_of(each)
+
+    def loader(self, vocab: int) -> Callable[[Any], DraftingModel]:
+        """What sessions open their models with, see ``DraftSession.begin_models``."""
+        return lambda drafter: DraftingModel(self._model_of(drafter), vocab)
+
+    def _model_of(self, drafter: ModelDrafter) -> Any:
+        """A drafter's model, loaded once, and compared with each target once."""
+        model = drafter.assistant
+        if isinstance(model, str):
+            model = drafter.loaded = drafter.loaded or read_folder(model, self._target)
+        if drafter.checked_for != id(self._target):
+            own, targets = (fingerprint_of(tokenizer_of(each)) for each in (model, self._target))
+            check_assistant(model, self._target, own, targets)
+            drafter.checked_for = id(self._target)
+        return model

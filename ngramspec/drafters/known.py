@@ -1,0 +1,88 @@
+"""Drafters that know the text, or nothing: the two ends of what drafting can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.errors import check_int
+
+MOST_IDS = 2**31 - 1
+
+
+class OracleSession(DraftSession):
+    """Drafts what a text says, as long as the sequence is that text's beginning."""
+
+    def __init__(self, texts: Sequence[Int32], tokens: Int32) -> None:
+        self.texts = texts
+        self.tokens = tokens
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        so_far = np.concatenate((self.tokens, drafted))
+        n = len(so_far)
+        for text in self.texts:
+            if len(text) > n and np.array_equal(text[:n], so_far):
+                return Draft(text[n : n + gamma].copy()) if gamma > 0 else EMPTY_DRAFT
+        return EMPTY_DRAFT
+
+    def extend(self, tokens: Int32) -> None:
+        self.tokens = np.concatenate((self.tokens, tokens))
+
+
+class OracleDrafter(Drafter):
+    """Drafts what is known to come: the bound of what any drafter reaches.
+
+    Args:
+        texts: whole sequences of token ids, prompt and continuation each. A sequence that begins as
+            one of them is drafted from it, others are not drafted. O(length) a draft.
+    """
+
+    tiers = ("oracle",)
+
+    def __init__(self, texts: Sequence[Sequence[int] | Int32]) -> None:
+        self.texts = [np.asarray(text, np.int32).ravel() for text in texts]
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return OracleSession(self.texts, tokens)
+
+
+class RandomSession(DraftSession):
+    """Drafts token ids at random, each as likely as any other."""
+
+    def __init__(self, vocab: int, seed: int) -> None:
+        self.vocab = vocab
+        self.rng = np.random.default_rng(seed)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        return Draft(self.rng.integers(0, self.vocab, gamma).astype(np.int32))
+
+    def extend(self, tokens: Int32) -> None:
+        return None
+
+
+class RandomDrafter(Drafter):
+    """Drafts at random: what drafting costs where it never helps (Leviathan et al. 2023, 3.6).
+
+    Args:
+        vocab: size of the target's vocabulary, >= 1.
+        seed: of every session.
+    """
+
+    tiers = ("random",)
+
+    def __init__(self, vocab: int, seed: int = 0) -> None:
+        self.vocab = check_int("vocab", vocab, 1, MOST_IDS)
+        self.seed = check_int("seed", seed, 0)
+        self.spec = f"random(vocab={vocab},seed={seed})"
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return RandomSession(self.vocab, self.seed)

@@ -1,0 +1,218 @@
+"""A model as a drafter: its text, its distribution, its tables, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+from doubles import ids
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError, build_drafter
+from ngramspec.decoding.assistants import DraftingModel
+from ngramspec.drafters import ModelDrafter, OracleDrafter, RandomDrafter, TieredDrafter
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+VOCAB = 97
+
+
+@pytest.fixture(scope="module")
+def close(tiny):
+    """A model that mostly says what the tiny one says."""
+    other = copy.deepcopy(tiny)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.03 * torch.randn_like(weight))
+    return other
+
+
+def generated(model, drafter, new=60, seed=0, ids=PROMPT, speculator=None, **arguments):
+    speculator = speculator or Speculator(drafter, gamma=8)
+    torch.manual_seed(seed)
+    own = {"do_sample": False, "max_new_tokens": new} | arguments
+    return ngramspec.generate(model, input_ids=ids, speculator=speculator, **own), speculator
+
+
+def said_by(model, text, new):
+    """What a model says by itself; a 0 in the text is no padding."""
+    ids = torch.tensor([text])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False
+    )
+    return out[0, len(text) :].tolist()
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_greedy_text_stays_and_the_same_model_is_always_right(tiny, close, tables):
+    plain, _ = generated(tiny, "none")
+    itself = ModelDrafter(tiny, threshold=1e-9, tables=tables)
+    out, speculator = generated(tiny, itself)
+    assert out.tolist() == plain.tolist()
+    assert speculator.stats.accepted == speculator.stats.drafted > 40
+    out, speculator = generated(tiny, ModelDrafter(close, threshold=0.2, tables=tables))
+    assert out.tolist() == plain.tolist()
+    assert 0.3 < speculator.stats.acceptance_rate < 1
+
+
+def test_the_draft_is_what_the_model_itself_would_say(close):
+    """Over many steps with rejections: the cache is truncated rightly."""
+    rng = np.random.default_rng(0)
+    for tables in (True, False):
+        drafter = ModelDrafter(close, threshold=1e-9, tables=tables)
+        session = drafter.start(ids(5, 6, 7, 8, 5, 6, 7))
+        session.begin_models(lambda _: DraftingModel(close, VOCAB))
+        text = [5, 6, 7, 8, 5, 6, 7]
+        for _ in range(25):
+            gamma = int(rng.integers(1, 8))
+            draft = session.propose(gamma)
+            assert draft.tokens.tolist() == said_by(close, text, gamma)
+            assert ((draft.confidence > 0) & (draft.confidence <= 1)).all()
+            keep = int(rng.integers(0, gamma + 1))
+            new = [*draft.tokens[:keep].tolist(), int(rng.integers(0, VOCAB))]
+            after = session.propose_after(ids(*new), 3)
+            assert after.tokens.tolist() == said_by(close, [*text, *new], 3)
+            session.extend(ids(*new))
+            text += new
+
+
+def test_tables_save_forwards_of_the_model(tiny):
+    forwards = {}
+    for tables in (True, False):
+        session = ModelDrafter(tiny, threshold=1e-9, tables=tables).start(ids(*PROMPT[0].tolist()))
+        session.begin_models(lambda _: DraftingModel(tiny, VOCAB))
+        said = session.propose(8).tokens
+        for _ in range(6):
+            session.extend(ids(*PROMPT[0].tolist()))  # the model says the same there again
+            session.extend(said)
+            session.extend(ids(*PROMPT[0].tolist()))
+            session.propose(8)
+        forwards[tables] = session.forwards
+    assert forwards[True] < forwards[False]
+
+
+@pytest.mark.parametrize("most", [3, None])
+@pytest.mark.parametrize("tables", [True, False])
+def test_sampled_tokens_have_the_stated_distribution(close, most, tables):
+    drafter = ModelDrafter(close, threshold=1e-9, most=most, tables=tables)
+    counts, stated = np.zeros(VOCAB), None
+    for seed in range(1500):
+        session = drafter.start(ids(5, 6, 7, 8, 5, 6, 7))
+        session.begin_models(lambda _: DraftingModel(close, VOCAB))
+        session.begin_sampling(0.7, (seed,))
+        draft = session.propose(1)
+        tokens, probs = draft.proposal.of(0)
+        stated = np.zeros(VOCAB)
+        stated[tokens] = probs
+        counts[draft.tokens[0]] += 1
+    logits = close(torch.tensor([[5, 6, 7, 8, 5, 6, 7]])).logits[0, -1] / 0.7
+    if most is not None:
+        logits[logits < logits.topk(most).values[-1]] = -torch.inf
+    np.testing.assert_allclose(stated, torch.softmax(logits, -1).detach().numpy(), atol=1e-5)
+    kept = stated * 1500 > 5
+    rest = 1500 * stated[~kept].sum(), counts[~kept].sum()
+    expected, seen = np.append(1500 * stated[kept], rest[0]), np.append(counts[kept], rest[1])
+    chi = float(((seen - expected) ** 2 / np.maximum(expected, 1)).sum())
+    assert chi < 6 * len(expected) + 30
+
+
+def test_sampled_text_is_accepted_by_algorithm_1(tiny, close):
+    drafter = ModelDrafter(close, threshold=0.05)
+    out, speculator = generated(tiny, drafter, do_sample=True, temperature=0.8)
+    assert out.shape[1] == 70
+    assert speculator.stats.drafter_faults == 0
+    assert speculator.stats.acceptance_rate > 0.4
+    assert not torch.equal(out, generated(tiny, drafter, seed=1, do_sample=True)[0])
+
+
+def test_it_is_a_tier_like_any_other(tiny, close):
+    plain, _ = generated(tiny, "none")
+    tiers = TieredDrafter([build_drafter("copy", policy="priority"), ModelDrafter(close)])
+    assert len(tiers.assistants) == 1
+    out, speculator = generated(tiny, tiers)
+    assert out.tolist() == plain.tolist()
+    assert speculator.stats.tiers["model"].accepted > 5
+    out, _ = generated(tiny, None, speculator=Speculator(ModelDrafter(close)))  # gamma="auto"
+    assert out.tolist() == plain.tolist()
+
+
+def test_a_folder_is_read_once_and_the_spec_makes_it_again(tiny, close, tmp_path):
+    close.save_pretrained(tmp_path)
+    speculator = Speculator(f"model({tmp_path},gamma=5)")
+    plain, _ = generated(tiny, "none")
+    assert generated(tiny, None, speculator=speculator)[0].tolist() == plain.tolist()
+    loaded = speculator.drafter.loaded
+    assert speculator.stats.accepted > 0
+    generated(tiny, None, speculator=speculator)
+    assert speculator.drafter.loaded is loaded
+    again = Speculator.from_dict(json.loads(json.dumps(speculator.to_dict())))
+    assert again.to_dict() == speculator.to_dict()
+    assert again.drafter.assistant == str(tmp_path)
+    with pytest.raises(OSError, match="no-such-folder"):
+        generated(tiny, "model(/no-such-folder)")
+
+
+def test_copies_share_the_weights(close):
+    drafter = ModelDrafter(close)
+    assert copy.deepcopy(Speculator(drafter)).drafter.assistant is close
+
+
+def test_models_of_other_tokens_are_refused_by_name(tiny, tmp_path):
+    other = tiny_llama(vocab=50)
+    what = r"LlamaForCausalLM cannot draft for LlamaForCausalLM: it has 50 token ids, the target 97"
+    with pytest.raises(UnsupportedError, match=what):
+        generated(tiny, ModelDrafter(other))
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    folders = []
+    for name, words in (("one", "abc"), ("two", "abd")):
+        vocabulary = {each: at for at, each in enumerate(words)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / name)
+        tiny.save_pretrained(tmp_path / name)
+        folders.append(str(tmp_path / name))
+    target = type(tiny).from_pretrained(folders[0])
+    with pytest.raises(UnsupportedError, match="two.* cannot draft for .*one.*: its tokenizer is"):
+        generated(target, f"model({folders[1]})")
+    generated(target, f"model({folders[0]})", new=5)
+
+
+def test_it_drafts_nothing_where_it_cannot_read_on(tiny):
+    short = tiny_llama(positions=16)
+    out, speculator = generated(tiny, ModelDrafter(short, threshold=1e-9))
+    assert out.tolist() == generated(tiny, "none")[0].tolist()
+    assert speculator.stats.drafter_faults == 0
+    assert len(ModelDrafter(tiny).start(ids(1, 2)).propose(4)) == 0  # no model was opened
+
+
+def test_arguments_are_checked():
+    for arguments, said in (
+        ({"gamma": 0}, "gamma must be >= 1, got 0"),
+        ({"threshold": 0.0}, "threshold must be > 0"),
+        ({"most": 0}, "most must be in 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ModelDrafter("somewhere", **arguments)
+    with pytest.raises(TypeError, match="path must be a model or the folder of one, got 3"):
+        ModelDrafter(3)
+    with pytest.raises(ValueError, match="is no argument of model"):
+        build_drafter("model(a,b)")
+
+
+def test_the_oracle_is_always_right_and_chance_never_changes_the_text(tiny):
+    plain, _ = generated(tiny, "none")
+    out, speculator = generated(tiny, OracleDrafter([[1, 2, 3], plain[0].tolist()]))
+    assert out.tolist() == plain.tolist()
+    assert speculator.stats.accepted == speculator.stats.drafted == 52
+    session = OracleDrafter([[1, 2, 3]]).start(ids(1))
+    assert session.propose_after(ids(2), 5).tokens.tolist() == [3]
+    assert len(session.propose_after(ids(9), 5)) == len(session.propose(0)) == 0
+    out, speculator = generated(tiny, "random(vocab=97)")
+    assert out.tolist() == plain.tolist()
+    assert speculator.stats.drafted > 100
+    assert RandomDrafter(97, seed=3).spec == build_drafter("random(vocab=97,seed=3)").spec

@@ -1,0 +1,119 @@
+"""What a server refuses: always OpenAI's shape, and the field's name."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import tiny_llama
+from serving import VOCAB, letters, served
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_llama(vocab=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return letters()
+
+
+@pytest.fixture(scope="module")
+def client(model, tokenizer):
+    with served(model, tokenizer) as client:
+        yield client
+
+
+CHATS = {"messages": [{"role": "user", "content": "hi"}]}
+REFUSED = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["a", 3]}, "prompt"),
+    ({"prompt": [VOCAB]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": "x" * 600}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({}, "prompt"),
+    ({"prompt": "x", "model": "other"}, "model"),
+    ({"prompt": "x", "max_tokens": 600}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),
+    ({"prompt": "x", "temperature": -1}, "temperature"),
+    ({"prompt": "x", "top_p": 0}, "top_p"),
+    ({"prompt": "x", "n": 0}, "n"),
+    ({"prompt": "x", "n": 99}, "n"),
+    ({"prompt": "x", "best_of": 4}, "best_of"),
+    ({"prompt": "x", "stop": ""}, "stop"),
+    ({"prompt": "x", "stop": ["a"] * 40}, "stop"),
+    ({"prompt": "x", "logprobs": 50}, "logprobs"),
+    ({"prompt": "x", "logit_bias": {"many": 1}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {str(VOCAB): 1}}, "logit_bias"),
+    ({"prompt": "x", "presence_penalty": 9}, "presence_penalty"),
+    ({"prompt": "x", "echo": True, "suffix": "y"}, "echo"),
+    ({"prompt": [1, 2], "suffix": "y"}, "suffix"),
+    ({"prompt": "x", "ngramspec": {"stores": ["other"]}}, "ngramspec.stores"),
+    ({"prompt": "x", "ngramspec": {"wrong": 1}}, "ngramspec.wrong"),
+    ({"prompt": "x", "ngramspec": {"namespace": "mine"}}, "ngramspec.namespace"),
+    ({"prompt": "x", "stream": True, "max_tokens": 600}, "max_tokens"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({**CHATS, "tools": [{"type": "function"}]}, "tools"),
+    ({**CHATS, "max_tokens": 0}, "max_tokens"),
+    ({**CHATS, "max_completion_tokens": 999}, "max_completion_tokens"),
+    ({**CHATS, "response_format": {"type": "xml"}}, "response_format"),
+    ({**CHATS, "response_format": {"type": "json_schema"}}, "response_format"),
+    ({**CHATS, "top_logprobs": 2}, "top_logprobs"),
+    ({**CHATS, "modalities": ["audio"]}, "modalities"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+    ({"input_prefix": "x"}, "input_suffix"),
+    ({"input_prefix": "x", "input_suffix": "y", "stream": True, "n_cmpl": 2}, "n_cmpl"),
+    ({"input_prefix": "x", "input_suffix": "y", "grammar": "root"}, "grammar"),
+    ({"input_prefix": "x", "input_suffix": "y", "n_predict": 600}, "n_predict"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), REFUSED, ids=str)
+def test_what_cannot_be_answered_is_refused_by_the_fields_name(client, body, param):
+    routes = {"messages": "/v1/chat/completions", "input_prefix": "/infill"}
+    route = next((to for name, to in routes.items() if name in body), "/v1/completions")
+    answer = client.post(route, json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if param == "model" else 400)
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_what_is_no_request_is_refused_in_the_same_shape(client):
+    def error(answer, status):
+        assert answer.status_code == status, answer.text
+        return answer.json()["error"]["message"]
+
+    headers = {"content-type": "application/json"}
+    broken = client.post("/v1/completions", content='{"prompt": "x', headers=headers)
+    assert "no JSON" in error(broken, 400)
+    assert "object" in error(client.post("/v1/completions", json=[1]), 400)
+    large = client.post("/v1/completions", content=b"x" * (5 << 20), headers=headers)
+    assert "4194304 bytes" in error(large, 413)
+    pieces = (b"x" * (1 << 20) for _ in range(5))
+    assert "4194304 bytes" in error(
+        client.post("/v1/completions", content=pieces, headers=headers), 413
+    )
+    assert error(client.get("/nothing"), 404)
+    assert error(client.get("/v1/completions"), 405)
+
+
+def test_a_model_without_special_tokens_or_template_refuses_by_name(model):
+    bare = letters(fim=False)
+    bare.chat_template = None
+    with served(model, bare) as client:
+        for route, body, param in (
+            ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+            ("/infill", {"input_prefix": "x", "input_suffix": "y"}, "input_suffix"),
+            ("/v1/chat/completions", CHATS, "messages"),
+        ):
+            answer = client.post(route, json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
