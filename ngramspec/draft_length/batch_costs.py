@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ngramspec.draft import Float32
-from ngramspec.draft_length.cost_curve import Assumed
+from ngramspec.draft_length.cost_curve import Assumed, CostCurve
 from ngramspec.draft_length.schedule import CostGamma
 from ngramspec.draft_length.step_cost import StepCostTracker
 
@@ -39,7 +39,7 @@ class BatchStepCosts:
         if rows not in self._trackers:
             fresh = self._trackers[rows] = self._make(rows)
             fresh.at(self._length, self._pending)
-            fresh.curve.begin_with(_scaled(self._now.curve.cost, rows / self.rows))
+            fresh.curve.begin_with(_share_of(self._now.curve, rows / self.rows))
         self.rows, self._now = rows, self._trackers[rows]
         self._now.at(self._length, self._pending)
 
@@ -85,14 +85,15 @@ class BatchStepCosts:
         self._now.came(drafted, accepted)
 
 
-def _scaled(cost: Callable[[int, int], Float32], share: float) -> Assumed:
-    """Costs of a share of the rows: a wider forward has that share of the further positions."""
-
-    def scaled(length: int, limit: int) -> Float32:
-        curve: Float32 = (1.0 + (cost(limit, length) - 1.0) * share).astype(np.float32)
-        return curve
-
+def _scaled(cost: Float32, share: float) -> Float32:
+    """A curve of a share of the rows: a wider forward has that share of the further positions."""
+    scaled: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
     return scaled
+
+
+def _share_of(curve: CostCurve, share: float) -> Assumed:
+    """The costs of a share of a curve's rows, for contexts of any length."""
+    return lambda length, limit: _scaled(curve.cost(limit, length), share)
 
 
 class RowGamma(CostGamma):
