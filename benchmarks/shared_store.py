@@ -2,8 +2,8 @@
 
     python benchmarks/shared_store.py --traces traces.jsonl --json shared_store.json
 
-The traces' outputs, repeated with one token in fifty replaced, fill a namespace of 64 MiB and wrap
-around in it. Times are of calls from Python. The waits are of one thread that takes the lock again
+The traces' outputs, repeated with one token in fifty replaced, fill a namespace and wrap around in
+it. Times are of calls from Python. The waits are of one thread that takes the lock again
 and again, 2 µs apart, while others draft, add, copy the text and clear it.
 """
 
@@ -23,10 +23,7 @@ from ngramspec.bench.traces import read_traces
 from ngramspec.drafters import build_drafter
 from ngramspec.stores import SharedStore
 
-BYTES = 64 << 20
 REPLACED = 0.02
-CONTEXTS = 20_000
-WAITS = 200_000
 PAUSE = 2000  # ns
 AIM = 100_000  # ns, of the 99.9th percentile
 
@@ -35,15 +32,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="what a shared store costs")
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--mib", type=int, default=64, help="of the namespace")
+    parser.add_argument("--contexts", type=int, default=20_000)
+    parser.add_argument("--waits", type=int, default=200_000)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     outputs = [trace.output for trace in read_traces(arguments.traces)]
-    store = SharedStore(BYTES, namespace_bytes=BYTES)
+    size = arguments.mib << 20
+    store = SharedStore(size, namespace_bytes=size)
     result = {
         "add": filled(store, outputs),
-        "look_up": look_ups(store, outputs),
-        "wait_alone": waits(store, outputs, 0),
-        "wait": waits(store, outputs, arguments.threads),
+        "look_up": look_ups(store, outputs, arguments.contexts),
+        "wait_alone": waits(store, outputs, 0, arguments.waits),
+        "wait": waits(store, outputs, arguments.threads, arguments.waits),
         "most_operations": store.ring("a").most_operations(),
         "bytes": store.sizeof(),
         "machine": machine(),
@@ -58,7 +59,7 @@ def filled(store: SharedStore, outputs: list[Any]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     alphabet = np.concatenate(outputs)
     namespace, tokens, seconds = store["a"], 0, 0.0
-    while tokens < 1.2 * BYTES / 28:
+    while tokens < 1.2 * store.max_bytes / 28:
         for output in outputs:
             text = output.copy()
             places = rng.random(len(text)) < REPLACED
@@ -71,13 +72,13 @@ def filled(store: SharedStore, outputs: list[Any]) -> dict[str, Any]:
     return {"tokens": tokens, "held": held, "us_a_token": seconds / tokens * 1e6}
 
 
-def look_ups(store: SharedStore, outputs: list[Any]) -> dict[str, Any]:
+def look_ups(store: SharedStore, outputs: list[Any], count: int) -> dict[str, Any]:
     """Microseconds of look-ups of real contexts; in half of them one of the last tokens differs."""
     rng = np.random.default_rng(1)
     text = np.concatenate(outputs)
     stream = store["a"].index
     times, lengths, places = [], [], []
-    for i in range(CONTEXTS):
+    for i in range(count):
         at = int(rng.integers(64, len(text)))
         context = text[at - 64 : at].copy()
         if i % 2:
@@ -88,7 +89,7 @@ def look_ups(store: SharedStore, outputs: list[Any]) -> dict[str, Any]:
         places.append(len(found))
         lengths.append(found[0][1] if found else 0)
     return {
-        "contexts": CONTEXTS,
+        "contexts": count,
         "us_median": float(np.median(times)) / 1000,
         "us_p99": float(np.percentile(times, 99)) / 1000,
         "places_mean": float(np.mean(places)),
@@ -96,7 +97,7 @@ def look_ups(store: SharedStore, outputs: list[Any]) -> dict[str, Any]:
     }
 
 
-def waits(store: SharedStore, outputs: list[Any], threads: int) -> dict[str, Any]:
+def waits(store: SharedStore, outputs: list[Any], threads: int, count: int) -> dict[str, Any]:
     """Nanoseconds that the lock was waited for, while others work."""
     done = threading.Event()
     drafter = build_drafter("auto", stores=[store["a"]])
@@ -125,7 +126,7 @@ def waits(store: SharedStore, outputs: list[Any], threads: int) -> dict[str, Any
     others += [threading.Thread(target=keep)] if threads else []
     for thread in others:
         thread.start()
-    waited = store.ring("a").waits(WAITS, PAUSE)
+    waited = store.ring("a").waits(count, PAUSE)
     done.set()
     for thread in others:
         thread.join()
@@ -133,7 +134,7 @@ def waits(store: SharedStore, outputs: list[Any], threads: int) -> dict[str, Any
     names = ("ns_median", "ns_p99", "ns_p999", "ns_p9999")
     return {
         "threads": threads,
-        "waits": WAITS,
+        "waits": count,
         **dict(zip(names, map(float, percentiles), strict=True)),
         "ns_most": int(waited.max()),
         "drafts_meanwhile": drafted[0],
