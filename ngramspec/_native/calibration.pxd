@@ -14,7 +14,7 @@ cdef struct Cell:       # 12 bytes
     float tested        # fading count of all
     float stretch       # log-odds of right / tested
 
-cdef struct Candidate:  # 36 bytes
+cdef struct Candidate:  # 48 bytes
     int32_t token
     float odds          # log-odds of its being the next token
     int16_t set         # of weights

@@ -18,9 +18,10 @@ import numpy as np
 from ngramspec._native.cells cimport (
     ACCEPTANCES, AGES, BIAS, COUNTS, DISTANCES, LENGTHS, MATCH_CELLS, MATCH_INPUT, NEAR_CELLS,
     NEAR_LENGTHS, NEAR_SINCE, RECENT_CELLS, RESUME_CELLS, RESUMED, SESSION_CELLS, SESSION_INPUT,
-    STORE_CELLS, STORE_INPUT, STORE_RESUME_CELLS,
+    RUNNER_CELLS, RUNNER_RANKS, STORE_CELLS, STORE_INPUT, STORE_RESUME_CELLS,
 )
 from ngramspec._native.keys cimport CONTEXTS
+from ngramspec._native.runners cimport AGED, PROBABILITIES
 
 cdef extern from *:
     """
@@ -54,12 +55,15 @@ cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' beg
 
 # Where it starts: round figures, measured on other texts (library sources in two releases, answers
 # of a small model). They matter for the first few hundred tokens.
-cdef float[12] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.4]
+cdef float[13] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.3, 0.4]
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # of a bucket
 cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
 cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing else is known
 # Odds of the only continuation of a store's match, seen once, by the match's length.
 cdef float[12] STORE_SURE = [0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40]
+# P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
+cdef float[9] RUNNER = [0.475, 0.4, 0.3, 0.2, 0.11, 0.055, 0.025, 0.01, 0.01]
+cdef float[9] NO_RUNNER = [0.02, 0.02, 0.02, 0.04, 0.04, 0.04, 0.04, 0.04, 0.04]
 cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # of a context that had one continuation so far
 
 
@@ -129,6 +133,10 @@ cdef class Calibration:
             ))
         for i in range(RESUMED * LENGTHS):
             self.begin_pair(STORE_RESUME_CELLS + 2 * i, 0.13, 0.08)
+        for i in range(RUNNER_RANKS * PROBABILITIES * AGED):
+            m = i // AGED % PROBABILITIES
+            least = i // (AGED * PROBABILITIES)
+            self.begin(RUNNER_CELLS + i, RUNNER[m] if least < RUNNER_RANKS - 1 else NO_RUNNER[m])
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]

@@ -7,15 +7,17 @@ from ngramspec._native.committed cimport CommittedText
 from ngramspec._native.contexts cimport LEADERS, Slot
 from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys
 from ngramspec._native.places cimport PLACES
+from ngramspec._native.runners cimport RANKS, Row, RunnersUp
 from ngramspec._native.store_reader cimport STORE_LEADERS, StoreReader, Votes
 
 cdef enum:
-    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 1
+    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + RANKS + 1
     FROM_COPY = 0           # sources of a drafted token
     FROM_RESUME = 1
     FROM_NGRAM = 2
     FROM_UNIGRAM = 3
     FROM_STORE = 4
+    FROM_RUNNER = 5
 
 cdef struct Position:       # behind the committed text and a path of drafted tokens
     int32_t context[ORDERS + 1]     # the last tokens, and room for a guess at the next
@@ -30,6 +32,7 @@ cdef struct Position:       # behind the committed text and a path of drafted to
     Votes votes             # what comes next at them
     bint fallback           # whether the only candidate is the most frequent token
     int32_t count
+    int32_t recycled        # candidates from here on only the target's runners-up give
     int32_t best            # the most probable candidate
     Candidate candidates[MOST_CANDIDATES]
 
@@ -43,7 +46,7 @@ cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
 
 
 cdef inline int source_of(const Position* at, int32_t token, bint counted) noexcept nogil:
-    """Which source a token has: the first of copy, resumed copy, n-grams and unigrams."""
+    """Which source a token has: see ``ValueEngine.draft``."""
     cdef int i
     if token == at.placed[0]:
         return FROM_COPY
@@ -55,6 +58,9 @@ cdef inline int source_of(const Position* at, int32_t token, bint counted) noexc
             return FROM_STORE
     if token == at.votes.resumed:
         return FROM_STORE
+    for i in range(at.recycled, at.count):
+        if token == at.candidates[i].token:
+            return FROM_RUNNER
     return FROM_NGRAM if counted else FROM_UNIGRAM
 
 
@@ -62,12 +68,13 @@ cdef class Estimator:
     cdef Calibration calibration
     cdef CommittedText committed
     cdef StoreReader store  # or None
+    cdef RunnersUp runners  # or None
     cdef bint counts, falls_back
     cdef float acceptance   # decayed share of right best candidates in this sequence
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil
     cdef int collect(
-        self, Position* at, const Slot** known, float least, int32_t* tokens
+        self, Position* at, const Slot** known, const Row* row, float least, int32_t* tokens
     ) noexcept nogil
     cdef void add_cells(
         self, Candidate* c, const Position* at, const Slot** known, int acceptance, int length
@@ -76,4 +83,8 @@ cdef class Estimator:
     cdef int collect_store(
         self, const Votes* votes, float least, int32_t* tokens, int count
     ) noexcept nogil
+    cdef int collect_runners(
+        self, const Row* row, float least, int32_t* tokens, int count
+    ) noexcept nogil
+    cdef void add_runner_cell(self, Candidate* c, const Row* row) noexcept nogil
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil

@@ -11,9 +11,10 @@ from libc.stdint cimport int16_t, int32_t
 
 from ngramspec._native.calibration cimport add_cell
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, MATCH_INPUT, NEAR_INPUT, RESUME_INPUT, SESSION_INPUT,
+    ACCEPTANCES, MATCH_INPUT, NEAR_INPUT, RESUME_INPUT, RUNNER_INPUT, SESSION_INPUT,
     LENGTHS, STORE_CELLS, STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_INPUT,
-    context_cell, length_bucket, match_cell, near_cell, resume_cell, session_cell, store_cell,
+    context_cell, length_bucket, match_cell, near_cell, resume_cell, runner_cell, session_cell,
+    store_cell,
     store_resume_cell, store_set,
 )
 from ngramspec._native.store_reader cimport Votes
@@ -21,6 +22,7 @@ from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport count_of, leader
 from ngramspec._native.keys cimport SKIP, keys_of
 from ngramspec._native.places cimport MATCH, NEAR, RESUME, Place, token_at
+from ngramspec._native.runners cimport FAINT, RANKS, Row, age_bucket, rank_of
 
 cdef float ACCEPTANCE_RATE = 0.15   # of the newest outcome in ``acceptance``
 
@@ -33,13 +35,16 @@ cdef class Estimator:
         committed: the sequence's text.
         counts: whether continuations of contexts are candidates.
         falls_back: whether the most frequent token is one where nothing else is known.
+        store: what is known beside the text, or None.
+        runners: the target's runners-up, or None.
     """
 
     def __cinit__(
         self, Calibration calibration not None, CommittedText committed not None, bint counts,
-        bint falls_back, StoreReader store=None,
+        bint falls_back, StoreReader store=None, RunnersUp runners=None,
     ):
         self.store = store
+        self.runners = runners
         self.calibration = calibration
         self.committed = committed
         self.counts = counts
@@ -57,6 +62,7 @@ cdef class Estimator:
         cdef int32_t tokens[MOST_CANDIDATES]
         cdef const Place* places = self.committed.places
         cdef Candidate* c
+        cdef const Row* row = NULL
         cdef int orders = 0, i, length, acceptance, store, agreement = 0
         for i in range(PLACES):
             at.placed[i] = token_at(&places[i], at.depth, i == MATCH) if at.follows[i] else NONE
@@ -69,7 +75,9 @@ cdef class Estimator:
         else:
             at.votes.n = at.votes.length = 0
             at.votes.resumed = NONE
-        at.count = self.collect(at, known, least, tokens)
+        if self.runners is not None and at.have:
+            row = self.runners.row_of(at.context[ORDERS - 1])
+        at.count = self.collect(at, known, row, least, tokens)
         at.best = 0
         while orders < ORDERS and known[orders] != NULL:
             orders += 1
@@ -81,6 +89,8 @@ cdef class Estimator:
             c.token = tokens[i]
             c.used = 0
             self.add_cells(c, at, known, acceptance, length)
+            if row != NULL:
+                self.add_runner_cell(c, row)
             if at.placed[RESUME] != NONE:
                 agreement = 1 if c.token == at.placed[RESUME] else 2
             c.set = <int16_t>(3 * length + agreement + store)
@@ -136,8 +146,16 @@ cdef class Estimator:
                 self.store.since + at.depth, self.store.resume.length, c.token == votes.resumed
             ))
 
+    cdef void add_runner_cell(self, Candidate* c, const Row* row) noexcept nogil:
+        """Describe what the target said of a candidate when it last saw the token before."""
+        cdef int rank = rank_of(row, c.token)
+        cdef int age = age_bucket(self.committed.text.n - row.since)
+        cdef int first = row.probability[0] if row.n else <int>FAINT
+        cdef int probability = first if rank == RANKS else row.probability[rank]
+        add_cell(c, RUNNER_INPUT, runner_cell(rank, probability, age))
+
     cdef int collect(
-        self, Position* at, const Slot** known, float least, int32_t* tokens
+        self, Position* at, const Slot** known, const Row* row, float least, int32_t* tokens
     ) noexcept nogil:
         """The different tokens that may come next, in the order of preference among equals."""
         cdef int count = 0, m, i
@@ -160,10 +178,23 @@ cdef class Estimator:
                     for i in range(LEADERS):
                         if known[m].count[i] > least * known[m].total:
                             count = with_token(tokens, count, known[m].token[i])
+        at.recycled = count
+        if row != NULL:
+            count = self.collect_runners(row, least, tokens, count)
         at.fallback = count == 0
         if count == 0 and self.falls_back and self.committed.unigrams.total:
             tokens[0] = self.committed.unigrams.token[leader(&self.committed.unigrams)]
-            count = 1
+            count = at.recycled = 1
+        return count
+
+    cdef int collect_runners(
+        self, const Row* row, float least, int32_t* tokens, int count
+    ) noexcept nogil:
+        """Add the target's runners-up: the first, or where branches are wanted all but faint ones."""
+        cdef int i
+        for i in range(row.n):
+            if i == 0 or (least <= 1 and row.probability[i] < FAINT):
+                count = with_token(tokens, count, row.token[i])
         return count
 
     cdef int collect_store(

@@ -12,6 +12,7 @@ cdef class DraftSearch:
     cdef CommittedText committed
     cdef Estimator estimator
     cdef Frontier frontier      # of the last draft
+    cdef float least        # reach up to which nodes are not expanded
     cdef bint tree              # whether that is a tree
     cdef Position* positions    # estimated for it, and not yet learned from
     cdef Py_ssize_t position_cap

@@ -30,6 +30,7 @@ cdef float MIN_REACH_TREE = 0.004   # below, a tree does
 # Up to here, nodes of a tree are not expanded, but where they follow the match. 0.06 would be a tie
 # of counts, which rounding decides.
 cdef float MIN_REACH_BRANCH = 0.0597
+cdef float MIN_REACH_RUNNERS = 0.0297   # the same where the target's runners-up are known
 cdef float MIN_REST = 0.5   # that none of the candidates comes: above, recent tokens are offered
 
 
@@ -44,6 +45,7 @@ cdef class DraftSearch:
     def __cinit__(self, CommittedText committed not None, Estimator estimator not None):
         self.committed = committed
         self.estimator = estimator
+        self.least = MIN_REACH_BRANCH if estimator.runners is None else MIN_REACH_RUNNERS
 
     def __dealloc__(self):
         free(self.frontier.nodes)
@@ -98,7 +100,7 @@ cdef class DraftSearch:
             if reach < least or k + 1 >= best + LOOKAHEAD or k + 1 == f.limit:
                 break
             if not self.tree or (
-                reach > (MIN_REACH_CHAIN if self.follows_match(k) else MIN_REACH_BRANCH)
+                reach > (MIN_REACH_CHAIN if self.follows_match(k) else self.least)
                 and (f.n < f.limit or reach > f.order[f.n - 1].reach)
             ):
                 self.expand(k)
@@ -170,8 +172,8 @@ cdef class DraftSearch:
         cdef float p[MOST_CANDIDATES]
         cdef float rest = 1, scale, least = 2
         cdef int i
-        if self.tree and at.reach > MIN_REACH_BRANCH:
-            least = MIN_REACH_BRANCH / at.reach
+        if self.tree and at.reach > self.least:
+            least = self.least / at.reach
         self.estimator.estimate(at, known, least)
         if not self.tree:
             if at.count:

@@ -2,6 +2,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngramspec._native.calibration import Calibration
+from ngramspec._native.runners import RunnersUp
 from ngramspec._native.store_source import StoreSource
 
 class ValueEngine:
@@ -10,6 +11,7 @@ class ValueEngine:
     counts: bool
     falls_back: bool
     min_match: int
+    runners: RunnersUp | None
     def __init__(
         self,
         calibration: Calibration,
@@ -18,6 +20,13 @@ class ValueEngine:
         falls_back: bool = True,
         min_match: int = 2,
         store: StoreSource | None = None,
+        recycles: bool = False,
+    ) -> None: ...
+    def recycle(
+        self,
+        tokens: npt.NDArray[np.int32],
+        ids: npt.NDArray[np.int32],
+        log_probs: npt.NDArray[np.float32],
     ) -> None: ...
     def store_counts(self) -> tuple[int, int]: ...
     def credit_store(self, n: int) -> None: ...

@@ -19,7 +19,7 @@ from libc.stdint cimport int8_t, int32_t
 cimport numpy as cnp
 
 from ngramspec._native.common cimport (
-    MAX_TOKENS, NONE, array_tokens, costs_of, first_negative, gamma_of, raise_negative, start_of,
+    MAX_DRAFT, MAX_TOKENS, NONE, array_tokens, costs_of, first_negative, gamma_of, raise_negative, start_of,
     token_view,
 )
 from ngramspec._native.frontier cimport Node, ranked
@@ -41,11 +41,12 @@ cdef class ValueEngine:
         falls_back: whether to draft the most frequent token where nothing else is known.
         min_match: shortest match in tokens to copy from, >= 1.
         store: what is known beside the committed text, or None.
+        recycles: whether to draft the target's runners-up, see ``recycle``.
     """
 
     def __cinit__(
         self, Calibration calibration not None, bint copies=True, bint counts=True,
-        bint falls_back=True, int min_match=2, StoreSource store=None,
+        bint falls_back=True, int min_match=2, StoreSource store=None, bint recycles=False,
     ):
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
@@ -54,7 +55,10 @@ cdef class ValueEngine:
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
         self.store = None if store is None else StoreReader(store)
-        self.estimator = Estimator(calibration, self.committed, counts, falls_back, self.store)
+        self.runners = RunnersUp() if recycles else None
+        self.estimator = Estimator(
+            calibration, self.committed, counts, falls_back, self.store, self.runners
+        )
         self.search = DraftSearch(self.committed, self.estimator)
 
     def __len__(self):
@@ -71,7 +75,8 @@ cdef class ValueEngine:
 
         Returns:
             (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
-            for a resumed copy, 2 for n-gram counts, 3 for the most frequent token, 4 for the store.
+            for a resumed copy, 2 for n-gram counts, 3 for the most frequent token, 4 for the store,
+            5 for the target's runners-up.
         """
         return self.drafted(self.propose(gamma, cost, False))
 
@@ -131,11 +136,43 @@ cdef class ValueEngine:
         if failed:
             raise MemoryError(f"value engine at {self.committed.text.n} tokens")
 
+    def recycle(self, tokens, const int32_t[:, ::1] ids, const float[:, ::1] log_probs):
+        """Keep what the target found most probable behind some tokens; the last row counts.
+
+        Args:
+            tokens: int32 (m,), ids >= 0.
+            ids: int32 (m, k), >= 0, the most probable first; 8 are kept.
+            log_probs: float32 (m, k), their natural logarithms of probability.
+
+        Raises:
+            TypeError, ValueError: not such arrays; nothing was kept.
+            MemoryError: the rows before the failure are kept, the engine stays valid.
+        """
+        cdef const int32_t[::1] view = token_view(tokens)
+        cdef Py_ssize_t i, bad, m = view.shape[0]
+        cdef int k = <int>min(ids.shape[1], MAX_DRAFT)
+        if ids.shape[0] != m or log_probs.shape[0] != m or ids.shape[1] != log_probs.shape[1]:
+            raise ValueError(f"ids and log_probs must have {m} rows of one length")
+        if self.runners is None or m == 0 or k == 0:
+            return
+        for i in range(m):
+            bad = first_negative(&ids[i, 0], k)
+            if view[i] < 0 or bad != NONE:
+                raise_negative(view[i] if view[i] < 0 else ids[i, bad], i)
+        self.idle()
+        for i in range(m):
+            if self.runners.put(
+                view[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>self.committed.text.n
+            ) < 0:
+                raise MemoryError("the target's runners-up")
+
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""
         parts = self.committed.sizeof() + self.search.sizeof()
         if self.store is not None:
             parts += self.store.sizeof()
+        if self.runners is not None:
+            parts += self.runners.sizeof()
         return sizeof(ValueEngine) + sizeof(Estimator) + parts
 
     def store_counts(self):
@@ -155,6 +192,8 @@ cdef class ValueEngine:
         self.committed.check_integrity()
         if self.store is not None:
             self.store.check_integrity()
+        if self.runners is not None:
+            self.runners.check_integrity()
 
     cdef int idle(self) except -1:
         if self.busy:

@@ -32,6 +32,9 @@ WEIGHTS = {
     "store other": 0.2,
     "store resume": 0.05,
 }
+# P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
+RUNNER = (0.475, 0.4, 0.3, 0.2, 0.11, 0.055, 0.025, 0.01, 0.01)
+NO_RUNNER = (0.02, 0.02, 0.02, 0.04, 0.04, 0.04, 0.04, 0.04, 0.04)
 STORE_SURE = (0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40)
 
 LN2 = Real(0.69314718)
@@ -151,6 +154,9 @@ class Calibration:
             return share / 2 if age in (0, OLDEST) else share
         if kind in ("store", "store other"):
             return store_prior(*rest)
+        if kind == "runner":
+            rank, bucket, _ = rest
+            return NO_RUNNER[bucket] if rank == 4 else RUNNER[bucket]
         if kind == "store resume":
             return 0.08 if rest[-1] else 0.13
         if kind == "session":

@@ -16,6 +16,7 @@ from ngramspec._reference.calibration import (
 from ngramspec._reference.committed import ORDERS, SKIP, CommittedText
 from ngramspec._reference.contexts import Slot
 from ngramspec._reference.places import Place
+from ngramspec._reference.runners import FAINT, Row, RunnersUp, age_bucket
 from ngramspec._reference.store_reader import Followed, StoreReader, Votes
 
 ACCEPTANCES, ACCEPTANCE_RATE = Real(5), Real(0.15)
@@ -37,6 +38,7 @@ class Position:
     votes: Votes = field(default_factory=Votes)
     candidates: list[Candidate] = field(default_factory=list)
     placed: list[int | None] = field(default_factory=list)  # the token at each place
+    recycled: int = 0  # candidates from here on only the target's runners-up give
 
     @property
     def best(self) -> Candidate:
@@ -54,8 +56,10 @@ class Estimator:
         counts: bool,
         falls_back: bool,
         store: StoreReader | None = None,
+        runners: RunnersUp | None = None,
     ) -> None:
         self.store = store
+        self.runners = runners
         self.calibration = calibration
         self.committed = committed
         self.counts = counts
@@ -79,8 +83,10 @@ class Estimator:
         resumed = at.placed[1]
         at.votes = Votes() if self.store is None else self.store.vote(at.live, depth)
         stored = store_class(max(at.length, orders), at.votes.length)
-        for token in self.collect(at, known, least):
+        row = self.runners.rows.get(text[-1]) if self.runners is not None and text else None
+        for token in self.collect(at, known, row, least):
             situations = self.situations(token, at, known, acceptance, length)
+            situations |= self.runner_situation(token, row)
             agrees = None if resumed is None else resumed == token
             candidate = Candidate(token, situations, (length, agrees, stored))
             at.candidates.append(self.calibration.mix(candidate))
@@ -130,7 +136,19 @@ class Estimator:
             found["store resume"] = ("store resume", since, copied, token == votes.resumed)
         return found
 
-    def collect(self, at: Position, known: dict[int, Slot], least: Real) -> list[int]:
+    def runner_situation(self, token: int, row: Row | None) -> dict[str, Situation]:
+        """What the target said of a candidate when it last saw the token before."""
+        if row is None:
+            return {}
+        age = age_bucket(len(self.committed.text) - row.since)
+        if token in row.tokens:
+            rank = row.tokens.index(token)
+            return {"runner": ("runner", min(rank, 3), row.buckets[rank], age)}
+        return {"runner": ("runner", 4, row.buckets[0] if row.buckets else FAINT, age)}
+
+    def collect(
+        self, at: Position, known: dict[int, Slot], row: Row | None, least: Real
+    ) -> list[int]:
         """The different tokens that may come next, in the order of preference among equals."""
         leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
         match, resumed, near = at.placed
@@ -141,8 +159,14 @@ class Estimator:
                 share = least * Real(slot.total)
                 order += [token for token, count in slot.leaders if count > share]
         tokens = list(dict.fromkeys(token for token in order if token is not None))
+        at.recycled = len(tokens)
+        if row is not None:
+            pairs = enumerate(zip(row.tokens, row.buckets, strict=True))
+            fit = [token for i, (token, b) in pairs if i == 0 or (least <= 1 and b < FAINT)]
+            tokens = list(dict.fromkeys(tokens + fit))
         if not tokens and self.falls_back and self.committed.unigrams.total:
             tokens = [self.committed.unigrams.leader()]
+            at.recycled = 1
         return tokens
 
     def stored(self, votes: Votes, least: Real) -> list[int | None]:
@@ -172,12 +196,14 @@ class Estimator:
     def source(self, at: Position, token: int) -> int:
         """0 for copy, 1 for a resumed copy, 2 for n-grams, 3 for frequent or recent tokens.
 
-        4 for a store.
+        4 for a store, 5 for the target's runners-up.
         """
         if token in at.placed:
             return min(at.placed.index(token), 1)
         if token in at.votes.counts or token == at.votes.resumed:
             return 4
+        if token in (each.token for each in at.candidates[at.recycled :]):
+            return 5
         mine = next((each for each in at.candidates if each.token == token), None)
         counted = mine is not None and any(name.startswith("context") for name in mine.situations)
         return 2 if self.counts and counted else 3

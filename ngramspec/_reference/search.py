@@ -13,6 +13,7 @@ from ngramspec._reference.store_reader import PLACES
 
 LOOKAHEAD = 12
 MIN_REACH_CHAIN, MIN_REACH_TREE, MIN_REACH_BRANCH = Real(0.01), Real(0.004), Real(0.0597)
+MIN_REACH_RUNNERS = Real(0.0297)
 MIN_REST = Real(0.5)
 MORE = Real(1.0001)  # by which a node must be reached more probably to go before another
 
@@ -36,6 +37,7 @@ class DraftSearch:
     def __init__(self, committed: CommittedText, estimator: Estimator) -> None:
         self.committed = committed
         self.estimator = estimator
+        self.least = MIN_REACH_BRANCH if estimator.runners is None else MIN_REACH_RUNNERS
         self.root: Position | None = None  # of the last draft
         self.nodes: list[Node] = []  # by reach
         self.tree = False
@@ -85,7 +87,7 @@ class DraftSearch:
         if len(self.nodes) == gamma and node.reach <= self.nodes[-1].reach:
             return False
         copied = node.at.match is not None and node.token == node.at.placed[0]
-        return bool(node.reach > (MIN_REACH_CHAIN if copied else MIN_REACH_BRANCH))
+        return bool(node.reach > (MIN_REACH_CHAIN if copied else self.least))
 
     def behind(self, node: Node) -> Position:
         """The position behind a node: places are followed while the path is theirs."""
@@ -103,8 +105,8 @@ class DraftSearch:
 
         The remaining probability is spread over the recent tokens.
         """
-        expands = self.tree and at.reach > MIN_REACH_BRANCH
-        self.estimator.estimate(at, MIN_REACH_BRANCH / at.reach if expands else Real(2))
+        expands = self.tree and at.reach > self.least
+        self.estimator.estimate(at, self.least / at.reach if expands else Real(2))
         if not self.tree:
             if at.candidates:
                 self.offer(at, parent, gamma, at.best.token, at.best.p)

@@ -13,7 +13,8 @@ import numpy as np
 from ngramspec._reference.calibration import Calibration
 from ngramspec._reference.candidates import Estimator
 from ngramspec._reference.committed import CommittedText
-from ngramspec._reference.common import Tokens
+from ngramspec._reference.common import Tokens, committed_ids
+from ngramspec._reference.runners import RunnersUp
 from ngramspec._reference.search import DraftSearch
 from ngramspec._reference.store_reader import Source, StoreReader
 
@@ -29,13 +30,17 @@ class ValueEngine:
         falls_back: bool = True,
         min_match: int = 2,
         store: Source | None = None,
+        recycles: bool = False,
     ) -> None:
         self.calibration = calibration
         self.copies, self.counts, self.falls_back = copies, counts, falls_back
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
         self.store = None if store is None else StoreReader(store)
-        estimator = Estimator(calibration, self.committed, counts, falls_back, self.store)
+        self.runners = RunnersUp() if recycles else None
+        estimator = Estimator(
+            calibration, self.committed, counts, falls_back, self.store, self.runners
+        )
         self.search = DraftSearch(self.committed, estimator)
 
     def __len__(self) -> int:
@@ -74,6 +79,12 @@ class ValueEngine:
 
     def credit_store(self, n: int) -> None:
         """Tell the store that tokens of the last draft were accepted: the twin's keeps no count."""
+
+    def recycle(self, tokens: Tokens, ids: Any, log_probs: Any) -> None:
+        """Keep what the target found most probable behind some tokens; the last row counts."""
+        if self.runners is not None:
+            for token, row, values in zip(committed_ids(tokens), ids, log_probs, strict=True):
+                self.runners.put(token, committed_ids(row), values, len(self.committed.text))
 
     def store_counts(self) -> tuple[int, int]:
         """(look-ups in the store, those of which a place went on as the text did)."""

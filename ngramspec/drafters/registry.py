@@ -16,7 +16,7 @@ from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.recycle import RecycleDrafter
 from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.drafters.unigram import UnigramDrafter
-from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
+from ngramspec.drafters.value import RUNNERS_UP, SOURCES, StoreDrafter, ValueDrafter
 from ngramspec.errors import check_choice
 from ngramspec.stores.choice import Store, open_stores
 
@@ -42,6 +42,7 @@ JOINABLE: dict[str, dict[str, object]] = {
     "copy": {"min_match": ...},
     "ngram": {"order": 4, "window": None, "mode": "value"},
     "unigram": {},
+    "recycle": {"top_k": RUNNERS_UP},
 }
 
 

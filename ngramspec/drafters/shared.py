@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import DraftSession
+from ngramspec.drafters.base import DraftSession, hand_over
 from ngramspec.stores.shared_request import SharedRequest
 
 
@@ -45,6 +45,8 @@ class SharedSession(DraftSession):
             taken = int((draft.source[list(accepted)] == self._source).sum())
             if taken:
                 self._session.engine.credit_store(taken)
+        if evidence is not None:
+            hand_over(self._session, draft, accepted, tested, evidence)
 
     def extend(self, tokens: Int32) -> None:
         self._session.extend(tokens)

@@ -8,7 +8,7 @@ from typing import Any
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.value import ValueEngine
-from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.shared import SharedSession
@@ -18,13 +18,16 @@ from ngramspec.stores.shared import Namespace
 from ngramspec.stores.shared_request import SharedRequest
 
 SOURCES = ("copy", "ngram", "unigram")
+RECYCLE = "recycle"  # the target's runners-up, beside those
+RUNNERS_UP = 8  # asked for and kept of each position
 
 
 class ValueSession(DraftSession):
     """The drafting of one sequence by a value engine, native or the twin.
 
     It learns in ``extend``: the committed tokens say of every candidate whether it was right, those
-    behind the draft's end and those that were not drafted included. ``observe`` could say less.
+    behind the draft's end and those that were not drafted included. ``observe`` could say less; it
+    brings the target's runners-up, if they are asked for.
     """
 
     def __init__(self, engine: Any, tokens: Int32) -> None:
@@ -37,6 +40,18 @@ class ValueSession(DraftSession):
             return Draft(tokens, parents, confidence, None, source)
         tokens, confidence, source = self.engine.draft(gamma, cost)
         return Draft(tokens, None, confidence, None, source)
+
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        if evidence is not None and len(evidence.tokens):  # what is behind the text counts most
+            order = [*range(len(evidence.tokens)), *evidence.accepted]
+            tokens, ids = evidence.tokens[order], evidence.ids[order]
+            self.engine.recycle(tokens, ids, evidence.log_probs[order])
 
     def extend(self, tokens: Int32) -> None:
         self.engine.extend(tokens)
@@ -58,8 +73,8 @@ class ValueDrafter(LearningDrafter):
         model.generate(**inputs, custom_generate=speculators[tenant])
 
     Args:
-        sources: where candidates come from: some of "copy", "ngram" and "unigram", each once, in
-            any order.
+        sources: where candidates come from: some of "copy", "ngram", "unigram" and "recycle", the
+            target's own candidates where it saw a token before, each once, in any order.
         min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
         stores: what is known beside each sequence's own text: corpora, paths of
             corpora, and namespaces of shared stores.
@@ -73,9 +88,9 @@ class ValueDrafter(LearningDrafter):
     def __init__(
         self, sources: Sequence[str] = SOURCES, min_match: int = 2, stores: Sequence[Store] = ()
     ) -> None:
-        unknown = [name for name in sources if name not in SOURCES]
+        unknown = [name for name in sources if name not in (*SOURCES, RECYCLE)]
         if unknown or not sources or len(set(sources)) < len(sources):
-            known = ", ".join(SOURCES)
+            known = ", ".join((*SOURCES, RECYCLE))
             raise ValueError(f"sources must be some of {known}, each once, got {tuple(sources)}")
         self._begin(sources, check_int("min_match", min_match, 1, MOST_TOKENS), stores)
         copy = f"copy(min_match={min_match})"
@@ -85,7 +100,11 @@ class ValueDrafter(LearningDrafter):
         self.sources = tuple(sources)
         self.min_match = min_match
         self.stores = open_stores(stores)
-        if self.stores:
+        self.recycles = RECYCLE in self.sources
+        if self.recycles:
+            self.evidence = EvidenceRequest(top_k=RUNNERS_UP)
+            self.tiers = (*type(self).tiers, "store", RECYCLE)
+        elif self.stores:
             self.tiers = (*type(self).tiers, "store")
         self.forget()
 
@@ -103,7 +122,13 @@ class ValueDrafter(LearningDrafter):
         stores = [each.request() if isinstance(each, Namespace) else each for each in self.stores]
         calibration = Calibration() if self.by_request else self.calibration
         engine = ValueEngine(
-            calibration, copies, counts, falls_back, self.min_match, one_source(stores)
+            calibration,
+            copies,
+            counts,
+            falls_back,
+            self.min_match,
+            one_source(stores),
+            self.recycles,
         )
         session = ValueSession(engine, tokens)
         if not any(isinstance(each, SharedRequest) for each in stores):

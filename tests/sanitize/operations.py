@@ -162,6 +162,14 @@ def value_hostile(engine: ValueEngine, source: Source) -> None:
         ask(9, source.rng.choice((source.costs(3), source.hostile(), np.ones(11, np.float32)[1:])))
 
 
+def recycle(engine: ValueEngine, source: Source) -> None:
+    tokens, k = source.tokens(6), source.rng.randrange(11)
+    ids = np.array([[source.rng.choice(source.ids) for _ in range(k)] for _ in tokens], np.int32)
+    rows = max(len(tokens) + source.rng.choice((0, 0, 0, 1, -1)), 0)
+    log_probs = np.linspace(1, -90, rows * k, dtype=np.float32).reshape(rows, k)
+    engine.recycle(tokens, ids.reshape(len(tokens), k), log_probs)
+
+
 def copies(index: CopyIndex, source: Source) -> None:
     rng = source.rng
     index.copies(source.gamma(), rng.choice((1, 4, 50, 0, LAST_ID)), rng.choice((1, 2, 9, 0)))
@@ -262,8 +270,13 @@ KINDS = {
     ),
     "value engine": Kind(
         engine,
-        lambda rng: (*(rng.random() < 0.8 for _ in range(3)), rng.choice((1, 2, 5, LAST_ID))),
-        (*EXTENDING, *[draft_value] * 3, *[draft_tree] * 3, value_hostile, measure),
+        lambda rng: (
+            *(rng.random() < 0.8 for _ in range(3)),
+            rng.choice((1, 2, 5, LAST_ID)),
+            None,
+            rng.random() < 0.7,
+        ),
+        (*EXTENDING, *[draft_value] * 3, *[draft_tree] * 3, recycle, value_hostile, measure),
         (extend_much, extend_resized),
     ),
     "context table": Kind(
@@ -287,5 +300,6 @@ MAY_BE_REFUSED = (
     look_up_hostile,
     context_hostile,
     copies,
+    recycle,
     *stores.REFUSED_HERE,
 )

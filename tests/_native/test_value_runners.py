@@ -1,0 +1,174 @@
+"""The value engine with the target's runners-up equals its twin, and drafts them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from native_strategies import QUICK
+from value_play import costs, ids, noisy_repetition, same
+
+from ngramspec._native.calibration import Calibration
+from ngramspec._native.value import ValueEngine
+from ngramspec._reference.calibration import Calibration as CalibrationTwin
+from ngramspec._reference.value import ValueEngine as ValueTwin
+
+BEFORE = [0, 1, 2, 3, 70, 5000, 2**22, 2**30]  # tokens before a row; the last two get none
+OPTIONS = (True, True, True, 2, None, True)
+
+
+def engines(options=OPTIONS):
+    return ValueEngine(Calibration(), *options), ValueTwin(CalibrationTwin(), *options)
+
+
+def rows(rng, tokens, vocab, k=8):
+    """The target's candidates behind some tokens: a few ids with probabilities that fall."""
+    k = min(k, vocab)
+    found = np.stack([rng.permutation(vocab)[:k] for _ in tokens]).astype(np.int32)
+    log_probs = -np.sort(rng.exponential(1.5, (len(tokens), k)), axis=1)
+    return ids(tokens), found, log_probs.astype(np.float32)
+
+
+@pytest.mark.parametrize("slope", [None, 0.0, 0.002, 0.05])
+@pytest.mark.parametrize(("seed", "vocab"), [(0, 12), (1, 3), (2, 150)])
+def test_native_equals_twin(seed, vocab, slope):
+    text = noisy_repetition(seed, 300, vocab)
+    rng = np.random.default_rng(seed)
+    native, twin = engines()
+    used = set()
+    for begin in range(0, 300, 4):
+        if begin % 3:
+            cost = None if slope is None else costs(10, slope)
+            ours, theirs = native.draft(10, cost), twin.draft(10, cost)
+        else:
+            cost = None if slope is None else costs(32, slope)
+            ours, theirs = native.draft_tree(32, cost), twin.draft_tree(32, cost)
+        same(ours, theirs)
+        used |= set(ours[-1].tolist())
+        recycled = (
+            rows(rng, rng.integers(0, vocab, rng.integers(1, 9)), vocab) if begin % 5 else None
+        )
+        if recycled is not None:
+            native.recycle(*recycled)
+            twin.recycle(*recycled)
+        native.extend(text[begin : begin + 4])
+        twin.extend(text[begin : begin + 4])
+        native.check_integrity()
+        assert len(native.runners) == len(twin.runners)
+    if slope != 0.05:
+        assert 5 in used
+
+
+class RunnersMachine(RuleBasedStateMachine):
+    """Any order of calls, against the twin."""
+
+    def __init__(self):
+        super().__init__()
+        self.native, self.twin = engines()
+
+    @rule(tokens=st.lists(st.integers(0, 5), max_size=70))
+    def extend(self, tokens):
+        self.native.extend(ids(tokens))
+        self.twin.extend(ids(tokens))
+
+    @rule(
+        tokens=st.lists(st.sampled_from(BEFORE), min_size=1, max_size=6),
+        k=st.integers(1, 10),
+        seed=st.integers(0, 99),
+    )
+    def recycle(self, tokens, k, seed):
+        found = rows(np.random.default_rng(seed), tokens, 12, k)
+        self.native.recycle(*found)
+        self.twin.recycle(*found)
+
+    @rule(gamma=st.integers(0, 20), tree=st.booleans())
+    def draft(self, gamma, tree):
+        if tree:
+            same(self.native.draft_tree(gamma), self.twin.draft_tree(gamma))
+        else:
+            same(self.native.draft(gamma), self.twin.draft(gamma))
+
+    @invariant()
+    def rows_agree(self):
+        self.native.check_integrity()
+        for token in (0, 1, 2, 3, 70, 5000, 2**22):
+            assert self.native.runners.row(token) == self.twin.runners.row(token)
+
+
+TestRunnersMachine = RunnersMachine.TestCase
+TestRunnersMachine.settings = settings(QUICK, max_examples=60)
+
+
+def test_runners_up_are_branches_by_what_the_target_thought_of_them():
+    engine = ValueEngine(Calibration(), *OPTIONS)
+    engine.extend(ids([1, 2, 3, 4]))
+    found = np.array([[3, 9, 8]], np.int32)
+    engine.recycle(ids([4]), found, np.log(np.array([[0.6, 0.3, 0.005]], np.float32)))
+    tokens, parents, confidence, source = engine.draft_tree(16)
+    first = {
+        int(token): (float(p), int(each))
+        for token, p, each, parent in zip(tokens, confidence, source, parents, strict=True)
+        if parent == -1
+    }
+    assert first[3][0] > first[9][0] > 0
+    assert first[3][1] == first[9][1] == 5
+    assert 8 not in first  # too faint
+    plain = ValueEngine(Calibration())
+    plain.extend(ids([1, 2, 3, 4]))
+    assert 9 not in plain.draft_tree(16)[0]
+
+
+def test_what_the_target_says_itself_is_drafted_where_nothing_else_is_known():
+    engine = ValueEngine(Calibration(), False, False, False, 2, None, True)
+    engine.extend(ids([7]))
+    assert len(engine.draft(4)[0]) == 0
+    log_probs = np.log(np.full((2, 1), 0.95, np.float32))
+    engine.recycle(ids([7, 8]), np.array([[8], [9]], np.int32), log_probs)
+    tokens, confidence, source = engine.draft(4)
+    assert tokens.tolist()[:2] == [8, 9]
+    assert source.tolist()[:2] == [5, 5]
+    assert ((confidence > 0) & (confidence < 1)).all()
+
+
+def test_it_learns_what_the_targets_probabilities_are_worth():
+    """Where the first runner-up is always right, its confidence rises."""
+    engine = ValueEngine(Calibration(), False, False, False, 2, None, True)
+    rng = np.random.default_rng(0)
+    confidence = []
+    token = 0
+    for _ in range(200):
+        after = int(rng.integers(0, 50))
+        found, log_probs = (
+            np.array([[after, 60]], np.int32),
+            np.log([[0.6, 0.3]]).astype(np.float32),
+        )
+        engine.extend(ids([token]))
+        engine.recycle(ids([token]), found, log_probs)
+        confidence.append(float(engine.draft(1)[1][0]))
+        token = after
+    assert confidence[-1] > 0.85 > confidence[0]
+
+
+def test_wrong_rows_are_refused_and_nothing_is_kept():
+    engine = ValueEngine(Calibration(), *OPTIONS)
+    found, log_probs = np.array([[1, 2]], np.int32), np.zeros((1, 2), np.float32)
+    for bad in (
+        (ids([1, 2]), found, log_probs),
+        (ids([1]), found, log_probs[:, :1].copy()),
+        (ids([-1]), found, log_probs),
+        (ids([1]), -found, log_probs),
+    ):
+        with pytest.raises(ValueError, match=r"rows of one length|must be >= 0"):
+            engine.recycle(*bad)
+    with pytest.raises((TypeError, ValueError)):
+        engine.recycle(ids([1]), found.astype(np.int64), log_probs)
+    assert len(engine.runners) == 0
+    before = engine.sizeof()
+    engine.recycle(ids([1000]), found, log_probs)
+    assert len(engine.runners) == 1
+    assert before + 4000 < engine.sizeof() < before + 8000
+    without = ValueEngine(Calibration())
+    without.recycle(ids([1]), found, log_probs)
+    assert without.runners is None
