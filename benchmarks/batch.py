@@ -6,8 +6,8 @@
 The embedded model continues the prompts of each group with its own text, greedily, without an end
 of sequence. Prompts longer than ``--longest`` are used, cut to their end, where a group has too few
 others. In the group "nothing" all rows are one prompt behind which a random text is forced, so that
-nothing can be predicted. Times are of a whole call, prefill included, and of its steps alone; what
-counts are the ratios of medians. Every turn has a new Speculator.
+nothing can be predicted. Times are of a whole call, prefill included; what counts are the ratios of
+medians. Every turn has a new Speculator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float16"])
     parser.add_argument("--longest", type=int, default=400, help="most tokens of a prompt")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=1, help="turns before that are not counted")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="the process's, for machines that others use too"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--json", type=Path, help="where to write the raw times")
     arguments = parser.parse_args()
@@ -55,7 +59,7 @@ def main() -> None:
         with forced_model(model, 4096) as set_text:
             set_text(text)
             for size in arguments.sizes:
-                row = {"group": group, **measure(model, prompts[:size], new, arguments.repeats)}
+                row = {"group": group, **measure(model, prompts[:size], new, arguments)}
                 rows.append(row)
                 print(
                     f"{group:<12}{size:>6}{row['plain']:>8.1f}{row['ours']:>8.1f}"
@@ -88,25 +92,27 @@ def random_text(model: Any, prompt: list[int], new: int) -> list[int]:
     return [*prompt, *tokens.tolist()]
 
 
-def measure(model: Any, prompts: list[list[int]], new: int, repeats: int) -> dict[str, Any]:
-    """Tokens per second of both ways, after one turn that is not counted."""
+def measure(
+    model: Any, prompts: list[list[int]], new: int, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Tokens per second of both ways."""
+    clock = process_time if arguments.cpu_time else perf_counter
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.tensor([[0] * (longest - len(each)) + each for each in prompts])
     mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
     inputs = {"input_ids": ids, "attention_mask": mask}
     kwargs = {"do_sample": False, "max_new_tokens": new, "eos_token_id": None, "pad_token_id": 0}
-    seconds: dict[str, list[float]] = {"plain": [], "ours": [], "ours steps": []}
-    for turn in range(repeats + 1):
+    seconds: dict[str, list[float]] = {"plain": [], "ours": []}
+    for turn in range(arguments.warm_up + arguments.repeats):
         speculator = Speculator()
-        begin = perf_counter()
+        begin = clock()
         plain = model.generate(**inputs, **kwargs)
-        middle = perf_counter()
+        middle = clock()
         ours = generate(model, **inputs, speculator=speculator, **kwargs)
-        end = perf_counter()
-        if turn:
+        end = clock()
+        if turn >= arguments.warm_up:
             seconds["plain"].append(middle - begin)
             seconds["ours"].append(end - middle)
-            seconds["ours steps"].append(end - middle - speculator.stats.prefill_seconds)
     stats = speculator.stats
     steps = stats.draft_seconds + stats.forward_seconds + stats.other_seconds
     turns = zip(seconds["plain"], seconds["ours"], strict=True)

@@ -99,6 +99,13 @@ class Draft:
             proposal = Proposal(starts, proposal.tokens[: starts[-1]], proposal.probs[: starts[-1]])
         return Draft(self.tokens[:n], parents, confidence, proposal, source)
 
+    def path(self, nodes: Sequence[int]) -> Draft:
+        """The chain of a deterministic tree's ``nodes``, each the parent of the next."""
+        at = np.array(nodes, np.intp)
+        confidence = None if self.confidence is None else self.confidence[at]
+        source = None if self.source is None else self.source[at]
+        return Draft(self.tokens[at], None, confidence, None, source)
+
     def as_chain(self) -> Draft:
         """A chain, if the draft is a tree without siblings; else the draft itself."""
         if self.parents is None or not np.array_equal(self.parents, np.arange(-1, len(self) - 1)):

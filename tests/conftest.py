@@ -57,7 +57,7 @@ class AssumedStepCosts(step_cost.StepCostTracker):
     """Forwards that take what is assumed of them."""
 
     def took(self, width: int, seconds: float, tree: bool = False) -> None:
-        assumed = self._kind.assumed(self._limit)
+        assumed = self._kind.assumed(self._length, self._limit)
         super().took(width, 0.02 * float(assumed[min(width, self._limit)]), tree)
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from conftest import tiny_llama
 
-from ngramspec.draft_length.cost_curve import CostCurve, ForwardKind
+from ngramspec.draft_length.cost_curve import ForwardKind
 from ngramspec.draft_length.step_cost import StepCostTracker
 
 KIND = ForwardKind("cpu", "float32")
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
-def fed(curve: CostCurve, seconds: dict[int, float], times: int = 9) -> CostCurve:
+def fed(costs: StepCostTracker, seconds: Mapping[int, float], times: int = 25, tree: bool = False):
+    """Let steps of these widths take these times, in turn; the first one is not counted."""
+    costs.plain(), costs.plain()
     for _ in range(times):
         for width, each in seconds.items():
-            curve.add(width, each)
-    return curve
+            costs.took(width, each, tree and width > 1)
+    return costs
 
 
-def tracker(model=None, tokens=200, **more) -> StepCostTracker:
-    return StepCostTracker(model or tiny_llama(), KIND, 65, tokens, **more)
+def tracker(model=None, tokens=200, kind=KIND, **more) -> StepCostTracker:
+    return StepCostTracker(model or tiny_llama(), kind, 65, tokens, **more)

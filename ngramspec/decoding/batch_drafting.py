@@ -72,7 +72,9 @@ class BatchDrafting:
         self.drop_ended()
         costs = self._run.step_costs
         if costs is not None:
-            costs.at(max(group.length for group in self._groups))
+            target = self._run.target
+            pending = len(target.pending) if target.traits.recurrent else None
+            costs.at(max(group.length for group in self._groups), pending)
             if costs.plain():
                 return drafts
         for group in self._groups:

@@ -25,13 +25,19 @@ class BeamOdds:
     in which every beam is continued by exactly one, which is counted over all steps; and all
     drafted tokens to be the right ones, which is somewhere between the least of their confidences
     and the product of them, as beams often copy the same text: that is counted too.
+
+    Args:
+        beams: of each prompt. Recorded searches (SmolLM2-135M, 14 prompts) had no fork in 75, 44
+            and 19 % of their steps with 2, 4 and 8 beams; counts start from 1.5 / beams.
+        prompts: how many, in all of which there must be none.
     """
 
     MEMORY = 0.97  # of the counts, at the next step
-    PRIOR = 2.0  # steps, counted as half without a fork
+    STEPS = 4.0  # that the share of steps without a fork starts from
+    PRIOR = 2.0  # drafted steps without a fork, as right as was expected
 
-    def __init__(self) -> None:
-        self._steps, self._whole = self.PRIOR, self.PRIOR / 2
+    def __init__(self, beams: int = 2, prompts: int = 1) -> None:
+        self._steps, self._whole = self.STEPS, self.STEPS * (1.5 / beams) ** prompts
         self._expected = self._right = self.PRIOR
 
     def count(self, whole: bool) -> None:
@@ -74,7 +80,8 @@ class BeamDrafting(BatchDrafting):
     def __init__(self, run: Generation, group: BeamGroup) -> None:
         super().__init__(run, [group])
         self._beams = group
-        self._odds = BeamOdds()
+        beams = group.search.config.beams
+        self._odds = BeamOdds(beams, len(group.rows) // beams)
         self._least: NDArray[np.float32] | None = None  # confidence at each depth of the drafts
 
     def propose_for(self, group: Group, drafts: list[Draft]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,11 @@ class DraftRunner:
         except Exception as error:
             self._fault(error)
             checked = sound_head(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
-        return self._controller.keep(self._placed(checked).as_chain())
+        placed = self._placed(checked).as_chain()
+        kept = self._controller.keep(placed)
+        if kept.parents is None and placed.parents is not None:
+            self._proposed = deepcopy(kept)  # a path of the tree
+        return kept
 
     def _placed(self, draft: Draft) -> Draft:
         """As much of a chain as the target numbers correctly.
@@ -183,8 +188,8 @@ class DraftRunner:
     def learn(self, draft: Draft, verdict: Verdict, computed: Computed | None = None) -> None:
         """Tell the controller and the session what became of a draft, and what was committed.
 
-        The session gets its own draft back, as far as it was verified. It may change that draft and
-        the lists of the verdict: nothing else uses them.
+        The session gets its own draft back, or the path of it that was chosen, as far as it was
+        verified. It may change that draft and the lists of the verdict: nothing else uses them.
 
         Args:
             draft: as it was verified.

@@ -42,6 +42,7 @@ from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.target.hf_private import eos_tokens, pad_token
 from ngramspec.target.model import Target
 from ngramspec.target.obstacles import allows_ragged, why_no_tree
+from ngramspec.target.recurrent_state import MOST_PRICED
 from ngramspec.target.support import check_beams_of
 from ngramspec.verification.beam_step import BeamConfig, BeamSearch
 from ngramspec.verification.rule import Rule
@@ -122,6 +123,8 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     if target.limits.unaligned is not None:
         settings.log_once(f"drafting nothing: {target.limits.unaligned}")
     history = history_of(target, request, call.encoded)
+    if config.planned_gamma == "auto":
+        target.pending.most = MOST_PRICED
     trees = _may_branch(config, target, stats)
     costs = _step_costs(settings, target, sampler.stop.max_length, trees)
     return Generation(
@@ -214,7 +217,8 @@ def _controller(config: Config, costs: StepCostTracker | BatchStepCosts) -> Gamm
     """How many tokens to draft for a row."""
     if isinstance(costs, BatchStepCosts) and config.planned_gamma == "auto":
         return RowGamma(config.longest, costs)
-    return make_controller(config.planned_gamma, config.longest, costs.cost)
+    surcharge = None if isinstance(config.tree, int) else costs.surcharge
+    return make_controller(config.planned_gamma, config.longest, costs.cost, surcharge)
 
 
 def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSampler:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ngramspec.draft import Float32
+from ngramspec.draft_length.cost_curve import Assumed, CostCurve
 from ngramspec.draft_length.schedule import CostGamma
 from ngramspec.draft_length.step_cost import StepCostTracker
 
@@ -27,6 +28,7 @@ class BatchStepCosts:
         self._make = make
         self._all = rows
         self._length = 0
+        self._pending: int | None = None
         self.rows = rows
         self._now = make(rows)
         self._trackers = {rows: self._now}
@@ -36,20 +38,20 @@ class BatchStepCosts:
         """From the next step on, forwards have ``rows`` rows."""
         if rows not in self._trackers:
             fresh = self._trackers[rows] = self._make(rows)
-            fresh.at(self._length)
-            fresh.curve.begin_with(_scaled(self._now.curve.cost(), rows / self.rows))
+            fresh.at(self._length, self._pending)
+            fresh.curve.begin_with(_share_of(self._now.curve, rows / self.rows))
         self.rows, self._now = rows, self._trackers[rows]
-        self._now.at(self._length)
+        self._now.at(self._length, self._pending)
 
-    def at(self, length: int) -> None:
+    def at(self, length: int, pending: int | None = None) -> None:
         """See StepCostTracker."""
-        self._length = length
-        self._now.at(length)
+        self._length, self._pending = length, pending
+        self._now.at(length, pending)
 
     def plain(self) -> bool:
         """See StepCostTracker."""
         due = self._now.plain()
-        return due and (self.rows == self._all or self._now.curve.count(1) > 0)
+        return due and (self.rows == self._all or self._now.curve.learned.count(1) > 0)
 
     def cost(self) -> Float32:
         """See StepCostTracker."""
@@ -65,6 +67,10 @@ class BatchStepCosts:
         if self._alone is None or self._alone[0] is not cost:
             self._alone = cost, _scaled(cost, 1.0 / self.rows)
         return self._alone[1]
+
+    def surcharge(self) -> float:
+        """See StepCostTracker."""
+        return self._now.surcharge()
 
     def width(self, positions: int, room: int) -> int:
         """See StepCostTracker."""
@@ -83,6 +89,11 @@ def _scaled(cost: Float32, share: float) -> Float32:
     """A curve of a share of the rows: a wider forward has that share of the further positions."""
     scaled: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
     return scaled
+
+
+def _share_of(curve: CostCurve, share: float) -> Assumed:
+    """The costs of a share of a curve's rows, for contexts of any length."""
+    return lambda length, limit: _scaled(curve.cost(limit, length), share)
 
 
 class RowGamma(CostGamma):

@@ -1,24 +1,30 @@
 """What a forward of n positions costs in forwards of one: assumed, then measured.
 
-cost(n) depends on the machine, the model, its dtype, the batch and, coarsely, the context's
-length; it is neither smooth nor monotone. A curve starts as assumed (or as saved by ``ngramspec
-calibrate``), and every step corrects it at its width and, less, around it. Curves live as long as
-the process, one set for each model, so that a new Speculator starts with what was measured.
+cost(n) depends on the machine, the model, its dtype, the batch, the context's length and whether
+the draft has branches; it is neither smooth nor monotone. A curve starts as assumed (or as saved by
+``ngramspec calibrate``), and every step corrects it, see ``learned_costs``. Curves live as long as
+the process, one for each model and kind of forwards, so that a new Speculator starts with what was
+measured.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ngramspec.draft import Float32
+from ngramspec.draft_length.learned_costs import (
+    Comparison,
+    Float64,
+    Forward,
+    LearnedCosts,
+    positions_weight,
+)
 
 logger = logging.getLogger("ngramspec")
 
@@ -35,13 +41,12 @@ COSTS = {
 }
 BATCH_SURCHARGE = 0.2  # of a second position in each row, but in bfloat16: measured on the same CPU
 
-KEPT = 9  # latest times of each width: their median counts
-EVERY = 8  # added times after which the curve is computed again
-FADE = 256.0  # added times after which a width's own times count half
-BELIEF = 1.0  # k times of a width count k / (k + BELIEF) against what was assumed
+# By what these factors a position costs more in contexts of endless length: attention's part.
+LONG = {"cpu": ((1, 2, 5, 11, 16, 24, 33, 65), (1, 1.3, 1.4, 1.5, 1.6, 1.7, 1.9, 2.2))}
+NEAR = 64  # positions of context that hardly change a cost
+CERTAIN = 2.0  # how much surer saved costs are than assumed ones
 WRONG = 1.5  # factor between saved and measured costs from which the saved ones are dropped
 SURE = 4  # times of a width that are enough for that
-SHORTEST = 512  # contexts up to here share a curve; behind, each doubling has its own
 
 
 def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat16") -> Float32:
@@ -70,126 +75,101 @@ def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat1
     return cost
 
 
-class CostCurve:
-    """The measured times of one kind of forward.
-
-    Adding a time costs O(1), reading the curve O(limit) every ``EVERY`` times, else O(1). Memory:
-    KEPT times for each width that ran. Thread-safe: one lock guards the times.
-
-    Args:
-        assumed: float32 (limit + 1,), the cost of n positions until it is measured; index 0 unused.
-        otherwise: float32 (limit + 1,), assumed instead once a width costs ``WRONG`` times more or
-            less than ``assumed`` says; None: never.
-    """
-
-    def __init__(self, assumed: Float32, otherwise: Float32 | None = None) -> None:
-        self.assumed = assumed
-        self.dropped = False  # whether ``assumed`` was wrong and ``otherwise`` took its place
-        self._otherwise = otherwise
-        self._times: dict[int, deque[float]] = {}
-        self._lent: dict[int, deque[float]] = {}  # times of another kind of forward
-        self._when: dict[int, int] = {}  # width -> the value of _added at its last time
-        self._added = 0
-        self._read = -1
-        self._cost = assumed
-        self._lock = threading.Lock()
-
-    def add(self, width: int, time: float, *, lent: bool = False) -> None:
-        """Add the time of a forward of ``width`` positions, in any unit.
-
-        Args:
-            width: positions, >= 1.
-            time: what it took.
-            lent: whether the forward was of another kind: it counts until a width has ``SURE``
-                times of its own.
-        """
-        with self._lock:
-            times = self._lent if lent else self._times
-            times.setdefault(width, deque(maxlen=KEPT)).append(time)
-            self._added += 1
-            self._when[width] = self._added
-
-    def _of(self, width: int) -> deque[float]:
-        """The times that count for a width: its own, or the lent ones while those are few."""
-        own, lent = self._times.get(width, deque()), self._lent.get(width, deque())
-        return own if len(own) >= SURE or not lent else lent
-
-    def count(self, width: int) -> int:
-        """How many times of a width are kept."""
-        return len(self._times.get(width, ()))
-
-    def begin_with(self, cost: Float32) -> None:
-        """Assume ``cost``, float32 (limit + 1,), unless a time was added."""
-        with self._lock:
-            if not self._added and len(cost) == len(self.assumed):
-                self.assumed = self._cost = cost
-
-    def reach(self, assumed: Float32) -> None:
-        """Extend the curve to the length of ``assumed``, with its shape, float32 (limit + 1,)."""
-        with self._lock:
-            known = len(self.assumed)
-            if known < len(assumed):
-                rest = assumed[known:] * (self.assumed[-1] / assumed[known - 1])
-                self.assumed = np.concatenate((self.assumed, rest)).astype(np.float32)
-                self._read = -1
-
-    def since(self, width: int) -> int:
-        """How many times have been added since a width's last one."""
-        return self._added - self._when.get(width, 0)
-
-    def expected(self, width: int) -> float:
-        """The time of a forward of ``width`` positions, in the unit of ``add``."""
-        with self._lock:
-            times, plain = self._of(width), self._of(1)
-            if times:
-                return median(times)
-            one = median(plain) if plain else 1.0
-        return one * float(self.cost()[width])
-
-    def cost(self) -> Float32:
-        """cost[n] of a forward of n positions in forwards of one, float32 (limit + 1,)."""
-        with self._lock:
-            due = self._added - self._read >= EVERY or self._added < EVERY
-            if due and self._added != self._read:
-                self._cost = self._measured()
-                self._read = self._added
-            return self._cost
-
-    def _measured(self) -> Float32:
-        """The assumed curve, corrected at the widths that ran and between them."""
-        known = sorted(self._times.keys() | self._lent.keys())
-        widths = np.array([each for each in known if each < len(self.assumed)])
-        if not widths.size:
-            return self.assumed
-        medians = np.array([median(self._of(width)) for width in widths])
-        expected = self.assumed[widths].astype(np.float64)
-        one = medians[0] if widths[0] == 1 else float(np.median(medians / expected))
-        kept = np.array([len(self._of(width)) for width in widths], np.float64)
-        own = np.array([self.count(width) for width in widths])
-        far = np.abs(np.log(medians / (one * expected)))[own >= SURE]
-        if self._otherwise is not None and widths[0] == 1 and far.max(initial=0.0) > np.log(WRONG):
-            logger.warning("saved costs are not what forwards take here; measuring anew")
-            longer = CostCurve(self._otherwise)
-            longer.reach(self.assumed)
-            self.assumed, self._otherwise, self.dropped = longer.assumed, None, True
-            return self._measured()
-        age = np.array([self._added - self._when[width] for width in widths], np.float64)
-        evidence = kept * 0.5 ** (age / FADE)
-        off = np.log(medians / (one * expected)) * evidence / (evidence + BELIEF)
-        if widths[0] != 1:
-            widths, off = np.append(1, widths), np.append(0.0, off)
-        else:
-            off[0] = 0.0
-        correction = np.interp(np.arange(len(self.assumed)), widths, off)
-        cost: Float32 = (self.assumed * np.exp(correction)).astype(np.float32)
-        return cost
-
-
 class Saved(Protocol):
     """Costs measured beforehand."""
 
     def curve(self, length: int, limit: int) -> Float32:
         """float32 (limit + 1,) for contexts of about ``length`` positions."""
+
+
+class Assumed(Protocol):
+    """Costs until they are measured."""
+
+    def __call__(self, length: int, limit: int) -> Float32:
+        """float32 (limit + 1,) for contexts of ``length`` positions."""
+
+
+class CostCurve:
+    """The costs of one kind of a model's forwards. Thread-safe.
+
+    Args:
+        assumed: see ``ForwardKind.assumed``: the costs until they are measured.
+        saved: costs to begin with in their place, until some are ``WRONG`` times off; None: none.
+
+    Attributes:
+        dropped: whether ``saved`` was wrong, and ``assumed`` took its place.
+    """
+
+    def __init__(self, assumed: Assumed, saved: Saved | None = None) -> None:
+        self.dropped = False
+        self.learned = LearnedCosts(1.0 if saved is None else CERTAIN)
+        self._assumed = assumed
+        self._saved = saved
+        self._logs: dict[tuple[int, int], Float64] = {}
+
+    def begin_with(self, assumed: Assumed) -> None:
+        """Assume other costs, unless something was measured or saved."""
+        if not self.learned.steps and self._saved is None:
+            self._assumed = assumed
+            self._logs.clear()
+
+    def _expected(self, limit: int, length: int) -> Float64:
+        """Logarithms of what was assumed or saved, float64 (limit + 1,)."""
+        saved, near = self._saved, length // NEAR
+        logs = self._logs.get((limit, near))
+        if logs is None:
+            curve = self._assumed if saved is None else saved.curve
+            logs = np.log(_from_one(curve(near * NEAR, limit)))
+            self._logs[limit, near] = logs
+        return logs
+
+    def cost(self, limit: int, length: int) -> Float32:
+        """cost[n] of a forward of n positions without branches, in forwards of one.
+
+        Args:
+            limit: most positions.
+            length: of the context.
+
+        Returns:
+            float32 (limit + 1,), index 0 unused.
+        """
+        logs = self._expected(limit, length) + self.learned.corrections(limit, length)
+        cost: Float32 = np.exp(logs).astype(np.float32)
+        return cost
+
+    def surcharge(self, length: int) -> float:
+        """By what a forward's cost is multiplied if its draft has branches, >= 1."""
+        return float(np.exp(self.learned.surcharge(length)))
+
+    def learn(self, before: Comparison, now: Forward, seconds: float, limit: int) -> float:
+        """Learn from a step.
+
+        Args:
+            before: what its time is compared with; the step is taken in.
+            now: its forward.
+            seconds: its time.
+            limit: most positions of a forward.
+
+        Returns:
+            the probability that its time was not changed by a swing of the machine's speed.
+        """
+        expected = self._expected(limit, now.length)
+        residual = float(np.log(max(seconds, 1e-9)) - expected[now.width])
+        likely = self.learned.learn(before, now, residual)
+        if self._saved is not None and self.learned.count(now.width) >= SURE:
+            off = self.learned.corrections(limit, now.length)[now.width]
+            if abs(off) > np.log(WRONG):
+                logger.warning("saved costs are not what forwards take here; measuring anew")
+                self._saved, self.dropped = None, True
+                self._logs.clear()
+                self.learned.forget()
+                before.features = None
+        return likely
+
+
+def _from_one(cost: Float32) -> Float64:
+    """``cost`` with an entry for no position, which is not used."""
+    return np.concatenate((cost[1:2], cost[1:])).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +183,7 @@ class ForwardKind:
         attention: the model's implementation, by name.
         static: whether the cache is static.
         compiled: whether the forwards are compiled.
-        tree: whether drafts have branches, and forwards masks of their own.
+        tree: whether drafts may have branches; forwards with and without them share a curve.
     """
 
     machine: str
@@ -214,43 +194,37 @@ class ForwardKind:
     compiled: bool = False
     tree: bool = False
 
-    def assumed(self, limit: int) -> Float32:
-        """float32 (limit + 1,): what these forwards cost until they are measured."""
-        return assumed_cost(self.machine, limit - 1, self.rows, self.dtype)
+    def assumed(self, length: int, limit: int) -> Float32:
+        """float32 (limit + 1,): what these forwards cost until they are measured.
+
+        Args:
+            length: of the context.
+            limit: most positions.
+        """
+        cost = assumed_cost(self.machine, limit - 1, self.rows, self.dtype)
+        points, factors = LONG.get(self.machine, ((1,), (1.0,)))
+        more = np.interp(np.log(np.arange(limit + 1).clip(1)), np.log(points), np.log(factors))
+        longer: Float32 = (cost * np.exp(more * positions_weight(length))).astype(np.float32)
+        return longer
 
 
-_curves: WeakKeyDictionary[Any, dict[tuple[ForwardKind, int], CostCurve]] = WeakKeyDictionary()
+_curves: WeakKeyDictionary[Any, dict[ForwardKind, CostCurve]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def curve_of(
-    model: Any, kind: ForwardKind, octave: int, limit: int, saved: Saved | None = None
-) -> CostCurve:
+def curve_of(model: Any, kind: ForwardKind, saved: Saved | None = None) -> CostCurve:
     """The curve of a kind of a model's forwards: one for the whole process.
 
-    A new curve starts from the first available: the saved file (unless another context length
-    contradicted it), the nearest context length, the chain curve (for trees), the defaults.
+    Drafts with and without branches share it.
 
     Args:
         model: that runs the forwards.
         kind: of forwards.
-        octave: doubling of the context's length.
-        limit: positions that the curve has to reach.
         saved: costs to start with, or None.
     """
+    kind = replace(kind, tree=False)
     with _lock:
         known = _curves.setdefault(model, {})
-        curve = known.get((kind, octave))
-        if curve is None:
-            assumed = kind.assumed(limit)
-            others = {at: each for (of, at), each in known.items() if of == kind}
-            chains = known.get((replace(kind, tree=False), octave))
-            if saved is not None and not any(each.dropped for each in others.values()):
-                curve = CostCurve(saved.curve(1 << octave, limit), assumed)
-            elif others:
-                curve = CostCurve(others[min(others, key=lambda at: abs(at - octave))].cost())
-            else:
-                curve = CostCurve(assumed if chains is None else chains.cost())
-            known[kind, octave] = curve
-    curve.reach(kind.assumed(limit))
-    return curve
+        if kind not in known:
+            known[kind] = CostCurve(kind.assumed, saved)
+        return known[kind]

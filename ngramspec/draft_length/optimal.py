@@ -44,6 +44,42 @@ def worthwhile_nodes(reach: NDArray[np.float64], cost: NDArray[np.float32]) -> i
     return _best(1 + np.cumsum(np.concatenate(([0.0], reach))), cost)
 
 
+def worthwhile_path(
+    parents: NDArray[np.int32],
+    confidence: NDArray[np.float32],
+    cost: NDArray[np.float32],
+    surcharge: float,
+) -> list[int] | None:
+    """Which path of a tree, if any, promises more tokens per cost than the whole tree.
+
+    Paths that are looked at follow the most probable child of each node, to any depth, 0 included:
+    then the step is a plain one.
+
+    Args:
+        parents: int32 (n,), parents[i] < i, -1 for the last committed token.
+        confidence: float32 (n,), of each node: P(accepted | its parent is, and no sibling before).
+        cost: float32 (n + 2,) or longer, cost[k] of a forward of k positions without branches.
+        surcharge: times that it costs with branches.
+
+    Returns:
+        indices of the path's nodes, in order; None: the whole tree is best.
+    """
+    reach = np.ones(len(parents) + 1)  # the last is the last committed token's
+    likeliest: dict[int, int] = {}
+    for node, above in enumerate(parents.tolist()):
+        reach[node] = confidence[node] * reach[above]
+        if above not in likeliest or confidence[node] > confidence[likeliest[above]]:
+            likeliest[above] = node
+    path, at = [], likeliest.get(-1)
+    while at is not None:
+        path.append(at)
+        at = likeliest.get(at)
+    whole = float(reach.sum()) / float(cost[len(reach)]) / surcharge
+    chain = np.cumsum(np.concatenate(([1.0], reach[path])))
+    best = _best(chain, cost)
+    return path[:best] if chain[best] / cost[best + 1] >= whole else None
+
+
 def _best(expected: NDArray[np.float64], cost: NDArray[np.float32]) -> int:
     value = expected / cost[1 : len(expected) + 1]
     return int(len(value) - 1 - value[::-1].argmax())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ngramspec.draft import Draft, Float32
+from ngramspec.draft_length.optimal import worthwhile_path
 from ngramspec.errors import check_int
 
 NAMED = ("auto", "heuristic", "threshold")  # gammas that are no integers
@@ -127,14 +128,24 @@ class CostGamma(GammaController):
         gamma_max: most tokens in a draft.
         cost: returns float32 (gamma_max + 2,), the current cost[n] of a forward of n
             positions.
+        surcharge: returns by what a cost is multiplied if the draft has branches, >= 1: where a
+            chain of the tree promises more per cost, or no draft does, that is verified. None: all
+            branches are verified.
     """
 
     TRIED_EVERY = 8  # plans, while drafting does not pay
+    NOTICED = 1.01  # times that branches cost, below which a tree is not compared with its chains
     MEMORY = 0.9  # weight of the earlier drafted steps beside the next one
 
-    def __init__(self, gamma_max: int, cost: Callable[[], Float32]) -> None:
+    def __init__(
+        self,
+        gamma_max: int,
+        cost: Callable[[], Float32],
+        surcharge: Callable[[], float] | None = None,
+    ) -> None:
         self._max = gamma_max
         self._cost = cost
+        self._surcharge = surcharge
         self._heuristic = HeuristicGamma(gamma_max)
         self._surplus = 0.5  # tokens per cost - 1 of drafted steps, decaying
         self._skipped = 0
@@ -153,6 +164,15 @@ class CostGamma(GammaController):
         surplus = (1 + accepted) / float(self._cost()[1 + drafted]) - 1
         self._surplus = self.MEMORY * self._surplus + (1 - self.MEMORY) * surplus
         self._surplus = max(self._surplus, -(1 - self.MEMORY))  # one good draft resumes it
+
+    def keep(self, draft: Draft) -> Draft:
+        if self._surcharge is None or draft.parents is None or draft.confidence is None:
+            return draft
+        times = self._surcharge()
+        if times < self.NOTICED or draft.proposal is not None:
+            return draft
+        nodes = worthwhile_path(draft.parents, draft.confidence, self._cost(), times)
+        return draft if nodes is None else draft.path(nodes)
 
 
 class PrefillDraftLength:
@@ -199,14 +219,17 @@ def check_tree(tree: int | str | None, most: int) -> int | str | None:
 
 
 def make_controller(
-    gamma: int | str, gamma_max: int, cost: Callable[[], Float32]
+    gamma: int | str,
+    gamma_max: int,
+    cost: Callable[[], Float32],
+    surcharge: Callable[[], float] | None = None,
 ) -> GammaController:
     """A controller for one row of a generation.
 
     Args:
         gamma: an integer; "heuristic"; "threshold", by confidence; or "auto", by cost.
         gamma_max: most tokens in a draft.
-        cost: see CostGamma.
+        cost, surcharge: see CostGamma.
     """
     if isinstance(gamma, int):
         return FixedGamma(gamma)
@@ -214,4 +237,4 @@ def make_controller(
         return HeuristicGamma(gamma_max)
     if gamma == "threshold":
         return ThresholdGamma(gamma_max)
-    return CostGamma(gamma_max, cost)
+    return CostGamma(gamma_max, cost, surcharge)

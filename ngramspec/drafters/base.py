@@ -79,7 +79,8 @@ class DraftSession(ABC):
         """Learn which of a draft's nodes the target accepted; by default nothing.
 
         Args:
-            draft: what propose returned, or the first nodes of it if fewer were verified.
+            draft: what propose returned, or the first nodes of it if fewer were verified, or a path
+                of a tree, as a chain, if only that was.
             accepted: the accepted nodes' indices, in order.
             tested: how many nodes were tested (see Verdict); None: all up to the first rejected
                 one.

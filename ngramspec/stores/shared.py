@@ -69,6 +69,7 @@ class SharedStore:
         tokenizer: of the token ids, for its fingerprint; None: not known, and not checked.
 
     Example:
+        >>> import numpy as np
         >>> store = SharedStore()
         >>> store["team-a"].add(np.array([5, 6, 7, 8], np.int32))
         >>> store["team-a"].statistics().tokens

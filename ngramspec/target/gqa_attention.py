@@ -9,8 +9,9 @@ all other forwards it calls transformers' own function.
 
 In bfloat16 the kernel converts the keys for each query head anew, which for a few positions takes
 longer than the products. There the query heads of a group are passed as further positions of
-one head, so that keys are read once for the group: half the time (batches of 4 to 16 rows). Up to
-``FOLDED`` positions the kernel works on one block, and the bits are the same again.
+one head, so that keys are read once for the group: half the time (batches of 4 to 16 rows). It is
+done up to ``FOLDED`` positions, where the kernel works on one block. The bits were the same on the
+processor where this was measured; another may round the wider product otherwise.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ class Target:
         inputs: of the next forward.
         limits: of the drafts.
         widths: that forwards behind the prefill may have.
+        pending: accepted tokens that a recurrent model's next forward runs again.
         keep_hidden: whether ``hidden`` is wanted of the next forward.
         hidden: what the model's head read in the last forward, (batch, n + 1, d), at the positions
             of its logits; None: not wanted, or not at hand.
@@ -123,8 +124,9 @@ class Target:
         self.widths = self._shapes.widths
         once = beams > 1 and prefills_beams_once(traits, self.call, model_kwargs)
         self._copies = beams if once else 1  # of each row that the prefill runs
+        self._unordered = False  # whether the prefill's rows may have to be reordered
         self._slots = 0  # positions in the cache
-        self._pending = Pending()
+        self.pending = Pending()
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
         self._present = PresentRows(len(input_ids))
@@ -209,6 +211,7 @@ class Target:
         if draft is not None:
             self._forward = _Forward(count, is_prefill=True, outputs=outputs)
         self._recorder.keep_prefill(outputs)
+        self._unordered = self._copies == 1  # the rows of a given cache may differ
         return self._copied(outputs.logits[:, -1 - count :])
 
     def _copied(self, states: torch.Tensor) -> torch.Tensor:
@@ -230,7 +233,7 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """Most tokens of a draft behind ``new`` generated ones; None: any number."""
-        if self._pending.full:
+        if self.pending.full:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
@@ -262,7 +265,7 @@ class Target:
         """
         new, keys = block.shape[1], self.cache.key_length
         block, lengths = self._present.select(block), self._present.of(lengths)
-        block, committed = self._pending.in_front(block, committed)
+        block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]
         width = self.widths.of(positions)
         forward = self._forward = _Forward(width, block, positions - new)
@@ -313,13 +316,15 @@ class Target:
             kept: per row, how many of the forward's positions plain decoding would have run. Of
                 the prefill, the first position counted is that of the prompt's last token.
             path: which ones, in a tree's order; empty: the first ones.
-            origins: which row of the forward each row continues; empty: its own. Behind the prefill
-                all beams of a prompt are equal.
+            origins: which row of the forward each row continues; empty: its own.
         """
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
         if forward is None:
+            if self._unordered:  # of the prefill all stays
+                self.cache.reorder(origins)
+                self._unordered = False
             return
         kept = self._present.of(kept)
         if forward.is_prefill:  # the prompt's last token is in the cache to stay
@@ -361,7 +366,7 @@ class Target:
         accepted += forward.again
         whole = accepted == forward.width or not self.cache.restore()
         assert forward.block is not None
-        self._pending.tokens = None if whole or not accepted else forward.block[:, :accepted]
+        self.pending.tokens = None if whole or not accepted else forward.block[:, :accepted]
         return forward.width if whole else 0
 
     @property
@@ -372,11 +377,11 @@ class Target:
     def close(self) -> None:
         """Leave the cache as plain decoding would."""
         try:
-            if self._outlives and self._pending.tokens is not None:
-                rows = len(self._pending.tokens)
-                nothing = self._pending.tokens[:, :0]
+            if self._outlives and self.pending.tokens is not None:
+                rows = len(self.pending.tokens)
+                nothing = self.pending.tokens[:, :0]
                 try:
-                    self.forward(nothing, [0] * rows, None, self._pending.text())
+                    self.forward(nothing, [0] * rows, None, self.pending.text())
                 finally:
                     self.rollback([0] * rows)
         finally:

@@ -17,6 +17,7 @@ import torch
 STATES = ("conv_states", "recurrent_states")
 FLAGS = ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state")
 MOST_PENDING = 8  # tokens; with as many the next step drafts nothing, so that they are all accepted
+MOST_PRICED = 32  # the same, where the cost of running them again is part of each draft's cost
 
 
 class Checkpoint:
@@ -94,9 +95,11 @@ class Pending:
 
     Attributes:
         tokens: int64 (batch, n), or None: there are none.
+        most: with as many the next forward accepts them all.
     """
 
     def __init__(self) -> None:
+        self.most = MOST_PENDING
         self.tokens: torch.Tensor | None = None
         self._before: torch.Tensor | None = None
 
@@ -106,7 +109,7 @@ class Pending:
     @property
     def full(self) -> bool:
         """Whether the next forward should accept them all, by holding no draft."""
-        return len(self) >= MOST_PENDING
+        return len(self) >= self.most
 
     def in_front(
         self, block: torch.Tensor, committed: torch.Tensor | None

@@ -22,6 +22,15 @@ ONE_AT_A_TIME = {
     "ProphetNetForCausalLM": "it takes one new token",
     "ProphetNetForConditionalGeneration": "it takes one new token",
 }
+# Models whose caches are of classes of their own, and what keeps rejected tokens in them.
+OWN_CACHE = {
+    "DeepseekV4ForCausalLM": "its compressors merge several tokens into one entry of the cache, out"
+    " of which no rejected token can be taken again",
+    "MiniMaxForCausalLM": "its linear attention adds every token to states in a MiniMaxCache, which"
+    " cannot be truncated, and which is not one of the caches whose states are copied and put back",
+    "xLSTMForCausalLM": "each forward overwrites its states in an xLSTMCache, which is not one of"
+    " the caches whose states are copied and put back",
+}
 # Models whose plain decoding differs between a dynamic and a static cache.
 NOT_STATIC = {"GPTNeoForCausalLM", "LEDForConditionalGeneration"}
 ONE_BEAM = "pass num_beams=1"
@@ -55,6 +64,8 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     recurrent = hf_private.is_stateful(model)
     for one in sorted(names & ONE_AT_A_TIME.keys()):
         raise UnsupportedError(f"{name} cannot check several tokens: {ONE_AT_A_TIME[one]}")
+    for one in sorted(names & OWN_CACHE.keys()):
+        raise UnsupportedError(f"{name} cannot roll tokens back: {OWN_CACHE[one]}")
     image = model_kwargs.get("pixel_values") is not None
     if "GitForCausalLM" in names and image and transformers_before(IMAGES_SINCE):
         raise UnsupportedError(

@@ -110,7 +110,7 @@ class BeamSearch:
         batch, device = prompt.shape[0] // config.beams, prompt.device
         ids = prompt.to(torch.int64).view(batch, config.beams, -1)
         nothing = torch.empty((*ids.shape[:2], 0), dtype=torch.int32, device=device)
-        lost = torch.full(ids.shape[:2], LOST, device=device)
+        lost = torch.full(ids.shape[:2], LOST, dtype=torch.float32, device=device)
         first = lost.clone()  # all beams are equal, so only the first may be continued
         first[:, 0] = 0.0
         self._running = Ranked(first, ids, nothing)

@@ -97,6 +97,31 @@ def test_caches(tiny, cache):
     assert speculator.stats.accepted > 0
 
 
+def test_a_given_cache_whose_rows_differ(tiny):
+    kwargs = {"num_beams": 3, "max_new_tokens": 12, "do_sample": False}
+    kwargs |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    speculator, outputs = Speculator("copy", 3), []
+    for settings in ({}, {"custom_generate": speculator}):
+        first = tiny.generate(PROMPT, **kwargs)
+        more = torch.cat((first.sequences, PROMPT), dim=1)
+        cache = first.past_key_values
+        for layer in cache.layers:
+            layer.keys[1:] += 0.5
+        outputs.append(tiny.generate(more, past_key_values=cache, **kwargs, **settings))
+    assert_same(*outputs)
+
+
+def test_torch_s_default_dtype_does_not_matter(tiny):
+    kwargs = {"num_beams": 3, "max_new_tokens": 6, "do_sample": False}
+    plain = tiny.generate(PROMPT, **kwargs)
+    torch.set_default_dtype(torch.float16)
+    try:
+        ours = ngramspec.generate(tiny, PROMPT, **kwargs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(plain, ours)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral sliding", "bart"])
 def test_the_returned_cache_is_that_of_plain_beam_search(family):
     model = build(family)
@@ -236,3 +261,12 @@ def test_drafters_that_learn_from_the_target_s_own_candidates(tiny, drafter):
     ours = ngramspec.generate(tiny, PROMPT, **kwargs, speculator=speculator)
     assert torch.equal(ours, tiny.generate(PROMPT, **kwargs))
     assert speculator.stats.drafter_faults == 0
+
+
+@pytest.mark.parametrize(("beams", "least"), [(2, 1.8), (4, 1.7), (8, 1.25)])
+def test_copying_takes_fewer_forwards(beams, least):
+    model, speculator = speller.load(), Speculator(gamma=6)
+    kwargs = {"num_beams": beams, "max_new_tokens": 30, "do_sample": False}
+    for given, _ in speller.sentences(seed=7, count=6):
+        ngramspec.generate(model, torch.tensor([given]), **kwargs, speculator=speculator)
+    assert speculator.stats.tokens_per_call > least

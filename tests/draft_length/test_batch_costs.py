@@ -46,10 +46,15 @@ def test_fewer_rows_begin_with_what_more_have_measured():
 
 
 def test_plain_steps_are_timed_while_all_rows_are_there():
-    batch = costs(8)
-    assert batch.plain()
-    batch.keep_rows(4)
-    assert not any(batch.plain() for _ in range(20))
+    batch, due = costs(8), []
+    for step in range(30):
+        if step == 10:
+            batch.keep_rows(4)
+        due.append(batch.plain())
+        batch.took(5, 0.02)
+        batch.came(4, 0)
+    assert any(due[:10])
+    assert not any(due[10:])
 
 
 def test_what_was_measured_before_is_not_replaced():

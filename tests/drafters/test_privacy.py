@@ -68,7 +68,8 @@ def public_request(drafter):
 
 
 def test_every_drafter_is_tried():
-    assert {spec.split("(")[0] for spec in SPECS} >= {"auto", *_builtin()}
+    """But a model, which may say anything by itself: only its sequence's own tokens reach it."""
+    assert {spec.split("(")[0] for spec in SPECS} >= {"auto", *_builtin()} - {"model", "random"}
 
 
 def _builtin():

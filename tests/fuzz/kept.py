@@ -160,4 +160,23 @@ KEPT: dict[str, Case] = {
     "placeholders beside embeddings": Case(inputs="embeds and ids"),
     "encoder outputs without ids": Case(family="t5", inputs="encoder outputs"),
     "a loop of the model's own": Case(family="own sample", options={"max_new_tokens": 8}),
+    "beams behind a kept cache, whose rows are other beams": Case(
+        family="Ernie4_5_MoeForCausalLM",
+        turns=2,
+        options={
+            "max_new_tokens": 24,
+            "eos_token_id": 39,
+            "pad_token_id": 0,
+            "return_dict_in_generate": True,
+            "num_beams": 3,
+        },
+        drafter="ngram",
+    ),
+    "beams under another default dtype": Case(
+        family="PegasusForConditionalGeneration",
+        default_dtype="float16",
+        options={"max_new_tokens": 24, "eos_token_id": 51, "num_beams": 3, "early_stopping": True},
+        drafter="liar",
+        settings={"gamma": 8},
+    ),
 }

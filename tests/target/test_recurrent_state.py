@@ -180,3 +180,18 @@ def test_a_checkpoint_puts_states_back_where_they_were():
     fresh.restore()
     assert not made.has_previous_state()
     assert made.layers[0].recurrent_states[0] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "obstacle"),
+    [
+        ("DeepseekV4ForCausalLM", "merge several tokens into one entry"),
+        ("MiniMaxForCausalLM", "states in a MiniMaxCache, which cannot be truncated"),
+        ("xLSTMForCausalLM", "overwrites its states in an xLSTMCache"),
+    ],
+)
+def test_caches_of_a_model_s_own_are_refused_by_what_is_in_the_way(name, obstacle):
+    if not hasattr(transformers, name):
+        pytest.skip(f"this transformers has no {name}")
+    with pytest.raises(UnsupportedError, match=f"{name} cannot roll tokens back: .*{obstacle}"):
+        ngramspec.generate(model_of(name), PROMPT, **GREEDY)

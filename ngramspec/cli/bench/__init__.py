@@ -16,6 +16,7 @@ BENCHMARKS = (
     "divergence",
     "acceptance",
     "e2e",
+    "lengths",
     "profile",
 )
 

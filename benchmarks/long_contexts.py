@@ -1,0 +1,189 @@
+"""Recorded outputs behind long prompts, with the seconds that forwards of a model take there.
+
+No model is run: forwards take what ``ngramspec calibrate --contexts ... --json COSTS`` measured,
+linear between its contexts and widths and behind the widest, times a seeded factor. So ways to
+choose a draft's length can be compared on any machine, and on one whose speed swings:
+
+    python benchmarks/long_contexts.py --traces TRACES --costs COSTS --json OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ngramspec.bench.replay import accepted_path
+from ngramspec.bench.tasks import Prompt, fit
+from ngramspec.draft import EMPTY_DRAFT, Draft
+from ngramspec.draft_length.cost_curve import ForwardKind
+from ngramspec.draft_length.cost_file import SavedCosts
+from ngramspec.draft_length.schedule import FixedGamma, GammaController, make_controller
+from ngramspec.draft_length.step_cost import StepCostTracker
+from ngramspec.drafters import build_drafter
+
+LENGTHS = (500, 1000, 2000, 4000)
+TASKS = ("summarization", "context_qa", "code_edit")
+NEW = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How long drafts are: an integer, or by cost; whether they may have branches."""
+
+    name: str
+    gamma: int | str = "auto"
+    most: int = 64
+    tree: bool = False
+    surcharged: bool = True
+
+
+WAYS = (
+    Way("auto", tree=True),
+    Way("chains"),
+    *(Way(f"gamma {n}", n) for n in (5, 10, 20)),
+    *(Way(f"tree {n}", most=n, tree=True, surcharged=False) for n in (8, 16, 32)),
+)
+
+
+class Seconds:
+    """What forwards take."""
+
+    def __init__(self, saved: SavedCosts) -> None:
+        self._contexts = sorted(saved.seconds)
+        self._tables = [sorted(saved.seconds[at].items()) for at in self._contexts]
+
+    def of(self, width: int, length: int) -> float:
+        """Of a forward of ``width`` positions behind ``length``."""
+        at = []
+        for table in self._tables:
+            widths, seconds = (np.array(each) for each in zip(*table, strict=True))
+            slope = (seconds[-1] - seconds[-2]) / (widths[-1] - widths[-2])
+            more = slope * max(width - widths[-1], 0)
+            at.append(float(np.interp(width, widths, seconds) + more))
+        return float(np.interp(length, self._contexts, at))
+
+
+def steady(rng: np.random.Generator) -> Iterator[float]:
+    """A quiet machine: 3 % from step to step."""
+    while True:
+        yield float(np.exp(rng.normal(0, 0.03)))
+
+
+def swinging(rng: np.random.Generator) -> Iterator[float]:
+    """A shared one: twice as slow for some 20 steps at a time, drifting, with stalls."""
+    slow, level = 1.0, 0.0
+    for each in steady(rng):
+        slow = 3.0 - slow if rng.random() < 1 / 20 else slow
+        level = float(np.clip(level + rng.normal(0, 0.03), -0.5, 0.5))
+        stall = rng.uniform(2, 8) if rng.random() < 1 / 20 else 1.0
+        yield each * slow * stall * float(np.exp(level))
+
+
+CLOCKS = {each.__name__: each for each in (steady, swinging)}
+
+
+class Model:
+    """What costs are learned for."""
+
+
+def play(
+    way: Way, text: np.ndarray, prompt: int, costs: StepCostTracker, machine: Any
+) -> tuple[int, int, float]:
+    """One generation of a recorded text: (tokens, forwards, nominal seconds) behind the prefill."""
+    seconds, speed = machine
+    said, at, spent, calls = text[prompt:].tolist(), 1, 0.0, 0
+    session = build_drafter("auto").start(text[: prompt + 1])
+    surcharge = costs.surcharge if way.surcharged else None
+    controller: GammaController = FixedGamma(way.most)
+    if isinstance(way.gamma, int):
+        controller = FixedGamma(way.gamma)
+    else:
+        controller = make_controller("auto", way.most, costs.cost, surcharge)
+    while at < len(said):
+        length = prompt + at
+        costs.at(length)
+        draft = EMPTY_DRAFT
+        if isinstance(way.gamma, int) or not costs.plain():
+            draft = _draft(way, session, controller, len(said) - at - 1)
+        width = 1 + len(draft)
+        path = accepted_path(draft.tokens.tolist(), draft, said, at)
+        nominal = seconds.of(width, length)
+        costs.took(width, nominal * next(speed), draft.parents is not None)
+        costs.came(len(draft), len(path))
+        session.extend(text[prompt + at : prompt + at + len(path) + 1])
+        at, spent, calls = at + len(path) + 1, spent + nominal, calls + 1
+    session.close()
+    return at - 1, calls, spent
+
+
+def _draft(way: Way, session: Any, controller: GammaController, room: int) -> Draft:
+    gamma, cost = controller.plan(True)
+    draft: Draft = session.propose(min(gamma, room), cost, tree=way.tree)
+    return controller.keep(draft.as_chain())
+
+
+def texts(path: Path, task: str, length: int, count: int) -> list[tuple[np.ndarray, int]]:
+    """Prompts of a task cut or filled up to a length, each with its recorded output behind it."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    mine = [line for line in lines if line["group"] == task and len(line["output"]) >= NEW // 2]
+    prompts = [Prompt(task, str(line["id"]), tuple(line["prompt"])) for line in mine]
+    found = []
+    for prompt, line in zip(fit(prompts, length)[:count], mine, strict=False):
+        found.append((np.array([*prompt.ids, *line["output"][:NEW]], np.int32), length))
+    return found
+
+
+def cell(
+    way: Way,
+    model: Model,
+    many: list[tuple[np.ndarray, int]],
+    seconds: Seconds,
+    clock: Callable[[np.random.Generator], Iterator[float]],
+) -> dict[str, float]:
+    """Tokens per forward, and speed to plain's, over the prompts of a cell."""
+    speed = clock(np.random.default_rng(0))
+    tokens, calls, spent, plain = 0, 0, 0.0, 0.0
+    for text, prompt in many:
+        kind = ForwardKind("cpu", "bfloat16", tree=way.tree)
+        costs = StepCostTracker(model, kind, way.most + 1, NEW)
+        found = play(way, text, prompt, costs, (seconds, speed))
+        tokens, calls, spent = tokens + found[0], calls + found[1], spent + found[2]
+        plain += sum(seconds.of(1, prompt + at) for at in range(1, 1 + found[0]))
+    return {"tokens_per_call": tokens / calls, "to_plain": plain / spent}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--costs", type=Path, required=True)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    seconds, rows = Seconds(SavedCosts.read(arguments.costs)), []
+    for name, clock in CLOCKS.items():
+        models = {way.name: Model() for way in WAYS}
+        for length in arguments.lengths:
+            for task in TASKS:
+                many = texts(arguments.traces, task, length, arguments.prompts)
+                found = {
+                    way.name: cell(way, models[way.name], many, seconds, clock) for way in WAYS
+                }
+                rows.append({"clock": name, "length": length, "task": task, "ways": found})
+                best = max(found, key=lambda way, found=found: found[way]["to_plain"])
+                share = found["auto"]["to_plain"] / found[best]["to_plain"]
+                speeds = "  ".join(f"{way} {each['to_plain']:.2f}" for way, each in found.items())
+                print(f"{name} {length} {task}: {speeds}; auto is {share:.3f} of {best}")
+    if arguments.json is not None:
+        fields = {"costs": arguments.costs.name, "prompts": arguments.prompts, "rows": rows}
+        arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

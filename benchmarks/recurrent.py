@@ -1,0 +1,150 @@
+"""A hybrid of attention and recurrent layers with random weights, forced to recorded text.
+
+Its words are those of the recording, its work is real: the speed of whole calls to plain's, and the
+bytes that the copies of its states take beside the states and the model.
+
+    python benchmarks/recurrent.py --traces TRACES --group context_qa --json OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from ngramspec.bench.forced import forced_model
+from ngramspec.bench.machine import machine
+from ngramspec.bench.ways import Caller, Way
+from ngramspec.target.recurrent_state import Checkpoint
+
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3-next": (
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        {
+            "hidden_size": 640,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 80,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "intermediate_size": 1792,
+            "num_experts": 0,
+            "mlp_only_layers": list(range(12)),
+        },
+    ),
+    "granite": (
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            "hidden_size": 640,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "intermediate_size": 1792,
+            "shared_intermediate_size": 1792,
+            "num_local_experts": 0,
+            "layer_types": (["mamba"] * 3 + ["attention"]) * 3,
+            "mamba_n_heads": 20,
+            "mamba_d_head": 64,
+            "mamba_d_state": 64,
+        },
+    ),
+}
+WAYS = (Way("plain"), Way("ngramspec", {}, {}), Way("gamma 5", {}, {"gamma": 5}))
+
+
+def build(family: str, dtype: torch.dtype) -> Any:
+    """The model of a family, with random weights and a vocabulary of 49152 tokens."""
+    import transformers
+
+    kind, config, sizes = FAMILIES[family]
+    torch.manual_seed(0)
+    made = getattr(transformers, config)(vocab_size=49152, tie_word_embeddings=True, **sizes)
+    model = getattr(transformers, kind)(made).to(dtype).eval()
+    model.generation_config.update(eos_token_id=None, pad_token_id=0)
+    return model
+
+
+@torch.inference_mode()
+def checkpoint_bytes(model: Any, prompt: list[int]) -> int:
+    """Bytes of the copies of all recurrent states behind a prompt."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=model.config)
+    model(torch.tensor([prompt]), past_key_values=cache, logits_to_keep=1)
+    checkpoint = Checkpoint([layer for layer in cache.layers if hasattr(layer, "conv_states")])
+    checkpoint.save()
+    return checkpoint.nbytes
+
+
+def read(path: Path, group: str, count: int, new: int) -> list[tuple[list[int], list[int]]]:
+    """Prompts of at most 400 tokens, and their recorded outputs of at least ``new``."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    mine = [line for line in lines if line["group"] == group and len(line["prompt"]) <= 400]
+    long = [line for line in mine if len(line["output"]) >= new][:count]
+    return [(line["prompt"], line["output"][:new]) for line in long]
+
+
+def measure(model: Any, texts: list[tuple[list[int], list[int]]], new: int, repeats: int) -> Any:
+    """Every call, the ways in turn; the text is the recording's in all of them."""
+    calls, caller = [], Caller(model)
+    capacity = max(len(prompt) + len(said) for prompt, said in texts) + 4352
+    with forced_model(model, capacity) as set_text:
+        for repeat in range(repeats + 1):  # the first one warms up
+            for at, (prompt, said) in enumerate(texts):
+                set_text([*prompt, *said])
+                for way in WAYS:
+                    found = caller.call(way, prompt, new)
+                    assert found.tokens == said
+                    per_call = found.emitted / max(sum(found.widths.values()), 1)
+                    each = {"way": way.name, "prompt": at, "repeat": repeat}
+                    each |= {"seconds": found.seconds, "tokens_per_call": per_call}
+                    calls += [each] if repeat else []
+    return calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--group", default="context_qa")
+    parser.add_argument("--family", choices=[*FAMILIES], default="qwen3-next")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--new", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    model = build(arguments.family, getattr(torch, arguments.dtype))
+    texts = read(arguments.traces, arguments.group, arguments.prompts, arguments.new)
+    calls = measure(model, texts, arguments.new, arguments.repeats)
+    seconds = {(each["way"], each["prompt"], each["repeat"]): each["seconds"] for each in calls}
+    found: dict[str, Any] = {
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "model_bytes": sum(each.nbytes for each in model.parameters()),
+        "checkpoint_bytes": checkpoint_bytes(model, texts[0][0]),
+    }
+    for way in WAYS:
+        ratios = [
+            seconds["plain", *key] / each
+            for (name, *key), each in seconds.items()
+            if name == way.name
+        ]
+        of_way = [each["tokens_per_call"] for each in calls if each["way"] == way.name]
+        found[way.name] = {"to_plain": median(ratios), "tokens_per_call": median(of_way)}
+    print(json.dumps(found, indent=1))
+    if arguments.json is not None:
+        where = {"family": arguments.family, "dtype": arguments.dtype, "where": machine()}
+        fields = {**where, **found, "calls": calls}
+        arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

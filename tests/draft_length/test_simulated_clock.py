@@ -1,0 +1,74 @@
+"""Lengths and kinds of drafts on a simulated machine that stalls, drifts and doubles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import tiny_llama
+from cost_models import KIND
+from simulated_machine import CLOCKS, MACHINES, TEXTS, share_of_best
+
+from ngramspec.draft_length.step_cost import StepCostTracker
+
+SEEDS = 3
+KINDS = replace(KIND, dtype="bfloat16", tree=True)
+GPU = replace(KINDS, machine="gpu")
+
+
+def shares(machine, clock, text, length, seeds=SEEDS, kinds=None):
+    found, kinds = [], kinds or (GPU if machine == "flat" else KINDS)
+    for seed in range(seeds):
+        model = tiny_llama(num_hidden_layers=1, positions=8)
+        found.append(
+            share_of_best(
+                lambda model=model: StepCostTracker(model, kinds, 65, 80),
+                MACHINES[machine],
+                CLOCKS[clock],
+                TEXTS[text],
+                length=length,
+                seed=seed,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("length", [300, 4000])
+@pytest.mark.parametrize("clock", [*CLOCKS])
+@pytest.mark.parametrize("machine", [*MACHINES])
+def test_what_is_chosen_is_worth_what_the_best_is(machine, clock, length):
+    found = [each for text in TEXTS for each in shares(machine, clock, text, length)]
+    assert sum(found) / len(found) > 0.93
+    assert min(found) > 0.8
+    assert sum(each < 0.9 for each in found) <= 1
+
+
+def test_a_machine_that_is_wrongly_taken_for_slow_is_found_out():
+    """Forwards of any width cost the same, where wide ones are assumed to cost twice as much."""
+    for clock in CLOCKS:
+        found = shares("flat", clock, "copying", 8000, kinds=KINDS)
+        assert sum(found) / len(found) > 0.9, clock
+
+
+def test_branches_that_cost_much_give_way_to_chains():
+    model, kinds = tiny_llama(num_hidden_layers=1, positions=8), []
+
+    class Noting(StepCostTracker):
+        def took(self, width, seconds, tree=False):
+            kinds.append("plain" if width == 1 else "tree" if tree else "chain")
+            super().took(width, seconds, tree)
+
+    for machine, most in (("attention", 1.0), ("dear trees", 0.25)):
+        kinds.clear()
+        share_of_best(
+            lambda: Noting(model, KINDS, 65, 80),
+            MACHINES[machine],
+            CLOCKS["quiet"],
+            TEXTS["talking"],
+            length=8000,
+            calls=6,
+        )
+        late = kinds[len(kinds) // 2 :]
+        drafts = late.count("tree") + late.count("chain")
+        assert drafts > len(late) // 3
+        assert (late.count("tree") > 0.5 * drafts) == (most == 1.0)
