@@ -54,7 +54,12 @@ class FlexibleSampler(TokenSampler):
     entropy: float = 0.0
     window: int = 6
 
-    def sample_all(self, drafts: Sequence[Draft], logits: torch.Tensor) -> SampledTokens | None:
+    def sample_all(
+        self,
+        drafts: Sequence[Draft],
+        logits: torch.Tensor,
+        beside: torch.Tensor | None = None,
+    ) -> SampledTokens | None:
         assert self.rule.argmax
         assert not self.processors
         assert len(drafts) == 1
