@@ -55,7 +55,8 @@ def measure(rows: int, positions: int, keys: int, repeats: int) -> dict[str, Any
     mask = torch.ones(rows, 1, positions, keys, dtype=torch.bool).tril(keys - positions)
     attend = gqa_attention.grouped(sdpa_attention_forward)
     module: Any = SimpleNamespace(num_key_value_groups=HEADS // OF_KEYS, is_causal=True)
-    most, seconds = gqa_attention.FOLDED, {"apart": [], "folded": []}
+    most = gqa_attention.FOLDED
+    seconds: dict[str, list[float]] = {"apart": [], "folded": []}
     outputs = {}
     with gqa_attention.in_place(torch.device("cpu")):
         for _ in range(repeats + 1):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
 from time import perf_counter
@@ -51,7 +52,7 @@ TASK = "Write this report as JSON with the fields {}:\n\n{}"
 NEW = 128
 
 
-class Hidden(LogitsProcessor):
+class Hidden(LogitsProcessor):  # type: ignore[misc]
     """A processor of which nothing is known."""
 
     def __init__(self, inner: Any) -> None:
@@ -74,7 +75,7 @@ def grammars(loaded: LoadedModel) -> Iterator[tuple[str, Callable[[], Any]]]:
     compiler = xgrammar.GrammarCompiler(info, max_threads=1)
     for name, space in (("xgrammar, fixed spaces", False), ("xgrammar, any spaces", True)):
         compiled = compiler.compile_json_schema(SCHEMA, any_whitespace=space)
-        yield name, lambda compiled=compiled: xgrammar.contrib.hf.LogitsProcessor(compiled)
+        yield name, partial(xgrammar.contrib.hf.LogitsProcessor, compiled)
     model = outlines.from_transformers(loaded.model, loaded.tokenizer)
     made = backends.get_json_schema_logits_processor("llguidance", model, SCHEMA)
 

@@ -176,7 +176,7 @@ def main() -> None:
                     way.name: cell(way, models[way.name], many, seconds, clock) for way in WAYS
                 }
                 rows.append({"clock": name, "length": length, "task": task, "ways": found})
-                best = max(found, key=lambda way, found=found: found[way]["to_plain"])
+                best = max((each["to_plain"], way) for way, each in found.items())[1]
                 share = found["auto"]["to_plain"] / found[best]["to_plain"]
                 speeds = "  ".join(f"{way} {each['to_plain']:.2f}" for way, each in found.items())
                 print(f"{name} {length} {task}: {speeds}; auto is {share:.3f} of {best}")

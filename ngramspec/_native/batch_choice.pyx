@@ -32,6 +32,7 @@ def worthwhile_heads(confidences, const float[::1] curve not None, bint chains=T
         MemoryError: nothing was done.
 
     Example:
+        >>> import numpy as np
         >>> sure, rare = np.array([0.9, 0.9], np.float32), np.array([0.1], np.float32)
         >>> worthwhile_heads([sure, rare], np.array([1, 1.2, 1.4, 1.6], np.float32))
         [2, 0]

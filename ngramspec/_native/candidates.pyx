@@ -190,7 +190,7 @@ cdef class Estimator:
     cdef int collect_runners(
         self, const Row* row, float least, int32_t* tokens, int count
     ) noexcept nogil:
-        """Add the target's runners-up: the first, or where branches are wanted all but faint ones."""
+        """Add the target's runners-up: the first; where branches are wanted, all but faint ones."""
         cdef int i
         for i in range(row.n):
             if i == 0 or (least <= 1 and row.probability[i] < FAINT):

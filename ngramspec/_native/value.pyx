@@ -19,8 +19,8 @@ from libc.stdint cimport int8_t, int32_t
 cimport numpy as cnp
 
 from ngramspec._native.common cimport (
-    MAX_DRAFT, MAX_TOKENS, NONE, array_tokens, costs_of, first_negative, gamma_of, raise_negative, start_of,
-    token_view,
+    MAX_DRAFT, MAX_TOKENS, NONE, array_tokens, costs_of, first_negative, gamma_of, raise_negative,
+    start_of, token_view,
 )
 from ngramspec._native.frontier cimport Node, ranked
 from ngramspec._native.store_source cimport StoreSource

@@ -1,6 +1,6 @@
 """Section 4.1 of Leviathan et al. 2023 in small: an encoder-decoder's alpha, and its speed beside.
 
-    python benchmarks/speller.py --json speller.json
+    python benchmarks/encoder_decoder.py --json speller.json
 
 The target is the tiny T5 of the tests, which corrects spelling. Plain and speculative calls take
 turns, on the same sentences; a new Speculator for each drafter, kept for all sentences.
@@ -9,6 +9,7 @@ turns, on the same sentences; a new Speculator for each drafter, kept for all se
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from ngramspec.bench.machine import machine
 from ngramspec.theory.walltime import improvement
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import speller
+speller: Any = importlib.import_module("speller")
 
 NEW = 24
 DRAFTERS = ("copy(min_match=1)", "trained-bigram", "trained-unigram")
