@@ -36,6 +36,7 @@ class Inputs:
     def __init__(self, model: Any, traits: Traits, kwargs: dict[str, Any]) -> None:
         self.kwargs = dict(kwargs)
         self.ragged = False
+        self._hooked = False
         self._model = model
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
@@ -44,6 +45,7 @@ class Inputs:
     def let_rows_diverge(self) -> None:
         """Make the batch ragged, before the prefill."""
         self.ragged = True
+        self._hooked = hf_private.has_hooks(self._model)
 
     def make_mask(self, prompt: torch.Tensor, length: int) -> None:
         """Give a ragged batch an attention mask where ``generate`` left it out.
@@ -210,7 +212,7 @@ class Inputs:
         known = ("past_key_values", "cache_position", *self._per_token)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
-        return self.ragged and plain and not self._traits.reads_text
+        return self.ragged and plain and not (self._traits.reads_text or self._hooked)
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch, see ``KVCache.keep_rows``."""
