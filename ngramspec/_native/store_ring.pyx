@@ -331,8 +331,7 @@ cdef class StoreRing:
 
         Those that agree for as many tokens as the next level's contexts have come from there.
         """
-        cdef int steps = 0, length, i, walked = 0
-        cdef int least = length_of(level)
+        cdef int steps = 0, length, i, walked = 0, least = length_of(level)
         cdef int beyond = RING_DEEPEST + 1 if level == RING_LEVELS - 1 else length_of(level + 1)
         cdef uint32_t next = self.heads[level][self.bucket(level, end)]
         cdef uint64_t at, slot, age, before = 0

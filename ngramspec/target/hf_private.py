@@ -231,11 +231,3 @@ def cached_file_or_none(repository: str, name: str, revision: str) -> Path | Non
         _raise_exceptions_for_connection_errors=False,
     )
     return None if found is None else Path(found)
-
-
-def has_hooks(model: Any) -> bool:
-    """Whether a module's forwards run somebody's code, which may count on every row of the batch.
-
-    So do adapters that are chosen by row (``adapter_names`` of PEFT).
-    """
-    return any(each._forward_pre_hooks or each._forward_hooks for each in model.modules())

@@ -11,6 +11,7 @@ from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.target import hf_private
 from ngramspec.target.growth import grow, grow_ragged, used_slots
+from ngramspec.target.present_rows import has_hooks
 from ngramspec.target.traits import Traits
 from ngramspec.target.tree_attention import attended, tree_mask, tree_positions
 
@@ -45,7 +46,7 @@ class Inputs:
     def let_rows_diverge(self) -> None:
         """Make the batch ragged, before the prefill."""
         self.ragged = True
-        self._hooked = hf_private.has_hooks(self._model)
+        self._hooked = has_hooks(self._model)
 
     def make_mask(self, prompt: torch.Tensor, length: int) -> None:
         """Give a ragged batch an attention mask where ``generate`` left it out.

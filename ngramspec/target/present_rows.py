@@ -7,11 +7,19 @@ cache are copied.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 T = TypeVar("T")
+
+
+def has_hooks(model: Any) -> bool:
+    """Whether a module's forwards run somebody's code, which may count on every row of the batch.
+
+    So do adapters that are chosen by row (``adapter_names`` of PEFT).
+    """
+    return any(each._forward_pre_hooks or each._forward_hooks for each in model.modules())
 
 
 class PresentRows:

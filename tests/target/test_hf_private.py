@@ -36,6 +36,8 @@ OTHERS = {
     ("target/dropout.py", "_DropoutNd"): "the base class of torch's dropouts",
     ("target/kv_cache.py", "_abc_impl"): "Python sets it on every abstract class",
     ("target/kv_cache.py", "_foreach_sub_"): "torch's one launch for all layers",
+    ("target/present_rows.py", "_forward_hooks"): "torch's own name of a module's hooks",
+    ("target/present_rows.py", "_forward_pre_hooks"): "likewise",
     ("target/recurrent_state.py", "_foreach_copy_"): "torch's one launch for all states",
     ("target/support.py", "_token_id"): "the end of public names in configs",
     ("target/support.py", "_token_index"): "the end of public names in configs",
