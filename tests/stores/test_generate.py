@@ -62,13 +62,14 @@ def test_stores_of_one_call(tiny, path, tmp_path):
     assert speculator.stores == (other,)
 
 
-@pytest.mark.parametrize("options", [{"do_sample": True}, {"num_return_sequences": 2}])
-def test_sampled_text_and_rows(tiny, path, options):
-    arguments = GREEDY | options | {"do_sample": True}
+@pytest.mark.parametrize(("rows", "sampled"), [(1, True), (2, False)])
+def test_sampled_text_and_rows(tiny, path, rows, sampled):
+    """Sampled rows of one batch have draws of their own as soon as they diverge."""
+    prompt, arguments = PROMPT.repeat(rows, 1), GREEDY | {"do_sample": sampled}
     torch.manual_seed(0)
-    plain = tiny.generate(PROMPT, **arguments)
+    plain = tiny.generate(prompt, **arguments)
     torch.manual_seed(0)
-    ours = ngramspec.generate(tiny, PROMPT, stores=[path], **arguments)
+    ours = ngramspec.generate(tiny, prompt, stores=[path], **arguments)
     assert ours.tolist() == plain.tolist()
 
 
