@@ -30,6 +30,7 @@ extensions = [
     for path in sorted(Path("ngramspec/_native").glob("*.pyx"))
 ]
 setup(
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
         extensions,
         compiler_directives={
