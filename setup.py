@@ -40,5 +40,5 @@ setup(
             "cdivision": True,
             "freethreading_compatible": False,
         },
-    )
+    ),
 )

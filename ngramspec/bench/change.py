@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from ngramspec import Speculator, StepEvent, generate
-from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
 from ngramspec.theory import acceptance as closed
 from ngramspec.theory.arrays import Float64
 
@@ -81,32 +81,14 @@ class Recorder(Drafter):
         return draft
 
 
-class _RecordedSession(DraftSession):
+class _RecordedSession(ForwardingSession):
     def __init__(self, recorder: Recorder, inner: DraftSession) -> None:
+        super().__init__(inner)
         self.recorder = recorder
-        self.inner = inner
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         self.recorder.last = draft = self.inner.propose(gamma, cost, tree=tree)
         return draft
-
-    def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        tested: int | None = None,
-        evidence: Evidence | None = None,
-    ) -> None:
-        hand_over(self.inner, draft, accepted, tested, evidence)
-
-    def extend(self, tokens: Int32) -> None:
-        self.inner.extend(tokens)
-
-    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
-        self.inner.begin_sampling(temperature, seed)
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 def decode(

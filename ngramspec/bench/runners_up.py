@@ -8,19 +8,16 @@ import numpy as np
 
 from ngramspec.bench.traces import RunnersUp
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
 
 
-class RecordingSession(DraftSession):
+class RecordingSession(ForwardingSession):
     """Another session's drafts; keeps what the target computed where tokens were committed."""
 
     def __init__(self, owner: RecordingDrafter, session: DraftSession) -> None:
+        super().__init__(session)
         self.owner = owner
-        self.session = session
         self.last: Evidence | None = None
-
-    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        return self.session.propose(gamma, cost, tree=tree)
 
     def observe(
         self,
@@ -31,7 +28,7 @@ class RecordingSession(DraftSession):
     ) -> None:
         self.last = evidence
         if len(draft):
-            self.session.observe(draft, accepted, tested)
+            self.inner.observe(draft, accepted, tested)
 
     def extend(self, tokens: Int32) -> None:
         if self.last is not None:  # behind a last accepted token that ends the text, nothing comes
@@ -39,10 +36,7 @@ class RecordingSession(DraftSession):
             self.owner.ids.append(self.last.ids[rows])
             self.owner.log_probs.append(self.last.log_probs[rows])
             self.last = None
-        self.session.extend(tokens)
-
-    def close(self) -> None:
-        self.session.close()
+        super().extend(tokens)
 
 
 class RecordingDrafter(Drafter):

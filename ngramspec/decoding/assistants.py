@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -86,8 +87,8 @@ class Assistants:
         model = drafter.assistant
         if isinstance(model, str):
             model = drafter.loaded = drafter.loaded or read_folder(model, self._target)
-        if drafter.checked_for != id(self._target):
+        if drafter.checked_for is None or drafter.checked_for() is not self._target:
             own, targets = (fingerprint_of(tokenizer_of(each)) for each in (model, self._target))
             check_assistant(model, self._target, own, targets)
-            drafter.checked_for = id(self._target)
+            drafter.checked_for = weakref.ref(self._target)
         return model

@@ -128,6 +128,44 @@ class DraftSession(ABC):
         return None
 
 
+class ForwardingSession(DraftSession):
+    """Another session, to which everything is passed on: for sessions that change a part of it.
+
+    Args:
+        inner: that session.
+    """
+
+    def __init__(self, inner: DraftSession) -> None:
+        self.inner = inner
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.inner.propose(gamma, cost, tree=tree)
+
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        hand_over(self.inner, draft, accepted, tested, evidence)
+
+    def extend(self, tokens: Int32) -> None:
+        self.inner.extend(tokens)
+
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
+        self.inner.begin_sampling(temperature, seed)
+
+    def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
+        self.inner.begin_models(load)
+
+    def sizeof(self) -> int | None:
+        return self.inner.sizeof()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
 class Drafter(ABC):
     """How to draft, and what all its sequences share. Thread-safe.
 

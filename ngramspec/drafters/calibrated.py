@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from ngramspec.draft import Draft, Evidence, Float32, Int32
+from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile_nodes
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
 from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
 from ngramspec.drafters.validation import check_tiers
@@ -23,7 +21,7 @@ HALVE_AT = 600  # tested tokens at which a count is halved, so that old ones fad
 PRIOR_ACCEPTED, PRIOR_TESTED = 2.0, 4.0
 
 
-class CalibratedSession(DraftSession):
+class CalibratedSession(ForwardingSession):
     """A session whose drafts get confidence and end where expected tokens per cost are highest.
 
     It learns in ``extend``, from the committed tokens, so that tokens behind the draft's end count
@@ -31,14 +29,14 @@ class CalibratedSession(DraftSession):
     """
 
     def __init__(self, drafter: CalibratedDrafter, session: DraftSession) -> None:
+        super().__init__(session)
         self.drafter = drafter
-        self.session = session
         self.last: Draft | None = None
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         if cost is not None and self.drafter.samples and not tree:
             return self.propose_sampled(self.drafter.sampled_length(gamma, cost), gamma)
-        draft = self.session.propose(gamma, tree=tree)
+        draft = self.inner.propose(gamma, tree=tree)
         self.drafter.samples |= draft.proposal is not None
         self.last = draft if len(draft) else None
         if self.last is None:
@@ -58,38 +56,17 @@ class CalibratedSession(DraftSession):
         Letting sampled tokens decide the length would bias the output: those that are verified
         would not have the distribution that their proposal states.
         """
-        draft = self.session.propose(min(length + 1, gamma))  # one token more, to learn from
+        draft = self.inner.propose(min(length + 1, gamma))  # one token more, to learn from
         if not len(draft):
             return draft
         self.last = draft
         return replace(draft, confidence=self.drafter.confidence(draft)).first(length)
 
-    def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        tested: int | None = None,
-        evidence: Evidence | None = None,
-    ) -> None:
-        hand_over(self.session, draft, accepted, tested, evidence)
-
     def extend(self, tokens: Int32) -> None:
         if self.last is not None:
             self.drafter.learn(self.last, tokens)
             self.last = None
-        self.session.extend(tokens)
-
-    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
-        self.session.begin_sampling(temperature, seed)
-
-    def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
-        self.session.begin_models(load)
-
-    def sizeof(self) -> int | None:
-        return self.session.sizeof()
-
-    def close(self) -> None:
-        self.session.close()
+        super().extend(tokens)
 
 
 class CalibratedDrafter(LearningDrafter):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession, hand_over
 from ngramspec.drafters.validation import MOST_TIERS
 
 logger = logging.getLogger("ngramspec")
@@ -91,9 +90,9 @@ class ForcedBefore:
         return self._made
 
 
-class _ForcedSession(DraftSession):
+class _ForcedSession(ForwardingSession):
     def __init__(self, drafter: ForcedDrafter, inner: DraftSession, tokens: Int32) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._forced = drafter.forced
         self._tier = len(drafter.tiers) - 1
         self._context = tokens[-self._forced.reach :].tolist()
@@ -134,9 +133,6 @@ class _ForcedSession(DraftSession):
         within, last = (accepted / tested for accepted, tested in self._counts)
         return np.array([within] * (count - 1) + [last] * (count > 0), np.float32)
 
-    def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
-        self.inner.begin_models(load)
-
     def observe(
         self,
         draft: Draft,
@@ -145,7 +141,7 @@ class _ForcedSession(DraftSession):
         evidence: Evidence | None = None,
     ) -> None:
         if not self._mine:
-            hand_over(self.inner, draft, accepted, tested, evidence)
+            super().observe(draft, accepted, tested, evidence)
             return
         if evidence is not None:
             hand_over(self.inner, EMPTY_DRAFT, (), None, evidence)
@@ -157,13 +153,4 @@ class _ForcedSession(DraftSession):
 
     def extend(self, tokens: Int32) -> None:
         self._context = [*self._context, *tokens.tolist()][-self._forced.reach :]
-        self.inner.extend(tokens)
-
-    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
-        self.inner.begin_sampling(temperature, seed)
-
-    def sizeof(self) -> int | None:
-        return self.inner.sizeof()
-
-    def close(self) -> None:
-        self.inner.close()
+        super().extend(tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
@@ -213,7 +214,7 @@ class ModelDrafter(LearningDrafter):
 
     def forget(self) -> None:
         self.loaded: Any = None  # the folder's model
-        self.checked_for: int | None = None  # id of the target that it was compared with
+        self.checked_for: weakref.ref[Any] | None = None  # the target that it was compared with
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelDrafter:
         """A copy that shares the model's weights."""

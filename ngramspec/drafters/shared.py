@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ngramspec.draft import Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import DraftSession, hand_over
+from ngramspec.draft import Draft, Evidence, Int32
+from ngramspec.drafters.base import ForwardingSession
 from ngramspec.stores.shared_request import SharedRequest
 
 
-class SharedSession(DraftSession):
+class SharedSession(ForwardingSession):
     """A value engine's session whose stores count the tokens that were accepted from them.
 
     Args:
@@ -24,15 +24,12 @@ class SharedSession(DraftSession):
     def __init__(
         self, session: Any, source: int, own: Sequence[SharedRequest], tokens: Int32
     ) -> None:
-        self._session = session
+        super().__init__(session)
+        self._credit = session.engine.credit_store
         self._source = source
         self._own = own
         for request in own:
             request.begin(tokens)
-
-    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        draft: Draft = self._session.propose(gamma, cost, tree=tree)
-        return draft
 
     def observe(
         self,
@@ -44,19 +41,15 @@ class SharedSession(DraftSession):
         if draft.source is not None and len(accepted):
             taken = int((draft.source[list(accepted)] == self._source).sum())
             if taken:
-                self._session.engine.credit_store(taken)
-        if evidence is not None:
-            hand_over(self._session, draft, accepted, tested, evidence)
+                self._credit(taken)
+        super().observe(draft, accepted, tested, evidence)
 
     def extend(self, tokens: Int32) -> None:
-        self._session.extend(tokens)
+        super().extend(tokens)
         for request in self._own:
             request.append(tokens)
 
-    def sizeof(self) -> int | None:
-        size: int | None = self._session.sizeof()
-        return size
-
     def close(self) -> None:
+        super().close()
         for request in self._own:
             request.finish()

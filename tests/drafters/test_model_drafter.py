@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 
 import numpy as np
@@ -216,3 +217,15 @@ def test_the_oracle_is_always_right_and_chance_never_changes_the_text(tiny):
     assert out.tolist() == plain.tolist()
     assert speculator.stats.drafted > 100
     assert RandomDrafter(97, seed=3).spec == build_drafter("random(vocab=97,seed=3)").spec
+
+
+def test_another_target_is_compared_too():
+    """The first target is referred to weakly: its place in memory may be used again."""
+    first, drafter = tiny_llama(), ModelDrafter(tiny_llama())
+    generated(first, drafter, new=5)
+    assert drafter.checked_for() is first
+    del first
+    gc.collect()
+    assert drafter.checked_for() is None
+    with pytest.raises(UnsupportedError, match="has 97 token ids, the target 50"):
+        generated(tiny_llama(vocab=50), drafter, new=5)
