@@ -6,8 +6,9 @@ from ngramspec.drafters.base import DraftSession, ForwardingSession
 
 
 def test_every_method_is_passed_on():
+    """But ``propose_after``, whose default asks ``propose``, which the session may have changed."""
     methods = {name for name in vars(DraftSession) if not name.startswith("_")}
-    assert methods <= vars(ForwardingSession).keys()
+    assert methods - vars(ForwardingSession).keys() == {"propose_after"}
 
 
 class Noted:
