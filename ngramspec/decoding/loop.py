@@ -119,15 +119,11 @@ class DecodeLoop:
             out[list(group.rows), : group.length] = group.ids()
         return out
 
-    def accepted_positions(self) -> list[int]:
-        """The accepted positions of the last forward, where all rows advance together."""
-        return self.groups[0].accepted_positions
-
     def rollback(self) -> None:
         """Roll the target back to the accepted positions of its last forward."""
-        kept = [len(group.accepted_positions) for group in self.groups for _ in group.rows]
+        paths = [group.accepted_positions for group in self.groups for _ in group.rows]
         with self.section(ROLLBACK):
-            self.run.target.rollback(kept, self.accepted_positions(), self.groups[0].origins)
+            self.run.target.rollback(paths, self.groups[0].origins)
 
     def prefill(self) -> None:
         """Run the prompt, and where the target can verify one, a draft after it."""
@@ -187,10 +183,10 @@ class DecodeLoop:
 
     def forward(self, drafts: list[Draft], width: int) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
-        lengths, parents = [1 + len(draft) for draft in drafts], drafts[0].parents
+        lengths, trees = [1 + len(draft) for draft in drafts], [each.parents for each in drafts]
         with self.section(INPUT_PREPARATION):
             block = self.block(drafts, width)
-            return self.run.target.forward(block, lengths, parents, self.committed())
+            return self.run.target.forward(block, lengths, trees, self.committed())
 
     def ask(self) -> None:
         """Ask the coming forward for what the drafting wants to know of it."""
@@ -268,8 +264,9 @@ class DecodeLoop:
                     if not group.stopped:
                         self.verify_group(group, drafts, logits, sampled, verdicts)
         finally:  # an error of a streamer, say, leaves the generator where plain decoding would
-            if sampled is not None and len(self.groups) == 1 and self.accepted_positions():
-                sampled.rewind(len(self.accepted_positions()))
+            accepted = len(self.groups[0].accepted_positions)
+            if sampled is not None and len(self.groups) == 1 and accepted:
+                sampled.rewind(accepted)
         return verdicts
 
     def verify_group(
@@ -309,7 +306,8 @@ class DecodeLoop:
         if costs is None:
             return
         if not self.run.target.compiling:
-            costs.took(width, seconds, drafts[0].parents is not None)
+            branched = any(draft.parents is not None for draft in drafts)
+            costs.took(width, seconds, branched)
         accepted = sum(len(verdict.accepted) for verdict in verdicts)
         costs.came(sum(len(draft) for draft in drafts), accepted)
 

@@ -161,7 +161,7 @@ def _beams(settings: Settings, target: Target, call: GenerateCall) -> BeamSearch
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats) -> bool:
     """Whether drafts may be trees; with ``tree=N``, why not is counted."""
-    obstacle = why_no_tree(target.traits, target.call)
+    obstacle = why_no_tree(target.traits, target.call, target.inputs.ragged)
     if isinstance(config.tree, int) and obstacle is not None:
         stats.count_chains(obstacle)
     priced = config.tree == "auto" and config.planned_gamma == "auto"

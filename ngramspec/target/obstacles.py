@@ -24,10 +24,16 @@ PLAIN_PREFILL = (
 )
 
 
-def why_no_tree(traits: Traits, call: CallTraits) -> str | None:
-    """Why a target cannot verify trees; None if it can."""
-    if call.rows > 1:
-        return f"a batch of {call.rows} rows"
+def why_no_tree(traits: Traits, call: CallTraits, diverge: bool) -> str | None:
+    """Why a target cannot verify trees; None if it can.
+
+    Args:
+        traits: of the model.
+        call: of the call.
+        diverge: whether the rows of a batch accept different numbers of tokens.
+    """
+    if call.rows > 1 and not diverge:
+        return f"a batch of {call.rows} rows that advance together"
     if traits.encodes:
         return "an encoder-decoder model"
     if call.slides or traits.windows:

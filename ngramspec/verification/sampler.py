@@ -65,12 +65,11 @@ class DraftCursor:
         return [self.tokens[node] for node in self.nodes(position)]
 
     def depths(self, positions: int) -> list[int]:
-        """How many drafted tokens lead to each of the forward's positions."""
-        if self.draft.parents is None:
-            return list(range(positions))
-        depths = [0]
-        for parent in self.draft.parents.tolist():
-            depths.append(depths[parent + 1] + 1)
+        """How many drafted tokens lead to each of the forward's positions; 0 behind the draft's."""
+        depths, parents = [0] * positions, self.draft.parents
+        chain = range(-1, len(self.tokens) - 1)
+        for node, parent in enumerate(chain if parents is None else parents.tolist()):
+            depths[node + 1] = depths[parent + 1] + 1
         return depths
 
 
@@ -230,7 +229,7 @@ class TokenSampler:
         positions = scores.shape[1]
         probs = torch.softmax(scores, dim=-1)
         generator = self.rule.generator or default_generator(scores.device)
-        depths = max((cursor.depths(positions) for cursor in cursors), key=len)
+        depths = [cursor.depths(positions) for cursor in cursors]
         tokens, states = draw_at_depths(probs, depths, generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
         return SampledTokens(*fetched(tokens, beside), states, generator)
