@@ -19,6 +19,7 @@ from ngramspec.decoding.observer import (
     STEP,
     VERIFICATION,
 )
+from ngramspec.decoding.side_by_side import verify_side_by_side
 from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
 from ngramspec.stats import StepEvent
 from ngramspec.verification.evidence import Computed, EvidenceChannel
@@ -258,34 +259,26 @@ class DecodeLoop:
             sampled: the target's n + 1 tokens of each row, or None.
         """
         verdicts = [NOTHING] * len(self.rows)
+        groups = [group for group in self.groups if not group.stopped]
+        together = sampled is None and len(self.groups) > 1
         try:
             with self.section(VERIFICATION):
-                for group in self.groups:
-                    if not group.stopped:
-                        self.verify_group(group, drafts, logits, sampled, verdicts)
+                if together:
+                    verify_side_by_side(groups, drafts, logits, self.run.sampler)
+                for group in groups:
+                    own = slice(group.rows[0], group.rows[-1] + 1)  # they follow one another
+                    known = None if sampled is None else sampled.tokens[own]
+                    verdicts[own] = (
+                        group.verdicts()
+                        if together
+                        else group.verify(drafts[own], logits[own], known)
+                    )
+                    self.last[own] = group.last
         finally:  # an error of a streamer, say, leaves the generator where plain decoding would
             accepted = len(self.groups[0].accepted_positions)
             if sampled is not None and len(self.groups) == 1 and accepted:
                 sampled.rewind(accepted)
         return verdicts
-
-    def verify_group(
-        self,
-        group: Group,
-        drafts: list[Draft],
-        logits: torch.Tensor,
-        sampled: SampledTokens | None,
-        verdicts: list[Verdict],
-    ) -> None:
-        """Verify the drafts of a group's rows and put the verdicts into ``verdicts``."""
-        rows = list(group.rows)
-        found = group.verify(
-            [drafts[row] for row in rows],
-            logits[rows[0] : rows[-1] + 1],  # they follow one another
-            None if sampled is None else [sampled.tokens[row] for row in rows],
-        )
-        for row, verdict, last in zip(rows, found, group.last, strict=True):
-            verdicts[row], self.last[row] = verdict, last
 
     def count(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
         """Add a step to the statistics: a target call for each row that had not ended."""
@@ -293,7 +286,7 @@ class DecodeLoop:
         for row, verdict in enumerate(verdicts):
             if verdict.emitted:
                 stats.count_step(drafts[row], verdict, self.drafting.tiers(row))
-        positions = sum(len(group.accepted_positions) for group in self.groups)
+        positions = max(len(group.accepted_positions) for group in self.groups)
         syncs = 1 if sampler.all_at_once else positions
         syncs += self.evidence.transfers + (positions if sampler.stop.custom else 0)
         stats.count_host_syncs(syncs)

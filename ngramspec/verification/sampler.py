@@ -177,7 +177,7 @@ class TokenSampler:
         cursors = [DraftCursor(draft) for draft in drafts]
         if self.rule.do_sample and self._ignores(cursors):
             return self._sample_depths(cursors, scores.view(rows, positions, vocab), beside)
-        tokens = self._choose(scores, cursors, range(positions))
+        tokens = self.choose(scores, [(each, at) for each in cursors for at in range(positions)])
         return SampledTokens(*fetched(tokens.view(rows, positions), beside))
 
     def sample(
@@ -203,20 +203,24 @@ class TokenSampler:
         scores = self.processors(rows.ids(), logits) if self.processors else logits
         self.record.append(scores, logits)
         if known is None:
-            known = self._choose(scores, cursors, (position,)).tolist()
+            known = self.choose(scores, [(each, position) for each in cursors]).tolist()
         return known
 
     def _ignores(self, cursors: Sequence[DraftCursor]) -> bool:
         """Whether the tokens are independent of what was drafted."""
         return all(self.rule.ignores(cursor.draft) for cursor in cursors)
 
-    def _choose(
-        self, scores: torch.Tensor, cursors: Sequence[DraftCursor], positions: Sequence[int]
+    def choose(
+        self, scores: torch.Tensor, spots: Sequence[tuple[DraftCursor, int]]
     ) -> torch.Tensor:
-        """The rule's tokens, int64 (rows * positions,), from processed scores of as many rows."""
-        if self._ignores(cursors):
+        """The rule's tokens, int64 (m,).
+
+        Args:
+            scores: float32 (m, vocab), processed.
+            spots: m drafts, each with a position of its forward.
+        """
+        if self._ignores([cursor for cursor, _ in spots]):
             return self.rule.choose(scores)
-        spots = [(cursor, position) for cursor in cursors for position in positions]
         return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
 
     def _sample_depths(
