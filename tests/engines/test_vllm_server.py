@@ -187,6 +187,22 @@ def test_a_thousand_short_requests_leave_nothing_behind(ours):
     assert sizes[-1] - sizes[1] < 50 << 20, sizes
 
 
+def test_a_store_that_all_requests_share(answers, smollm2_folder, logs):
+    """What was said once is drafted from the store when it is said again; the text stays."""
+    options = {"log_every": 0.2, "stores": [{"namespace": "all", "max_bytes": 1 << 22}]}
+    with serve(smollm2_folder, SPECULATIVE, options, log=logs / "shared.log") as server:
+        accepted = []
+        for _ in range(2):
+            jobs = [lambda p=prompt: complete(server.url, p, TOKENS) for prompt in PROMPTS[:20]]
+            ours = at_once(jobs, 2)
+            assert [differ(*both) for both in zip(answers, ours, strict=False)] == [None] * 20
+            complete(server.url, "One more", 20)  # its steps log the counts
+            accepted.append(server.counts()["store_accepted"])
+        assert accepted[1] - accepted[0] > max(200, accepted[0])
+        assert server.counts()["store_tokens"] > 20 * TOKENS
+        assert server.counts()["faults"] == 0
+
+
 def test_chunked_prefill_and_preemption(answers, smollm2_folder, logs):
     """Prefills of 64 tokens at a time, and room for 768 tokens in all."""
     small = ("--max-num-batched-tokens", "64", "--num-gpu-blocks-override", "24")
