@@ -5,7 +5,7 @@ frequency, and the weights follow the gradient of the coding cost. Counts are ha
 that recent text counts most.
 
 Invariant: 0 <= right <= tested in every cell, and ``stretch`` is their log-odds, within
-+-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 20 kB
++-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 30 kB
 in all, whatever was seen. One calibration per drafter; its methods run under the GIL, so that
 sessions in several threads may share it.
 
@@ -16,9 +16,9 @@ tokens were right. Sequences that share it can tell that much of each other; see
 import numpy as np
 
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, AGES, BIAS, COUNTS, DISTANCES, LENGTHS, MATCH_CELLS, MATCH_INPUT, NEAR_CELLS,
-    NEAR_LENGTHS, NEAR_SINCE, RECENT_CELLS, RESUME_CELLS, RESUMED, SESSION_CELLS, SESSION_INPUT,
-    RUNNER_CELLS, RUNNER_RANKS, STORE_CELLS, STORE_INPUT, STORE_RESUME_CELLS,
+    ACCEPTANCES, AGES, BIAS, COUNTS, DISTANCES, KNOWN, LENGTHS, MATCH_CELLS, MATCH_INPUT,
+    NEAR_CELLS, NEAR_LENGTHS, NEAR_SINCE, RECENT_CELLS, RESUME_CELLS, RESUMED, SESSION_CELLS, SESSION_INPUT,
+    RUNNER_CELLS, RUNNER_RANKS, STORE_BLOCK, STORE_CELLS, STORE_INPUT, STORE_RESUME_CELLS,
 )
 from ngramspec._native.keys cimport CONTEXTS
 from ngramspec._native.runners cimport AGED, PROBABILITIES
@@ -127,12 +127,13 @@ cdef class Calibration:
             self.begin(SESSION_CELLS + i, 0.1 + 0.08 * least if least else GUESS)
         for i in range(AGES * COUNTS):
             self.begin(RECENT_CELLS + i, recent_prior(i % AGES, i // AGES), PRIOR_SHARE)
-        for i in range(2 * LENGTHS * COUNTS * COUNTS):
-            self.begin(STORE_CELLS + i, store_prior(
-                i // (COUNTS * COUNTS) % LENGTHS, i // COUNTS % COUNTS, i % COUNTS
-            ))
-        for i in range(RESUMED * LENGTHS):
-            self.begin_pair(STORE_RESUME_CELLS + 2 * i, 0.13, 0.08)
+        for s in range(2):
+            for i in range(2 * LENGTHS * COUNTS * COUNTS):
+                self.begin(STORE_CELLS + s * STORE_BLOCK + i, store_prior(
+                    i // (COUNTS * COUNTS) % LENGTHS, i // COUNTS % COUNTS, i % COUNTS
+                ))
+            for i in range(RESUMED * LENGTHS):
+                self.begin_pair(STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i, 0.13, 0.08)
         for i in range(RUNNER_RANKS * PROBABILITIES * AGED):
             m = i // AGED % PROBABILITIES
             least = i // (AGED * PROBABILITIES)
@@ -143,7 +144,7 @@ cdef class Calibration:
             self.weights[s][MATCH_INPUT] += 0.05 * (s // 3 % LENGTHS)
             if s >= 3 * LENGTHS:
                 self.weights[s][SESSION_INPUT] = -0.1
-                self.weights[s][STORE_INPUT] = 0.3 if s < 6 * LENGTHS else 0.6
+                self.weights[s][STORE_INPUT] = 0.6 if (s // (3 * LENGTHS) - 1) % KNOWN else 0.3
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
 

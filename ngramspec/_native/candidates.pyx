@@ -12,10 +12,9 @@ from libc.stdint cimport int16_t, int32_t
 from ngramspec._native.calibration cimport add_cell
 from ngramspec._native.cells cimport (
     ACCEPTANCES, MATCH_INPUT, NEAR_INPUT, RESUME_INPUT, RUNNER_INPUT, SESSION_INPUT,
-    LENGTHS, STORE_CELLS, STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_INPUT,
-    context_cell, length_bucket, match_cell, near_cell, resume_cell, runner_cell, session_cell,
-    store_cell,
-    store_resume_cell, store_set,
+    LENGTHS, STORE_BLOCK, STORE_CELLS, STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT,
+    STORE_RESUME_CELLS, STORE_RESUME_INPUT, context_cell, length_bucket, match_cell, near_cell,
+    resume_cell, runner_cell, session_cell, store_cell, store_resume_cell, store_set,
 )
 from ngramspec._native.store_reader cimport Votes
 from ngramspec._native.common cimport NONE
@@ -83,7 +82,11 @@ cdef class Estimator:
             orders += 1
         length = length_bucket(max(at.length, orders))
         acceptance = min(<int>(ACCEPTANCES * self.acceptance), ACCEPTANCES - 1)
-        store = 3 * LENGTHS * store_set(max(at.length, orders), at.votes.length)
+        store = 0
+        if self.store is not None:
+            store = 3 * LENGTHS * store_set(
+                max(at.length, orders), at.votes.length, self.store.earlier
+            )
         for i in range(at.count):
             c = &at.candidates[i]
             c.token = tokens[i]
@@ -128,22 +131,24 @@ cdef class Estimator:
     cdef void add_store_cells(self, Candidate* c, const Position* at) noexcept nogil:
         """Describe what a store says of a candidate."""
         cdef const Votes* votes = &at.votes
-        cdef int i, count = 0, other = 0
+        cdef int i, count = 0, other = 0, block = STORE_BLOCK * self.store.earlier
         for i in range(votes.n):
             if votes.token[i] == c.token:
                 count, other = votes.count[i], votes.other[i]
                 break
         if votes.total:
             add_cell(c, STORE_INPUT, store_cell(
-                STORE_CELLS, votes.length, count, votes.total - count
+                STORE_CELLS + block, votes.length, count, votes.total - count
             ))
         if votes.others:
             add_cell(c, STORE_OTHER_INPUT, store_cell(
-                STORE_OTHER_CELLS, votes.length, other, votes.others - other
+                STORE_OTHER_CELLS + block, votes.length, other, votes.others - other
             ))
         if votes.resumed != NONE:
+            block = STORE_BLOCK * self.store.resume_earlier
             add_cell(c, STORE_RESUME_INPUT, store_resume_cell(
-                self.store.since + at.depth, self.store.resume.length, c.token == votes.resumed
+                STORE_RESUME_CELLS + block, self.store.since + at.depth, self.store.resume.length,
+                c.token == votes.resumed,
             ))
 
     cdef void add_runner_cell(self, Candidate* c, const Row* row) noexcept nogil:

@@ -36,10 +36,13 @@ cdef enum:
     STORE_CELLS = RECENT_CELLS + AGES * COUNTS
     STORE_OTHER_CELLS = STORE_CELLS + LENGTHS * COUNTS * COUNTS
     STORE_RESUME_CELLS = STORE_OTHER_CELLS + LENGTHS * COUNTS * COUNTS
-    RUNNER_CELLS = STORE_RESUME_CELLS + RESUMED * LENGTHS * 2
+    # The same again, of what earlier requests said.
+    STORE_BLOCK = 2 * LENGTHS * COUNTS * COUNTS + RESUMED * LENGTHS * 2
+    RUNNER_CELLS = STORE_CELLS + 2 * STORE_BLOCK
     RUNNER_RANKS = 5    # buckets of a rank: 0..2, 3 for more, 4 for none
     CELLS = RUNNER_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
-    STORE_SETS = 4      # by what a store knows: nothing, less than the text, more, much more
+    KNOWN = 3           # what a store knows: less than the text, more, much more
+    STORE_SETS = 1 + 2 * KNOWN  # nothing; that; and that of what earlier requests said
     # Of weights: by what a store knows, match length, and whether the resumed copy agrees.
     SETS = 3 * LENGTHS * STORE_SETS
 
@@ -95,16 +98,17 @@ cdef inline int store_cell(int first, int length, int count, int others) noexcep
     return first + length_bucket(length) * COUNTS * COUNTS + counts
 
 
-cdef inline int store_resume_cell(int since, int length, bint agrees) noexcept nogil:
+cdef inline int store_resume_cell(int first, int since, int length, bint agrees) noexcept nogil:
     """By the tokens since the store's copy was left, and how long it was."""
-    return STORE_RESUME_CELLS + agrees + 2 * (
+    return first + agrees + 2 * (
         LENGTHS * min(since, RESUMED - 1) + length_bucket(length)
     )
 
 
-cdef inline int store_set(int own, int length) noexcept nogil:
+cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:
     """Which weights: by the lengths of the text's own match and of the store's."""
-    return 0 if length == 0 else 1 if length < own else 2 if length < 8 else 3
+    cdef int known = 1 if length < own else 2 if length < 8 else 3
+    return 0 if length == 0 else KNOWN * earlier + known
 
 
 cdef inline int runner_cell(int rank, int probability, int age) noexcept nogil:

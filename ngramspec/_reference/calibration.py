@@ -153,7 +153,7 @@ class Calibration:
             share = 0.006 * max(seen, 0.5)
             return share / 2 if age in (0, OLDEST) else share
         if kind in ("store", "store other"):
-            return store_prior(*rest)
+            return store_prior(*rest[1:])
         if kind == "runner":
             rank, bucket, _ = rest
             return NO_RUNNER[bucket] if rank == 4 else RUNNER[bucket]
@@ -179,7 +179,7 @@ class Calibration:
         if set[2] and name == "session":
             return Real(-0.1)
         if set[2] and name == "store":
-            return Real(0.3 if set[2] == 1 else 0.6)
+            return Real(0.3 if set[2] in (1, 4) else 0.6)
         if set == ALONE and name in ("session", "bias"):
             begin = Real(name == "session")
         return begin

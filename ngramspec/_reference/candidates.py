@@ -82,7 +82,8 @@ class Estimator:
         acceptance = min(int(ACCEPTANCES * self.acceptance), int(ACCEPTANCES) - 1)
         resumed = at.placed[1]
         at.votes = Votes() if self.store is None else self.store.vote(at.live, depth)
-        stored = store_class(max(at.length, orders), at.votes.length)
+        earlier = self.store is not None and self.store.earlier
+        stored = store_class(max(at.length, orders), at.votes.length, earlier)
         row = self.runners.rows.get(text[-1]) if self.runners is not None and text else None
         for token in self.collect(at, known, row, least):
             situations = self.situations(token, at, known, acceptance, length)
@@ -121,19 +122,23 @@ class Estimator:
     def store_situations(self, token: int, at: Position) -> dict[str, Situation]:
         """What a store says of a candidate, by input."""
         found: dict[str, Situation] = {}
+        if self.store is None:
+            return found
         votes, length = at.votes, length_bucket(at.votes.length)
+        earlier = self.store.earlier
         count, other = votes.counts.get(token, (0, 0))
         if votes.total:
             rest = count_bucket(votes.total - count)
-            found["store"] = ("store", length, count_bucket(count), rest)
+            found["store"] = ("store", earlier, length, count_bucket(count), rest)
         if votes.others:
             rest = count_bucket(votes.others - other)
-            found["store other"] = ("store other", length, count_bucket(other), rest)
-        if votes.resumed is not None and self.store is not None:
+            found["store other"] = ("store other", earlier, length, count_bucket(other), rest)
+        if votes.resumed is not None:
             assert self.store.resume is not None
+            earlier = self.store.resume_earlier
             since = min(self.store.since + len(at.path), 5)
             copied = length_bucket(self.store.resume.length)
-            found["store resume"] = ("store resume", since, copied, token == votes.resumed)
+            found["store resume"] = ("store resume", earlier, since, copied, token == votes.resumed)
         return found
 
     def runner_situation(self, token: int, row: Row | None) -> dict[str, Situation]:
@@ -221,6 +226,7 @@ class Estimator:
             self.calibration.cell(situation).count(other == token, HALVE_SHARE_AT)
 
 
-def store_class(own: int, length: int) -> int:
+def store_class(own: int, length: int, earlier: bool) -> int:
     """Which weights: by the lengths of the text's own match and of the store's."""
-    return 0 if length == 0 else 1 if length < own else 2 if length < 8 else 3
+    known = 1 if length < own else 2 if length < 8 else 3
+    return 0 if length == 0 else 3 * earlier + known
