@@ -35,6 +35,7 @@ class Order:
         stops: strings that end it, and are not in it.
         indent: least indentation of its lines after the first, see ``StopText``.
         eos: ids that end it.
+        hidden: ids of tokens that are not shown; None: the special ones.
         top_logprobs: likeliest tokens to report at each token; None: no log-probabilities.
         prompt_logprobs: whether they are reported for the prompt too.
         seconds: after the first token, and a line end, it ends; None: no limit.
@@ -50,6 +51,7 @@ class Order:
     stops: tuple[str, ...] = ()
     indent: int = 0
     eos: tuple[int, ...] = ()
+    hidden: frozenset[int] | None = None
     top_logprobs: int | None = None
     prompt_logprobs: bool = False
     seconds: float | None = None
@@ -168,7 +170,7 @@ class Job:
         else:
             self._generation = maker.open(order, self._lease.cache)
             progress.stats = self._generation.stats
-            self._text = Detokenizer(maker.tokenizer, order.prompt.tolist())
+            self._text = Detokenizer(maker.tokenizer, order.prompt.tolist(), hidden=order.hidden)
             self._step(maker)
 
     def _first_logprobs(self) -> tuple[TokenLogprobs, ...]:

@@ -9,30 +9,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from serving import VOCAB, ask, events, letters, plain, served, shown, text_of
+from serving import VOCAB, ask, events, plain, served, shown, text_of
 
 from ngramspec import Corpus
 from ngramspec.integrations.server.shared import SharedText
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+pytest_plugins = ["server_fixtures"]
 GREEDY = {"max_tokens": 24, "temperature": 0}
 PROMPT = "def hello(name):\n    return name + 'hello"
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_llama(vocab=VOCAB)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return letters()
-
-
-@pytest.fixture(scope="module")
-def client(model, tokenizer):
-    with served(model, tokenizer) as client:
-        yield client
 
 
 def test_a_completion_is_plain_generates(client, model, tokenizer):
