@@ -58,6 +58,12 @@ cdef class StoreStream(StoreSource):
             self.put(new, n)
         self.busy = False
 
+    def publish(self):
+        """Add what is left, though the document may go on."""
+        if self.busy:
+            raise RuntimeError("this stream is being used by another thread")
+        self.flush()
+
     def finish(self):
         """Add what is left, and end the document."""
         if self.busy:

@@ -99,6 +99,10 @@ class Rows:
         """Of texts and sessions, as counted last."""
         return self._texts.bytes
 
+    def store_counts(self) -> dict[str, int]:
+        """Of the shared stores: tokens in them, look-ups that found some, and accepted tokens."""
+        return self._sessions.store_counts()
+
     def step(self, rows: Sequence[Row]) -> list[Draft]:
         """Learn what the engine's step committed, and draft for the next one.
 
@@ -180,6 +184,7 @@ class Rows:
             except Exception as error:
                 timed = False
                 self._sessions.fault(error)
+        self._sessions.rows_known()
         return texts, drafted, timed
 
     def _draft(
