@@ -5,7 +5,7 @@ frequency, and the weights follow the gradient of the coding cost. Counts are ha
 that recent text counts most.
 
 Invariant: 0 <= right <= tested in every cell, and ``stretch`` is their log-odds, within
-+-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 30 kB
++-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 70 kB
 in all, whatever was seen. One calibration per drafter; its methods run under the GIL, so that
 sessions in several threads may share it.
 

@@ -6,7 +6,7 @@ The draft is the start of that order with the most expected tokens per cost: The
 Leviathan et al. 2023 with a measured cost and a probability for each node.
 
 Costs: a draft expands at most ``limit`` nodes, and at most LOOKAHEAD behind the best end so far.
-Memory: about 680 bytes per node of the largest draft so far. One thread at a time.
+Memory: about 2.3 kB per node of the largest draft so far. One thread at a time.
 """
 
 from libc.stdint cimport int32_t

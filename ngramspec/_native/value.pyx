@@ -10,8 +10,8 @@ ends where the expected tokens per cost are highest.
 Invariant: the drafts follow from the committed text, the calibration and the outcome of earlier
 drafts alone. Costs: a committed token four counts, a drafted position four look-ups and
 ``MOST_CANDIDATES`` estimates at most (in a chain seven); finding places is bounded (places.pyx).
-Memory: 4 bytes per token, 32 to 85 per context, 680 per node of the largest draft. One thread at a
-time: a second one gets a RuntimeError while an operation runs without the GIL.
+Memory: 4 bytes per token, 32 to 85 per context, 2.3 kB per node of the largest draft. One thread
+at a time: a second one gets a RuntimeError while an operation runs without the GIL.
 """
 
 from libc.stdint cimport int8_t, int32_t
