@@ -104,6 +104,11 @@ class Group:
         return all(self.finished)
 
     @property
+    def accepted_paths(self) -> Sequence[Sequence[int]]:
+        """The same of each row that the cache has after the step; one stands for all rows."""
+        return [self.accepted_positions]
+
+    @property
     def going(self) -> list[int]:
         """Rows of the group that are drafted for; ended ones too, unless they are padded."""
         pads = self.sampler.pad is not None

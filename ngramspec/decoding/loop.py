@@ -7,6 +7,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from ngramspec.decoding.beam_branches import parents_of
 from ngramspec.decoding.beam_drafting import drafting_of
 from ngramspec.decoding.beams import BeamGroup
 from ngramspec.decoding.generation import Generation
@@ -60,7 +61,9 @@ class DecodeLoop:
         self.device = prompt.device
         self.rows = range(prompt.shape[0])
         if run.beams is not None:
-            self.groups: list[Group] = [BeamGroup(prompt, run.sampler, run.beams, observer)]
+            self.groups: list[Group] = [
+                BeamGroup(prompt, run.sampler, run.beams, observer, branches=run.beam_nodes > 0)
+            ]
         elif run.row_samplers is None:
             self.groups = [Group(tuple(self.rows), prompt, run.sampler, observer)]
         else:
@@ -127,7 +130,8 @@ class DecodeLoop:
         """Roll the target back to the accepted positions of its last forward."""
         kept = [len(group.accepted_positions) for group in self.groups for _ in group.rows]
         with self.section(ROLLBACK):
-            self.run.target.rollback(kept, self.accepted_positions(), self.groups[0].origins)
+            group = self.groups[0]
+            self.run.target.rollback(kept, group.accepted_paths, group.origins)
 
     def prefill(self) -> None:
         """Run the prompt, and where the target can verify one, a draft after it."""
@@ -187,7 +191,7 @@ class DecodeLoop:
 
     def forward(self, drafts: list[Draft], width: int) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
-        lengths, parents = [1 + len(draft) for draft in drafts], drafts[0].parents
+        lengths, parents = [1 + len(draft) for draft in drafts], parents_of(drafts)
         with self.section(INPUT_PREPARATION):
             block = self.block(drafts, width)
             return self.run.target.forward(block, lengths, parents, self.committed())
@@ -309,7 +313,7 @@ class DecodeLoop:
         if costs is None:
             return
         if not self.run.target.compiling:
-            costs.took(width, seconds, drafts[0].parents is not None)
+            costs.took(width, seconds, any(draft.parents is not None for draft in drafts))
         accepted = sum(len(verdict.accepted) for verdict in verdicts)
         costs.came(sum(len(draft) for draft in drafts), accepted)
 

@@ -236,24 +236,26 @@ class KVCache:
             states = (*layer.conv_states.values(), *layer.recurrent_states.values())
             yield from (each for each in states if each is not None)
 
-    def keep_path(self, start: int, path: Sequence[int]) -> None:
-        """Move the positions start + path[0], start + path[1], and so on to start, start + 1, ...
+    def keep_paths(self, start: int, paths: Sequence[Sequence[int]]) -> None:
+        """Move each row's positions start + path[0], start + path[1], ... to start, start + 1, ...
 
         Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them.
 
         Args:
             start: position of the forward's first token.
-            path: accepted positions of the forward, ascending; of a batch of one row.
+            paths: each row's accepted positions of the forward, ascending, equally many; empty:
+                all stay where they are.
         """
-        stay = next((at for at, node in enumerate(path) if at != node), len(path))
-        places = torch.tensor(path[stay:], device="cpu") + start
-        indices: dict[torch.device, torch.Tensor] = {}
+        count = len(paths[0]) if paths else 0
+        stay = min((_in_place(path) for path in paths), default=0)
+        if stay == count:
+            return
+        places = torch.tensor([list(path[stay:]) for path in paths], device="cpu") + start
         for layer in self.layers:
-            for states in (layer.keys, layer.values):  # (1, heads, length, size)
-                if states.device not in indices:
-                    indices[states.device] = places.to(states.device, non_blocking=True)
-                moved = states.index_select(2, indices[states.device])
-                states[:, :, start + stay : start + len(path)] = moved
+            for states in (layer.keys, layer.values):  # (rows, heads, length, size)
+                index = places[:, None, :, None].to(states.device, non_blocking=True)
+                moved = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
+                states[:, :, start + stay : start + count] = moved
 
     def compact(self, slots: torch.Tensor) -> None:
         """Keep some positions of each row.
@@ -283,6 +285,11 @@ class KVCache:
                 for place, was in moved:
                     states[place] = states[was]
                 setattr(layer, name, states[: len(order)])
+
+
+def _in_place(path: Sequence[int]) -> int:
+    """How many of a path's first positions are already where they belong."""
+    return next((at for at, node in enumerate(path) if at != node), len(path))
 
 
 def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:

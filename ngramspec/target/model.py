@@ -256,7 +256,7 @@ class Target:
             block: int64 (batch, n + 1), on the prompt's device.
             lengths: how many of a row's tokens in the block are its own; used in a ragged batch
                 only.
-            parents: int32 (n,), of the only row's draft, if it is a tree.
+            parents: int32 (n,), of the only row's draft, if it is a tree; or (batch, n).
             committed: int64 (batch, length), all tokens up to the block's first, for models that
                 look at them (``traits.reads_text``); else None.
 
@@ -306,7 +306,7 @@ class Target:
             self.limits.stop_drafting("the model forgot the text behind its original length")
 
     def rollback(
-        self, kept: Sequence[int], path: Sequence[int] = (), origins: Sequence[int] = ()
+        self, kept: Sequence[int], paths: Sequence[Sequence[int]] = (), origins: Sequence[int] = ()
     ) -> None:
         """Roll the last forward back to the positions that stay; masks and positions follow.
 
@@ -315,7 +315,7 @@ class Target:
         Args:
             kept: per row, how many of the forward's positions plain decoding would have run. Of
                 the prefill, the first position counted is that of the prompt's last token.
-            path: which ones, in a tree's order; empty: the first ones.
+            paths: which ones, of each row that the cache has then; empty: the first ones.
             origins: which row of the forward each row continues; empty: its own.
         """
         if not self.limits.begun:
@@ -328,13 +328,11 @@ class Target:
             return
         kept = self._present.of(kept)
         if forward.is_prefill:  # the prompt's last token is in the cache to stay
-            kept, path = [max(each - 1, 0) for each in kept], ()
+            kept, paths = [max(each - 1, 0) for each in kept], ()
         stays, static = max(kept), self.cache.capacity is not None
         if forward.outputs is None:
             self.cache.truncate_to(self._slots + stays)
         else:
-            if len(path) == stays and list(path) != list(range(stays)):
-                self.cache.keep_path(self._slots, path)
             self._recorder.keep(
                 forward.outputs,
                 stays,
@@ -348,6 +346,7 @@ class Target:
                 kept = [self._all_or_none(forward, stays, origins)] * len(kept)
                 stays = max(kept)
             self.cache.reorder(origins)
+            self.cache.keep_paths(self._slots, paths)
             self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
         self._slots += stays

@@ -24,9 +24,15 @@ PLAIN_PREFILL = (
 )
 
 
-def why_no_tree(traits: Traits, call: CallTraits) -> str | None:
-    """Why a target cannot verify trees; None if it can."""
-    if call.rows > 1:
+def why_no_tree(traits: Traits, call: CallTraits, beams: int = 1) -> str | None:
+    """Why a target cannot verify trees; None if it can.
+
+    Args:
+        traits: of the target.
+        call: of the call.
+        beams: of each prompt; beams accept equally many tokens, so that each may have its tree.
+    """
+    if call.rows > 1 and beams == 1:
         return f"a batch of {call.rows} rows"
     if traits.encodes:
         return "an encoder-decoder model"

@@ -42,14 +42,14 @@ def tree_positions(last: torch.Tensor, parents: Int32) -> torch.Tensor:
     """Positions in the text of the last committed token and of a tree's n nodes behind it.
 
     Args:
-        last: int64 (..., 1, 1), the last committed token's.
-        parents: int32 (n,).
+        last: int64 (..., rows, 1), the last committed tokens'.
+        parents: int32 (n,), or (rows, n).
 
     Returns:
-        int64 (..., 1, n + 1).
+        int64 (..., rows, n + 1).
     """
-    depths = torch.from_numpy(ancestry(parents)[1]).to(last.device, non_blocking=True)
-    positions: torch.Tensor = last + depths
+    depths = np.stack([ancestry(each)[1] for each in np.atleast_2d(parents)])
+    positions: torch.Tensor = last + torch.from_numpy(depths).to(last.device, non_blocking=True)
     return positions
 
 
@@ -57,18 +57,20 @@ def attended(parents: Int32 | None, width: int, device: torch.device) -> torch.T
     """Which of a forward's positions attends to which, on a device.
 
     Args:
-        parents: int32 (n,), of the tree; None: the draft is a chain.
+        parents: int32 (n,), of the tree, or (rows, n); None: the draft is a chain.
         width: of the forward, > n. Padding behind a tree attends to all positions before it, so
             that its scores are finite.
         device: of the model.
 
     Returns:
-        bool (width, width), True where the row attends to the column.
+        bool (width, width) or (rows, width, width), True where the row attends to the column.
     """
     sees = np.tri(width, dtype=np.bool_)
     if parents is not None:
-        known = len(parents) + 1
-        sees[:known, :known] = ancestry(parents)[0]
+        known = parents.shape[-1] + 1
+        sees = np.tile(sees, (*parents.shape[:-1], 1, 1))
+        own = np.stack([ancestry(each)[0] for each in np.atleast_2d(parents)])
+        sees[..., :known, :known] = own.reshape(*parents.shape[:-1], known, known)
     return torch.from_numpy(sees).to(device, non_blocking=True)
 
 
@@ -83,7 +85,7 @@ def tree_mask(
     """The attention mask of a forward of w positions behind ``length`` ones in the cache.
 
     Args:
-        sees: bool (w, w), which of the forward's positions attends to which.
+        sees: bool (w, w) or (batch, w, w), which of the forward's positions attends to which.
         past: (batch, length or more), 0 at positions of the cache that no row attends to; None: all
             rows attend to all.
         length: positions in the cache.
@@ -94,16 +96,16 @@ def tree_mask(
 
     Returns:
         (batch, 1, w, keys): bool, or 0 and the dtype's lowest value. The batch is 1 without
-        ``past``.
+        ``past``, unless each row has its own ``sees``.
     """
     own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
     own = own.to(like.device, non_blocking=True)
-    width = own.shape[0]
+    width = own.shape[-1]
     there = torch.ones((1, length), dtype=torch.bool, device=like.device)
     if past is not None:
         there = past[:, :length].to(torch.bool)
-    rows = there.shape[0]
-    mask = torch.cat((there[:, None].expand(-1, width, -1), own.expand(rows, -1, -1)), dim=2)
+    rows = max(there.shape[0], own.shape[0] if own.ndim == 3 else 1)
+    mask = torch.cat((there[:, None].expand(rows, width, -1), own.expand(rows, -1, -1)), dim=2)
     if keys is not None:
         mask = pad(mask, (0, keys - length - width))
     mask = mask[:, None]
