@@ -93,7 +93,7 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
         gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
         beams=call.config.num_beams or 1,
     )
-    check_beams_of(target.model, target.call, call.config.num_beams or 1)
+    check_beams_of(target.model, call.config.num_beams or 1)
     if ranks.synced and target.cache.capacity is not None:
         raise UnsupportedError(
             "a static cache has no room for the forwards of synced_gpus; use a dynamic one"

@@ -335,7 +335,6 @@ class Target:
         else:
             if len(path) == stays and list(path) != list(range(stays)):
                 self.cache.keep_path(self._slots, path)
-            self.cache.reorder(origins)
             self._recorder.keep(
                 forward.outputs,
                 stays,
@@ -346,8 +345,9 @@ class Target:
             )
             forward.outputs = None
             if self.cache.checkpoint is not None:
-                kept = [self._all_or_none(forward, stays)] * len(kept)
+                kept = [self._all_or_none(forward, stays, origins)] * len(kept)
                 stays = max(kept)
+            self.cache.reorder(origins)
             self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
         self._slots += stays
@@ -358,15 +358,15 @@ class Target:
             self.inputs.compact(slots)
             self._slots = slots.shape[1]
 
-    def _all_or_none(self, forward: _Forward, accepted: int) -> int:
+    def _all_or_none(self, forward: _Forward, accepted: int, origins: Sequence[int]) -> int:
         """How many positions of a forward over recurrent states stay: all, if all are accepted.
 
-        If not, its states are undone, and the accepted tokens are pending.
+        If not, its states are undone, and the accepted tokens are pending, of each row's origin.
         """
         accepted += forward.again
         whole = accepted == forward.width or not self.cache.restore()
         assert forward.block is not None
-        self.pending.tokens = None if whole or not accepted else forward.block[:, :accepted]
+        self.pending.keep(forward.block, 0 if whole else accepted, origins)
         return forward.width if whole else 0
 
     @property
