@@ -138,8 +138,7 @@ class BatchDrafting:
         """How many positions the forward runs: those of the longest draft, or more."""
         positions = 1 + max(len(draft) for draft in drafts)
         costs, recurrent = self._run.step_costs, self._run.target.traits.recurrent
-        branched = any(draft.parents is not None for draft in drafts)
-        if costs is None or recurrent or branched:
+        if costs is None or recurrent or any(draft.parents is not None for draft in drafts):
             return positions  # padding would be rejected, and a recurrent state undone with it
         room = min(self.draft_limit(group) for group in self._groups if not group.stopped)
         return costs.width(positions, 1 + room)

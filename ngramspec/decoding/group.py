@@ -109,6 +109,11 @@ class Group:
         return all(self.finished)
 
     @property
+    def accepted_paths(self) -> Sequence[Sequence[int]]:
+        """The same of each row that the cache has after the step."""
+        return [self.accepted_positions] * len(self.rows)
+
+    @property
     def going(self) -> list[int]:
         """Rows of the group that are drafted for; ended ones too, unless they are padded."""
         pads = self.sampler.pad is not None

@@ -61,7 +61,9 @@ class DecodeLoop:
         self.device = prompt.device
         self.rows = range(prompt.shape[0])
         if run.beams is not None:
-            self.groups: list[Group] = [BeamGroup(prompt, run.sampler, run.beams, observer)]
+            self.groups: list[Group] = [
+                BeamGroup(prompt, run.sampler, run.beams, observer, branches=run.beam_nodes > 0)
+            ]
         elif run.row_samplers is None:
             self.groups = [Group(tuple(self.rows), prompt, run.sampler, observer)]
         else:
@@ -122,7 +124,7 @@ class DecodeLoop:
 
     def rollback(self) -> None:
         """Roll the target back to the accepted positions of its last forward."""
-        paths = [group.accepted_positions for group in self.groups for _ in group.rows]
+        paths = [path for group in self.groups for path in group.accepted_paths]
         with self.section(ROLLBACK):
             self.run.target.rollback(paths, self.groups[0].origins)
 
@@ -299,8 +301,7 @@ class DecodeLoop:
         if costs is None:
             return
         if not self.run.target.compiling:
-            branched = any(draft.parents is not None for draft in drafts)
-            costs.took(width, seconds, branched)
+            costs.took(width, seconds, any(draft.parents is not None for draft in drafts))
         accepted = sum(len(verdict.accepted) for verdict in verdicts)
         costs.came(sum(len(draft) for draft in drafts), accepted)
 

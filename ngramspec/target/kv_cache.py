@@ -13,7 +13,7 @@ does, or to grow without copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -217,10 +217,24 @@ class KVCache:
         if not changed:
             return
         pairs = torch.tensor([changed, [origins[row] for row in changed]], device="cpu")
+        for states in self._states_by_row():
+            to, source = pairs.to(states.device, non_blocking=True).unbind()
+            states[to] = states[source]
         for layer in self.layers:
-            for states in (layer.keys, layer.values):  # (rows, heads, length, size)
-                to, source = pairs.to(states.device, non_blocking=True).unbind()
-                states[to] = states[source]
+            places = getattr(layer, "indexer_position_ids", None)
+            if places is not None:  # (dimensions, rows, length), maybe expanded from fewer rows
+                layer.indexer_position_ids = places[:, list(origins)]
+
+    def _states_by_row(self) -> Iterator[torch.Tensor]:
+        """All states that there are, each (rows, ...), but for an index's positions."""
+        for layer in self.layers:
+            if layer.keys is not None:
+                yield from (layer.keys, layer.values)  # (rows, heads, length, size)
+            if getattr(layer, "indexer_keys", None) is not None:
+                yield layer.indexer_keys  # (rows, length, size)
+        for layer in self._linear:
+            states = (*layer.conv_states.values(), *layer.recurrent_states.values())
+            yield from (each for each in states if each is not None)
 
     def keep_paths(self, start: int, paths: Sequence[Sequence[int]]) -> None:
         """Move each row's positions start + path[0], start + path[1], ... to start, start + 1, ...

@@ -255,7 +255,7 @@ class Target:
         Args:
             block: int64 (batch, n + 1), on the prompt's device.
             lengths: how many of a row's tokens in the block are its own.
-            trees: of the rows' drafts; in a batch only where rows diverge. Nothing: all are chains.
+            trees: of the rows' drafts, where each row may have one. Nothing: all are chains.
             committed: int64 (batch, length), all tokens up to the block's first, for models that
                 look at them (``traits.reads_text``); else None.
 
@@ -311,9 +311,9 @@ class Target:
         It may be called after an interrupted forward or prefill, too.
 
         Args:
-            paths: of each row, which of the forward's positions plain decoding would have run, in
-                order. Of the prefill, the first position counted is that of the prompt's last
-                token.
+            paths: of each row that the cache has then, which of the forward's positions plain
+                decoding would have run, in order. Of the prefill, the first position counted is
+                that of the prompt's last token.
             origins: which row of the forward each row continues; empty: its own.
         """
         if not self.limits.begun:
@@ -327,14 +327,11 @@ class Target:
         paths = self._present.of(paths)
         kept = [len(path) for path in paths]
         if forward.is_prefill:  # the prompt's last token is in the cache to stay
-            kept = [max(each - 1, 0) for each in kept]
+            kept, paths = [max(each - 1, 0) for each in kept], []
         stays, static = max(kept), self.cache.capacity is not None
         if forward.outputs is None:
             self.cache.truncate_to(self._slots + stays)
         else:
-            if not forward.is_prefill:
-                self.cache.keep_paths(self._slots, paths)
-            self.cache.reorder(origins)
             self._recorder.keep(
                 forward.outputs,
                 stays,
@@ -345,8 +342,10 @@ class Target:
             )
             forward.outputs = None
             if self.cache.checkpoint is not None:
-                kept = [self._all_or_none(forward, stays)] * len(kept)
+                kept = [self._all_or_none(forward, stays, origins)] * len(kept)
                 stays = max(kept)
+            self.cache.reorder(origins)
+            self.cache.keep_paths(self._slots, paths)
             self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
         self._slots += stays
@@ -357,15 +356,15 @@ class Target:
             self.inputs.compact(slots)
             self._slots = slots.shape[1]
 
-    def _all_or_none(self, forward: _Forward, accepted: int) -> int:
+    def _all_or_none(self, forward: _Forward, accepted: int, origins: Sequence[int]) -> int:
         """How many positions of a forward over recurrent states stay: all, if all are accepted.
 
-        If not, its states are undone, and the accepted tokens are pending.
+        If not, its states are undone, and the accepted tokens are pending, of each row's origin.
         """
         accepted += forward.again
         whole = accepted == forward.width or not self.cache.restore()
         assert forward.block is not None
-        self.pending.tokens = None if whole or not accepted else forward.block[:, :accepted]
+        self.pending.keep(forward.block, 0 if whole else accepted, origins)
         return forward.width if whole else 0
 
     @property

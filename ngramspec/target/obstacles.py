@@ -24,15 +24,16 @@ PLAIN_PREFILL = (
 )
 
 
-def why_no_tree(traits: Traits, call: CallTraits, diverge: bool) -> str | None:
+def why_no_tree(traits: Traits, call: CallTraits, by_row: bool = False) -> str | None:
     """Why a target cannot verify trees; None if it can.
 
     Args:
         traits: of the model.
         call: of the call.
-        diverge: whether the rows of a batch accept different numbers of tokens.
+        by_row: whether each row of a batch may have a tree of its own: rows that accept different
+            numbers of tokens, and beams.
     """
-    if call.rows > 1 and not diverge:
+    if call.rows > 1 and not by_row:
         return f"a batch of {call.rows} rows that advance together"
     if traits.encodes:
         return "an encoder-decoder model"

@@ -111,6 +111,17 @@ class Pending:
         """Whether the next forward should accept them all, by holding no draft."""
         return len(self) >= self.most
 
+    def keep(self, block: torch.Tensor, count: int, origins: Sequence[int] = ()) -> None:
+        """Have the first ``count`` tokens of a block's rows pending, or none.
+
+        Args:
+            block: int64 (batch, width).
+            count: of each row.
+            origins: which row of the block each row continues; empty: its own.
+        """
+        rows = block[list(origins)] if origins else block
+        self.tokens = rows[:, :count] if count else None
+
     def in_front(
         self, block: torch.Tensor, committed: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

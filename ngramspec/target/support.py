@@ -172,23 +172,16 @@ def check_beams(config: Any) -> None:
         raise UnsupportedError("low_memory=True is not supported with beams; pass low_memory=False")
 
 
-def check_beams_of(model: Any, call: CallTraits, beams: int) -> None:
-    """Raise an UnsupportedError if a model's beams cannot be verified, or its cache reordered.
+def check_beams_of(model: Any, beams: int) -> None:
+    """Raise an UnsupportedError if a model has a beam search of its own.
 
     Args:
         model: a transformers model.
-        call: of the call.
         beams: of each prompt.
     """
-    if beams == 1:
-        return
-    if hf_private.searches_beams_itself(type(model)):
+    if beams > 1 and hf_private.searches_beams_itself(type(model)):
         name = type(model).__name__
         raise UnsupportedError(f"num_beams={beams}: {name} has its own beam search; {ONE_BEAM}")
-    if call.in_order is not None:
-        raise UnsupportedError(
-            f"num_beams={beams} is not supported with {call.in_order}; {ONE_BEAM}"
-        )
 
 
 def refusal(settings: dict[str, Any]) -> str:

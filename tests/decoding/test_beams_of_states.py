@@ -1,0 +1,81 @@
+"""Beams over convolutions, an index of the keys, and recurrent states: those of plain generate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from beams import BeamOracle, assert_same
+from layer_states import PROMPT, assert_close, model_of
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError
+
+CROPPED = ("Lfm2ForCausalLM", "Lfm3ForCausalLM", "DeepseekV32ForCausalLM")
+REPLAYED = ("BambaForCausalLM", "Qwen3NextForCausalLM", "ZayaForCausalLM", "Mamba2ForCausalLM")
+OTHERS = (
+    "InklingForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "OlmoHybridForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen4ExpForCausalLM",
+)
+STATES = ("keys", "values", "indexer_keys", "indexer_position_ids")
+PAIR = torch.cat((PROMPT, torch.tensor([[0, 0, 0, 9, 8, 5, 6, 9, 8, 5]])))
+SETTINGS = [
+    {"num_beams": 3},
+    {"num_beams": 4, "eos_token_id": [3, 4, 5], "length_penalty": 2.0, "early_stopping": True},
+]
+
+
+def both(name, settings, *, rows=1, right=0.9):
+    """What plain and our beam search return, and the statistics."""
+    model, ids, oracle = model_of(name), PAIR[:rows], BeamOracle(right=right)
+    kwargs = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True}
+    kwargs |= {"attention_mask": (ids != 0).long(), "output_scores": True, "output_logits": True}
+    plain = model.generate(ids, **kwargs | settings, logits_processor=[oracle.watch])
+    speculator = Speculator(oracle, gamma=4)
+    ours = ngramspec.generate(model, ids, **kwargs | settings, speculator=speculator)
+    assert speculator.stats.drafter_faults == 0
+    return plain, ours, speculator.stats
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["open", "ending"])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", [*CROPPED, *REPLAYED])
+def test_beams_are_those_of_plain_generate(name, rows, settings):
+    plain, ours, stats = both(name, settings, rows=rows)
+    assert_same(plain, ours)
+    assert stats.drafted > 0 or rows == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS, ids=["open", "ending"])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", OTHERS)
+def test_beams_of_other_classes(name, rows, settings):
+    plain, ours, _ = both(name, settings, rows=rows)
+    assert_same(plain, ours)
+
+
+@pytest.mark.parametrize("name", [*CROPPED, *REPLAYED])
+def test_rejected_drafts_leave_no_trace_in_the_returned_cache(name):
+    plain, ours, stats = both(name, {"num_beams": 2, "max_new_tokens": 32}, right=0.75)
+    assert stats.accepted > 0
+    assert stats.drafted > stats.accepted
+    key = "past_key_values" if plain.get("past_key_values") is not None else "cache_params"
+    for mine, theirs in zip(ours.past_key_values.layers, plain[key].layers, strict=True):
+        for each in STATES:
+            if getattr(theirs, each, None) is not None:
+                assert_close(getattr(mine, each), getattr(theirs, each), within=1e-3)
+        for kind in ("conv_states", "recurrent_states"):
+            for at, state in getattr(theirs, kind, {}).items():
+                if state is not None:
+                    assert_close(getattr(mine, kind)[at], state, within=1e-3)
+
+
+def test_a_state_outside_the_cache_is_refused_by_name():
+    model = model_of("RecurrentGemmaForCausalLM")
+    with pytest.raises(UnsupportedError, match=r"RecurrentGemma.*state is not in its cache"):
+        ngramspec.generate(model, PROMPT, num_beams=2, do_sample=False, max_new_tokens=4)
