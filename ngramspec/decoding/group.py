@@ -158,6 +158,7 @@ class Group:
         """
         self.begin_verification(drafts)
         while (position := self.position) is not None:
+            self.accepted_positions.append(position)  # plain decoding ran it before it sampled
             known = None if sampled is None else [row[position] for row in sampled]
             at = logits[:, position]
             self.take(self.sampler.sample(at, self.cursors, position, self, known))
@@ -174,7 +175,6 @@ class Group:
         """Commit each row's token at ``position``, which becomes the next one, or None."""
         position, going = self.position, self.going
         assert position is not None
-        self.accepted_positions.append(position)
         tokens = self._padded(tokens)
         nodes = {self._judged[row].judge(self.cursors[row], position, tokens[row]) for row in going}
         self.commit(tokens)

@@ -32,11 +32,13 @@ def verify_side_by_side(
     for group in groups:
         group.begin_verification([drafts[group.rows[0]]])
     while spots := [(each, each.position) for each in groups if each.position is not None]:
+        for group, reached in spots:
+            group.accepted_positions.append(reached)  # plain decoding ran it before it sampled
         going = [group for group, _ in spots]
-        at = torch.tensor([(group.rows[0], position) for group, position in spots], device="cpu")
+        at = torch.tensor([(group.rows[0], reached) for group, reached in spots], device="cpu")
         row, position = at.to(logits.device, non_blocking=True).unbind(dim=1)
         scores = logits[row, position].to(dtype=torch.float32, device=going[0].device)
-        cursors = [(group.cursors[0], position) for group, position in spots]
+        cursors = [(group.cursors[0], reached) for group, reached in spots]
         tokens = sampler.choose(processed(scores, going, sampler), cursors)
         for group, token in zip(going, tokens.tolist(), strict=True):
             group.take([token])
