@@ -1,5 +1,7 @@
 """vLLM's server with and without drafts, by the ``openai`` client: plain, ngram, suffix, ngramspec.
 
+Method "shared" is ngramspec with a store to which all requests add what they say.
+
 Two commands. The first starts one server for each method, all with the same model, eager, in
 float32, each worker bound to the same core, and keeps them until it is interrupted. The second
 asks them in turn, each prompt once of every server, and prints ratios to the plain server::
@@ -35,6 +37,11 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "ngram": {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2},
     "suffix": {"method": "suffix"},
     "ngramspec": {"method": "custom_class", "model": PROPOSER},
+    "shared": {"method": "custom_class", "model": PROPOSER},
+}
+OPTIONS: dict[str, dict[str, Any]] = {  # of ngramspec
+    "ngramspec": {},
+    "shared": {"stores": [{"namespace": "all", "max_bytes": 1 << 26, "namespace_bytes": 1 << 26}]},
 }
 COPIES = ("code_edit", "summarization", "context_qa")  # groups of prompts that answers copy from
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -75,7 +82,9 @@ def run_servers(args: argparse.Namespace) -> None:
             speculative = METHODS[name]
             if speculative is not None:
                 speculative = speculative | {"num_speculative_tokens": args.k}
-            options = {"log_every": 0.2} | args.options if name == "ngramspec" else None
+            options = None
+            if name in OPTIONS:
+                options = {"log_every": 0.2} | OPTIONS[name] | args.options
             log = args.servers.with_suffix(f".{name}.log")
             server = running.enter_context(
                 serve(args.model, speculative, options, cores=args.core, log=log)

@@ -1,4 +1,4 @@
-"""How many drafted tokens of each row are worth a step's cost; see ``draft_length``.
+"""What a batch's drafts cost, and how many tokens of each are worth it; see ``draft_length``.
 
 Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a batch whose steps
 cost what all its positions together do.
@@ -74,6 +74,91 @@ def worthwhile_heads(confidences, const float[::1] curve not None, bint chains=T
         return [all_rows[row].kept for row in range(rows)]
     finally:
         free(all_rows)
+
+
+def may_pay(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k):
+    """Whether drafts that are sure would be worth their cost.
+
+    Args:
+        curve: float32 (n,), n >= 1: [d] the cost of a step with d drafted tokens in all.
+        rows: of the batch.
+        k: most drafted tokens of a row.
+    """
+    cdef Py_ssize_t drafted
+    for drafted in range(1, min(curve.shape[0], rows * k + 1)):
+        if rows + drafted > rows * <double>curve[drafted]:
+            return True
+    return False
+
+
+def generous_cost(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k):
+    """A row's cost, float32 (k + 2,), by which sessions end what pays in no batch.
+
+    It is a quarter of the least that a token adds: which of the tokens are worth it depends on
+    the other rows, and is decided with them.
+
+    Args:
+        curve, rows, k: as of ``may_pay``.
+
+    Raises:
+        ValueError: an empty curve, or k < 0.
+    """
+    cdef cnp.npy_intp size = k + 2
+    cdef Py_ssize_t i
+    cdef double least = 0.0, slope
+    cdef float each
+    cdef float* cost
+    if curve.shape[0] < 1 or k < 0:
+        raise ValueError(f"curve must have one entry or more and k be >= 0, got k={k}")
+    for i in range(1, curve.shape[0]):
+        slope = (curve[i] - curve[0]) / <double>i
+        least = slope if i == 1 else min(least, slope)
+    each = <float>(0.25 * rows * max(least, 0.0))
+    found = cnp.PyArray_EMPTY(1, &size, cnp.NPY_FLOAT32, 0)
+    cost = <float*>cnp.PyArray_DATA(found)
+    cost[0] = cost[1] = 1.0
+    for i in range(1, k + 1):
+        cost[i + 1] = <float>1.0 + each * <float>i
+    return found
+
+
+def curve_through(xs, ys, Py_ssize_t size):
+    """A curve through points, linear in between, float32 (size,).
+
+    Behind the last point it goes on with the mean slope from the first one. Curves never fall: a
+    point below one before it counts as high as that.
+
+    Args:
+        xs: rising, the first 0, at least two.
+        ys: of the points, the first 1.
+        size: of the curve, >= 0.
+
+    Raises:
+        ValueError: fewer than two points, or not as many of both.
+
+    Example:
+        >>> curve_through([0, 2, 3], [1.0, 1.5, 1.2], 6).tolist()
+        [1.0, 1.25, 1.5, 1.5, 1.6666666269302368, 1.8333333730697632]
+    """
+    cdef Py_ssize_t at = 1, i, n = len(xs)
+    cdef cnp.npy_intp length = size
+    cdef double x0, y0, x1, y1, mean, value
+    cdef float* curve
+    if n < 2 or len(ys) != n or size < 0:
+        raise ValueError(f"a curve needs two points or more, got {n} and {len(ys)}")
+    found = cnp.PyArray_EMPTY(1, &length, cnp.NPY_FLOAT32, 0)
+    curve = <float*>cnp.PyArray_DATA(found)
+    x0, y0, x1 = xs[0], ys[0], xs[1]
+    y1 = max(y0, <double>ys[1])
+    mean = (max(ys) - 1.0) / <double>xs[n - 1]
+    for i in range(size):
+        while i > x1 and at + 1 < n:
+            at += 1
+            x0, y0, x1 = x1, y1, xs[at]
+            y1 = max(y0, <double>ys[at])
+        value = y1 + mean * (i - x1) if i >= x1 else (y1 - y0) / (x1 - x0) * (i - x0) + y0
+        curve[i] = <float>value
+    return found
 
 
 cdef struct Row:

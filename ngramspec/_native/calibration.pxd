@@ -7,7 +7,7 @@ set of weights for each situation, and learns online. No text goes into it.
 from libc.math cimport exp
 from libc.stdint cimport int8_t, int16_t, int32_t
 
-from ngramspec._native.cells cimport CELLS, INPUTS, SETS, recent_cell
+from ngramspec._native.cells cimport CELLS, INPUTS, SETS
 
 cdef struct Cell:       # 12 bytes
     float right         # fading count of right candidates, prior included
@@ -42,10 +42,9 @@ cdef class Calibration:
     cdef int begin(self, int cell, float prior, float tested=*) except -1
     cdef int begin_pair(self, int cell, float other, float same) except -1
     cdef void mix(self, Candidate* c) noexcept nogil
-    cdef inline float share(self, int count, int age) noexcept nogil:
-        """P(a recent token is next) where no candidate is."""
-        cdef const Cell* cell = &self.cells[recent_cell(count, age)]
-        return cell.right / cell.tested
+    cdef inline float share(self, int cell) noexcept nogil:
+        """P(a recent or unsaid token is next) where no candidate is."""
+        return self.cells[cell].right / self.cells[cell].tested
 
-    cdef void learn_share(self, int count, int age, bint right) noexcept nogil
+    cdef void learn_share(self, int cell, bint right) noexcept nogil
     cdef void learn(self, const Candidate* c, bint right) noexcept nogil

@@ -5,7 +5,7 @@ frequency, and the weights follow the gradient of the coding cost. Counts are ha
 that recent text counts most.
 
 Invariant: 0 <= right <= tested in every cell, and ``stretch`` is their log-odds, within
-+-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 20 kB
++-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 70 kB
 in all, whatever was seen. One calibration per drafter; its methods run under the GIL, so that
 sessions in several threads may share it.
 
@@ -16,12 +16,13 @@ tokens were right. Sequences that share it can tell that much of each other; see
 import numpy as np
 
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, AGES, BIAS, COUNTS, DISTANCES, LENGTHS, MATCH_CELLS, MATCH_INPUT, NEAR_CELLS,
-    NEAR_LENGTHS, NEAR_SINCE, RECENT_CELLS, RESUME_CELLS, RESUMED, SESSION_CELLS, SESSION_INPUT,
-    RUNNER_CELLS, RUNNER_RANKS, STORE_CELLS, STORE_INPUT, STORE_RESUME_CELLS,
+    ACCEPTANCES, AGES, BIAS, COUNTS, DISTANCES, KNOWN, LENGTHS, MATCH_CELLS, MATCH_INPUT,
+    NEAR_CELLS, NEAR_LENGTHS, NEAR_SINCE, PAIR_CELLS, RECENT_CELLS, RESUME_CELLS, RESUMED,
+    RUNNER_CELLS, RUNNER_RANKS, SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS,
+    STORE_INPUT, STORE_RESUME_CELLS, UNSAID_CELLS,
 )
 from ngramspec._native.keys cimport CONTEXTS
-from ngramspec._native.runners cimport AGED, PROBABILITIES
+from ngramspec._native.runners cimport AGED, LATEST, PROBABILITIES
 
 cdef extern from *:
     """
@@ -55,15 +56,20 @@ cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' beg
 
 # Where it starts: round figures, measured on other texts (library sources in two releases, answers
 # of a small model). They matter for the first few hundred tokens.
-cdef float[13] WEIGHTS = [0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.3, 0.4]
+cdef float[14] WEIGHTS = [
+    0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.25, 0.2, 0.4
+]
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # of a bucket
 cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
 cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing else is known
 # Odds of the only continuation of a store's match, seen once, by the match's length.
 cdef float[12] STORE_SURE = [0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40]
 # P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
-cdef float[9] RUNNER = [0.475, 0.4, 0.3, 0.2, 0.11, 0.055, 0.025, 0.01, 0.01]
-cdef float[9] NO_RUNNER = [0.02, 0.02, 0.02, 0.04, 0.04, 0.04, 0.04, 0.04, 0.04]
+cdef float[9] RUNNER = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
+cdef float[9] NO_RUNNER = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]
+# The same of those behind the last two tokens.
+cdef float[9] PAIR = [0.85, 0.75, 0.65, 0.4, 0.2, 0.1, 0.04, 0.03, 0.03]
+cdef float[4] UNSAID_SHARE = [0.015, 0.005, 0.003, 0.002]    # of a token, by the positions since
 cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # of a context that had one continuation so far
 
 
@@ -108,6 +114,7 @@ cdef class Calibration:
 
     def __cinit__(self):
         cdef int i, m, seen, others, least, s
+        cdef bint ranked
         for m in range(CONTEXTS):
             for seen in range(COUNTS):
                 for others in range(COUNTS):
@@ -127,23 +134,30 @@ cdef class Calibration:
             self.begin(SESSION_CELLS + i, 0.1 + 0.08 * least if least else GUESS)
         for i in range(AGES * COUNTS):
             self.begin(RECENT_CELLS + i, recent_prior(i % AGES, i // AGES), PRIOR_SHARE)
-        for i in range(2 * LENGTHS * COUNTS * COUNTS):
-            self.begin(STORE_CELLS + i, store_prior(
-                i // (COUNTS * COUNTS) % LENGTHS, i // COUNTS % COUNTS, i % COUNTS
-            ))
-        for i in range(RESUMED * LENGTHS):
-            self.begin_pair(STORE_RESUME_CELLS + 2 * i, 0.13, 0.08)
+        for s in range(2):
+            for i in range(2 * LENGTHS * COUNTS * COUNTS):
+                self.begin(STORE_CELLS + s * STORE_BLOCK + i, store_prior(
+                    i // (COUNTS * COUNTS) % LENGTHS, i // COUNTS % COUNTS, i % COUNTS
+                ))
+            for i in range(RESUMED * LENGTHS):
+                self.begin_pair(STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i, 0.13, 0.08)
         for i in range(RUNNER_RANKS * PROBABILITIES * AGED):
             m = i // AGED % PROBABILITIES
             least = i // (AGED * PROBABILITIES)
-            self.begin(RUNNER_CELLS + i, RUNNER[m] if least < RUNNER_RANKS - 1 else NO_RUNNER[m])
+            ranked = least < RUNNER_RANKS - 1
+            self.begin(RUNNER_CELLS + i, RUNNER[m] if ranked else NO_RUNNER[m])
+            self.begin(PAIR_CELLS + i, PAIR[m] if ranked else 0.015)
+        for i in range(LATEST * PROBABILITIES * 2):
+            self.begin(
+                UNSAID_CELLS + i, UNSAID_SHARE[i // (2 * PROBABILITIES)] * (1 + i % 2), PRIOR_SHARE
+            )
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
             self.weights[s][MATCH_INPUT] += 0.05 * (s // 3 % LENGTHS)
             if s >= 3 * LENGTHS:
                 self.weights[s][SESSION_INPUT] = -0.1
-                self.weights[s][STORE_INPUT] = 0.3 if s < 6 * LENGTHS else 0.6
+                self.weights[s][STORE_INPUT] = 0.6 if (s // (3 * LENGTHS) - 1) % KNOWN else 0.3
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
 
@@ -173,9 +187,9 @@ cdef class Calibration:
             z += self.weights[c.set][c.input[i]] * self.cells[c.cell[i]].stretch
         c.odds = min(max(z, <float>-12), <float>12)
 
-    cdef void learn_share(self, int count, int age, bint right) noexcept nogil:
-        """Learn whether a recent token was next where no candidate was."""
-        cdef Cell* cell = &self.cells[recent_cell(count, age)]
+    cdef void learn_share(self, int which, bint right) noexcept nogil:
+        """Learn whether a recent or unsaid token was next where no candidate was."""
+        cdef Cell* cell = &self.cells[which]
         cell.right += right
         cell.tested += 1
         if cell.tested > HALVE_SHARE_AT:

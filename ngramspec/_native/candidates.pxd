@@ -7,11 +7,11 @@ from ngramspec._native.committed cimport CommittedText
 from ngramspec._native.contexts cimport LEADERS, Slot
 from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys
 from ngramspec._native.places cimport PLACES
-from ngramspec._native.runners cimport RANKS, Row, RunnersUp
+from ngramspec._native.runners cimport RANKS, UNSAID, Row, RunnersUp, Unsaid
 from ngramspec._native.store_reader cimport STORE_LEADERS, StoreReader, Votes
 
 cdef enum:
-    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + RANKS + 1
+    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 2 * RANKS + 1
     FROM_COPY = 0           # sources of a drafted token
     FROM_RESUME = 1
     FROM_NGRAM = 2
@@ -45,8 +45,8 @@ cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
     return False
 
 
-cdef inline int source_of(const Position* at, int32_t token, bint counted) noexcept nogil:
-    """Which source a token has: see ``ValueEngine.draft``."""
+cdef inline int source_of(const Position* at, int32_t token, int otherwise) noexcept nogil:
+    """Which source a token has, see ``ValueEngine.draft``; ``otherwise``, if no more is known."""
     cdef int i
     if token == at.placed[0]:
         return FROM_COPY
@@ -61,7 +61,7 @@ cdef inline int source_of(const Position* at, int32_t token, bint counted) noexc
     for i in range(at.recycled, at.count):
         if token == at.candidates[i].token:
             return FROM_RUNNER
-    return FROM_NGRAM if counted else FROM_UNIGRAM
+    return otherwise
 
 
 cdef class Estimator:
@@ -70,11 +70,13 @@ cdef class Estimator:
     cdef StoreReader store  # or None
     cdef RunnersUp runners  # or None
     cdef bint counts, falls_back
+    cdef Unsaid unsaid[UNSAID]  # what the target left unsaid before the last tree
+    cdef int unsaid_n
     cdef float acceptance   # decayed share of right best candidates in this sequence
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil
     cdef int collect(
-        self, Position* at, const Slot** known, const Row* row, float least, int32_t* tokens
+        self, Position* at, const Slot** known, const Row** rows, float least, int32_t* tokens
     ) noexcept nogil
     cdef void add_cells(
         self, Candidate* c, const Position* at, const Slot** known, int acceptance, int length
@@ -86,5 +88,19 @@ cdef class Estimator:
     cdef int collect_runners(
         self, const Row* row, float least, int32_t* tokens, int count
     ) noexcept nogil
-    cdef void add_runner_cell(self, Candidate* c, const Row* row) noexcept nogil
+    cdef void count_unsaid(self) noexcept nogil
+    cdef void find_rows(self, const Position* at, const Row** rows) noexcept nogil
+    cdef void add_runner_cell(
+        self, Candidate* c, int input, int first, const Row* row
+    ) noexcept nogil
+    cdef inline bint is_unsaid(self, const Position* at, int32_t token) noexcept nogil:
+        """Whether a token is offered at a position because the target left it unsaid."""
+        cdef int i
+        if at.depth == 0:
+            for i in range(self.unsaid_n):
+                if self.unsaid[i].token == token:
+                    return True
+        return False
+
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil
+    cdef void learn_unsaid(self, const Position* at, int32_t token) noexcept nogil

@@ -11,18 +11,19 @@ from libc.stdint cimport int16_t, int32_t
 
 from ngramspec._native.calibration cimport add_cell
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, MATCH_INPUT, NEAR_INPUT, RESUME_INPUT, RUNNER_INPUT, SESSION_INPUT,
-    LENGTHS, STORE_CELLS, STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_INPUT,
-    context_cell, length_bucket, match_cell, near_cell, resume_cell, runner_cell, session_cell,
-    store_cell,
-    store_resume_cell, store_set,
+    ACCEPTANCES, LENGTHS, MATCH_INPUT, NEAR_INPUT, PAIR_CELLS, PAIR_INPUT, RESUME_INPUT,
+    RUNNER_CELLS, RUNNER_INPUT, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_INPUT,
+    STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_CELLS, STORE_RESUME_INPUT, context_cell,
+    length_bucket, match_cell, near_cell, recent_cell, resume_cell, runner_cell, session_cell,
+    store_cell, store_resume_cell, store_set, unsaid_cell,
 )
 from ngramspec._native.store_reader cimport Votes
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport count_of, leader
 from ngramspec._native.keys cimport SKIP, keys_of
 from ngramspec._native.places cimport MATCH, NEAR, RESUME, Place, token_at
-from ngramspec._native.runners cimport FAINT, RANKS, Row, age_bucket, rank_of
+from ngramspec._native.recent cimport Recent
+from ngramspec._native.runners cimport FAINT, RANKS, Row, Unsaid, age_bucket, rank_of
 
 cdef float ACCEPTANCE_RATE = 0.15   # of the newest outcome in ``acceptance``
 
@@ -62,7 +63,7 @@ cdef class Estimator:
         cdef int32_t tokens[MOST_CANDIDATES]
         cdef const Place* places = self.committed.places
         cdef Candidate* c
-        cdef const Row* row = NULL
+        cdef const Row* rows[2]
         cdef int orders = 0, i, length, acceptance, store, agreement = 0
         for i in range(PLACES):
             at.placed[i] = token_at(&places[i], at.depth, i == MATCH) if at.follows[i] else NONE
@@ -75,22 +76,29 @@ cdef class Estimator:
         else:
             at.votes.n = at.votes.length = 0
             at.votes.resumed = NONE
-        if self.runners is not None and at.have:
-            row = self.runners.row_of(at.context[ORDERS - 1])
-        at.count = self.collect(at, known, row, least, tokens)
+        rows[0] = rows[1] = NULL
+        if self.runners is not None:
+            self.find_rows(at, rows)
+        at.count = self.collect(at, known, rows, least, tokens)
         at.best = 0
         while orders < ORDERS and known[orders] != NULL:
             orders += 1
         length = length_bucket(max(at.length, orders))
         acceptance = min(<int>(ACCEPTANCES * self.acceptance), ACCEPTANCES - 1)
-        store = 3 * LENGTHS * store_set(max(at.length, orders), at.votes.length)
+        store = 0
+        if self.store is not None:
+            store = 3 * LENGTHS * store_set(
+                max(at.length, orders), at.votes.length, self.store.earlier
+            )
         for i in range(at.count):
             c = &at.candidates[i]
             c.token = tokens[i]
             c.used = 0
             self.add_cells(c, at, known, acceptance, length)
-            if row != NULL:
-                self.add_runner_cell(c, row)
+            if rows[0] != NULL:
+                self.add_runner_cell(c, RUNNER_INPUT, RUNNER_CELLS, rows[0])
+            if rows[1] != NULL:
+                self.add_runner_cell(c, PAIR_INPUT, PAIR_CELLS, rows[1])
             if at.placed[RESUME] != NONE:
                 agreement = 1 if c.token == at.placed[RESUME] else 2
             c.set = <int16_t>(3 * length + agreement + store)
@@ -128,34 +136,52 @@ cdef class Estimator:
     cdef void add_store_cells(self, Candidate* c, const Position* at) noexcept nogil:
         """Describe what a store says of a candidate."""
         cdef const Votes* votes = &at.votes
-        cdef int i, count = 0, other = 0
+        cdef int i, count = 0, other = 0, block = STORE_BLOCK * self.store.earlier
         for i in range(votes.n):
             if votes.token[i] == c.token:
                 count, other = votes.count[i], votes.other[i]
                 break
         if votes.total:
             add_cell(c, STORE_INPUT, store_cell(
-                STORE_CELLS, votes.length, count, votes.total - count
+                STORE_CELLS + block, votes.length, count, votes.total - count
             ))
         if votes.others:
             add_cell(c, STORE_OTHER_INPUT, store_cell(
-                STORE_OTHER_CELLS, votes.length, other, votes.others - other
+                STORE_OTHER_CELLS + block, votes.length, other, votes.others - other
             ))
         if votes.resumed != NONE:
+            block = STORE_BLOCK * self.store.resume_earlier
             add_cell(c, STORE_RESUME_INPUT, store_resume_cell(
-                self.store.since + at.depth, self.store.resume.length, c.token == votes.resumed
+                STORE_RESUME_CELLS + block, self.store.since + at.depth, self.store.resume.length,
+                c.token == votes.resumed,
             ))
 
-    cdef void add_runner_cell(self, Candidate* c, const Row* row) noexcept nogil:
-        """Describe what the target said of a candidate when it last saw the token before."""
+    cdef void count_unsaid(self) noexcept nogil:
+        """List what the target left unsaid, before a tree."""
+        if self.runners is not None:
+            self.unsaid_n = self.runners.unsaid(
+                &self.committed.text, &self.committed.recent, self.unsaid
+            )
+
+    cdef void find_rows(self, const Position* at, const Row** rows) noexcept nogil:
+        """The target's runners-up behind the last token, and behind the last two, where known."""
+        if at.have:
+            rows[0] = self.runners.row_of(at.context[ORDERS - 1])
+        if at.have > 1:
+            rows[1] = self.runners.pair_of(at.context[ORDERS - 2], at.context[ORDERS - 1])
+
+    cdef void add_runner_cell(
+        self, Candidate* c, int input, int first, const Row* row
+    ) noexcept nogil:
+        """Describe what the target said of a candidate when it last saw the tokens before."""
         cdef int rank = rank_of(row, c.token)
         cdef int age = age_bucket(self.committed.text.n - row.since)
-        cdef int first = row.probability[0] if row.n else <int>FAINT
-        cdef int probability = first if rank == RANKS else row.probability[rank]
-        add_cell(c, RUNNER_INPUT, runner_cell(rank, probability, age))
+        cdef int leading = row.probability[0] if row.n else <int>FAINT
+        cdef int probability = leading if rank == RANKS else row.probability[rank]
+        add_cell(c, input, runner_cell(first, rank, probability, age))
 
     cdef int collect(
-        self, Position* at, const Slot** known, const Row* row, float least, int32_t* tokens
+        self, Position* at, const Slot** known, const Row** rows, float least, int32_t* tokens
     ) noexcept nogil:
         """The different tokens that may come next, in the order of preference among equals."""
         cdef int count = 0, m, i
@@ -179,8 +205,9 @@ cdef class Estimator:
                         if known[m].count[i] > least * known[m].total:
                             count = with_token(tokens, count, known[m].token[i])
         at.recycled = count
-        if row != NULL:
-            count = self.collect_runners(row, least, tokens, count)
+        for i in range(1, -1, -1):
+            if rows[i] != NULL:
+                count = self.collect_runners(rows[i], least, tokens, count)
         at.fallback = count == 0
         if count == 0 and self.falls_back and self.committed.unigrams.total:
             tokens[0] = self.committed.unigrams.token[leader(&self.committed.unigrams)]
@@ -220,6 +247,7 @@ cdef class Estimator:
 
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil:
         """Compare a position's candidates, in a tree recent tokens too, with what came there."""
+        cdef const Recent* recent = &self.committed.recent
         cdef int i, age = 0
         cdef bint right, any = False
         for i in range(at.count):
@@ -231,12 +259,25 @@ cdef class Estimator:
             self.acceptance += ACCEPTANCE_RATE * (<float>right - self.acceptance)
         if any or not tree or not self.falls_back:
             return
-        for i in range(self.committed.recent.used):
+        for i in range(recent.used):
             while i >> age:
                 age += 1
-            if not is_candidate(at, self.committed.recent.token[i]):
-                right = self.committed.recent.token[i] == token
-                self.calibration.learn_share(self.committed.recent.count[i], age, right)
+            if not is_candidate(at, recent.token[i]) and not self.is_unsaid(at, recent.token[i]):
+                right = recent.token[i] == token
+                self.calibration.learn_share(recent_cell(recent.count[i], age), right)
+        if at.depth == 0:
+            self.learn_unsaid(at, token)
+
+    cdef void learn_unsaid(self, const Position* at, int32_t token) noexcept nogil:
+        """Compare what the target left unsaid with what came behind the text."""
+        cdef const Unsaid* each
+        cdef int i
+        for i in range(self.unsaid_n):
+            each = &self.unsaid[i]
+            if not is_candidate(at, each.token):
+                self.calibration.learn_share(
+                    unsaid_cell(each.back, each.probability, each.recent), each.token == token
+                )
 
 
 cdef inline int with_token(int32_t* tokens, int n, int32_t token) noexcept nogil:

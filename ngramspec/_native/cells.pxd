@@ -7,7 +7,7 @@ source of candidates gets inputs and cells of its own here, and priors in calibr
 
 from ngramspec._native.keys cimport CONTEXTS
 from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME
-from ngramspec._native.runners cimport AGED, PROBABILITIES, RANKS
+from ngramspec._native.runners cimport AGED, LATEST, PROBABILITIES, RANKS
 
 cdef enum:
     MATCH_INPUT = CONTEXTS + MATCH      # inputs: the contexts, then the places
@@ -17,8 +17,9 @@ cdef enum:
     STORE_INPUT = SESSION_INPUT + 1     # the store's longest match,
     STORE_OTHER_INPUT = STORE_INPUT + 1     # its shorter ones,
     STORE_RESUME_INPUT = STORE_OTHER_INPUT + 1      # where its last copy would go on
-    RUNNER_INPUT = STORE_RESUME_INPUT + 1   # the target's runners-up behind the last token
-    BIAS = RUNNER_INPUT + 1
+    RUNNER_INPUT = STORE_RESUME_INPUT + 1   # the target's runners-up behind the last token,
+    PAIR_INPUT = RUNNER_INPUT + 1       # and behind the last two
+    BIAS = PAIR_INPUT + 1
     INPUTS = BIAS + 1
     COUNTS = 7          # buckets of a count
     LENGTHS = 12        # of a match's length
@@ -36,10 +37,15 @@ cdef enum:
     STORE_CELLS = RECENT_CELLS + AGES * COUNTS
     STORE_OTHER_CELLS = STORE_CELLS + LENGTHS * COUNTS * COUNTS
     STORE_RESUME_CELLS = STORE_OTHER_CELLS + LENGTHS * COUNTS * COUNTS
-    RUNNER_CELLS = STORE_RESUME_CELLS + RESUMED * LENGTHS * 2
+    # The same again, of what earlier requests said.
+    STORE_BLOCK = 2 * LENGTHS * COUNTS * COUNTS + RESUMED * LENGTHS * 2
+    RUNNER_CELLS = STORE_CELLS + 2 * STORE_BLOCK
     RUNNER_RANKS = 5    # buckets of a rank: 0..2, 3 for more, 4 for none
-    CELLS = RUNNER_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
-    STORE_SETS = 4      # by what a store knows: nothing, less than the text, more, much more
+    PAIR_CELLS = RUNNER_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
+    UNSAID_CELLS = PAIR_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
+    CELLS = UNSAID_CELLS + LATEST * PROBABILITIES * 2
+    KNOWN = 3           # what a store knows: less than the text, more, much more
+    STORE_SETS = 1 + 2 * KNOWN  # nothing; that; and that of what earlier requests said
     # Of weights: by what a store knows, match length, and whether the resumed copy agrees.
     SETS = 3 * LENGTHS * STORE_SETS
 
@@ -95,19 +101,25 @@ cdef inline int store_cell(int first, int length, int count, int others) noexcep
     return first + length_bucket(length) * COUNTS * COUNTS + counts
 
 
-cdef inline int store_resume_cell(int since, int length, bint agrees) noexcept nogil:
+cdef inline int store_resume_cell(int first, int since, int length, bint agrees) noexcept nogil:
     """By the tokens since the store's copy was left, and how long it was."""
-    return STORE_RESUME_CELLS + agrees + 2 * (
+    return first + agrees + 2 * (
         LENGTHS * min(since, RESUMED - 1) + length_bucket(length)
     )
 
 
-cdef inline int store_set(int own, int length) noexcept nogil:
+cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:
     """Which weights: by the lengths of the text's own match and of the store's."""
-    return 0 if length == 0 else 1 if length < own else 2 if length < 8 else 3
+    cdef int known = 1 if length < own else 2 if length < 8 else 3
+    return 0 if length == 0 else KNOWN * earlier + known
 
 
-cdef inline int runner_cell(int rank, int probability, int age) noexcept nogil:
+cdef inline int runner_cell(int first, int rank, int probability, int age) noexcept nogil:
     """By rank, bucket of probability (of the first one, for no rank), and bucket of age."""
     cdef int place = RUNNER_RANKS - 1 if rank == RANKS else min(rank, RUNNER_RANKS - 2)
-    return RUNNER_CELLS + (place * PROBABILITIES + probability) * AGED + age
+    return first + (place * PROBABILITIES + probability) * AGED + age
+
+
+cdef inline int unsaid_cell(int back, int probability, bint recent) noexcept nogil:
+    """Of an unsaid runner-up, by the positions since, its probability, and whether it is recent."""
+    return UNSAID_CELLS + (back * PROBABILITIES + probability) * 2 + recent

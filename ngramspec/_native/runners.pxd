@@ -1,18 +1,34 @@
-"""What the target last found most probable behind each token: its runners-up, kept by evidence."""
+"""What the target last found most probable behind its last tokens: its runners-up, by evidence."""
 
-from libc.stdint cimport int8_t, int32_t
+from libc.stdint cimport int8_t, int32_t, uint32_t
+
+from ngramspec._native.common cimport NONE
+from ngramspec._native.places cimport Text
+from ngramspec._native.recent cimport Recent
 
 cdef enum:
     RANKS = 8           # tokens kept behind each
     PROBABILITIES = 9   # buckets of a probability
     FAINT = 8           # the last: 0.01 or less
     AGED = 3            # buckets of the tokens committed since
+    PAIR_BITS = 12
+    PAIRS = 1 << PAIR_BITS      # rows kept by the last two tokens
+    LATEST = 4          # last positions of the text whose rows are kept
+    UNSAID = LATEST * RANKS
 
-cdef struct Row:        # 48 bytes
-    int32_t since       # committed tokens when it was written
+cdef struct Row:        # 56 bytes
+    int32_t since       # position in the text that it is about, or that the draft began at
+    int32_t before      # the last two tokens before it; NONE: not known
+    int32_t last
     int32_t n           # tokens in it
     int32_t token[RANKS]        # the most probable first
     int8_t probability[RANKS]   # the bucket of each
+
+cdef struct Unsaid:     # a token that the target found possible at one of the last positions
+    int32_t token
+    int32_t back        # positions since
+    int32_t probability         # its bucket
+    bint recent         # whether it is among the text's recent tokens
 
 
 cdef inline int rank_of(const Row* row, int32_t token) noexcept nogil:
@@ -29,17 +45,36 @@ cdef inline int age_bucket(Py_ssize_t age) noexcept nogil:
     return 0 if age < 32 else 1 if age < 128 else 2
 
 
+cdef inline uint32_t pair_slot(int32_t before, int32_t last) noexcept nogil:
+    """Where the row behind two tokens is kept."""
+    cdef uint32_t mixed = <uint32_t>before * <uint32_t>0x9E3779B1 + <uint32_t>last
+    return (mixed * <uint32_t>0x85EBCA6B) >> (32 - PAIR_BITS)
+
+
 cdef class RunnersUp:
     cdef Row* rows
     cdef int32_t* places        # by token: the place of its row + 1, or 0
+    cdef Row* pairs             # PAIRS rows by the last two tokens' hash, or NULL
+    cdef Row latest[LATEST]     # by the position in the text, modulo LATEST
     cdef Py_ssize_t n, row_cap, place_cap
 
-    cdef inline const Row* row_of(self, int32_t token) noexcept nogil:
+    cdef inline const Row* row_of(self, int32_t last) noexcept nogil:
         """The row behind a token, or NULL; valid until the next ``put``."""
-        if token >= self.place_cap or self.places[token] == 0:
+        if last >= self.place_cap or self.places[last] == 0:
             return NULL
-        return &self.rows[self.places[token] - 1]
+        return &self.rows[self.places[last] - 1]
+
+    cdef inline const Row* pair_of(self, int32_t before, int32_t last) noexcept nogil:
+        """The row behind two tokens, or NULL; valid until the next ``put``."""
+        cdef const Row* row
+        if self.pairs == NULL:
+            return NULL
+        row = &self.pairs[pair_slot(before, last)]
+        return row if row.n and row.last == last and row.before == before else NULL
 
     cdef int put(
-        self, int32_t token, const int32_t* ids, const float* log_probs, int k, int32_t now
+        self, int32_t before, int32_t last, const int32_t* ids, const float* log_probs, int k,
+        int32_t since,
     ) noexcept nogil
+    cdef void put_latest(self, int32_t last) noexcept nogil
+    cdef int unsaid(self, const Text* text, const Recent* recent, Unsaid* into) noexcept nogil

@@ -1,15 +1,19 @@
-"""The target's latest runners-up behind each token (Token Recycling, Luo et al. 2024).
+"""The target's latest runners-up behind its last tokens (Token Recycling, Luo et al. 2024).
+
+One row for each token, the latest behind it; in PAIRS places rows behind two tokens, the latest of
+those that meet there; and those of the text's last positions, which tell what the target found
+possible there and may say yet (LogitSpec, Liu et al. 2025).
 
 Invariant: ``places`` names every row once, and no other. Costs: writing and finding a row O(1),
-amortised over growth. Memory: 48 bytes for each different token seen, and 4 bytes for each id up to
-the largest of them. The owner guards against other threads.
+amortised over growth. Memory: 56 bytes for each different token seen, 4 bytes for each id up to the
+largest of them, and 224 kB for pairs. The owner guards against other threads.
 """
 
 from libc.stdint cimport int8_t, int32_t
-from libc.stdlib cimport free
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from ngramspec._native.common cimport reserve
+from ngramspec._native.common cimport NONE, reserve
 
 cdef enum:
     MOST_IDS = 1 << 22      # larger ids are left out: no vocabulary has them
@@ -30,11 +34,12 @@ cdef inline int8_t bucket_of(float log_prob) noexcept nogil:
 
 
 cdef class RunnersUp:
-    """Rows of the target's most probable tokens, by the token before them."""
+    """Rows of the target's most probable tokens, by the tokens before them."""
 
     def __dealloc__(self):
         free(self.rows)
         free(self.places)
+        free(self.pairs)
 
     def __len__(self):
         """Tokens that have a row."""
@@ -50,10 +55,18 @@ cdef class RunnersUp:
             return None
         return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
 
+    def pair(self, int before, int last):
+        """The same, of the row behind two tokens."""
+        cdef const Row* row = self.pair_of(before, last)
+        if row == NULL:
+            return None
+        return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
+
     def sizeof(self):
         """Bytes allocated."""
         return (
             sizeof(RunnersUp) + self.row_cap * sizeof(Row) + self.place_cap * sizeof(int32_t)
+            + (PAIRS * sizeof(Row) if self.pairs != NULL else 0)
         )
 
     def check_integrity(self):
@@ -65,29 +78,97 @@ cdef class RunnersUp:
             for j in range(self.rows[i].n):
                 assert self.rows[i].token[j] >= 0, f"row {i}"
                 assert 0 <= self.rows[i].probability[j] < PROBABILITIES, f"row {i}"
+        for i in range(PAIRS if self.pairs != NULL else 0):
+            if self.pairs[i].n:
+                assert pair_slot(self.pairs[i].before, self.pairs[i].last) == i, f"pair {i}"
+        for i in range(LATEST):
+            assert self.latest[i].n == 0 or self.latest[i].since % LATEST == i, f"latest {i}"
 
     cdef int put(
-        self, int32_t token, const int32_t* ids, const float* log_probs, int k, int32_t now
+        self, int32_t before, int32_t last, const int32_t* ids, const float* log_probs, int k,
+        int32_t since,
     ) noexcept nogil:
-        """Write the row behind a token: 0, or -1 without memory, with the rows as they were."""
+        """Write the rows behind ``last``, and behind ``before`` and it, unless that is NONE.
+
+        Returns:
+            0, or -1 without memory: the rows are as they were, or lack the one of the pair.
+        """
         cdef Py_ssize_t old = self.place_cap
         cdef Row* row
         cdef int i
-        if token >= MOST_IDS:
+        if last >= MOST_IDS:
             return 0
-        if reserve(<void**>&self.places, &self.place_cap, token + 1, sizeof(int32_t)) < 0:
+        if reserve(<void**>&self.places, &self.place_cap, last + 1, sizeof(int32_t)) < 0:
             return -1
         if self.place_cap > old:
             memset(self.places + old, 0, <size_t>(self.place_cap - old) * sizeof(int32_t))
-        if self.places[token] == 0:
+        if self.places[last] == 0:
             if reserve(<void**>&self.rows, &self.row_cap, self.n + 1, sizeof(Row)) < 0:
                 return -1
             self.n += 1
-            self.places[token] = <int32_t>self.n
-        row = &self.rows[self.places[token] - 1]
-        row.since = now
+            self.places[last] = <int32_t>self.n
+        row = &self.rows[self.places[last] - 1]
+        row.since, row.before, row.last = since, before, last
         row.n = min(k, <int>RANKS)
         for i in range(row.n):
             row.token[i] = ids[i]
             row.probability[i] = bucket_of(log_probs[i])
+        if before == NONE:
+            return 0
+        if self.pairs == NULL:
+            self.pairs = <Row*>calloc(PAIRS, sizeof(Row))
+        if self.pairs == NULL:
+            return -1
+        self.pairs[pair_slot(before, last)] = row[0]
         return 0
+
+    cdef void put_latest(self, int32_t last) noexcept nogil:
+        """Note that the row just written behind ``last`` is of the text itself."""
+        cdef const Row* row = self.row_of(last)
+        if row != NULL:
+            self.latest[row.since % LATEST] = row[0]
+
+    cdef int unsaid(self, const Text* text, const Recent* recent, Unsaid* into) noexcept nogil:
+        """The tokens that the target found possible at the text's last positions, and did not say.
+
+        Args:
+            text: the sequence's.
+            recent: its recent tokens, counted.
+            into: room for UNSAID tokens.
+
+        Returns:
+            How many there are: each once, the latest position's first, there by rank.
+        """
+        cdef const Row* row
+        cdef Py_ssize_t at
+        cdef int back, i, n = 0
+        for back in range(<int>min(<Py_ssize_t>LATEST, text.n)):
+            at = text.n - 1 - back
+            row = &self.latest[at % LATEST]
+            if row.n == 0 or row.since != at:
+                continue
+            for i in range(row.n):
+                if row.token[i] == text.tokens[at] or among(into, n, row.token[i]):
+                    continue
+                into[n].token = row.token[i]
+                into[n].back = back
+                into[n].probability = row.probability[i]
+                into[n].recent = is_recent(recent, row.token[i])
+                n += 1
+        return n
+
+
+cdef inline bint among(const Unsaid* unsaid, int n, int32_t token) noexcept nogil:
+    cdef int i
+    for i in range(n):
+        if unsaid[i].token == token:
+            return True
+    return False
+
+
+cdef inline bint is_recent(const Recent* recent, int32_t token) noexcept nogil:
+    cdef int i
+    for i in range(recent.used):
+        if recent.token[i] == token:
+            return True
+    return False

@@ -12,20 +12,25 @@ cdef class DraftSearch:
     cdef CommittedText committed
     cdef Estimator estimator
     cdef Frontier frontier      # of the last draft
-    cdef float least        # reach up to which nodes are not expanded
+    cdef float least            # reach up to which a tree's nodes are not expanded,
+    cdef float least_node       # below which a tree ends,
+    cdef float least_rest       # and above which recent tokens are offered
+    cdef int lookahead          # nodes of a tree looked at behind the best end so far
     cdef bint tree              # whether that is a tree
     cdef Position* positions    # estimated for it, and not yet learned from
     cdef Py_ssize_t position_cap
     cdef int position_n
 
     cdef int prepare(self, int limit, bint tree) noexcept nogil
+    cdef void set_bounds(self) noexcept nogil
     cdef int run(self, const float* cost) noexcept nogil
     cdef void begin(self) noexcept nogil
     cdef bint follows_match(self, int k) noexcept nogil
     cdef void expand(self, int k) noexcept nogil
     cdef void branch(self, Position* at, int parent, const Slot** known) noexcept nogil
     cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil
+    cdef void offer_unsaid(self, const Position* at, int parent, float rest) noexcept nogil
     cdef void offer(
-        self, const Position* at, int parent, int32_t token, float p, bint counted
+        self, const Position* at, int parent, int32_t token, float p, int otherwise
     ) noexcept nogil
     cdef void learn(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil

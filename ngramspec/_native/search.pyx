@@ -6,23 +6,28 @@ The draft is the start of that order with the most expected tokens per cost: The
 Leviathan et al. 2023 with a measured cost and a probability for each node.
 
 Costs: a draft expands at most ``limit`` nodes, and at most LOOKAHEAD behind the best end so far.
-Memory: about 680 bytes per node of the largest draft so far. One thread at a time.
+Memory: about 2.3 kB per node of the largest draft so far. One thread at a time.
 """
 
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free
 
 from ngramspec._native.calibration cimport squash
-from ngramspec._native.candidates cimport MOST_CANDIDATES, is_candidate, source_of
+from ngramspec._native.candidates cimport (
+    FROM_NGRAM, FROM_RUNNER, FROM_UNIGRAM, MOST_CANDIDATES, is_candidate, source_of,
+)
+from ngramspec._native.cells cimport recent_cell, unsaid_cell
 from ngramspec._native.common cimport NONE, reserve
 from ngramspec._native.frontier cimport Node, Ranked, child, insert, ranked
 from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys, keys_of
 from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME, Place, Text
 from ngramspec._native.recent cimport Recent
+from ngramspec._native.runners cimport Unsaid
 from ngramspec._native.store_reader cimport STORE_PLACES
 
 cdef enum:
     LOOKAHEAD = 12      # nodes looked at behind the best end so far
+    LOOKAHEAD_RUNNERS = 32      # the same in a tree where the target's runners-up are known
 
 # Reach, the probability of a path:
 cdef float MIN_REACH_CHAIN = 0.01   # below, a chain ends
@@ -30,8 +35,11 @@ cdef float MIN_REACH_TREE = 0.004   # below, a tree does
 # Up to here, nodes of a tree are not expanded, but where they follow the match. 0.06 would be a tie
 # of counts, which rounding decides.
 cdef float MIN_REACH_BRANCH = 0.0597
-cdef float MIN_REACH_RUNNERS = 0.0297   # the same where the target's runners-up are known
 cdef float MIN_REST = 0.5   # that none of the candidates comes: above, recent tokens are offered
+# The last three where the target's runners-up are known: nodes further down are worth a look.
+cdef float MIN_REACH_TREE_RUNNERS = 0.002
+cdef float MIN_REACH_RUNNERS = 0.0079
+cdef float MIN_REST_RUNNERS = 0.3
 
 
 cdef class DraftSearch:
@@ -45,7 +53,6 @@ cdef class DraftSearch:
     def __cinit__(self, CommittedText committed not None, Estimator estimator not None):
         self.committed = committed
         self.estimator = estimator
-        self.least = MIN_REACH_BRANCH if estimator.runners is None else MIN_REACH_RUNNERS
 
     def __dealloc__(self):
         free(self.frontier.nodes)
@@ -76,7 +83,17 @@ cdef class DraftSearch:
         self.tree = tree
         if tree:
             self.committed.count_recent()
+            self.estimator.count_unsaid()
+            self.set_bounds()
         return 0
+
+    cdef void set_bounds(self) noexcept nogil:
+        """Where a tree ends: further down once the target's runners-up are known."""
+        cdef bint known = self.estimator.runners is not None and self.estimator.runners.n
+        self.least = MIN_REACH_RUNNERS if known else MIN_REACH_BRANCH
+        self.least_node = MIN_REACH_TREE_RUNNERS if known else MIN_REACH_TREE
+        self.least_rest = MIN_REST_RUNNERS if known else MIN_REST
+        self.lookahead = LOOKAHEAD_RUNNERS if known else LOOKAHEAD
 
     cdef int run(self, const float* cost) noexcept nogil:
         """Draft into the frontier; the number of nodes, in order, worth verifying.
@@ -86,7 +103,8 @@ cdef class DraftSearch:
         cdef const Frontier* f = &self.frontier
         cdef int k, best = 0
         cdef float reach, expected = 1, value, highest = 0 if cost == NULL else 1 / cost[1]
-        cdef float least = MIN_REACH_TREE if self.tree else MIN_REACH_CHAIN
+        cdef float least = self.least_node if self.tree else MIN_REACH_CHAIN
+        cdef int ahead = self.lookahead if self.tree else LOOKAHEAD
         self.begin()
         for k in range(f.limit):
             if k >= f.n:
@@ -97,7 +115,7 @@ cdef class DraftSearch:
             if cost == NULL or value >= highest:
                 highest = value
                 best = k + 1
-            if reach < least or k + 1 >= best + LOOKAHEAD or k + 1 == f.limit:
+            if reach < least or k + 1 >= best + ahead or k + 1 == f.limit:
                 break
             if not self.tree or (
                 reach > (MIN_REACH_CHAIN if self.follows_match(k) else self.least)
@@ -171,22 +189,23 @@ cdef class DraftSearch:
         """
         cdef float p[MOST_CANDIDATES]
         cdef float rest = 1, scale, least = 2
-        cdef int i
+        cdef int i, counted
         if self.tree and at.reach > self.least:
             least = self.least / at.reach
         self.estimator.estimate(at, known, least)
+        counted = FROM_UNIGRAM if at.fallback else FROM_NGRAM
         if not self.tree:
             if at.count:
                 p[0] = squash(at.candidates[at.best].odds)
-                self.offer(at, parent, at.candidates[at.best].token, p[0], not at.fallback)
+                self.offer(at, parent, at.candidates[at.best].token, p[0], counted)
             return
         for i in range(at.count):
             p[i] = squash(at.candidates[i].odds)
             rest -= p[i]
         scale = 1 if rest >= 0 else 1 / (1 - rest)
         for i in range(at.count):
-            self.offer(at, parent, at.candidates[i].token, p[i] * scale, not at.fallback)
-        if self.estimator.falls_back and rest * at.reach > MIN_REST:
+            self.offer(at, parent, at.candidates[i].token, p[i] * scale, counted)
+        if self.estimator.falls_back and rest * at.reach > self.least_rest:
             self.offer_recent(at, parent, rest)
 
     cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil:
@@ -197,12 +216,29 @@ cdef class DraftSearch:
         for i in range(recent.used):
             while i >> age:
                 age += 1
-            p = rest * self.estimator.calibration.share(recent.count[i], age)
-            if at.reach * p > MIN_REACH_TREE and not is_candidate(at, recent.token[i]):
-                self.offer(at, parent, recent.token[i], p, False)
+            if self.estimator.is_unsaid(at, recent.token[i]):
+                continue
+            p = rest * self.estimator.calibration.share(recent_cell(recent.count[i], age))
+            if at.reach * p > self.least_node and not is_candidate(at, recent.token[i]):
+                self.offer(at, parent, recent.token[i], p, FROM_UNIGRAM)
+        if at.depth == 0:
+            self.offer_unsaid(at, parent, rest)
+
+    cdef void offer_unsaid(self, const Position* at, int parent, float rest) noexcept nogil:
+        """Offer what the target left unsaid and is no candidate, with its shares of ``rest``."""
+        cdef const Unsaid* each
+        cdef float p
+        cdef int i
+        for i in range(self.estimator.unsaid_n):
+            each = &self.estimator.unsaid[i]
+            p = rest * self.estimator.calibration.share(
+                unsaid_cell(each.back, each.probability, each.recent)
+            )
+            if at.reach * p > self.least_node and not is_candidate(at, each.token):
+                self.offer(at, parent, each.token, p, FROM_RUNNER)
 
     cdef void offer(
-        self, const Position* at, int parent, int32_t token, float p, bint counted
+        self, const Position* at, int parent, int32_t token, float p, int otherwise
     ) noexcept nogil:
         """Insert a node that comes at a position with probability ``p``, if it is good enough."""
         cdef Node* node = insert(&self.frontier, at.reach * p)
@@ -213,7 +249,7 @@ cdef class DraftSearch:
         node.parent = parent
         node.at = <int32_t>(at - self.positions)
         node.position = NONE
-        node.source = source_of(at, token, counted)
+        node.source = source_of(at, token, otherwise)
 
     cdef void learn(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
         """Compare the last draft's candidates with what was committed, as far as they agree."""

@@ -42,6 +42,8 @@ cdef class StoreReader:
     cdef int since              # tokens since it was left, or NONE: there is none
     cdef int n                  # of the places
     cdef int longest            # length of the longest match, 0 without one
+    cdef bint earlier           # whether that is in what earlier requests said,
+    cdef bint resume_earlier    # and the place that was left
     cdef bint asked             # whether places were looked up for the last draft
     cdef int missed             # look-ups in a row of which no place went on as the sequence did
     cdef int pause              # tokens until the next look-up

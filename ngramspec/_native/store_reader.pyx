@@ -65,6 +65,7 @@ cdef class StoreReader:
                 self.places[i].skip = self.places[i].filled = 0
                 self.places[i].ends = False
             self.longest = self.places[0].length if self.n else 0
+            self.earlier = self.n and self.source.earlier(self.places[0].at)
         return (<uint64_t>1 << self.n) - 1
 
     cdef int32_t token(self, Followed* place, int depth) noexcept nogil:
@@ -174,6 +175,7 @@ cdef class StoreReader:
         if kept == 0 and furthest:
             self.resume = self.places[best]
             self.resume.length += furthest
+            self.resume_earlier = self.source.earlier(self.resume.at)
             self.since = <int>n - furthest - 1
             self.pass_over(&self.resume, n)
         self.judge(kept or furthest)

@@ -16,6 +16,7 @@ cdef class StoreSource:
     ) noexcept nogil
     cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil
     cdef void credit(self, int64_t at, int n) noexcept nogil
+    cdef bint earlier(self, int64_t at) noexcept nogil
 
 
 cdef class StorePair(StoreSource):

@@ -33,6 +33,10 @@ cdef class StoreSource:
     cdef void credit(self, int64_t at, int n) noexcept nogil:
         """Count ``n`` accepted tokens that came from a position; a store may keep no count."""
 
+    cdef bint earlier(self, int64_t at) noexcept nogil:
+        """Whether a position is in what earlier requests said, which has cells of its own."""
+        return False
+
 
 cdef class StorePair(StoreSource):
     """Two stores as one: the places of both, the longest agreement first, the first store's before.
@@ -74,3 +78,8 @@ cdef class StorePair(StoreSource):
             self.second.credit(at - SECOND, n)
         else:
             self.first.credit(at, n)
+
+    cdef bint earlier(self, int64_t at) noexcept nogil:
+        if at >= SECOND:
+            return self.second.earlier(at - SECOND)
+        return self.first.earlier(at)

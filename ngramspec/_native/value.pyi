@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -25,8 +27,10 @@ class ValueEngine:
     def recycle(
         self,
         tokens: npt.NDArray[np.int32],
+        parents: npt.NDArray[np.int32],
         ids: npt.NDArray[np.int32],
         log_probs: npt.NDArray[np.float32],
+        accepted: Sequence[int] = (),
     ) -> None: ...
     def store_counts(self) -> tuple[int, int]: ...
     def credit_store(self, n: int) -> None: ...

@@ -10,8 +10,8 @@ ends where the expected tokens per cost are highest.
 Invariant: the drafts follow from the committed text, the calibration and the outcome of earlier
 drafts alone. Costs: a committed token four counts, a drafted position four look-ups and
 ``MOST_CANDIDATES`` estimates at most (in a chain seven); finding places is bounded (places.pyx).
-Memory: 4 bytes per token, 32 to 85 per context, 680 per node of the largest draft. One thread at a
-time: a second one gets a RuntimeError while an operation runs without the GIL.
+Memory: 4 bytes per token, 32 to 85 per context, 2.3 kB per node of the largest draft. One thread
+at a time: a second one gets a RuntimeError while an operation runs without the GIL.
 """
 
 from libc.stdint cimport int8_t, int32_t
@@ -136,35 +136,59 @@ cdef class ValueEngine:
         if failed:
             raise MemoryError(f"value engine at {self.committed.text.n} tokens")
 
-    def recycle(self, tokens, const int32_t[:, ::1] ids, const float[:, ::1] log_probs):
-        """Keep what the target found most probable behind some tokens; the last row counts.
+    def recycle(
+        self, tokens, parents, const int32_t[:, ::1] ids, const float[:, ::1] log_probs,
+        accepted=(),
+    ):
+        """Keep what the target found most probable behind the last token and drafted ones.
+
+        Of rows behind the same tokens the last counts, but those of the text itself most.
 
         Args:
-            tokens: int32 (m,), ids >= 0.
+            tokens: int32 (m,), ids >= 0: what each row is behind.
+            parents: int32 (m,), index of the token before each, below its own; -1: it is the text's
+                last.
             ids: int32 (m, k), >= 0, the most probable first; 8 are kept.
             log_probs: float32 (m, k), their natural logarithms of probability.
+            accepted: indices of those that the text goes on with, in order.
 
         Raises:
-            TypeError, ValueError: not such arrays; nothing was kept.
+            TypeError, ValueError, IndexError: not such arrays; nothing was kept.
             MemoryError: the rows before the failure are kept, the engine stays valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
-        cdef Py_ssize_t i, bad, m = view.shape[0]
+        cdef const int32_t[::1] above = token_view(parents, "parents")
+        cdef Py_ssize_t i, bad, m = view.shape[0], n = self.committed.text.n
         cdef int k = <int>min(ids.shape[1], MAX_DRAFT)
+        cdef int32_t last = self.committed.text.tokens[n - 2] if n > 1 else NONE
+        cdef int32_t before
+        cdef int failed = 0
         if ids.shape[0] != m or log_probs.shape[0] != m or ids.shape[1] != log_probs.shape[1]:
             raise ValueError(f"ids and log_probs must have {m} rows of one length")
+        if above.shape[0] != m:
+            raise ValueError(f"parents must have {m} entries, got {above.shape[0]}")
         if self.runners is None or m == 0 or k == 0:
             return
         for i in range(m):
             bad = first_negative(&ids[i, 0], k)
             if view[i] < 0 or bad != NONE:
                 raise_negative(view[i] if view[i] < 0 else ids[i, bad], i)
+            if not -1 <= above[i] < i:
+                raise ValueError(f"parents[{i}] must be in -1..{i - 1}, got {above[i]}")
+        kept = [int(each) for each in accepted]
+        for each in kept:
+            if not 0 <= each < m:
+                raise IndexError(f"accepted must be indices below {m}, got {each}")
         self.idle()
-        for i in range(m):
-            if self.runners.put(
-                view[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>self.committed.text.n
-            ) < 0:
-                raise MemoryError("the target's runners-up")
+        for depth, i in enumerate([*range(m), *kept], -m):
+            before = last if above[i] == NONE else view[above[i]]
+            failed |= self.runners.put(
+                before, view[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>(n + max(depth, 0))
+            )
+            if depth >= 0 and not failed:
+                self.runners.put_latest(view[i])
+        if failed:
+            raise MemoryError("the target's runners-up")
 
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""

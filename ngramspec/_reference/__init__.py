@@ -1,6 +1,11 @@
 """The plain-Python twin of each native structure: oracle and readable documentation."""
 
-from ngramspec._reference.batch_choice import worthwhile_heads
+from ngramspec._reference.batch_choice import (
+    curve_through,
+    generous_cost,
+    may_pay,
+    worthwhile_heads,
+)
 from ngramspec._reference.common import context_key
 from ngramspec._reference.copyindex import CopyIndex, longest_repeated_suffix
 from ngramspec._reference.ngram import NGramTable
@@ -13,6 +18,9 @@ __all__ = [
     "TokenText",
     "UnigramCounts",
     "context_key",
+    "curve_through",
+    "generous_cost",
     "longest_repeated_suffix",
+    "may_pay",
     "worthwhile_heads",
 ]

@@ -1,4 +1,4 @@
-"""Twin of the choice among a batch's drafts."""
+"""Twin of what a batch's drafts cost, and of the choice among them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,28 @@ def worthwhile_heads(
     best = len(value) - 1 - int(value[::-1].argmax())
     lengths: list[int] = np.bincount(row[order[:best]], minlength=rows).tolist()
     return lengths
+
+
+def may_pay(curve: npt.NDArray[np.float32], rows: int, k: int) -> bool:
+    """Whether drafts that are sure would be worth their cost."""
+    tokens = rows + np.arange(min(len(curve), rows * k + 1))
+    return bool((tokens[1:] > rows * curve[1 : len(tokens)].astype(np.float64)).any())
+
+
+def generous_cost(curve: npt.NDArray[np.float32], rows: int, k: int) -> npt.NDArray[np.float32]:
+    """A row's cost by which sessions end what pays in no batch: a quarter of a token's least."""
+    extra = np.arange(1, len(curve))
+    slope = float(((curve[1:] - curve[0]) / extra).min(initial=np.inf)) if len(extra) else 0.0
+    cost = np.ones(k + 2, np.float32)
+    cost[2:] += 0.25 * rows * max(slope, 0.0) * np.arange(1, k + 1, dtype=np.float32)
+    return cost
+
+
+def curve_through(xs: Sequence[float], ys: Sequence[float], size: int) -> npt.NDArray[np.float32]:
+    """A curve through points that never falls, and goes on with its mean slope."""
+    at = np.arange(size)
+    heights = np.maximum.accumulate(ys)
+    slope = (heights[-1] - 1) / xs[-1]
+    curve = np.interp(at, xs, heights) + slope * np.maximum(at - xs[-1], 0)
+    curve32: npt.NDArray[np.float32] = curve.astype(np.float32)
+    return curve32

@@ -31,10 +31,14 @@ WEIGHTS = {
     "store": 0.4,
     "store other": 0.2,
     "store resume": 0.05,
+    "runner": 0.25,
+    "pair": 0.2,
 }
 # P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
-RUNNER = (0.475, 0.4, 0.3, 0.2, 0.11, 0.055, 0.025, 0.01, 0.01)
-NO_RUNNER = (0.02, 0.02, 0.02, 0.04, 0.04, 0.04, 0.04, 0.04, 0.04)
+RUNNER = (0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03)
+NO_RUNNER = (0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03)
+PAIR = (0.85, 0.75, 0.65, 0.4, 0.2, 0.1, 0.04, 0.03, 0.03)
+UNSAID_SHARE = (0.015, 0.005, 0.003, 0.002)
 STORE_SURE = (0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40)
 
 LN2 = Real(0.69314718)
@@ -131,7 +135,7 @@ class Calibration:
     def cell(self, situation: Situation) -> Cell:
         """A situation's counts; a new one begins with its prior."""
         if situation not in self.cells:
-            tested = PRIOR_SHARE if situation[0] == "recent" else PRIOR
+            tested = PRIOR_SHARE if situation[0] in ("recent", "unsaid") else PRIOR
             self.cells[situation] = Cell(tested * Real(self.prior(situation)), tested)
         return self.cells[situation]
 
@@ -153,10 +157,15 @@ class Calibration:
             share = 0.006 * max(seen, 0.5)
             return share / 2 if age in (0, OLDEST) else share
         if kind in ("store", "store other"):
-            return store_prior(*rest)
+            return store_prior(*rest[1:])
         if kind == "runner":
             rank, bucket, _ = rest
             return NO_RUNNER[bucket] if rank == 4 else RUNNER[bucket]
+        if kind == "pair":
+            rank, bucket, _ = rest
+            return 0.015 if rank == 4 else PAIR[bucket]
+        if kind == "unsaid":
+            return float(Real(UNSAID_SHARE[rest[0]]) * Real(1 + rest[-1]))
         if kind == "store resume":
             return 0.08 if rest[-1] else 0.13
         if kind == "session":
@@ -179,7 +188,7 @@ class Calibration:
         if set[2] and name == "session":
             return Real(-0.1)
         if set[2] and name == "store":
-            return Real(0.3 if set[2] == 1 else 0.6)
+            return Real(0.3 if set[2] in (1, 4) else 0.6)
         if set == ALONE and name in ("session", "bias"):
             begin = Real(name == "session")
         return begin

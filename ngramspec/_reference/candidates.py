@@ -16,7 +16,7 @@ from ngramspec._reference.calibration import (
 from ngramspec._reference.committed import ORDERS, SKIP, CommittedText
 from ngramspec._reference.contexts import Slot
 from ngramspec._reference.places import Place
-from ngramspec._reference.runners import FAINT, Row, RunnersUp, age_bucket
+from ngramspec._reference.runners import FAINT, Row, RunnersUp, Unsaid, age_bucket
 from ngramspec._reference.store_reader import Followed, StoreReader, Votes
 
 ACCEPTANCES, ACCEPTANCE_RATE = Real(5), Real(0.15)
@@ -65,6 +65,7 @@ class Estimator:
         self.counts = counts
         self.falls_back = falls_back
         self.acceptance = Real(0.5)  # decayed share of right best candidates
+        self.unsaid: list[Unsaid] = []  # what the target left unsaid before the last tree
 
     def estimate(self, at: Position, least: Real) -> None:
         """Find a position's candidates, in the order of preference, with their probabilities."""
@@ -82,11 +83,13 @@ class Estimator:
         acceptance = min(int(ACCEPTANCES * self.acceptance), int(ACCEPTANCES) - 1)
         resumed = at.placed[1]
         at.votes = Votes() if self.store is None else self.store.vote(at.live, depth)
-        stored = store_class(max(at.length, orders), at.votes.length)
-        row = self.runners.rows.get(text[-1]) if self.runners is not None and text else None
-        for token in self.collect(at, known, row, least):
+        earlier = self.store is not None and self.store.earlier
+        stored = store_class(max(at.length, orders), at.votes.length, earlier)
+        rows = self.find_rows(text)
+        for token in self.collect(at, known, rows, least):
             situations = self.situations(token, at, known, acceptance, length)
-            situations |= self.runner_situation(token, row)
+            for name, row in rows.items():
+                situations[name] = self.runner_situation(name, token, row)
             agrees = None if resumed is None else resumed == token
             candidate = Candidate(token, situations, (length, agrees, stored))
             at.candidates.append(self.calibration.mix(candidate))
@@ -121,33 +124,50 @@ class Estimator:
     def store_situations(self, token: int, at: Position) -> dict[str, Situation]:
         """What a store says of a candidate, by input."""
         found: dict[str, Situation] = {}
+        if self.store is None:
+            return found
         votes, length = at.votes, length_bucket(at.votes.length)
+        earlier = self.store.earlier
         count, other = votes.counts.get(token, (0, 0))
         if votes.total:
             rest = count_bucket(votes.total - count)
-            found["store"] = ("store", length, count_bucket(count), rest)
+            found["store"] = ("store", earlier, length, count_bucket(count), rest)
         if votes.others:
             rest = count_bucket(votes.others - other)
-            found["store other"] = ("store other", length, count_bucket(other), rest)
-        if votes.resumed is not None and self.store is not None:
+            found["store other"] = ("store other", earlier, length, count_bucket(other), rest)
+        if votes.resumed is not None:
             assert self.store.resume is not None
+            earlier = self.store.resume_earlier
             since = min(self.store.since + len(at.path), 5)
             copied = length_bucket(self.store.resume.length)
-            found["store resume"] = ("store resume", since, copied, token == votes.resumed)
+            found["store resume"] = ("store resume", earlier, since, copied, token == votes.resumed)
         return found
 
-    def runner_situation(self, token: int, row: Row | None) -> dict[str, Situation]:
-        """What the target said of a candidate when it last saw the token before."""
-        if row is None:
+    def count_unsaid(self) -> None:
+        """List what the target left unsaid, before a tree."""
+        if self.runners is not None:
+            recent = {token for token, _ in self.committed.recent.leaders}
+            self.unsaid = self.runners.unsaid(self.committed.text, recent)
+
+    def find_rows(self, text: list[int]) -> dict[str, Row]:
+        """The target's runners-up behind the last token, and behind the last two, where known."""
+        if self.runners is None or not text:
             return {}
+        last = self.runners.rows.get(text[-1])
+        pair = self.runners.pair_of(text[-2], text[-1]) if len(text) > 1 else None
+        rows = {"runner": last, "pair": pair}
+        return {name: row for name, row in rows.items() if row is not None}
+
+    def runner_situation(self, name: str, token: int, row: Row) -> Situation:
+        """What the target said of a candidate when it last saw the tokens before."""
         age = age_bucket(len(self.committed.text) - row.since)
         if token in row.tokens:
             rank = row.tokens.index(token)
-            return {"runner": ("runner", min(rank, 3), row.buckets[rank], age)}
-        return {"runner": ("runner", 4, row.buckets[0] if row.buckets else FAINT, age)}
+            return (name, min(rank, 3), row.buckets[rank], age)
+        return (name, 4, row.buckets[0] if row.buckets else FAINT, age)
 
     def collect(
-        self, at: Position, known: dict[int, Slot], row: Row | None, least: Real
+        self, at: Position, known: dict[int, Slot], rows: dict[str, Row], least: Real
     ) -> list[int]:
         """The different tokens that may come next, in the order of preference among equals."""
         leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
@@ -160,7 +180,7 @@ class Estimator:
                 order += [token for token, count in slot.leaders if count > share]
         tokens = list(dict.fromkeys(token for token in order if token is not None))
         at.recycled = len(tokens)
-        if row is not None:
+        for row in (rows[name] for name in ("pair", "runner") if name in rows):
             pairs = enumerate(zip(row.tokens, row.buckets, strict=True))
             fit = [token for i, (token, b) in pairs if i == 0 or (least <= 1 and b < FAINT)]
             tokens = list(dict.fromkeys(tokens + fit))
@@ -185,12 +205,19 @@ class Estimator:
         return [*order, votes.resumed]
 
     def others(self, at: Position) -> list[tuple[int, Situation]]:
-        """The recent tokens that are no candidates, and their situations."""
+        """The recent tokens that are no candidates, and their situations; then the unsaid ones."""
         known = {each.token for each in at.candidates}
-        return [
+        unsaid = [] if at.path else self.unsaid
+        offered = known | {each.token for each in unsaid}
+        recent: list[tuple[int, Situation]] = [
             (token, ("recent", age.bit_length(), count_bucket(count)))
             for age, (token, count) in enumerate(self.committed.recent.leaders)
-            if token not in known
+            if token not in offered
+        ]
+        return recent + [
+            (each.token, ("unsaid", each.back, each.bucket, each.recent))
+            for each in unsaid
+            if each.token not in known
         ]
 
     def source(self, at: Position, token: int) -> int:
@@ -205,6 +232,8 @@ class Estimator:
         if token in (each.token for each in at.candidates[at.recycled :]):
             return 5
         mine = next((each for each in at.candidates if each.token == token), None)
+        if mine is None and not at.path and token in (each.token for each in self.unsaid):
+            return 5
         counted = mine is not None and any(name.startswith("context") for name in mine.situations)
         return 2 if self.counts and counted else 3
 
@@ -221,6 +250,7 @@ class Estimator:
             self.calibration.cell(situation).count(other == token, HALVE_SHARE_AT)
 
 
-def store_class(own: int, length: int) -> int:
+def store_class(own: int, length: int, earlier: bool) -> int:
     """Which weights: by the lengths of the text's own match and of the store's."""
-    return 0 if length == 0 else 1 if length < own else 2 if length < 8 else 3
+    known = 1 if length < own else 2 if length < 8 else 3
+    return 0 if length == 0 else 3 * earlier + known

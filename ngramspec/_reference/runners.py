@@ -1,13 +1,15 @@
-"""Twin of the runners-up: what the target last found most probable behind each token."""
+"""Twin of the runners-up: what the target last found most probable behind its last tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 RANKS, FAINT = 8, 8
+PAIR_BITS, LATEST = 12, 4
 MOST_IDS = 1 << 22
 # ln of 0.9, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03 and 0.01.
 BOUNDS = [
@@ -29,32 +31,88 @@ def age_bucket(age: int) -> int:
     return 0 if age < 32 else 1 if age < 128 else 2
 
 
+def pair_slot(before: int, last: int) -> int:
+    """Where the row behind two tokens is kept."""
+    mixed = before * 0x9E3779B1 + last
+    return (mixed * 0x85EBCA6B & 0xFFFFFFFF) >> (32 - PAIR_BITS)
+
+
 @dataclass(frozen=True)
 class Row:
-    """Tokens, the buckets of their probabilities, and the committed tokens when it was written."""
+    """Tokens, the buckets of their probabilities, and the position that it is about.
+
+    Of a drafted token that is where the draft began.
+    """
 
     tokens: tuple[int, ...]
     buckets: tuple[int, ...]
     since: int
+    pair: tuple[int, int]  # the last two tokens before it; -1: not known
+
+
+@dataclass(frozen=True)
+class Unsaid:
+    """A token that the target found possible ``back`` positions before the text's last one."""
+
+    token: int
+    back: int
+    bucket: int
+    recent: bool
 
 
 class RunnersUp:
-    """Rows of the target's most probable tokens, by the token before them."""
+    """Rows of the target's most probable tokens, by the tokens before them."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
+        self.pairs: dict[int, Row] = {}  # by slot
+        self.latest: dict[int, Row] = {}  # by position
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def row(self, token: int) -> tuple[list[tuple[int, int]], int] | None:
         """((token, bucket), ...) and the time of a row, or None."""
-        row = self.rows.get(token)
-        return None if row is None else (list(zip(row.tokens, row.buckets, strict=True)), row.since)
+        return described(self.rows.get(token))
 
-    def put(self, token: int, ids: Any, log_probs: Any, now: int) -> None:
-        """Write the row behind a token."""
-        if token < MOST_IDS:
-            tokens = tuple(int(each) for each in ids[:RANKS])
-            buckets = tuple(bucket_of(np.float32(each)) for each in log_probs[:RANKS])
-            self.rows[token] = Row(tokens, buckets, now)
+    def pair(self, before: int, last: int) -> tuple[list[tuple[int, int]], int] | None:
+        """The same, of the row behind two tokens."""
+        return described(self.pair_of(before, last))
+
+    def pair_of(self, before: int, last: int) -> Row | None:
+        """The row behind two tokens."""
+        row = self.pairs.get(pair_slot(before, last))
+        return row if row is not None and row.tokens and row.pair == (before, last) else None
+
+    def put(self, before: int, last: int, ids: Any, log_probs: Any, since: int) -> None:
+        """Write the rows behind ``last``, and behind ``before`` and it, unless that is -1."""
+        if last >= MOST_IDS:
+            return
+        tokens = tuple(int(each) for each in ids[:RANKS])
+        buckets = tuple(bucket_of(np.float32(each)) for each in log_probs[:RANKS])
+        row = self.rows[last] = Row(tokens, buckets, since, (before, last))
+        if before != -1:
+            self.pairs[pair_slot(before, last)] = row
+
+    def put_latest(self, last: int) -> None:
+        """Note that the row just written behind ``last`` is of the text itself."""
+        if last in self.rows:
+            self.latest[self.rows[last].since] = self.rows[last]
+
+    def unsaid(self, text: Sequence[int], recent: Container[int]) -> list[Unsaid]:
+        """The tokens that the target found possible at the last positions, and did not say."""
+        found: dict[int, Unsaid] = {}
+        for back in range(min(LATEST, len(text))):
+            at = len(text) - 1 - back
+            row = self.latest.get(at)
+            if row is None:
+                continue
+            for token, bucket in zip(row.tokens, row.buckets, strict=True):
+                if token != text[at] and token not in found:
+                    found[token] = Unsaid(token, back, bucket, token in recent)
+        return list(found.values())
+
+
+def described(row: Row | None) -> tuple[list[tuple[int, int]], int] | None:
+    """((token, bucket), ...) and the time of a row; None of none."""
+    return None if row is None else (list(zip(row.tokens, row.buckets, strict=True)), row.since)

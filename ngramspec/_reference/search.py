@@ -11,10 +11,12 @@ from ngramspec._reference.candidates import Estimator, Position
 from ngramspec._reference.committed import CommittedText
 from ngramspec._reference.store_reader import PLACES
 
-LOOKAHEAD = 12
+LOOKAHEAD, LOOKAHEAD_RUNNERS = 12, 32
 MIN_REACH_CHAIN, MIN_REACH_TREE, MIN_REACH_BRANCH = Real(0.01), Real(0.004), Real(0.0597)
-MIN_REACH_RUNNERS = Real(0.0297)
 MIN_REST = Real(0.5)
+# Of trees where the target's runners-up are known.
+MIN_REACH_TREE_RUNNERS, MIN_REACH_RUNNERS = Real(0.002), Real(0.0079)
+MIN_REST_RUNNERS = Real(0.3)
 MORE = Real(1.0001)  # by which a node must be reached more probably to go before another
 
 
@@ -37,10 +39,18 @@ class DraftSearch:
     def __init__(self, committed: CommittedText, estimator: Estimator) -> None:
         self.committed = committed
         self.estimator = estimator
-        self.least = MIN_REACH_BRANCH if estimator.runners is None else MIN_REACH_RUNNERS
+        self.set_bounds()
         self.root: Position | None = None  # of the last draft
         self.nodes: list[Node] = []  # by reach
         self.tree = False
+
+    def set_bounds(self) -> None:
+        """Where a tree ends: further down once the target's runners-up are known."""
+        known = bool(self.estimator.runners)
+        self.least = MIN_REACH_RUNNERS if known else MIN_REACH_BRANCH
+        self.least_node = MIN_REACH_TREE_RUNNERS if known else MIN_REACH_TREE
+        self.least_rest = MIN_REST_RUNNERS if known else MIN_REST
+        self.lookahead = LOOKAHEAD_RUNNERS if known else LOOKAHEAD
 
     def run(self, gamma: int, cost: Any, *, tree: bool) -> list[Node]:
         """Draft best-first: the node reached most probably, then what may come behind it.
@@ -52,6 +62,8 @@ class DraftSearch:
         self.nodes = []
         if tree:
             self.committed.count_recent()
+            self.estimator.count_unsaid()
+            self.set_bounds()
         self.begin(gamma)
         expected, best = Real(1), 0
         highest = Real(0) if cost is None else Real(1) / Real(cost[1])
@@ -63,8 +75,9 @@ class DraftSearch:
             value = Real(0) if cost is None else expected / Real(cost[k + 2])
             if cost is None or value >= highest:
                 best, highest = k + 1, value
-            least = MIN_REACH_TREE if tree else MIN_REACH_CHAIN
-            if node.reach < least or k + 1 >= best + LOOKAHEAD or k + 1 == gamma:
+            least = self.least_node if tree else MIN_REACH_CHAIN
+            ahead = self.lookahead if tree else LOOKAHEAD
+            if node.reach < least or k + 1 >= best + ahead or k + 1 == gamma:
                 break
             if not tree or self.worth_expanding(node, gamma):
                 node.behind = self.behind(node)
@@ -117,11 +130,11 @@ class DraftSearch:
         scale = Real(1) if rest >= 0 else Real(1 / (1 - float(rest)))
         for each in at.candidates:
             self.offer(at, parent, gamma, each.token, each.p * scale)
-        if not self.estimator.falls_back or rest * at.reach <= MIN_REST:
+        if not self.estimator.falls_back or rest * at.reach <= self.least_rest:
             return
         for token, situation in self.estimator.others(at):
             p = rest * self.estimator.calibration.cell(situation).share()
-            if at.reach * p > MIN_REACH_TREE:
+            if at.reach * p > self.least_node:
                 self.offer(at, parent, gamma, token, p)
 
     def offer(self, at: Position, parent: int, gamma: int, token: int, p: Real) -> None:

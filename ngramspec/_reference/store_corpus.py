@@ -76,6 +76,10 @@ class CorpusIndex:
         behind = self.text[self.places[place] :][:most]
         return behind[: behind.index(BORDER)] if BORDER in behind else behind
 
+    def earlier(self, at: int) -> bool:
+        """Whether a position is in what earlier requests said."""
+        return False
+
     def token(self, at: int) -> int | None:
         """The token at a position, None at a document's end."""
         return None if self.text[at] == BORDER else self.text[at]

@@ -20,6 +20,10 @@ class Source(Protocol):
         """The token at a position, None at a document's end."""
         ...
 
+    def earlier(self, at: int) -> bool:
+        """Whether a position is in what earlier requests said."""
+        ...
+
 
 @dataclass
 class Followed:
@@ -53,6 +57,7 @@ class StoreReader:
         self.resume: Followed | None = None
         self.since = 0
         self.longest = 0
+        self.earlier = self.resume_earlier = False  # of the longest match, and of the place left
         self.asked = False
         self.missed = self.pause = self.look_ups = self.hits = 0
 
@@ -63,6 +68,7 @@ class StoreReader:
             self.look_ups += 1
             self.places = [Followed(at, length) for at, length in self.source.look(text, most)]
             self.longest = self.places[0].length if self.places else 0
+            self.earlier = bool(self.places) and self.source.earlier(self.places[0].at)
         return self.places
 
     def token(self, place: Followed, depth: int) -> int | None:
@@ -118,6 +124,7 @@ class StoreReader:
                 furthest, best = agrees, place
         if not kept and best is not None:
             self.since = n - furthest - 1
+            self.resume_earlier = self.source.earlier(best.at)
             self.resume = self.passed(Followed(best.at, best.length + furthest), n)
         self.judge(bool(kept or furthest))
         longest = self.longest + n

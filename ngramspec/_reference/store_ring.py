@@ -159,6 +159,10 @@ class StoreStream:
         """Places behind a context, but none in what the request itself added."""
         return self.ring.look(context, most, self.own)
 
+    def earlier(self, at: int) -> bool:
+        """Whether a position is in what earlier requests said."""
+        return True
+
     def token(self, at: int) -> int | None:
         """The token at a position below the limit; None where there is none."""
         token = self.ring.token(at)

@@ -6,6 +6,7 @@ float32 and in the native order, so that both round alike. Nothing at run time u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,11 +81,21 @@ class ValueEngine:
     def credit_store(self, n: int) -> None:
         """Tell the store that tokens of the last draft were accepted: the twin's keeps no count."""
 
-    def recycle(self, tokens: Tokens, ids: Any, log_probs: Any) -> None:
-        """Keep what the target found most probable behind some tokens; the last row counts."""
-        if self.runners is not None:
-            for token, row, values in zip(committed_ids(tokens), ids, log_probs, strict=True):
-                self.runners.put(token, committed_ids(row), values, len(self.committed.text))
+    def recycle(
+        self, tokens: Tokens, parents: Any, ids: Any, log_probs: Any, accepted: Sequence[int] = ()
+    ) -> None:
+        """Keep what the target found most probable behind the last token and drafted ones."""
+        if self.runners is None:
+            return
+        behind, n = committed_ids(tokens), len(self.committed.text)
+        last = self.committed.text[-2] if n > 1 else -1
+        rows = [(i, n, False) for i in range(len(behind))]
+        rows += [(i, n + depth, True) for depth, i in enumerate(accepted)]
+        for i, since, of_text in rows:
+            before = last if parents[i] == -1 else behind[parents[i]]
+            self.runners.put(before, behind[i], committed_ids(ids[i]), log_probs[i], since)
+            if of_text:
+                self.runners.put_latest(behind[i])
 
     def store_counts(self) -> tuple[int, int]:
         """(look-ups in the store, those of which a place went on as the text did)."""

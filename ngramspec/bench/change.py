@@ -69,7 +69,6 @@ class Recorder(Drafter):
         self.inner = inner
         self.tiers, self.estimates, self.branches = inner.tiers, inner.estimates, inner.branches
         self.evidence = inner.evidence
-        self.evidence = inner.evidence
         self.last = EMPTY_DRAFT
 
     def start(self, tokens: Int32) -> DraftSession:

@@ -184,7 +184,8 @@ class Player:
             count = len(tokens)
             new = output[at : at + len(path) + 1]
             evidence = None
-            if drafter.evidence is not None and trace.runners_up is not None:
+            wanted = drafter.evidence is not None and session.wants_evidence
+            if wanted and trace.runners_up is not None:
                 evidence = replayed(trace.runners_up, said, said[at - 1], at, len(new))
             begin = perf_counter_ns()
             if count or evidence is not None:

@@ -19,6 +19,10 @@ class RecordingSession(ForwardingSession):
         self.owner = owner
         self.last: Evidence | None = None
 
+    @property
+    def wants_evidence(self) -> bool:
+        return True
+
     def observe(
         self,
         draft: Draft,

@@ -89,7 +89,8 @@ class DraftRunner:
         self._drafter: Drafter | None = None
         self._tiers: tuple[str, ...] = ()
         self._session: DraftSession | None = None
-        self._evidence: EvidenceRequest | None = None  # what the session asks for
+        self._evidence: EvidenceRequest | None = None  # what the session asks for,
+        self._wanted = True  # and whether it wants it of the coming forward
         self._proposed = EMPTY_DRAFT  # as the session proposed it
         self._sound = False  # whether the step's draft was
         self._sound_steps = 0  # since the last fault
@@ -104,7 +105,7 @@ class DraftRunner:
     @property
     def evidence(self) -> EvidenceRequest | None:
         """What the session asks of the next forward; None: nothing, or no session runs."""
-        return None if self._session is None else self._evidence
+        return self._evidence if self._session is not None and self._wanted else None
 
     def propose(self, limit: int, *, tree: bool = True) -> Draft:
         """A draft of at most ``limit`` tokens, or the empty one.
@@ -170,11 +171,14 @@ class DraftRunner:
             return 0, False, EMPTY_DRAFT
         tree = tree and (self._always or (cost is not None and bool(drafter.branches)))
         cost = None if cost is None else cost.copy()  # the controller's own stays as it is
-        return gamma, tree, session.propose(gamma, cost, tree=tree)
+        draft = session.propose(gamma, cost, tree=tree)
+        self._wanted = self._evidence is not None and session.wants_evidence
+        return gamma, tree, draft
 
     def _start(self, drafter: Drafter) -> DraftSession:
         """Start a session from the committed tokens."""
         self._tiers, self._evidence = check_tiers(drafter.tiers), check_evidence(drafter.evidence)
+        self._wanted = True
         self._session = drafter.start(self._tokens[: self._count].copy())
         if not isinstance(self._session, DraftSession):
             what = type(self._session).__name__

@@ -12,38 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.batch_choice import worthwhile_heads
+from ngramspec._native.batch_choice import generous_cost, may_pay, worthwhile_heads
 from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import worthwhile_nodes
+
+__all__ = ["common_length", "generous_cost", "may_pay", "urgencies", "worthwhile_rows"]
 
 URGENCY = 4.0  # power of a row's steps left beside the most; 1.6 times plain's speed instead of
 # 1.3 on recorded edits in batches of 16, and no slower anywhere
 BEGUN = 8  # steps of one token each that a row's rate begins with
-
-
-def may_pay(curve: Float32, rows: int, k: int) -> bool:
-    """Whether drafts that are sure would be worth their cost.
-
-    Args:
-        curve: float32 (n,), [d] the cost of a step with d drafted tokens in all.
-        rows: of the batch.
-        k: most drafted tokens of a row.
-    """
-    tokens = rows + np.arange(min(len(curve), rows * k + 1))
-    return bool((tokens[1:] > rows * curve[1 : len(tokens)]).any())
-
-
-def generous_cost(curve: Float32, rows: int, k: int) -> Float32:
-    """A row's cost, float32 (k + 2,), by which sessions end what pays in no batch.
-
-    It is a quarter of the least that a token adds: which of the tokens are worth it depends on
-    the other rows, and is decided with them.
-    """
-    extra = np.arange(1, len(curve))
-    slope = float(((curve[1:] - curve[0]) / extra).min(initial=np.inf)) if len(extra) else 0.0
-    cost = np.ones(k + 2, np.float32)
-    cost[2:] += 0.25 * rows * max(slope, 0.0) * np.arange(1, k + 1, dtype=np.float32)
-    return cost
 
 
 def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
@@ -64,10 +41,13 @@ def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
         >>> [len(each) for each in worthwhile_rows([sure, rare], dear)]
         [2, 0]
     """
-    chains = all(draft.parents is None for draft in drafts)
-    confidences = [_confidence(draft) if chains else _reach(draft) for draft in drafts]
-    kept = worthwhile_heads(confidences, curve, chains)
-    return [draft.first(n) for draft, n in zip(drafts, kept, strict=True)]
+    trees = [draft for draft in drafts if draft.parents is not None]
+    confidences = [_reach(draft) if trees else _confidence(draft) for draft in drafts]
+    kept = worthwhile_heads(confidences, curve, not trees)
+    return [
+        draft if n == len(draft.tokens) else draft.first(n)
+        for draft, n in zip(drafts, kept, strict=True)
+    ]
 
 
 def _confidence(draft: Draft) -> Float32:

@@ -85,7 +85,7 @@ class DraftSession(ABC):
             tested: how many nodes were tested (see Verdict); None: all up to the first rejected
                 one.
             evidence: what ``Drafter.evidence`` asks for. Passed only to sessions of a drafter that
-                asks, and then ``observe`` is called after every step that the session lived in,
+                asks, and then ``observe`` is called after every step whose evidence was wanted,
                 with the empty draft where nothing was verified. None: the decoder has none (engines
                 other than the package's own loop).
         """
@@ -94,6 +94,14 @@ class DraftSession(ABC):
     @abstractmethod
     def extend(self, tokens: Int32) -> None:
         """Append committed tokens, int32 (n,); legal without propose or observe before."""
+
+    @property
+    def wants_evidence(self) -> bool:
+        """Whether the coming forward is to give what ``Drafter.evidence`` asks for.
+
+        It is read after each ``propose``, of sessions of a drafter that asks. By default it is.
+        """
+        return True
 
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         """Begin a sampled request; called before the first propose.
@@ -140,6 +148,10 @@ class ForwardingSession(DraftSession):
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         return self.inner.propose(gamma, cost, tree=tree)
+
+    @property
+    def wants_evidence(self) -> bool:
+        return self.inner.wants_evidence
 
     def observe(
         self,

@@ -135,11 +135,16 @@ class RecycleDrafter(Drafter):
 
     Args:
         top_k: candidates kept of each token, 1..64; the paper's are 8.
+        always: False: only where they pay, which takes other sources to compare them with.
     """
 
     tiers = ("recycle",)
 
-    def __init__(self, top_k: int = 8) -> None:
+    def __init__(self, top_k: int = 8, always: bool = True) -> None:
+        if always is not True:
+            raise ValueError(
+                "always must be True of recycle alone; name copy, ngram or unigram beside it"
+            )
         self.top_k = check_int("top_k", top_k, 1, MOST_RANKS)
         self.evidence = EvidenceRequest(top_k=top_k)
         self.spec = f"recycle(top_k={top_k})"

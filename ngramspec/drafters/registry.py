@@ -20,7 +20,8 @@ from ngramspec.drafters.value import RUNNERS_UP, SOURCES, StoreDrafter, ValueDra
 from ngramspec.errors import check_choice
 from ngramspec.stores.choice import Store, open_stores
 
-AUTO = "copy+ngram+unigram"
+TIERS = "copy+ngram+unigram"
+AUTO = f"{TIERS}+recycle(always=false)"  # by value; by priority TIERS alone
 POLICIES = ("value", "priority")
 CALIBRATIONS = ("shared", "request")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -42,7 +43,7 @@ JOINABLE: dict[str, dict[str, object]] = {
     "copy": {"min_match": ...},
     "ngram": {"order": 4, "window": None, "mode": "value"},
     "unigram": {},
-    "recycle": {"top_k": RUNNERS_UP},
+    "recycle": {"top_k": RUNNERS_UP, "always": ...},
 }
 
 
@@ -74,7 +75,8 @@ def build_drafter(
 
     Args:
         spec: tiers separated by ``+``, each ``name`` or ``name(key=value,...)``; or "auto", the
-            best default for one request: "copy+ngram+unigram".
+            best default for one request: "copy+ngram+unigram", and the target's runners-up
+            ("recycle") in trees where a forward of many positions costs hardly more than one.
         policy: "value": at every position the most probable token is drafted, whichever tier it
             comes from, every token has a confidence, and a draft ends where expected tokens per
             cost are highest. Tiers that cannot be compared token by token (an n-gram table with
@@ -113,7 +115,9 @@ def _drafter(spec: str, policy: str) -> Drafter:
     """A drafter from its description."""
     if not isinstance(spec, str):
         raise TypeError(f"drafter must be a string or a Drafter, got {type(spec).__name__}")
-    text = AUTO if spec.strip() == "auto" else spec
+    text = spec
+    if spec.strip() == "auto":
+        text = AUTO if policy == "value" else TIERS
     tiers: list[tuple[re.Match[str], dict[str, object]]] = []
     at = 0
     while at <= len(text):
@@ -123,9 +127,9 @@ def _drafter(spec: str, policy: str) -> Drafter:
         tiers.append((match, _arguments(text, match)))
         at = match.end() + (match.end() == len(text) and not text.endswith("+"))
     if policy == "value" and _joinable(tiers):
-        min_match = {k: v for _, given in tiers for k, v in given.items() if k == "min_match"}
+        given = {k: v for _, each in tiers for k, v in each.items() if k in ("min_match", "always")}
         names = [match["name"] for match, _ in tiers]
-        return _made(text, tiers[0][0], ValueDrafter, {"sources": names, **min_match})
+        return _made(text, tiers[0][0], ValueDrafter, {"sources": names, **given})
     built = [_made(text, match, _factories[match["name"]], given) for match, given in tiers]
     drafter = built[0] if len(built) == 1 else TieredDrafter(built)
     own = len(built) > 1 or tiers[0][0]["name"] in SOURCES

@@ -81,6 +81,11 @@ class RowDrafter:
         for request in self._requests.values():
             request.append(tokens)
 
+    def pause(self) -> None:
+        """The row may have ended, which nobody tells."""
+        for request in self._requests.values():
+            request.pause()
+
     def end(self, *, well: bool) -> None:
         """The row ended; if not ``well``, what is not added yet never is."""
         for request in self._requests.values():

@@ -53,6 +53,10 @@ class TieredSession(DraftSession):
         ]
         return pack([chain, *own], gamma)
 
+    @property
+    def wants_evidence(self) -> bool:
+        return any(self.sessions[which].wants_evidence for which in self.askers)
+
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         self.parts, self.failed = [], None
         so_far, room = drafted, gamma

@@ -20,6 +20,8 @@ from ngramspec.stores.shared_request import SharedRequest
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # the target's runners-up, beside those
 RUNNERS_UP = 8  # asked for and kept of each position
+# They pay in trees whose forwards cost at most so much more than one of a single position:
+FLAT, WIDE = 1.15, 32  # the factor, and the nodes
 
 
 class ValueSession(DraftSession):
@@ -30,11 +32,18 @@ class ValueSession(DraftSession):
     brings the target's runners-up, if they are asked for.
     """
 
-    def __init__(self, engine: Any, tokens: Int32) -> None:
+    def __init__(self, engine: Any, tokens: Int32, always: bool = True) -> None:
         self.engine = engine
+        self._always = self._wanted = always
         engine.extend(tokens)
 
+    @property
+    def wants_evidence(self) -> bool:
+        return self._wanted
+
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        if not self._always:
+            self._wanted = tree and cost is not None and is_flat(cost)
         if tree:
             tokens, parents, confidence, source = self.engine.draft_tree(gamma, cost)
             return Draft(tokens, parents, confidence, None, source)
@@ -48,16 +57,25 @@ class ValueSession(DraftSession):
         tested: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        if evidence is not None and len(evidence.tokens):  # what is behind the text counts most
-            order = [*range(len(evidence.tokens)), *evidence.accepted]
-            tokens, ids = evidence.tokens[order], evidence.ids[order]
-            self.engine.recycle(tokens, ids, evidence.log_probs[order])
+        if evidence is not None and len(evidence.tokens):
+            self.engine.recycle(
+                evidence.tokens,
+                evidence.parents,
+                evidence.ids,
+                evidence.log_probs,
+                evidence.accepted,
+            )
 
     def extend(self, tokens: Int32) -> None:
         self.engine.extend(tokens)
 
     def sizeof(self) -> int | None:
         return int(self.engine.sizeof())
+
+
+def is_flat(cost: Float32) -> bool:
+    """Whether a forward of WIDE drafted nodes costs hardly more than one of a single position."""
+    return len(cost) > WIDE + 1 and bool(cost[WIDE + 1] <= FLAT * cost[1])
 
 
 class ValueDrafter(LearningDrafter):
@@ -78,6 +96,8 @@ class ValueDrafter(LearningDrafter):
         min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
         stores: what is known beside each sequence's own text: corpora, paths of
             corpora, and namespaces of shared stores.
+        always: whether "recycle" is used in every draft; False: in trees where a forward of 32
+            nodes costs at most 1.15 times one of a single position.
     """
 
     tiers: tuple[str, ...] = ("copy", "resume", "ngram", "unigram")
@@ -86,18 +106,28 @@ class ValueDrafter(LearningDrafter):
     learned = ("calibration",)
 
     def __init__(
-        self, sources: Sequence[str] = SOURCES, min_match: int = 2, stores: Sequence[Store] = ()
+        self,
+        sources: Sequence[str] = SOURCES,
+        min_match: int = 2,
+        stores: Sequence[Store] = (),
+        always: bool = True,
     ) -> None:
         unknown = [name for name in sources if name not in (*SOURCES, RECYCLE)]
         if unknown or not sources or len(set(sources)) < len(sources):
             known = ", ".join((*SOURCES, RECYCLE))
             raise ValueError(f"sources must be some of {known}, each once, got {tuple(sources)}")
-        self._begin(sources, check_int("min_match", min_match, 1, MOST_TOKENS), stores)
-        copy = f"copy(min_match={min_match})"
-        self.spec = "+".join(copy if name == "copy" else name for name in self.sources)
+        if not isinstance(always, bool):
+            raise TypeError(f"always must be True or False, got {always!r}")
+        self._begin(sources, check_int("min_match", min_match, 1, MOST_TOKENS), stores, always)
+        named = {"copy": f"copy(min_match={min_match})"}
+        if not always:
+            named[RECYCLE] = f"{RECYCLE}(always=false)"
+        self.spec = "+".join(named.get(name, name) for name in self.sources)
 
-    def _begin(self, sources: Sequence[str], min_match: int, stores: Sequence[Store]) -> None:
-        self.sources = tuple(sources)
+    def _begin(
+        self, sources: Sequence[str], min_match: int, stores: Sequence[Store], always: bool = True
+    ) -> None:
+        self.sources, self.always = tuple(sources), always
         self.min_match = min_match
         self.stores = open_stores(stores)
         self.recycles = RECYCLE in self.sources
@@ -110,7 +140,7 @@ class ValueDrafter(LearningDrafter):
 
     def with_stores(self, stores: Sequence[Store]) -> ValueDrafter:
         """This drafter with other stores; both learn together."""
-        other = type(self)(self.sources, self.min_match, stores)
+        other = type(self)(self.sources, self.min_match, stores, self.always)
         other.calibration, other.by_request = self.calibration, self.by_request
         return other
 
@@ -130,7 +160,7 @@ class ValueDrafter(LearningDrafter):
             one_source(stores),
             self.recycles,
         )
-        session = ValueSession(engine, tokens)
+        session = ValueSession(engine, tokens, self.always)
         if not any(isinstance(each, SharedRequest) for each in stores):
             return session
         own = [

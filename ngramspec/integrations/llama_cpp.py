@@ -29,6 +29,10 @@ MOST_IDS = (1 << 31) - 1
 class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
     """A draft model of llama-cpp-python without a model.
 
+    ``Llama`` needs ``logits_all=True``, or n_batch >= n_ctx: with any draft model it keeps every
+    position's logits, in a buffer that is else only n_batch positions long. Behind them
+    ``Llama.eval`` fails ("could not broadcast"), whatever is drafted.
+
     What a wider evaluation costs is learned from the times between the calls: there it is dear,
     since every position's logits are copied.
 
@@ -46,7 +50,8 @@ class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
 
     Example::
 
-        llm = Llama("model.gguf", n_ctx=2048, draft_model=NgramspecDraft(10, n_ctx=2048))
+        llm = Llama("model.gguf", n_ctx=2048, logits_all=True,
+                    draft_model=NgramspecDraft(10, n_ctx=2048))
     """
 
     def __init__(

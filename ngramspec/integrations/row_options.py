@@ -11,6 +11,7 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import POLICIES, build_drafter
 from ngramspec.errors import check_int
 from ngramspec.integrations.row_costs import BatchCosts, GivenCosts, LearnedCosts
+from ngramspec.integrations.row_stores import named_stores
 from ngramspec.integrations.rows import Rows
 
 
@@ -26,7 +27,8 @@ class EngineOptions:
             without a draft: ``{"1": {"8": 1.2, "24": 1.5}, "16": {"16": 1.9}}``.
         max_sessions: most texts that are known at a time.
         max_mib: most MiB of texts and sessions.
-        stores: paths of corpora, which all requests draft from.
+        stores: what all requests draft from: paths of corpora, and dicts that name shared stores,
+            to which all requests add what they say: see ``named_stores``.
         log_every: seconds between two log lines with counts; 0: none.
     """
 
@@ -35,7 +37,7 @@ class EngineOptions:
     costs: str | Mapping[str, Mapping[str, float]] = "learned"
     max_sessions: int = 1024
     max_mib: int = 1024
-    stores: Sequence[str] = ()
+    stores: Sequence[str | Mapping[str, Any]] = ()
     log_every: float = 0
 
     @classmethod
@@ -68,8 +70,6 @@ class EngineOptions:
             raise TypeError(f"drafter must be a string, got {self.drafter!r}")
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if not all(isinstance(path, str) for path in self.stores):
-            raise TypeError(f"stores must be a list of paths, got {self.stores!r}")
         self.build_drafter()
         self.batch_costs(1, "cpu", "float32")
         check_int("max_sessions", self.max_sessions, 1)
@@ -86,11 +86,11 @@ class EngineOptions:
             vocab: size of the vocabulary; None: not known.
 
         Raises:
-            TypeError, ValueError: the drafter takes no stores, or a store is no corpus, or one of
+            TypeError, ValueError: the drafter takes no stores, or a store is none, or one of
                 another tokenizer.
             OSError: a store cannot be read.
         """
-        drafter = build_drafter(self.drafter, policy=self.policy, stores=self.stores)
+        drafter = build_drafter(self.drafter, policy=self.policy, stores=named_stores(self.stores))
         for store in drafter.stores:
             if tokenizer is not None:
                 store.check_tokenizer(tokenizer)

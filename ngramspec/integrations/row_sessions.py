@@ -10,9 +10,11 @@ import numpy as np
 from ngramspec._native.row_text import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.stored import CallDrafter, RowDrafter
 from ngramspec.drafters.validation import check_draft
 from ngramspec.integrations.row_choice import accepted_nodes
 from ngramspec.integrations.row_texts import Row, RowText, RowTexts
+from ngramspec.stores.shared import Namespace
 
 logger = logging.getLogger("ngramspec")
 
@@ -78,6 +80,8 @@ class RowSessions:
         self.tree = tree
         self.max_sessions = max_sessions
         self.max_bytes = max_bytes
+        shares = any(isinstance(store, Namespace) for store in drafter.stores)
+        self._shared = CallDrafter(lambda: drafter, None, None, logger.warning) if shares else None
         self.texts = RowTexts()
         self.stats = RowsStats()
         self.open = 0  # sessions
@@ -94,20 +98,43 @@ class RowSessions:
             if known is not None:
                 self.drop(known)  # the engine took tokens back, or gave the id to another request
             text = self.texts.add(row.key)
-        draft, text.draft, begin = text.draft, EMPTY_DRAFT, text.count
+            if self._shared is not None:
+                text.stored = self._shared.row(self.vocab)
+        draft, text.draft, begin = text.draft, EMPTY_DRAFT, text.text.count
         new = self.texts.take(place, text, row, self.vocab)
-        self.stats.moved = self.texts.moves
         self.stats.emitted += len(row.new)
+        if text.stored is not None:
+            _store(text.stored, new, len(row.new), begin)
         if text.session is not None:
             self._learn(text, draft, row, begin, new)
             if row.length // MEASURED != begin // MEASURED:
                 self.texts.measure(text)
         return text
 
+    def rows_known(self) -> None:
+        """All rows of a call were told. Texts that have none any more may have ended: what they
+        said is added to shared stores.
+        """
+        self.stats.moved = self.texts.moves
+        if self._shared is not None:
+            for text in self.texts.gone():
+                if text.stored is not None:
+                    text.stored.pause()
+
+    def store_counts(self) -> dict[str, int]:
+        """As ``Rows.store_counts``."""
+        shared = [each for each in self.drafter.stores if isinstance(each, Namespace)]
+        counts = [each.statistics() for each in shared]
+        return {
+            f"store_{name}": sum(getattr(each, name) for each in counts)
+            for name in ("tokens", "hits", "accepted")
+            if counts
+        }
+
     def _learn(self, text: RowText, draft: Draft, row: Row, begin: int, new: Int32) -> None:
         assert text.session is not None
         try:
-            if len(draft):
+            if len(draft.tokens):
                 accepted = accepted_nodes(draft, row.tokens, begin, row.length)
                 self.stats.accepted += len(accepted)
                 whole = len(accepted) == row.length - begin  # the engine verified no more of it
@@ -180,7 +207,8 @@ class RowSessions:
             if oldest is None:
                 return False
             self.drop(oldest, counted=True)
-        session = self.drafter.start(tokens)
+        drafter = self.drafter if text.stored is None else text.stored()
+        session = drafter.start(tokens)
         if not isinstance(session, DraftSession):
             raise TypeError(f"start must return a DraftSession, got {type(session).__name__}")
         text.session = session
@@ -212,6 +240,8 @@ class RowSessions:
         self.texts.drop(text)
         self.stats.dropped += counted
         self._close(text)
+        if text.stored is not None:
+            text.stored.end(well=True)
 
     def _close(self, text: RowText) -> None:
         session, text.session = text.session, None
@@ -233,3 +263,17 @@ class RowSessions:
             if close:
                 self._close(text)
                 self.texts.measure(text)
+
+
+def _store(stored: RowDrafter, tokens: Int32, said: int, begin: int) -> None:
+    """Tell shared stores what follows a text's first ``begin`` tokens.
+
+    All but the last ``said`` are a prompt: of a request that begins, or goes on with an earlier
+    one's text.
+    """
+    prompt = max(len(tokens) - said, 0)
+    if prompt:
+        if begin:
+            stored.end(well=True)
+        stored.begin(tokens[:prompt])
+    stored.append(tokens[prompt:])

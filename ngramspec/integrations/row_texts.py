@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ngramspec._native.row_text import TokenText, text_hash
 from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
 from ngramspec.drafters.base import DraftSession
+from ngramspec.drafters.stored import RowDrafter
 
 
 class Row(NamedTuple):
@@ -41,12 +42,13 @@ class RowText:
         sound: drafts without a fault since the last one.
         size: bytes, as counted last.
         live: whether it is known still.
+        stored: what it adds to shared stores, and the drafter that reads them; None: none.
         listed: (count, hash) by which ``RowTexts`` finds it; None: by none.
     """
 
     __slots__ = (
         *("key", "text", "session", "draft", "seen", "faults", "sound", "size", "live"),
-        "listed",
+        *("stored", "listed"),
     )
 
     def __init__(self, key: Hashable | None) -> None:
@@ -56,6 +58,7 @@ class RowText:
         self.live = True
         self.session: DraftSession | None = None
         self.draft: Draft = EMPTY_DRAFT
+        self.stored: RowDrafter | None = None
         self.listed: tuple[int, int] | None = None
 
     @property
@@ -101,16 +104,20 @@ class RowTexts:
 
     def find(self, place: int, row: Row) -> RowText | None:
         """The text that row ``place`` continues, or None if it is new or its text another one."""
-        text = self._last.get(place) if row.key is None else self._by_key.get(row.key)
-        tokens = row.tokens
-        if text is not None and self._free(text, row.key) and text.text.begins(tokens, row.length):
+        key, tokens, length, new = row
+        text = self._last.get(place) if key is None else self._by_key.get(key)
+        if (
+            text is not None
+            and (text.live and text.seen != self.call and text.key == key)
+            and text.text.begins(tokens, length)
+        ):
             return text
-        if row.key is not None:
+        if key is not None:
             return None
-        before = row.length - len(row.new)
+        before = length - len(new)
         self._list_grown()
         for text in self._by_hash.get((before, text_hash(tokens, before)), ()):
-            if self._free(text, None) and text.text.equals(tokens, before):
+            if text.live and text.seen != self.call and text.text.equals(tokens, before):
                 self.moves += 1
                 return text
         return None
@@ -118,9 +125,6 @@ class RowTexts:
     def of_key(self, key: Hashable) -> RowText | None:
         """The text of a request, or None."""
         return self._by_key.get(key)
-
-    def _free(self, text: RowText, key: Hashable | None) -> bool:
-        return text.live and text.seen != self.call and text.key == key
 
     def add(self, key: Hashable | None) -> RowText:
         """A new text, empty as yet."""
@@ -149,6 +153,11 @@ class RowTexts:
         text = self._last.get(place)
         if text is not None:
             self._rows.setdefault(place, text)
+
+    def gone(self) -> list[RowText]:
+        """The texts that had rows in the last call and have none now."""
+        here = set(self._rows.values())
+        return [text for text in self._last.values() if text.live and text not in here]
 
     def _list_grown(self) -> None:
         """List the texts that grew by their hashes; done only when one is looked for."""

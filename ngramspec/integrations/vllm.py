@@ -82,7 +82,8 @@ class NgramspecProposer:
         drafts = propose(self.rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         if self.options.log_every and time.monotonic() - self._logged > self.options.log_every:
             self._logged = time.monotonic()
-            stats = {**self.rows.stats.as_dict(), "live": len(self.rows), "bytes": self.rows.bytes}
+            stats = self.rows.stats.as_dict() | self.rows.store_counts()
+            stats |= {"live": len(self.rows), "bytes": self.rows.bytes}
             logger.info("ngramspec %s", json.dumps(stats))
         return drafts
 

@@ -41,6 +41,11 @@ class SharedRequest:
         else:
             self._kept.append(np.array(tokens, np.int32))
 
+    def pause(self) -> None:
+        """The request may have ended: what may be added before its end is, to the last token."""
+        if self._live:
+            self.index.publish()
+
     def finish(self) -> None:
         """The request ended well: everything is added."""
         kept, self._kept = self._kept, []

@@ -24,11 +24,21 @@ def engines(options=OPTIONS):
 
 
 def rows(rng, tokens, vocab, k=8):
-    """The target's candidates behind some tokens: a few ids with probabilities that fall."""
+    """The target's candidates behind a tree: a few ids with probabilities that fall."""
     k = min(k, vocab)
     found = np.stack([rng.permutation(vocab)[:k] for _ in tokens]).astype(np.int32)
     log_probs = -np.sort(rng.exponential(1.5, (len(tokens), k)), axis=1)
-    return ids(tokens), found, log_probs.astype(np.float32)
+    parents = [-1, *(int(rng.integers(0, i)) for i in range(1, len(tokens)))]
+    path = [0]
+    while parents.count(path[-1]) and rng.random() < 0.7:
+        path.append(parents.index(path[-1]))
+    return ids(tokens), ids(parents), found, log_probs.astype(np.float32), tuple(path)
+
+
+def behind(tokens, found, log_probs, accepted=()):
+    """``recycle``'s arguments for rows behind a chain."""
+    parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+    return ids(tokens), parents, found, log_probs, accepted
 
 
 @pytest.mark.parametrize("slope", [None, 0.0, 0.002, 0.05])
@@ -48,7 +58,9 @@ def test_native_equals_twin(seed, vocab, slope):
         same(ours, theirs)
         used |= set(ours[-1].tolist())
         recycled = (
-            rows(rng, rng.integers(0, vocab, rng.integers(1, 9)), vocab) if begin % 5 else None
+            rows(rng, rng.integers(0, vocab, rng.integers(1, 9)).tolist(), vocab)
+            if begin % 5
+            else None
         )
         if recycled is not None:
             native.recycle(*recycled)
@@ -95,6 +107,9 @@ class RunnersMachine(RuleBasedStateMachine):
         self.native.check_integrity()
         for token in (0, 1, 2, 3, 70, 5000, 2**22):
             assert self.native.runners.row(token) == self.twin.runners.row(token)
+            for before in (0, 1, 5, 70):
+                pair = self.native.runners.pair(before, token)
+                assert pair == self.twin.runners.pair(before, token)
 
 
 TestRunnersMachine = RunnersMachine.TestCase
@@ -105,7 +120,7 @@ def test_runners_up_are_branches_by_what_the_target_thought_of_them():
     engine = ValueEngine(Calibration(), *OPTIONS)
     engine.extend(ids([1, 2, 3, 4]))
     found = np.array([[3, 9, 8]], np.int32)
-    engine.recycle(ids([4]), found, np.log(np.array([[0.6, 0.3, 0.005]], np.float32)))
+    engine.recycle(*behind([4], found, np.log(np.array([[0.6, 0.3, 0.005]], np.float32))))
     tokens, parents, confidence, source = engine.draft_tree(16)
     first = {
         int(token): (float(p), int(each))
@@ -125,7 +140,7 @@ def test_what_the_target_says_itself_is_drafted_where_nothing_else_is_known():
     engine.extend(ids([7]))
     assert len(engine.draft(4)[0]) == 0
     log_probs = np.log(np.full((2, 1), 0.95, np.float32))
-    engine.recycle(ids([7, 8]), np.array([[8], [9]], np.int32), log_probs)
+    engine.recycle(*behind([7, 8], np.array([[8], [9]], np.int32), log_probs))
     tokens, confidence, source = engine.draft(4)
     assert tokens.tolist()[:2] == [8, 9]
     assert source.tolist()[:2] == [5, 5]
@@ -145,30 +160,85 @@ def test_it_learns_what_the_targets_probabilities_are_worth():
             np.log([[0.6, 0.3]]).astype(np.float32),
         )
         engine.extend(ids([token]))
-        engine.recycle(ids([token]), found, log_probs)
+        engine.recycle(*behind([token], found, log_probs))
         confidence.append(float(engine.draft(1)[1][0]))
         token = after
     assert confidence[-1] > 0.85 > confidence[0]
 
 
+def test_the_last_two_tokens_tell_more_than_the_last():
+    """Behind 5 the target wanted 6 after 1 and 7 after 2; the later one has the row of 5."""
+    engine = ValueEngine(Calibration(), *OPTIONS)
+    log_probs = np.log(np.full((1, 1), 0.9, np.float32))
+    for before, after in ((1, 6), (2, 7)):
+        engine.extend(ids([before, 5]))
+        engine.recycle(*behind([5], np.array([[after]], np.int32), log_probs, (0,)))
+        assert engine.runners.row(5) == engine.runners.pair(before, 5)
+    assert engine.runners.row(5)[0] == engine.runners.pair(2, 5)[0] == [(7, 1)]
+    assert engine.runners.pair(1, 5)[0] == [(6, 1)]
+    assert engine.runners.pair(3, 5) is None
+    engine.extend(ids([9, 1, 5]))
+    tokens, parents, confidence, _ = engine.draft_tree(16)
+    first = dict(zip(tokens[parents == -1].tolist(), confidence[parents == -1], strict=True))
+    assert first[6] > first[7]
+
+
+def test_what_the_target_left_unsaid_is_offered_next():
+    """At the last position it said 4, and found 30 and 31 possible: one of them may follow."""
+    engine = ValueEngine(Calibration(), *OPTIONS)
+    engine.extend(ids([1, 2, 3]))
+    found = np.array([[4, 30, 31]], np.int32)
+    log_probs = np.log(np.array([[0.6, 0.2, 0.1]], np.float32))
+    engine.recycle(*behind([3], found, log_probs, (0,)))
+    engine.extend(ids([4]))
+    tokens, parents, confidence, source = engine.draft_tree(32)
+    first = dict(zip(tokens[parents == -1].tolist(), source[parents == -1], strict=True))
+    assert first[30] == first[31] == 5
+    before = float(confidence[tokens.tolist().index(30)])
+    engine.extend(ids([8] * 5))  # too long ago
+    assert not {30, 31} & set(engine.draft_tree(32)[0].tolist())
+    for _ in range(60):  # it learns how often that comes true
+        engine.extend(ids([3]))
+        engine.draft_tree(32)
+        engine.recycle(*behind([3], found, log_probs, (0,)))
+        engine.extend(ids([4]))
+        engine.draft_tree(32)
+        engine.extend(ids([30]))
+    engine = ValueEngine(engine.calibration, *OPTIONS)
+    engine.extend(ids([1, 2, 3]))
+    engine.recycle(*behind([3], found, log_probs, (0,)))
+    engine.extend(ids([4]))
+    tokens, _, confidence, _ = engine.draft_tree(32)
+    assert float(confidence[tokens.tolist().index(30)]) > before
+
+
 def test_wrong_rows_are_refused_and_nothing_is_kept():
     engine = ValueEngine(Calibration(), *OPTIONS)
     found, log_probs = np.array([[1, 2]], np.int32), np.zeros((1, 2), np.float32)
+    one = ids([-1])
     for bad in (
-        (ids([1, 2]), found, log_probs),
-        (ids([1]), found, log_probs[:, :1].copy()),
-        (ids([-1]), found, log_probs),
-        (ids([1]), -found, log_probs),
+        (ids([1, 2]), one, found, log_probs),
+        (ids([1]), one, found, log_probs[:, :1].copy()),
+        (ids([-1]), one, found, log_probs),
+        (ids([1]), one, -found, log_probs),
+        (ids([1]), ids([0]), found, log_probs),
+        (ids([1]), ids([-1, 0]), found, log_probs),
     ):
-        with pytest.raises(ValueError, match=r"rows of one length|must be >= 0"):
+        with pytest.raises(ValueError, match=r"rows of one length|must be >= 0|parents"):
             engine.recycle(*bad)
+    with pytest.raises(IndexError, match="accepted must be indices below 1, got 1"):
+        engine.recycle(ids([1]), one, found, log_probs, (0, 1))
     with pytest.raises((TypeError, ValueError)):
-        engine.recycle(ids([1]), found.astype(np.int64), log_probs)
+        engine.recycle(ids([1]), one, found.astype(np.int64), log_probs)
     assert len(engine.runners) == 0
     before = engine.sizeof()
-    engine.recycle(ids([1000]), found, log_probs)
+    engine.recycle(ids([1000]), one, found, log_probs)
     assert len(engine.runners) == 1
     assert before + 4000 < engine.sizeof() < before + 8000
+    engine.extend(ids([3, 1000]))
+    pairs = engine.sizeof()
+    engine.recycle(ids([1000]), one, found, log_probs)
+    assert engine.sizeof() >= pairs + 4096 * 56
     without = ValueEngine(Calibration())
-    without.recycle(ids([1]), found, log_probs)
+    without.recycle(ids([1]), one, found, log_probs)
     assert without.runners is None

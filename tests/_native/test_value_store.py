@@ -11,10 +11,14 @@ from native_strategies import CHUNKS, QUICK, int32
 from value_play import costs, ids, noisy_repetition, same
 
 from ngramspec._native.calibration import Calibration
+from ngramspec._native.store_ring import StoreRing
 from ngramspec._native.store_source import StorePair
+from ngramspec._native.store_stream import StoreStream
 from ngramspec._native.value import ValueEngine
 from ngramspec._reference.calibration import Calibration as CalibrationTwin
 from ngramspec._reference.store_corpus import CorpusIndex as CorpusTwin
+from ngramspec._reference.store_ring import StoreRing as RingTwin
+from ngramspec._reference.store_ring import StoreStream as StreamTwin
 from ngramspec._reference.value import ValueEngine as ValueTwin
 from ngramspec.stores import Corpus
 
@@ -145,6 +149,88 @@ def test_two_stores_are_one_source(tmp_path):
     engine = ValueEngine(Calibration(), True, False, False, 2, source)
     engine.extend(ids([3, 4]))  # both know it
     assert {5, 7} <= set(engine.draft_tree(8)[0].tolist())
+
+
+class PairTwin:
+    """Two stores as one: the places of both, the longest first, the first store's before."""
+
+    SECOND = 1 << 52
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    def of(self, at):
+        return (self.second, at - self.SECOND) if at >= self.SECOND else (self.first, at)
+
+    def look(self, context, most):
+        found = self.first.look(context, most)
+        found += [(at + self.SECOND, n) for at, n in self.second.look(context, most)]
+        return sorted(found, key=lambda each: -each[1])[:most]
+
+    def token(self, at):
+        source, at = self.of(at)
+        return source.token(at)
+
+    def earlier(self, at):
+        source, at = self.of(at)
+        return source.earlier(at)
+
+
+def corpus_and_stream(tmp_path, documents, said):
+    """A corpus and what an earlier request said, as one source: native and twin."""
+    corpus = Corpus.build([int32(each) for each in documents], tmp_path / "c.ngc")
+    streams = []
+    for ring, stream, tokens in (
+        (StoreRing(1000), StoreStream, int32(said)),
+        (RingTwin(1000), StreamTwin, said),
+    ):
+        writer = stream(ring)
+        writer.append(tokens)
+        writer.finish()
+        streams.append(stream(ring))
+    native, twin = streams
+    return StorePair(native, corpus.index), PairTwin(twin, CorpusTwin(documents))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_native_equals_twin_with_a_corpus_and_earlier_requests(tmp_path, seed):
+    text, documents = relatives(seed)
+    said = [token for document in documents[::2] for token in document]
+    source, source_twin = corpus_and_stream(tmp_path, documents[1::2], said)
+    native = ValueEngine(Calibration(), *OPTIONS, source)
+    twin = ValueTwin(CalibrationTwin(), *OPTIONS, source_twin)
+    for begin in range(0, 240, 3):
+        ask = "draft" if begin % 2 else "draft_tree"
+        same(getattr(native, ask)(12), getattr(twin, ask)(12))
+        native.extend(text[begin : begin + 3])
+        twin.extend(text[begin : begin + 3])
+    kinds = {each[1] for each in twin.calibration.cells if each[0] == "store"}
+    assert kinds == {False, True}
+
+
+def test_what_earlier_requests_are_worth_says_nothing_of_a_corpus(tmp_path):
+    """Where what earlier requests said was always wrong, a corpus is believed as before."""
+    document = list(range(100, 180))
+    corpus = Corpus.build([int32(document)], tmp_path / "c.ngc")
+    ring = StoreRing(1000)
+    writer = StoreStream(ring)
+    writer.append(int32(document))
+    writer.finish()
+    calibration = Calibration()
+
+    def first(source):
+        engine = ValueEngine(calibration, False, False, False, 2, source)
+        engine.extend(ids(document[:2]))
+        confidence = float(engine.draft(8)[1][0])
+        engine.extend(ids([5]))
+        return confidence
+
+    before = first(corpus.index)
+    assert first(StoreStream(ring)) > 0.3
+    for _ in range(30):
+        first(StoreStream(ring))
+    assert first(StoreStream(ring)) < 0.2
+    assert first(corpus.index) > before - 0.15
 
 
 def test_a_store_that_knows_nothing_changes_nothing(engines):

@@ -1,7 +1,8 @@
-"""The choice among a batch's drafts against its twin, brute force, and wrong input."""
+"""A batch's costs and the choice among its drafts against twins, brute force, and wrong input."""
 
 from __future__ import annotations
 
+import doctest
 import itertools
 
 import numpy as np
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 from native_strategies import QUICK
 
 from ngramspec import _reference as reference
-from ngramspec._native.batch_choice import worthwhile_heads
+from ngramspec._native import batch_choice
+from ngramspec._native.batch_choice import (
+    curve_through,
+    generous_cost,
+    may_pay,
+    worthwhile_heads,
+)
 
 # Eighths and quarters: all sums are exact, so that equal values are equal for both.
 CONFIDENCE = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=5)
@@ -63,3 +70,41 @@ def test_wrong_input_is_named():
         worthwhile_heads([good], curve[:0])
     assert worthwhile_heads([], curve) == []
     assert worthwhile_heads([good], curve) == [2]
+
+
+def test_examples():
+    assert doctest.testmod(batch_choice).failed == 0
+
+
+@QUICK
+@given(curve=CURVES, rows=st.integers(1, 9), k=st.integers(1, 6), noise=st.integers(0, 99))
+def test_a_row_s_cost_is_its_twin_s(curve, rows, k, noise):
+    assert may_pay(curve, rows, k) == reference.may_pay(curve, rows, k)
+    uneven = curve * np.random.default_rng(noise).uniform(0.5, 2, len(curve)).astype(np.float32)
+    for each in (curve, uneven):
+        ours = generous_cost(each, rows, k)
+        assert ours.dtype == np.float32
+        assert ours.tolist() == reference.generous_cost(each, rows, k).tolist()
+
+
+@QUICK
+@given(
+    steps=st.lists(st.floats(0.1, 9), min_size=1, max_size=8),
+    heights=st.lists(st.floats(0.2, 5), min_size=8, max_size=8),
+    size=st.integers(0, 40),
+)
+def test_a_curve_through_points_is_its_twin_s(steps, heights, size):
+    xs = [0.0, *np.cumsum(steps).tolist()]
+    ys = [1.0, *heights[: len(steps)]]
+    ours = curve_through(xs, ys, size)
+    assert ours.dtype == np.float32
+    assert ours == pytest.approx(reference.curve_through(xs, ys, size), rel=1e-6)
+
+
+def test_wrong_curves_are_refused():
+    with pytest.raises(ValueError, match="two points or more, got 1 and 1"):
+        curve_through([0], [1.0], 4)
+    with pytest.raises(ValueError, match="two points or more, got 2 and 1"):
+        curve_through([0, 1], [1.0], 4)
+    with pytest.raises(ValueError, match="one entry or more"):
+        generous_cost(np.empty(0, np.float32), 1, 1)

@@ -10,6 +10,7 @@ from doubles import ids
 
 import ngramspec
 from ngramspec import Evidence, Speculator, build_drafter
+from ngramspec.bench.costs import cost_curve
 from ngramspec.drafters import RecycleDrafter, ValueDrafter
 from ngramspec.drafters.recycle import RANKS, static_tree
 
@@ -105,13 +106,57 @@ def test_by_value_the_candidates_are_a_source_of_the_engine():
     assert drafter.tiers[-1] == "recycle"
     assert drafter.evidence.top_k == 8
     assert build_drafter(drafter.spec).evidence == drafter.evidence
-    assert build_drafter("auto").evidence is None
     assert isinstance(build_drafter("recycle", policy="priority"), RecycleDrafter)
     session = drafter.start(ids(3, 4, 5, 3))
     observe(session, seen([3, 9], [[7, 4], [8, 6]]), [7])
     observe(session, seen([7], [[3, 5]]), [3])
     first = session.propose(16, tree=True)
     assert 7 in first.tokens[first.parents == -1]
+
+
+@pytest.mark.parametrize(
+    ("curve", "tree", "nodes", "wanted"),
+    [
+        ("gpu", True, 64, True),
+        ("gpu", False, 64, False),  # chains hardly gain
+        ("cpu", True, 64, False),  # a wide forward is dear
+        ("gpu", True, 24, False),  # nobody says what 32 nodes cost
+        (None, True, 64, False),
+    ],
+)
+def test_auto_wants_evidence_where_it_pays(curve, tree, nodes, wanted):
+    drafter = build_drafter("auto")
+    assert drafter.evidence.top_k == 8
+    assert drafter.spec.endswith("+recycle(always=false)")
+    session = build_drafter(drafter.spec).start(ids(3, 4, 5, 3))
+    assert not session.wants_evidence
+    session.propose(nodes, None if curve is None else cost_curve(curve, nodes), tree=tree)
+    assert session.wants_evidence == wanted
+    always = build_drafter("copy+recycle").start(ids(3, 4, 5, 3))
+    always.propose(4)
+    assert always.wants_evidence
+    assert build_drafter("auto", policy="priority").evidence is None
+
+
+def test_without_evidence_auto_drafts_as_if_it_never_asked():
+    text = np.random.default_rng(0).integers(0, 9, 300).astype(np.int32)
+    with_it, without = (
+        build_drafter(spec).start(text[:20]) for spec in ("auto", "copy+ngram+unigram")
+    )
+    cost = cost_curve("gpu", 64)
+    for begin in range(20, 300, 3):
+        ours, theirs = (each.propose(40, cost, tree=True) for each in (with_it, without))
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+        assert ours.confidence.tolist() == theirs.confidence.tolist()
+        for each in (with_it, without):
+            each.extend(text[begin : begin + 3])
+
+
+def test_alone_it_cannot_wait_until_it_pays():
+    with pytest.raises(ValueError, match="always must be True of recycle alone"):
+        build_drafter("recycle(always=false)", policy="priority")
+    with pytest.raises(ValueError, match="always must be True or False, got 1"):
+        build_drafter("copy+recycle(always=1)")
 
 
 def test_without_evidence_it_drafts_nothing():

@@ -187,6 +187,22 @@ def test_a_thousand_short_requests_leave_nothing_behind(ours):
     assert sizes[-1] - sizes[1] < 50 << 20, sizes
 
 
+def test_a_store_that_all_requests_share(answers, smollm2_folder, logs):
+    """What was said once is drafted from the store when it is said again; the text stays."""
+    options = {"log_every": 0.2, "stores": [{"namespace": "all", "max_bytes": 1 << 22}]}
+    with serve(smollm2_folder, SPECULATIVE, options, log=logs / "shared.log") as server:
+        accepted = []
+        for _ in range(2):
+            jobs = [lambda p=prompt: complete(server.url, p, TOKENS) for prompt in PROMPTS[:20]]
+            ours = at_once(jobs, 2)
+            assert [differ(*both) for both in zip(answers, ours, strict=False)] == [None] * 20
+            complete(server.url, "One more", 20)  # its steps log the counts
+            accepted.append(server.counts()["store_accepted"])
+        assert accepted[1] - accepted[0] > max(200, accepted[0])
+        assert server.counts()["store_tokens"] > 20 * TOKENS
+        assert server.counts()["faults"] == 0
+
+
 def test_chunked_prefill_and_preemption(answers, smollm2_folder, logs):
     """Prefills of 64 tokens at a time, and room for 768 tokens in all."""
     small = ("--max-num-batched-tokens", "64", "--num-gpu-blocks-override", "24")
@@ -217,21 +233,38 @@ def test_an_unknown_option_is_refused_at_the_start(smollm2_folder, logs):
     assert "no option slope; known: drafter, policy, costs" in log.read_text(errors="replace")
 
 
-def test_two_ranks(tmp_path, logs):
-    """A tiny random Llama over two ranks: the text is that of two ranks without drafts."""
+def write_cycling_llama(folder):
+    """A random Llama whose text soon repeats itself: its layers add little to the last token's."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder = tmp_path / "llama"
+    torch.manual_seed(0)
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
-    LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.2)).save_pretrained(folder)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.2))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight *= 0.002
+            layer.mlp.down_proj.weight *= 0.002
+    model.save_pretrained(folder)
+
+
+def test_two_ranks(tmp_path, logs):
+    """The text is that of two ranks without drafts, and only the first one drafts."""
+    write_cycling_llama(tmp_path / "llama")
     prompts = [[5, 6, 7, 8] * 4, [9, 10, 11] * 5, list(range(20, 50))]
     found = []
     two = ("--tensor-parallel-size", "2", "--skip-tokenizer-init", "--max-model-len", "256")
+    options = {"costs": "none", "log_every": 0.001}
     for speculative, name in ((None, "two"), (SPECULATIVE, "two-ours")):
-        with serve(folder, speculative, None, *two, cores="0|1", log=logs / f"{name}.log") as s:
-            asked = [lambda p=p, u=s.url: complete(u, p, 64, logprobs=None) for p in prompts]
+        log = logs / f"{name}.log"
+        given = options if speculative else None
+        with serve(tmp_path / "llama", speculative, given, *two, cores="0|1", log=log) as server:
+            asked = [lambda p=p, u=server.url: complete(u, p, 150, logprobs=None) for p in prompts]
             found.append([each.ids for each in at_once(asked, 3)])
-            drafted = s.metrics().get("vllm:spec_decode_num_accepted_tokens_total", 0)
+            counts = server.metrics()
     assert found[0] == found[1]
-    assert drafted > 0
+    assert counts["vllm:spec_decode_num_accepted_tokens_total"] > 100
+    drafting = [line for line in log.read_text(errors="replace").splitlines() if '{"calls' in line]
+    assert drafting
+    assert all("Worker_TP0" in line for line in drafting)

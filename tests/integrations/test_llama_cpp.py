@@ -115,6 +115,45 @@ def test_drafts_leave_room_in_the_context(module):
         assert n + len(draft(text)) + 1 <= max(20, n + 1)
 
 
+def fill(draft, n_ctx, rows):
+    """Evaluate until the context is full, in buffers as long as Llama's; the text's length.
+
+    Args:
+        rows: of the buffer of logits, one for each position.
+    """
+    input_ids, scores = np.zeros(n_ctx, np.intc), np.zeros((rows, 2), np.float32)
+    committed, evaluated, pending = list(range(7)), 0, []
+    while True:
+        tokens = [*committed[evaluated:], *pending][: n_ctx - evaluated]
+        scores[evaluated : evaluated + len(tokens)].reshape(-1)[:] = np.ones(2 * len(tokens))
+        evaluated = len(committed)
+        committed.append(period(committed))
+        for token in pending:
+            if token != committed[-1]:
+                break
+            evaluated = len(committed)
+            committed.append(period(committed))
+        if len(committed) > n_ctx:
+            return len(committed)
+        input_ids[: len(committed)] = committed
+        pending = draft(input_ids[: len(committed)]).tolist()
+
+
+def test_the_context_is_filled_and_no_buffer_is_left(module):
+    draft = module.NgramspecDraft(10, n_ctx=64, options={"costs": "none"})
+    assert fill(draft, 64, 64) == 65
+    assert draft.rows.stats.accepted > 30
+
+
+@pytest.mark.parametrize("k", [10, 0])
+def test_no_draft_is_short_enough_for_a_buffer_of_a_batch(module, k):
+    """Without logits_all=True the buffer has n_batch rows: why the page asks for it."""
+    draft = module.NgramspecDraft(10, n_ctx=64, options={"costs": "none"})
+    nothing = lambda tokens: np.empty(0, np.intc)  # noqa: E731
+    with pytest.raises(ValueError, match="could not broadcast"):
+        fill(draft if k else nothing, 64, 32)
+
+
 def test_where_wide_evaluations_are_dear_nothing_is_drafted_in_the_end(module):
     """A position costs as much as a step; the text cannot be guessed."""
     clock = Clock()

@@ -77,7 +77,10 @@ def test_corpora_with_ids_outside_are_refused(tmp_path, caplog):
     with pytest.raises(ValueError, match=f"token id {VOCAB}, the vocabulary has {VOCAB}"):
         NgramspecProposer(config({"stores": [path]}))
     assert "not checked against the model's tokenizer" in caplog.text  # it names none
-    for wrong, said in (("known.ngc", "stores must be a list of"), ([1], "list of paths, got")):
+    for wrong, said in (
+        ("known.ngc", "stores must be a list of"),
+        ([1], r"stores\[0\] must be a path or a dict, got 1"),
+    ):
         with pytest.raises(TypeError, match=said):
             NgramspecProposer(config({"stores": wrong}))
     with pytest.raises(OSError, match=r"nowhere\.ngc"):

@@ -125,11 +125,11 @@ def test_arguments_copies_and_pickles_keep_the_stores(path):
 def test_build_drafter(path):
     drafter = build_drafter("auto", stores=[path, Corpus.open(path)])
     assert len(drafter.stores) == 2
-    assert drafter.tiers[-1] == "store"
+    assert drafter.tiers[4] == "store"
     session = drafter.start(np.arange(10, dtype=np.int32))
     assert session.propose(3).tokens.tolist() == [10, 11, 12]
     assert build_drafter(drafter).stores == drafter.stores
-    assert build_drafter("auto").tiers == ("copy", "resume", "ngram", "unigram")
+    assert build_drafter("copy+ngram").tiers == ("copy", "resume", "ngram", "unigram")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_build_drafter(path):
     [
         ("a.ngc", TypeError, "stores must be a list of stores, got str"),
         ([3], TypeError, r"stores\[0\] must be a Corpus, the path .*, got int"),
-        (["nothing.ngc"], FileNotFoundError, "nothing.ngc"),
+        (["nothing.ngc"], FileNotFoundError, r"stores\[0\]: there is no file: .nothing.ngc"),
         ([__file__], StoreFileError, "is no ngramspec corpus"),
     ],
 )

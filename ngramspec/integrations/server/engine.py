@@ -108,8 +108,9 @@ class Engine:
                         return
                     self._changed.wait()
                     job = self._scheduler.next()
+                alone = len(self._scheduler) == 1
             try:
-                job.turn(self._maker)
+                job.turn(self._maker, alone)
             except Exception:  # of what the job tells, such as a loop that is closed
                 logger.exception("a request could not be told of its end")
                 job.end = "error"

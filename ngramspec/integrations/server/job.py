@@ -22,6 +22,8 @@ from ngramspec.stepwise import open_generation
 logger = logging.getLogger("ngramspec.server")
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
 
+ALONE = 4  # a job without others reads chunks so much longer: fewer passes over the weights
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -35,6 +37,7 @@ class Order:
         stops: strings that end it, and are not in it.
         indent: least indentation of its lines after the first, see ``StopText``.
         eos: ids that end it.
+        hidden: ids of tokens that are not shown; None: the special ones.
         top_logprobs: likeliest tokens to report at each token; None: no log-probabilities.
         prompt_logprobs: whether they are reported for the prompt too.
         seconds: after the first token, and a line end, it ends; None: no limit.
@@ -50,6 +53,7 @@ class Order:
     stops: tuple[str, ...] = ()
     indent: int = 0
     eos: tuple[int, ...] = ()
+    hidden: frozenset[int] | None = None
     top_logprobs: int | None = None
     prompt_logprobs: bool = False
     seconds: float | None = None
@@ -134,20 +138,25 @@ class Job:
         after = self._after
         return after is None or after.ended or bool(after.progress.first)
 
-    def turn(self, maker: Maker) -> None:
-        """One forward: a chunk of the prompt, or a step. Errors end the job, and it says so."""
+    def turn(self, maker: Maker, alone: bool = False) -> None:
+        """One forward: a chunk of the prompt, or a step. Errors end the job, and it says so.
+
+        Args:
+            maker: of what jobs have in common.
+            alone: whether no other job waits for its turn.
+        """
         try:
             if self.cancelled:
                 self._end(maker, Piece(ended=CANCELLED))
             elif self._generation is not None:
                 self._step(maker)
             else:
-                self._prefill(maker)
+                self._prefill(maker, maker.chunk * (ALONE if alone else 1))
         except Exception as error:
             logger.exception("an answer failed")
             self._end(maker, Piece(ended=STOP, error=error))
 
-    def _prefill(self, maker: Maker) -> None:
+    def _prefill(self, maker: Maker, chunk: int) -> None:
         """A chunk of the prompt; the last one belongs to the generation's own prefill."""
         order, progress = self.order, self.progress
         if self._lease is None:
@@ -156,8 +165,8 @@ class Job:
             progress.reused = self._lease.reused
         held, whole = len(self._lease.tokens), len(order.prompt)
         reads_all = order.prompt_logprobs or not order.max_tokens
-        end = min(held + maker.chunk, whole - 1)
-        if held < whole - 1 and (reads_all or (whole - held > maker.chunk and maker.cuts)):
+        end = min(held + chunk, whole - 1)
+        if held < whole - 1 and (reads_all or (whole - held > chunk and maker.cuts)):
             logits = maker.read(self._lease.cache, order.prompt[held:end], order.prompt_logprobs)
             self._lease.tokens = order.prompt[:end]
             if order.prompt_logprobs:
@@ -168,7 +177,7 @@ class Job:
         else:
             self._generation = maker.open(order, self._lease.cache)
             progress.stats = self._generation.stats
-            self._text = Detokenizer(maker.tokenizer, order.prompt.tolist())
+            self._text = Detokenizer(maker.tokenizer, order.prompt.tolist(), hidden=order.hidden)
             self._step(maker)
 
     def _first_logprobs(self) -> tuple[TokenLogprobs, ...]:
@@ -251,7 +260,7 @@ class Maker:
         model: a transformers model.
         tokenizer: the model's.
         pool: of caches.
-        chunk: most prompt tokens of one forward.
+        chunk: most prompt tokens of one forward, while several jobs take turns.
         speculator: returns a user's Speculator.
     """
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from openai.types.chat.chat_completion_function_tool import ChatCompletionFunctionTool
+from openai.types.chat.chat_completion_named_tool_choice_param import (
+    ChatCompletionNamedToolChoiceParam,
+)
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -96,10 +100,47 @@ class ChatRequest(Common):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[ChatCompletionFunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChatCompletionNamedToolChoiceParam | None = (
+        None
+    )
+    parallel_tool_calls: bool | None = None
     functions: list[dict[str, Any]] | None = None
     modalities: list[str] | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of, as templates take them."""
+        if self.tool_choice == "none":
+            return []
+        dumped = (
+            tool.function.model_dump(exclude_unset=True, exclude={"strict"})
+            for tool in self.tools or []
+        )
+        return [{"type": "function", "function": each} for each in dumped]
+
+    @property
+    def chosen(self) -> str | None:
+        """The function that must be called, if one is named."""
+        return self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.tool_choice == "required" or self.chosen is not None
+
+    @property
+    def several(self) -> bool:
+        """Whether there may be several calls in an answer."""
+        return self.parallel_tool_calls is not False and self.chosen is None
+
+    @property
+    def constrained_by(self) -> str | None:
+        """The field that holds calls to a form that text alone cannot promise, or None."""
+        if self.must_call:
+            return "tool_choice"
+        strict = any(tool.function.strict for tool in self.tools or [])
+        return "tools" if self.offered and strict else None
 
 
 class ExtraFile(BaseModel):

@@ -21,6 +21,7 @@ from ngramspec.integrations.server.sampling import Sampling
 from ngramspec.integrations.server.scheduler import QueueFullError
 from ngramspec.integrations.server.settings import ServerSettings
 from ngramspec.integrations.server.shelf import Shelf
+from ngramspec.integrations.server.tool_format import find_format
 from ngramspec.target.traits import embedding_count
 
 GRAMMARS = 64 << 20  # bytes of compiled grammars that are kept
@@ -44,6 +45,7 @@ class Service:
         self.corpora = Shelf(settings.corpora)
         family = family_of(tokenizer)
         self.fim = None if family is None else FillInTheMiddle(family, tokenizer)
+        self.tool_format, self.why_no_tools = find_format(model, tokenizer)
         self.encode_plainly = plain_encoder(tokenizer)
         self.vocabulary = embedding_count(model) or len(tokenizer)
         known = getattr(model.config, "max_position_embeddings", None)

@@ -31,7 +31,8 @@ class Limits:
         waiting: generations that wait; a request for more is refused.
         pool: bytes of all kept key-value caches.
         pool_of_key: bytes of those of one API key.
-        chunk: most prompt tokens of one forward: a cancelled request stops after it.
+        chunk: most prompt tokens of one forward while several requests take turns; four times as
+            many while there is one. A cancelled request stops after it.
     """
 
     body: int = 4 * MIB

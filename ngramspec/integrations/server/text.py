@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 UNFINISHED = "�"  # what an incomplete character decodes to
@@ -15,11 +15,13 @@ class Detokenizer:
     Args:
         tokenizer: of the model.
         prompt: the tokens before; only the last few matter.
-        special: whether special tokens are kept.
+        hidden: ids of tokens that are not shown; None: the special ones.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int], *, special: bool = False) -> None:
-        self._tokenizer, self._special = tokenizer, special
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[int], *, hidden: Container[int] | None = None
+    ) -> None:
+        self._tokenizer, self._hidden = tokenizer, hidden
         self._tokens = list(prompt[-CONTEXT:])
         self._start, self._read = 0, len(self._tokens)
 
@@ -40,7 +42,10 @@ class Detokenizer:
         return whole[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=not self._special)
+        hidden = self._hidden
+        if hidden is not None:
+            tokens = [token for token in tokens if token not in hidden]
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=hidden is None)
         return text
 
 

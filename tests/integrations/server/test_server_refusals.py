@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conftest import tiny_llama
 from serving import VOCAB, letters, served
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_llama(vocab=VOCAB)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return letters()
-
-
-@pytest.fixture(scope="module")
-def client(model, tokenizer):
-    with served(model, tokenizer) as client:
-        yield client
+pytest_plugins = ["server_fixtures"]
 
 
 CHATS = {"messages": [{"role": "user", "content": "hi"}]}

@@ -49,7 +49,7 @@ class Watched:
 def engine_of(tiny):
     made = []
 
-    def make(watched=False, active=4, waiting=4, chunk=64):
+    def make(watched=False, active=4, waiting=4, chunk=16):
         pool = CachePool(cache_maker(tiny), 1 << 30, 1 << 30, why_not_cut(tiny))
         speculator = Speculator("none")
         engine = Engine(
@@ -108,7 +108,7 @@ def test_a_cancelled_request_stops_after_the_chunk_that_runs_and_its_work_stays(
     engine = engine_of(watched=True)
     heard = Heard()
     jobs = engine.submit([order(TEXT[:290])], heard)
-    engine.watched.let(2)  # two chunks of 64, and a third one waits
+    engine.watched.let(2)  # two chunks of 4 x 16, as it is alone, and a third one waits
     while len(engine.watched.forwards) < 3:
         time.sleep(0.001)
     engine.cancel(jobs)
@@ -120,6 +120,19 @@ def test_a_cancelled_request_stops_after_the_chunk_that_runs_and_its_work_stays(
     engine.submit([order(TEXT[:290])], again)
     assert again.wait().text() == expected(tiny, TEXT[:290])
     assert engine.watched.forwards[3:5] == [64, 290 - 4 * 64]
+
+
+def test_a_prompt_is_read_in_shorter_chunks_while_another_request_takes_turns(engine_of):
+    engine = engine_of(watched=True)
+    one, other = Heard(), Heard()
+    engine.submit([order(TEXT[:200], user="a")], one)
+    while not engine.watched.forwards:
+        time.sleep(0.001)
+    engine.submit([order(TEXT[::-1][:200], user="b")], other)
+    engine.watched.let()
+    one.wait()
+    other.wait()
+    assert engine.watched.forwards[:4] == [64, 16, 16, 16]
 
 
 def test_a_newer_request_of_the_session_ends_the_older_one(tiny, engine_of):
@@ -136,7 +149,7 @@ def test_a_newer_request_of_the_session_ends_the_older_one(tiny, engine_of):
 
 
 def test_a_completion_does_not_wait_for_a_long_chat(tiny, engine_of):
-    engine = engine_of(watched=True)
+    engine = engine_of(watched=True, chunk=64)
     chat, completion = Heard(), Heard()
     engine.submit([order(TEXT[:20], 150, first=False)], chat)
     engine.watched.let(3)

@@ -1,0 +1,129 @@
+"""What the target's runners-up bring in trees: live, and replayed from recordings of the texts.
+
+    python benchmarks/runners_up.py --prompts prompts.jsonl --json runners_up.json
+
+A live run knows what the target computed behind rejected tokens, too; a recording knows it of the
+text alone. Both draft trees as if forwards had the costs of ``--curve``, so what counts is tokens
+per call, and no time. Prompts are as of ``ngramspec bench record``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from first_look import machine
+
+from ngramspec import Drafter, Speculator, build_drafter, generate
+from ngramspec.bench.costs import cost_curve
+from ngramspec.bench.models import load
+from ngramspec.bench.record import read_prompts
+from ngramspec.bench.replay import Plan, Player
+from ngramspec.bench.runners_up import RecordingDrafter
+from ngramspec.bench.traces import Trace, by_group
+from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.drafters.base import DraftSession, ForwardingSession
+
+WITHOUT, WITH = "copy+ngram+unigram", "auto"
+TOP_K = 8
+
+
+class FixedSession(ForwardingSession):
+    """Another session, told the same costs at every step."""
+
+    def __init__(self, inner: DraftSession, cost: Float32) -> None:
+        super().__init__(inner)
+        self.cost = cost
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.inner.propose(gamma, self.cost, tree=tree)
+
+
+class FixedCosts(Drafter):
+    """Another drafter, whose sessions are told the same costs at every step."""
+
+    def __init__(self, inner: Drafter, cost: Float32) -> None:
+        self.inner, self.cost = inner, cost
+        self.tiers, self.evidence = inner.tiers, inner.evidence
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return FixedSession(self.inner.start(tokens), self.cost)
+
+
+def main() -> None:
+    """Generate, replay, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description="the target's runners-up in trees, live")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--model", help="a folder or a hub id (default: the embedded one)")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--count", type=int, default=40, help="most prompts of each group")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--curve", default="gpu")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    arguments = parser.parse_args()
+    cost = cost_curve(arguments.curve, arguments.nodes)
+    loaded = load(arguments.model, arguments.dtype)
+    groups: dict[str, list[list[int]]] = {}
+    for prompt in read_prompts(arguments.prompts):
+        groups.setdefault(prompt.group, []).append(loaded.encode(prompt.text, chat=True))
+    found = []
+    print(f"{'group':<18}{'without':>9}{'replayed':>10}{'live':>9}   tokens per call")
+    for group, prompts in groups.items():
+        row = measure(loaded.model, group, prompts[: arguments.count], cost, arguments)
+        found.append(row)
+        more = "".join(f"{row[way] / row['without'] - 1:>+8.1%}" for way in ("replayed", "live"))
+        print(
+            f"{group:<18}{row['without']:>9.3f}{row['replayed']:>10.3f}{row['live']:>9.3f}{more}",
+            flush=True,
+        )
+    if arguments.json:
+        settings = {name: str(value) for name, value in vars(arguments).items()}
+        result = {"settings": settings, "machine": machine(), "rows": found}
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measure(
+    model: Any, group: str, prompts: list[list[int]], cost: Float32, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Tokens per call of one group's prompts in three ways."""
+    keeper = RecordingDrafter(build_drafter(WITHOUT), TOP_K)
+    traces = []
+    for at, prompt in enumerate(prompts):
+        output = continued(model, FixedCosts(keeper, cost), prompt, arguments)
+        tokens = np.array(prompt, np.int32), np.array(output, np.int32)
+        traces.append(Trace(group, str(at), *tokens, runners_up=keeper.take(len(output))))
+    plan = Plan(cost, "auto", arguments.nodes, True)
+    ways = {
+        name: Player(build_drafter(spec), plan).play(traces).groups[group].tokens_per_call
+        for name, spec in (("without", WITHOUT), ("replayed", WITH))
+    }
+    drafter = build_drafter(WITH)
+    speculator = Speculator(FixedCosts(drafter, cost), arguments.nodes, tree=arguments.nodes)
+    same = 0
+    for trace in by_group(traces)[group]:
+        text = continued(model, speculator, trace.prompt.tolist(), arguments)
+        same += text == trace.output.tolist()
+    live = speculator.stats.tokens_per_call
+    return {"group": group, "prompts": len(prompts), "same_texts": same, **ways, "live": live}
+
+
+def continued(
+    model: Any, by: Speculator | Drafter, prompt: list[int], arguments: argparse.Namespace
+) -> list[int]:
+    """What the model says greedily after a prompt."""
+    nodes = arguments.nodes
+    speculator = by if isinstance(by, Speculator) else Speculator(by, nodes, tree=nodes)
+    ids = torch.tensor([prompt])
+    new = arguments.max_new_tokens
+    out = generate(model, input_ids=ids, do_sample=False, max_new_tokens=new, speculator=speculator)
+    text: list[int] = out[0, len(prompt) :].tolist()
+    return text
+
+
+if __name__ == "__main__":
+    main()
