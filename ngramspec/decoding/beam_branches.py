@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ngramspec.draft import Draft, Int32, Verdict
+from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.sampler import DraftCursor
 
 RUNNERS_UP = 2  # branches at each position, the most probable token among them
@@ -116,19 +116,3 @@ def of_chain(verdict: Verdict, count: int) -> Verdict:
     wrong = len(accepted) if went_on and len(accepted) < count else None
     tested = len(accepted) + (wrong is not None)
     return Verdict(accepted, tested, verdict.emitted, wrong)
-
-
-def parents_of(drafts: Sequence[Draft]) -> Int32 | None:
-    """The parents of rows' drafts, int32 (n,) of one row or (rows, n); None: all are chains.
-
-    A row's padding has the last committed token as its parent.
-    """
-    if all(draft.parents is None for draft in drafts):
-        return None
-    if len(drafts) == 1:
-        return drafts[0].parents
-    parents = np.full((len(drafts), max(map(len, drafts))), -1, np.int32)
-    for row, draft in enumerate(drafts):
-        own = np.arange(-1, len(draft) - 1) if draft.parents is None else draft.parents
-        parents[row, : len(draft)] = own
-    return parents

@@ -95,7 +95,7 @@ class BeamGroup(Group):
     @property
     def accepted_paths(self) -> Sequence[Sequence[int]]:
         """Each beam's accepted positions of the row that it continues."""
-        return self._kept
+        return self._kept or [()] * len(self.rows)
 
     def verify(
         self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: Sequence[Tokens] | None

@@ -162,7 +162,7 @@ def _beams(settings: Settings, target: Target, call: GenerateCall) -> BeamSearch
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
     """Whether drafts may be trees, those of beams with ``tree=N`` only: why not is counted then."""
-    obstacle = why_no_tree(target.traits, target.call, beams)
+    obstacle = why_no_tree(target.traits, target.call, target.inputs.ragged or beams > 1)
     if isinstance(config.tree, int) and obstacle is not None:
         stats.count_chains(obstacle)
     priced = config.tree == "auto" and config.planned_gamma == "auto" and beams == 1

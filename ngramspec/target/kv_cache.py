@@ -243,19 +243,24 @@ class KVCache:
 
         Args:
             start: position of the forward's first token.
-            paths: each row's accepted positions of the forward, ascending, equally many; empty:
-                all stay where they are.
+            paths: accepted positions of the forward, ascending, of each row.
         """
-        count = len(paths[0]) if paths else 0
-        stay = min((_in_place(path) for path in paths), default=0)
-        if stay == count:
+        moves = [
+            (row, start + at, start + node)
+            for row, path in enumerate(paths)
+            for at, node in enumerate(path)
+            if at != node
+        ]
+        if not moves:
             return
-        places = torch.tensor([list(path[stay:]) for path in paths], device="cpu") + start
+        places = torch.tensor(moves, device="cpu").T
+        indices: dict[torch.device, torch.Tensor] = {}
         for layer in self.layers:
             for states in (layer.keys, layer.values):  # (rows, heads, length, size)
-                index = places[:, None, :, None].to(states.device, non_blocking=True)
-                moved = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
-                states[:, :, start + stay : start + count] = moved
+                if states.device not in indices:
+                    indices[states.device] = places.to(states.device, non_blocking=True)
+                row, to, source = indices[states.device].unbind()
+                states[row, :, to] = states[row, :, source]
 
     def compact(self, slots: torch.Tensor) -> None:
         """Keep some positions of each row.
@@ -285,11 +290,6 @@ class KVCache:
                 for place, was in moved:
                     states[place] = states[was]
                 setattr(layer, name, states[: len(order)])
-
-
-def _in_place(path: Sequence[int]) -> int:
-    """How many of a path's first positions are already where they belong."""
-    return next((at for at, node in enumerate(path) if at != node), len(path))
 
 
 def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:

@@ -16,7 +16,6 @@ from ngramspec.decoding.beam_branches import (
     BranchGain,
     look_ahead,
     of_chain,
-    parents_of,
     with_branches,
 )
 from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
@@ -152,13 +151,6 @@ def test_a_drafter_hears_of_its_own_nodes(verdict, expected):
         expected.emitted,
         expected.rejected,
     )
-
-
-def test_rows_of_different_trees():
-    tree = Draft(np.array([5, 6, 7], np.int32), np.array([-1, -1, 0], np.int32))
-    assert parents_of([draft_of([1]), draft_of([1, 2])]) is None
-    assert parents_of([tree]).tolist() == [-1, -1, 0]
-    assert parents_of([tree, draft_of([1, 2])]).tolist() == [[-1, -1, 0], [-1, 0, -1]]
 
 
 def test_branches_that_do_not_pay_are_tried_now_and_then():
