@@ -118,8 +118,8 @@ def options(new: int) -> dict[str, Any]:
 def opened(model: Any, prompt: list[int], speculator: Speculator, new: int) -> Any:
     """A user's session."""
     ids = torch.tensor([prompt])
-    given = {"speculator": speculator, "attention_mask": torch.ones_like(ids)}
-    return open_generation(model, ids, **given, **options(new))
+    mask = torch.ones_like(ids)
+    return open_generation(model, ids, speculator=speculator, attention_mask=mask, **options(new))
 
 
 def turns(model: Any, prompts: list[list[int]], new: int) -> Times:
