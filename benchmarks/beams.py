@@ -37,6 +37,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--beams", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--gamma", type=int, help="tokens of a beam's draft; default: by cost")
+    parser.add_argument("--tree", type=int, help="nodes of a beam's draft; default: no branches")
     parser.add_argument("--json", type=Path, help="where to write the raw times")
     arguments = parser.parse_args()
     model = load(None, arguments.dtype).model
@@ -46,7 +48,8 @@ def main() -> None:
     rows = []
     print(f"{'beams':>5}{'prompt':>8}{'undrafted':>11}{'ours':>8}{'tok/call':>10}{'same':>6}")
     for beams in arguments.beams:
-        speculators = {"undrafted": Speculator("none"), "ours": Speculator()}
+        ours = Speculator(gamma=arguments.gamma or "auto", tree=arguments.tree or "auto")
+        speculators = {"undrafted": Speculator("none"), "ours": ours}
         for prompt in prompts:
             row = measure(model, prompt, beams, speculators, arguments)
             rows.append(row)

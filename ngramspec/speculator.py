@@ -57,9 +57,9 @@ class Speculator:
         tree: "auto": drafts have branches where these are worth their cost, under gamma="auto" and
             width="fit", if the target can verify trees. None: drafts are chains. N, 1..4096: drafts
             are token trees of at most N nodes, where the drafter knows several continuations; N
-            replaces gamma_max. Where the target cannot verify trees (batches, sliding-window
-            attention, other attention than sdpa and eager, encoder-decoders), drafts are chains;
-            for N, ``stats.chains`` says why.
+            replaces gamma_max. Where the target cannot verify trees (sliding-window attention,
+            other attention than sdpa and eager, encoder-decoders, rows of a batch that advance
+            together), drafts are chains; for N, ``stats.chains`` says why.
         verification: "exact" keeps the target's text, or distribution; "match" does so without
             looking at a stochastic draft's own probabilities, for the text of plain sampling with
             the same seed; "typical" accepts what the target finds likely enough, which changes

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from doubles import draft_of
+from doubles import bushy, draft_of
 from families import VOCAB
 
-from ngramspec import Drafter, DraftSession
+from ngramspec import Draft, Drafter, DraftSession
+from ngramspec.draft import EMPTY_DRAFT
 
 
 def batch(rows=3, seed=0):
@@ -43,6 +44,52 @@ class RowOracle(Drafter):
                 guess = np.array(text[self.at : self.at + gamma], np.int32)
                 wrong = owner.rng.random(len(guess)) >= owner.right
                 return draft_of(np.where(wrong, (guess + 1) % VOCAB, guess))
+
+            def extend(self, tokens):
+                self.at += len(tokens)
+
+        return Session()
+
+
+class RowTrees(Drafter):
+    """Knows each row's text, and drafts ``bushy`` trees of it.
+
+    Args:
+        texts: of the rows.
+        seed: of the trees.
+        right: see ``bushy``.
+        kinds: of the drafts, by turns: "tree", "chain" and "nothing".
+        confidence: of every node, or None.
+    """
+
+    tiers = ("trees",)
+    branches = True
+
+    def __init__(self, texts, *, seed=0, right=0.7, kinds=("tree",), confidence=None):
+        self.texts = {tuple(text[:4]): text for text in texts}
+        self.seed, self.right, self.kinds, self.confidence = seed, right, kinds, confidence
+
+    def start(self, tokens):
+        owner, text = self, self.texts[tuple(tokens[:4].tolist())]
+        trees = bushy(text, VOCAB, self.seed + text[0], self.right)
+
+        class Session(DraftSession):
+            at = len(tokens)
+            turn = text[0]
+
+            def propose(self, gamma, cost=None, *, tree=False):
+                self.turn += 1
+                kind = owner.kinds[self.turn % len(owner.kinds)]
+                if kind == "nothing":
+                    return EMPTY_DRAFT
+                if kind == "chain" or not tree:
+                    draft = draft_of(text[self.at : self.at + min(gamma, 3)])
+                else:
+                    draft = trees.guess(self.at, gamma)
+                if owner.confidence is None:
+                    return draft
+                sure = np.full(len(draft), owner.confidence, np.float32)
+                return Draft(draft.tokens, draft.parents, sure)
 
             def extend(self, tokens):
                 self.at += len(tokens)

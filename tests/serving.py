@@ -18,7 +18,7 @@ def letters(fim: bool = True):
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    from ngramspec.integrations.server.fim import FAMILIES
+    from ngramspec.integrations.server.fim_families import FAMILIES
 
     known = {chr(n + 32): n for n in range(95)} | {"\n": 95}
     plain = Tokenizer(models.BPE(known, merges=[]))

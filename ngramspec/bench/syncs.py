@@ -134,7 +134,12 @@ class _Marks(Observer):
 
 
 def syncs_per_step(
-    model: Any, ids: Sequence[int], new: int, speculator: Speculator | None = None, **arguments: Any
+    model: Any,
+    ids: Sequence[int],
+    new: int,
+    speculator: Speculator | None = None,
+    rows: int = 1,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Host synchronisations of each step of one speculative generation, after the prefill.
 
@@ -143,6 +148,7 @@ def syncs_per_step(
         ids: the prompt's token ids.
         new: max_new_tokens.
         speculator: whose observer is replaced meanwhile; None: a new one.
+        rows: of a batch, all of this prompt.
         arguments: further ones of ``generate``.
 
     Returns:
@@ -150,7 +156,7 @@ def syncs_per_step(
         how many there were in each line of code.
     """
     speculator = Speculator() if speculator is None else speculator
-    prompt = torch.tensor([list(ids)], device=model.device)
+    prompt = torch.tensor([list(ids)] * rows, device=model.device)
     mask = torch.ones_like(prompt)
     own = {"do_sample": False} | arguments
     before = speculator.observer

@@ -11,6 +11,7 @@ from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
 from ngramspec.draft_length.batch_choice import common_length, urgencies
 from ngramspec.draft_length.batch_costs import BatchStepCosts
+from ngramspec.draft_length.schedule import CostGamma
 from ngramspec.verification.evidence import Computed
 
 NO_LIMIT = 1 << 20  # tokens of a draft, where nothing else says
@@ -83,8 +84,7 @@ class BatchDrafting:
                 continue  # an ended row's padding would take no position
             self.propose_for(group, drafts)
         if len(self._groups) > 1:
-            longest = self.common_length(drafts)
-            drafts = [draft.first(longest) for draft in drafts]
+            drafts = self.cut_together(drafts)
         return drafts
 
     def propose_for(self, group: Group, drafts: list[Draft]) -> None:
@@ -113,24 +113,32 @@ class BatchDrafting:
             if isinstance(costs, BatchStepCosts):
                 costs.keep_rows(len(going))
 
-    def common_length(self, drafts: list[Draft]) -> int:
-        """Where to cut the drafts of rows that diverge: all run at the longest one's width."""
+    def cut_together(self, drafts: list[Draft]) -> list[Draft]:
+        """Cut the drafts of rows that diverge: all run at the longest one's width."""
         groups = [group for group in self._groups if not group.stopped]
-        going = [drafts[row] for group in groups for row in group.rows]
-        known = [draft.confidence for draft in going if draft.confidence is not None]
+        rows = [row for group in groups for row in group.rows]
+        going = [drafts[row] for row in rows]
+        estimated = all(draft.confidence is not None for draft in going if len(draft))
         sampled = any(draft.proposal is not None for draft in going)  # see propose_for
         costs = self._run.step_costs
-        if costs is None or sampled or len(known) < sum(len(draft) > 0 for draft in going):
-            return max(len(draft) for draft in going)
+        if costs is None or sampled or not estimated:
+            return drafts
         left = [self.tokens_left(group) for group in groups]
         weights = urgencies(left, [group.new for group in groups], self._steps)
-        return common_length([each.confidence for each in going], weights, costs.cost())
+        surcharge = 1.0 if self._runners[0].always_branches else costs.surcharge()
+        if surcharge < CostGamma.NOTICED:
+            surcharge = 1.0
+        length, branches = common_length(going, weights, costs.cost(), surcharge)
+        for row in rows:
+            draft = drafts[row] if branches else self._runners[row].path_of(drafts[row])
+            drafts[row] = draft.first(length).as_chain()
+        return drafts
 
     def width(self, drafts: list[Draft]) -> int:
         """How many positions the forward runs: those of the longest draft, or more."""
         positions = 1 + max(len(draft) for draft in drafts)
         costs, recurrent = self._run.step_costs, self._run.target.traits.recurrent
-        if costs is None or recurrent or drafts[0].parents is not None:
+        if costs is None or recurrent or any(draft.parents is not None for draft in drafts):
             return positions  # padding would be rejected, and a recurrent state undone with it
         room = min(self.draft_limit(group) for group in self._groups if not group.stopped)
         return costs.width(positions, 1 + room)

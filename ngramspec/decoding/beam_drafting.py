@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.decoding.batch_drafting import BatchDrafting
+from ngramspec.decoding.beam_branches import (
+    TIER,
+    BranchGain,
+    depth_of,
+    drafted_by,
+    of_chain,
+    with_branches,
+)
 from ngramspec.decoding.beams import BeamGroup
+from ngramspec.decoding.distributed import ALONE
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
 from ngramspec.draft import Draft, Verdict
@@ -83,17 +92,26 @@ class BeamDrafting(BatchDrafting):
         beams = group.search.config.beams
         self._odds = BeamOdds(beams, len(group.rows) // beams)
         self._least: NDArray[np.float32] | None = None  # confidence at each depth of the drafts
+        self._chains: list[int] | None = None  # of each draft, nodes that the drafter proposed
+        self._gain = BranchGain()
+
+    def propose(self) -> list[Draft]:
+        self._least = self._chains = None
+        return super().propose()
 
     def propose_for(self, group: Group, drafts: list[Draft]) -> None:
-        """Put the beams' drafts into ``drafts``, chains of one length.
+        """Put the beams' drafts into ``drafts``, chains of one length or trees with branches.
 
         There are none where states of each token are asked for, which are kept by rows. A beam
         without a draft ends the replay, so all are cut to the shortest, and where costs are
         known, to the length of most expected tokens per cost. Where even drafts that are sure would
         not pay, no session is asked, or begun.
         """
-        self._least, costs = None, self._run.step_costs
+        costs = self._run.step_costs
         limit = 0 if self._run.target.call.states else self.draft_limit(group)
+        if self._branches and (costs is None or self._gain.pays()):
+            self._propose_trees(limit, drafts)
+            return
         if costs is not None:
             cost = costs.cost()
             if not worthwhile_nodes(self._odds.reach(SURE[: len(cost) - 2]), cost):
@@ -110,6 +128,36 @@ class BeamDrafting(BatchDrafting):
                 limit = worthwhile_nodes(self._odds.reach(self._least), costs.cost())
         drafts[:] = [draft.first(limit) for draft in drafts]
 
+    @property
+    def _branches(self) -> bool:
+        """Whether drafts get branches. Evidence is of the drafter's own nodes."""
+        run = self._run
+        alone = run.ranks is ALONE and self.evidence is None
+        return run.beam_nodes > 0 and alone and run.target.traits.unplaced is None
+
+    def _propose_trees(self, limit: int, drafts: list[Draft]) -> None:
+        """Put the beams' chains with the target's runners-up beside them into ``drafts``."""
+        chains = [self._runners[row].propose(limit, tree=False) for row in self._rows]
+        most = min(self._run.beam_nodes, limit)  # a cache may have no room for more
+        trees = self._trees(chains, most, limit)
+        trees = self._trees(chains, most, min(depth_of(tree) for tree in trees))
+        if all(map(len, trees)):
+            drafts[:] = trees
+            own = zip(trees, self._runners, strict=True)
+            self._chains = [drafted_by(tree, len(runner.tiers)) for tree, runner in own]
+
+    def _trees(self, chains: list[Draft], most: int, deepest: int) -> list[Draft]:
+        """Each beam's tree of ``most`` nodes, whose paths have ``deepest`` tokens, at most."""
+        beams = zip(chains, self._beams.known, self._runners, strict=True)
+        return [
+            with_branches(chain, known, most, deepest, len(runner.tiers))
+            for chain, known, runner in beams
+        ]
+
+    def tiers(self, row: int) -> Sequence[str]:
+        own = super().tiers(row)
+        return own if self._chains is None else (*own, TIER)
+
     def learn(
         self,
         drafts: list[Draft],
@@ -121,6 +169,9 @@ class BeamDrafting(BatchDrafting):
         if not self._runners or not paths[0].tokens:
             return
         self._judge(len(drafts[0]))
+        if self._chains is not None and self._run.step_costs is not None:
+            cost, width = self._run.step_costs.cost(), 1 + max(map(len, drafts))
+            self._gain.count(len(paths[0].tokens), float(cost[min(width, len(cost) - 1)]))
         before = self._runners
         first = {path.row: row for row, path in reversed([*enumerate(paths)])}
         free = [before[row] for row in self._rows if row not in first]
@@ -133,7 +184,11 @@ class BeamDrafting(BatchDrafting):
                 after[-1].follow(before[path.row], path.tokens)
         for origin in first:
             own = None if computed is None else computed[origin]
-            before[origin].learn(drafts[origin], verdicts[origin], own)
+            draft, verdict = drafts[origin], verdicts[origin]
+            if self._chains is not None:
+                count = self._chains[origin]
+                draft, verdict, own = draft.path(range(count)), of_chain(verdict, count), None
+            before[origin].learn(draft, verdict, own)
         self._runners = after
 
     def _judge(self, drafted: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ngramspec.decoding.beam_branches import KnownTokens, look_ahead
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
 from ngramspec.draft import Draft, Verdict
@@ -54,9 +55,12 @@ class BeamGroup(Group):
         sampler: with the processors, and the record of what they say.
         search: the beam search.
         observer: as in Group.
+        branches: whether to keep what is known of the beams' next tokens.
 
     Attributes:
         paths: what the beams have gone through in the last forward.
+        known: of each beam, the most probable tokens behind itself and behind what was drafted for
+            it, as far as the last forward says.
     """
 
     def __init__(
@@ -65,10 +69,15 @@ class BeamGroup(Group):
         sampler: TokenSampler,
         search: BeamSearch,
         observer: Observer = NO_OBSERVER,
+        *,
+        branches: bool = False,
     ) -> None:
         super().__init__(range(len(prompt)), prompt, sampler, observer)
         self.search = search
         self.paths: list[Path] = []
+        self.known: list[KnownTokens] = [{} for _ in self.rows]
+        self._branches = branches
+        self._kept: list[tuple[int, ...]] = []
 
     def ids(self) -> torch.Tensor:
         """The tokens of the beams, int64 (rows, length), on the prompt's device."""
@@ -81,7 +90,12 @@ class BeamGroup(Group):
     def begin_step(self) -> None:
         """Forget what became of the last forward."""
         super().begin_step()
-        self.origins, self.paths = (), [Path(row) for row in self.rows]
+        self.origins, self.paths, self._kept = (), [Path(row) for row in self.rows], []
+
+    @property
+    def accepted_paths(self) -> Sequence[Sequence[int]]:
+        """Each beam's accepted positions of the row that it continues."""
+        return self._kept or [()] * len(self.rows)
 
     def verify(
         self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: Sequence[Tokens] | None
@@ -89,7 +103,7 @@ class BeamGroup(Group):
         """Replay beam steps on a forward's logits, as long as these are at hand for every beam.
 
         Args:
-            drafts: each row's draft, a chain.
+            drafts: each row's draft, a chain or a tree.
             logits: (rows, n + 1, vocab), at the last committed token and the n drafted ones.
             sampled: None.
 
@@ -108,16 +122,24 @@ class BeamGroup(Group):
                 self.paths[origin].with_token(token, cursors[self.paths[origin].row])
                 for origin, token in zip(origins, tokens, strict=True)
             ]
-            self.origins = [path.row for path in self.paths]
+            self._keep([path.accepted for path in self.paths])
             self.last = tokens
             self.length = self.search.length
             self.finished = [self.search.stopped] * len(self.rows)
+        if self._branches and not self.stopped:
+            ends = [(path.row, path.position) for path in self.paths]
+            self.known = look_ahead(ends, cursors, logits)
         return [self._verdict(row, cursors[row], reached) for row in self.rows]
 
     def _keep_before_step(self) -> None:
         """Accept the positions whose logits the next step reads: should it fail, they stay."""
         self.accepted_positions.append(len(self.accepted_positions))
-        self.origins = [path.row for path in self.paths]
+        reads = [(path.accepted, path.position) for path in self.paths]
+        self._keep([(*before, at) for before, at in reads if at is not None])
+
+    def _keep(self, accepted: list[tuple[int, ...]]) -> None:
+        """Roll back to these positions of each beam's row."""
+        self.origins, self._kept = [path.row for path in self.paths], accepted
 
     def _step(self, logits: torch.Tensor) -> tuple[list[int], list[int]]:
         """One beam step: for each new beam the one that it continues, and its token."""

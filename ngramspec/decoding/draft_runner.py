@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Int32, Verdict
+from ngramspec.draft_length.optimal import likeliest_path
 from ngramspec.draft_length.schedule import GammaController
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, hand_over
 from ngramspec.drafters.stored import RowDrafter
@@ -74,7 +75,7 @@ class DraftRunner:
         self._vocab = vocab
         self._stats = stats
         self._tree = tree
-        self._always = always
+        self.always_branches = always
         self._temperature = temperature
         self._seed = seed
         self._unplaced = unplaced
@@ -139,6 +140,17 @@ class DraftRunner:
             self._proposed = deepcopy(kept)  # a path of the tree
         return kept
 
+    def path_of(self, draft: Draft) -> Draft:
+        """The most probable path of the last draft, a deterministic tree, to verify in its place.
+
+        A chain is returned as it is.
+        """
+        if draft.parents is None or draft.confidence is None:
+            return draft
+        path = draft.path(likeliest_path(draft.parents, draft.confidence))
+        self._proposed = deepcopy(path)
+        return path
+
     def _placed(self, draft: Draft) -> Draft:
         """As much of a chain as the target numbers correctly.
 
@@ -169,7 +181,7 @@ class DraftRunner:
         gamma = min(limit, gamma)
         if gamma < 1:
             return 0, False, EMPTY_DRAFT
-        tree = tree and (self._always or (cost is not None and bool(drafter.branches)))
+        tree = tree and (self.always_branches or (cost is not None and bool(drafter.branches)))
         cost = None if cost is None else cost.copy()  # the controller's own stays as it is
         draft = session.propose(gamma, cost, tree=tree)
         self._wanted = self._evidence is not None and session.wants_evidence

@@ -29,6 +29,7 @@ class Generation:
         row_samplers: each row's own sampler, if each row advances by its own number of tokens;
             None: all rows advance together.
         beams: the beam search, if rows are beams; else None.
+        beam_nodes: how many nodes a beam's draft may have with its branches; 0: it has none.
         step_costs: measures what forwards cost and says how wide they run; None: forwards are as
             wide as drafts are, and the prefill verifies no draft.
         prefill_length: how many drafted tokens the prefill verifies.
@@ -43,6 +44,7 @@ class Generation:
     sampler: TokenSampler
     row_samplers: Sequence[TokenSampler] | None = None
     beams: BeamSearch | None = None
+    beam_nodes: int = 0
     step_costs: StepCostTracker | BatchStepCosts | None = None
     prefill_length: PrefillDraftLength = field(default_factory=lambda: PrefillDraftLength(0))
     stats: DecodeStats = field(default_factory=DecodeStats)

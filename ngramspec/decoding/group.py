@@ -65,6 +65,8 @@ class Group:
         last: each row's last committed token.
         accepted_positions: positions of the step's forward that plain decoding would have computed.
         origins: which row of that forward each row continues; empty: its own.
+        cursors: each row's draft, while it is verified.
+        position: of the forward, where verification needs the rows' tokens next; None: it is over.
         device: the prompt's.
     """
 
@@ -82,6 +84,9 @@ class Group:
         self.last = [0] * len(rows)
         self.accepted_positions: list[int] = []
         self.origins: Sequence[int] = ()
+        self.cursors: list[DraftCursor] = []
+        self.position: int | None = None
+        self._judged: list[Judged] = []
         self.device = prompt.device
         self._observer = observer
         self._dtype = prompt.dtype  # plain decoding gives it up with the first token
@@ -102,6 +107,11 @@ class Group:
     def stopped(self) -> bool:
         """Whether every row has ended."""
         return all(self.finished)
+
+    @property
+    def accepted_paths(self) -> Sequence[Sequence[int]]:
+        """The same of each row that the cache has after the step."""
+        return [self.accepted_positions] * len(self.rows)
 
     @property
     def going(self) -> list[int]:
@@ -146,22 +156,35 @@ class Group:
             sampled: the target's tokens, n + 1 for each row; None: sample them one by one, as far
                 as the drafts agree.
         """
-        cursors = [DraftCursor(draft) for draft in drafts]
-        judged = [Judged() for _ in self.rows]
-        going = self.going
-        self.begin_step()
-        position = 0
-        while position >= 0:
-            self.accepted_positions.append(position)
+        self.begin_verification(drafts)
+        while (position := self.position) is not None:
             known = None if sampled is None else [row[position] for row in sampled]
-            tokens = self.sampler.sample(logits[:, position], cursors, position, self, known)
-            tokens = self._padded(tokens)
-            nodes = {judged[row].judge(cursors[row], position, tokens[row]) for row in going}
-            self.commit(tokens)
-            agreed = len(nodes) == 1 and self.going == going and not self.stopped
-            node = nodes.pop() if agreed else None
-            position = -1 if node is None else node + 1
-        return [each.verdict() for each in judged]
+            at = logits[:, position]
+            self.take(self.sampler.sample(at, self.cursors, position, self, known))
+        return self.verdicts()
+
+    def begin_verification(self, drafts: Sequence[Draft]) -> None:
+        """Begin to verify each row's draft: ``position`` is the first that needs tokens."""
+        self.begin_step()
+        self.cursors = [DraftCursor(draft) for draft in drafts]
+        self._judged = [Judged() for _ in self.rows]
+        self.position = 0
+
+    def take(self, tokens: list[int]) -> None:
+        """Commit each row's token at ``position``, which becomes the next one, or None."""
+        position, going = self.position, self.going
+        assert position is not None
+        self.accepted_positions.append(position)
+        tokens = self._padded(tokens)
+        nodes = {self._judged[row].judge(self.cursors[row], position, tokens[row]) for row in going}
+        self.commit(tokens)
+        agreed = len(nodes) == 1 and self.going == going and not self.stopped
+        node = nodes.pop() if agreed else None
+        self.position = None if node is None else node + 1
+
+    def verdicts(self) -> list[Verdict]:
+        """What became of each row's draft so far."""
+        return [each.verdict() for each in self._judged]
 
     def _padded(self, tokens: list[int]) -> list[int]:
         """The tokens to commit: padding in rows that have ended, if they are padded.

@@ -19,6 +19,7 @@ from ngramspec.decoding.observer import (
     STEP,
     VERIFICATION,
 )
+from ngramspec.decoding.side_by_side import verify_side_by_side
 from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
 from ngramspec.stats import StepEvent
 from ngramspec.verification.evidence import Computed, EvidenceChannel
@@ -60,7 +61,9 @@ class DecodeLoop:
         self.device = prompt.device
         self.rows = range(prompt.shape[0])
         if run.beams is not None:
-            self.groups: list[Group] = [BeamGroup(prompt, run.sampler, run.beams, observer)]
+            self.groups: list[Group] = [
+                BeamGroup(prompt, run.sampler, run.beams, observer, branches=run.beam_nodes > 0)
+            ]
         elif run.row_samplers is None:
             self.groups = [Group(tuple(self.rows), prompt, run.sampler, observer)]
         else:
@@ -119,15 +122,11 @@ class DecodeLoop:
             out[list(group.rows), : group.length] = group.ids()
         return out
 
-    def accepted_positions(self) -> list[int]:
-        """The accepted positions of the last forward, where all rows advance together."""
-        return self.groups[0].accepted_positions
-
     def rollback(self) -> None:
         """Roll the target back to the accepted positions of its last forward."""
-        kept = [len(group.accepted_positions) for group in self.groups for _ in group.rows]
+        paths = [path for group in self.groups for path in group.accepted_paths]
         with self.section(ROLLBACK):
-            self.run.target.rollback(kept, self.accepted_positions(), self.groups[0].origins)
+            self.run.target.rollback(paths, self.groups[0].origins)
 
     def prefill(self) -> None:
         """Run the prompt, and where the target can verify one, a draft after it."""
@@ -187,10 +186,10 @@ class DecodeLoop:
 
     def forward(self, drafts: list[Draft], width: int) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
-        lengths, parents = [1 + len(draft) for draft in drafts], drafts[0].parents
+        lengths, trees = [1 + len(draft) for draft in drafts], [each.parents for each in drafts]
         with self.section(INPUT_PREPARATION):
             block = self.block(drafts, width)
-            return self.run.target.forward(block, lengths, parents, self.committed())
+            return self.run.target.forward(block, lengths, trees, self.committed())
 
     def ask(self) -> None:
         """Ask the coming forward for what the drafting wants to know of it."""
@@ -262,33 +261,26 @@ class DecodeLoop:
             sampled: the target's n + 1 tokens of each row, or None.
         """
         verdicts = [NOTHING] * len(self.rows)
+        groups = [group for group in self.groups if not group.stopped]
+        together = sampled is None and len(self.groups) > 1
         try:
             with self.section(VERIFICATION):
-                for group in self.groups:
-                    if not group.stopped:
-                        self.verify_group(group, drafts, logits, sampled, verdicts)
+                if together:
+                    verify_side_by_side(groups, drafts, logits, self.run.sampler)
+                for group in groups:
+                    own = slice(group.rows[0], group.rows[-1] + 1)  # they follow one another
+                    known = None if sampled is None else sampled.tokens[own]
+                    verdicts[own] = (
+                        group.verdicts()
+                        if together
+                        else group.verify(drafts[own], logits[own], known)
+                    )
+                    self.last[own] = group.last
         finally:  # an error of a streamer, say, leaves the generator where plain decoding would
-            if sampled is not None and len(self.groups) == 1 and self.accepted_positions():
-                sampled.rewind(len(self.accepted_positions()))
+            accepted = len(self.groups[0].accepted_positions)
+            if sampled is not None and len(self.groups) == 1 and accepted:
+                sampled.rewind(accepted)
         return verdicts
-
-    def verify_group(
-        self,
-        group: Group,
-        drafts: list[Draft],
-        logits: torch.Tensor,
-        sampled: SampledTokens | None,
-        verdicts: list[Verdict],
-    ) -> None:
-        """Verify the drafts of a group's rows and put the verdicts into ``verdicts``."""
-        rows = list(group.rows)
-        found = group.verify(
-            [drafts[row] for row in rows],
-            logits[rows[0] : rows[-1] + 1],  # they follow one another
-            None if sampled is None else [sampled.tokens[row] for row in rows],
-        )
-        for row, verdict, last in zip(rows, found, group.last, strict=True):
-            verdicts[row], self.last[row] = verdict, last
 
     def count(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:
         """Add a step to the statistics: a target call for each row that had not ended."""
@@ -296,7 +288,7 @@ class DecodeLoop:
         for row, verdict in enumerate(verdicts):
             if verdict.emitted:
                 stats.count_step(drafts[row], verdict, self.drafting.tiers(row))
-        positions = sum(len(group.accepted_positions) for group in self.groups)
+        positions = max(len(group.accepted_positions) for group in self.groups)
         syncs = 1 if sampler.all_at_once else positions
         syncs += self.evidence.transfers + (positions if sampler.stop.custom else 0)
         stats.count_host_syncs(syncs)
@@ -309,7 +301,7 @@ class DecodeLoop:
         if costs is None:
             return
         if not self.run.target.compiling:
-            costs.took(width, seconds, drafts[0].parents is not None)
+            costs.took(width, seconds, any(draft.parents is not None for draft in drafts))
         accepted = sum(len(verdict.accepted) for verdict in verdicts)
         costs.came(sum(len(draft) for draft in drafts), accepted)
 

@@ -125,13 +125,14 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     history = history_of(target, request, call.encoded)
     if config.planned_gamma == "auto":
         target.pending.most = MOST_PRICED
-    trees = _may_branch(config, target, stats)
+    trees = _may_branch(config, target, stats, call.config.num_beams or 1)
     costs = _step_costs(settings, target, sampler.stop.max_length, trees)
     return Generation(
         target=target,
         make_runner=_runners(settings, ranks, target, call, history, costs, trees, stats),
         sampler=sampler,
         beams=beams,
+        beam_nodes=config.tree if isinstance(config.tree, int) and trees else 0,
         row_samplers=samplers_by_row(sampler, rows) if target.inputs.ragged else None,
         step_costs=costs if config.planned_gamma == "auto" else None,
         prefill_length=settings.prefill_length,
@@ -159,12 +160,12 @@ def _beams(settings: Settings, target: Target, call: GenerateCall) -> BeamSearch
     return BeamSearch(target.prompt, search, call.criteria or ())
 
 
-def _may_branch(config: Config, target: Target, stats: DecodeStats) -> bool:
-    """Whether drafts may be trees; with ``tree=N``, why not is counted."""
-    obstacle = why_no_tree(target.traits, target.call)
+def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
+    """Whether drafts may be trees, those of beams with ``tree=N`` only: why not is counted then."""
+    obstacle = why_no_tree(target.traits, target.call, target.inputs.ragged or beams > 1)
     if isinstance(config.tree, int) and obstacle is not None:
         stats.count_chains(obstacle)
-    priced = config.tree == "auto" and config.planned_gamma == "auto"
+    priced = config.tree == "auto" and config.planned_gamma == "auto" and beams == 1
     return obstacle is None and (isinstance(config.tree, int) or priced)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ngramspec._native.batch_choice import generous_cost, may_pay, worthwhile_heads
 from ngramspec.draft import Draft, Float32
-from ngramspec.draft_length.optimal import worthwhile_nodes
+from ngramspec.draft_length.optimal import likeliest_path, reach_of, worthwhile_nodes
 
 __all__ = ["common_length", "generous_cost", "may_pay", "urgencies", "worthwhile_rows"]
 
@@ -59,11 +59,7 @@ def _confidence(draft: Draft) -> Float32:
 
 def _reach(draft: Draft) -> Float32:
     """P(accepted) of each node with those above it, falling in the order of the nodes."""
-    reach = _confidence(draft).astype(np.float64)
-    parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            reach[node] *= reach[parent]
+    reach = reach_of(draft.parents, _confidence(draft))
     falling: Float32 = np.minimum.accumulate(reach).astype(np.float32)
     return falling
 
@@ -95,23 +91,53 @@ def urgencies(left: Sequence[int], new: Sequence[int], steps: int) -> NDArray[np
 
 
 def common_length(
-    confidences: Sequence[Float32 | None], weights: NDArray[np.float64], cost: Float32
-) -> int:
+    drafts: Sequence[Draft],
+    weights: NDArray[np.float64],
+    cost: Float32,
+    surcharge: float = 1.0,
+) -> tuple[int, bool]:
     """Where to cut the drafts of rows that run in one forward, all at the longest one's width.
 
+    A row whose chain is short fills that width with branches, where its draft has some.
+
     Args:
-        confidences: of each row's chain, float32 (n,); None: it has no tokens.
+        drafts: of each row, chains or trees, each with confidence or empty.
         weights: float64 (rows,), of a token of each row; their sum is 1.
         cost: float32 (longest + 2,) or longer, cost[k] of a forward of k positions in each row, in
             forwards of one.
+        surcharge: times that a forward costs with branches.
 
     Returns:
-        the length with the most expected tokens per cost.
+        (the length with the most expected tokens per cost; whether it is the drafts' own, or of
+        their most probable paths, because branches are not worth the surcharge).
     """
-    known = [each for each in confidences if each is not None]
-    reach = np.zeros(max((len(each) for each in known), default=0))
-    for confidence, weight in zip(confidences, weights, strict=True):
-        if confidence is None:
-            continue
-        reach[: len(confidence)] += weight * np.cumprod(confidence, dtype=np.float64)
-    return worthwhile_nodes(reach, cost)
+    reaches = [_reach_of(draft) for draft in drafts]
+    length, value = _best_length(reaches, weights, cost)
+    if surcharge <= 1.0 or all(draft.parents is None for draft in drafts):
+        return length, True
+    paths = [_of_path(draft, reach) for draft, reach in zip(drafts, reaches, strict=True)]
+    chain_length, chain_value = _best_length(paths, weights, cost)
+    return (length, True) if value / surcharge > chain_value else (chain_length, False)
+
+
+def _reach_of(draft: Draft) -> NDArray[np.float64]:
+    if draft.confidence is None:
+        return np.zeros(0)
+    return reach_of(draft.parents, draft.confidence)
+
+
+def _of_path(draft: Draft, reach: NDArray[np.float64]) -> NDArray[np.float64]:
+    if draft.parents is None or draft.confidence is None:
+        return reach
+    return reach[likeliest_path(draft.parents, draft.confidence)]
+
+
+def _best_length(
+    reaches: Sequence[NDArray[np.float64]], weights: NDArray[np.float64], cost: Float32
+) -> tuple[int, float]:
+    """The length with the most expected tokens per cost, and how many these are."""
+    reach = np.zeros(max((len(each) for each in reaches), default=0))
+    for own, weight in zip(reaches, weights, strict=True):
+        reach[: len(own)] += weight * own
+    length = worthwhile_nodes(reach, cost)
+    return length, (1.0 + float(reach[:length].sum())) / float(cost[length + 1])

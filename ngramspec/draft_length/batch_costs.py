@@ -65,7 +65,7 @@ class BatchStepCosts:
         """
         cost = self._now.cost()
         if self._alone is None or self._alone[0] is not cost:
-            self._alone = cost, _scaled(cost, 1.0 / self.rows)
+            self._alone = cost, alone(cost, self.rows)
         return self._alone[1]
 
     def surcharge(self) -> float:
@@ -83,6 +83,11 @@ class BatchStepCosts:
     def came(self, drafted: int, accepted: int) -> None:
         """See StepCostTracker."""
         self._now.came(drafted, accepted)
+
+
+def alone(cost: Float32, rows: int) -> Float32:
+    """One row's share of what the forwards of a batch cost: see ``BatchStepCosts.cost_alone``."""
+    return _scaled(cost, 1.0 / rows)
 
 
 def _scaled(cost: Float32, share: float) -> Float32:

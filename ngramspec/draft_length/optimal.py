@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+Float64 = NDArray[np.float64]
+
 
 def worthwhile(confidences: Sequence[NDArray[np.float32]], cost: NDArray[np.float32]) -> int:
     """The length with the highest expected tokens per cost, the longest of equals.
@@ -34,6 +36,44 @@ def worthwhile(confidences: Sequence[NDArray[np.float32]], cost: NDArray[np.floa
     return _best(expected, cost)
 
 
+def reach_of(parents: NDArray[np.int32] | None, confidence: NDArray[np.float32]) -> Float64:
+    """P(accepted) of each node of a draft with all those above it, float64 (n,).
+
+    Args:
+        parents: int32 (n,), parents[i] < i, -1 for the last committed token; None: a chain.
+        confidence: float32 (n,), of each node: P(accepted | its parent is, and no sibling before).
+
+    Example:
+        >>> parents = np.array([-1, -1, 0], np.int32)
+        >>> reach_of(parents, np.array([0.5, 0.25, 0.5], np.float32)).tolist()
+        [0.5, 0.25, 0.25]
+    """
+    if parents is None:
+        return np.cumprod(confidence, dtype=np.float64)
+    reach = confidence.astype(np.float64)
+    for node, above in enumerate(parents.tolist()):
+        if above >= 0:
+            reach[node] *= reach[above]
+    return reach
+
+
+def likeliest_path(parents: NDArray[np.int32], confidence: NDArray[np.float32]) -> list[int]:
+    """The most probable child of each node, from the last committed token on.
+
+    Args:
+        parents, confidence: of a tree, as in ``reach_of``.
+    """
+    best: dict[int, int] = {}
+    for node, above in enumerate(parents.tolist()):
+        if above not in best or confidence[node] > confidence[best[above]]:
+            best[above] = node
+    path, at = [], best.get(-1)
+    while at is not None:
+        path.append(at)
+        at = best.get(at)
+    return path
+
+
 def worthwhile_nodes(reach: NDArray[np.float64], cost: NDArray[np.float32]) -> int:
     """How many nodes of a draft have the highest expected tokens per cost, the most of equals.
 
@@ -57,24 +97,15 @@ def worthwhile_path(
 
     Args:
         parents: int32 (n,), parents[i] < i, -1 for the last committed token.
-        confidence: float32 (n,), of each node: P(accepted | its parent is, and no sibling before).
+        confidence: float32 (n,), see ``reach_of``.
         cost: float32 (n + 2,) or longer, cost[k] of a forward of k positions without branches.
         surcharge: times that it costs with branches.
 
     Returns:
         indices of the path's nodes, in order; None: the whole tree is best.
     """
-    reach = np.ones(len(parents) + 1)  # the last is the last committed token's
-    likeliest: dict[int, int] = {}
-    for node, above in enumerate(parents.tolist()):
-        reach[node] = confidence[node] * reach[above]
-        if above not in likeliest or confidence[node] > confidence[likeliest[above]]:
-            likeliest[above] = node
-    path, at = [], likeliest.get(-1)
-    while at is not None:
-        path.append(at)
-        at = likeliest.get(at)
-    whole = float(reach.sum()) / float(cost[len(reach)]) / surcharge
+    reach, path = reach_of(parents, confidence), likeliest_path(parents, confidence)
+    whole = (1.0 + float(reach.sum())) / float(cost[1 + len(reach)]) / surcharge
     chain = np.cumsum(np.concatenate(([1.0], reach[path])))
     best = _best(chain, cost)
     return path[:best] if chain[best] / cost[best + 1] >= whole else None

@@ -36,8 +36,9 @@ class StepCostTracker:
     STALE = 128  # steps without a plain one after which one is run to be timed,
     AGAIN = 16  # and after one that is hard to believe
     UNSURE = 0.12  # standard deviation of a draft's cost from which one is,
-    DOUBT = 2.0  # unless drafts gain so many of these deviations
-    MEMORY = 0.7  # weight of the earlier drafted steps in averages over them
+    DOUBT = 0.5  # unless drafts gain so many of these deviations
+    MEMORY = 0.7  # weight of the earlier drafts in the share of those accepted as a whole
+    NEWEST = 0.1  # least weight of a drafted step in the average of what they gained
     REJECTED = 8  # drafted steps without an accepted token after which one is
     MARGIN = 0.02  # by which a draft's tokens per cost must be above a plain step's
     RISE = 0.01  # of the margin, for each drafted step without an accepted token
@@ -71,7 +72,8 @@ class StepCostTracker:
             0,
             self.STALE,
         )  # steps since a plain one, and how many may be
-        self._gain = 1.0  # tokens per cost of drafted steps, decaying
+        self._gain = 1.0  # tokens per cost of drafted steps, on average; 1 is taken for one of them
+        self._drafted = 1  # how many there were, that one included
         self._rejected = 0.0  # drafted steps in a row without an accepted token; decaying
         self._since_plain = 0  # the same, since a plain step
         self._chains: tuple[tuple[int, int], Float32] | None = None
@@ -177,7 +179,8 @@ class StepCostTracker:
             cost, plain = self.chains(), min(1 + (self._pending or 0), self._limit)
             times = max(float(cost[self._last.width] / cost[plain]), 1.0)
             gained = (1 + accepted / self._kind.rows) / times
-            self._gain += (1 - self.MEMORY) * (gained - self._gain)
+            self._drafted += 1
+            self._gain += max(1 / self._drafted, self.NEWEST) * (gained - self._gain)
         if not drafted:
             self._rejected = max(self._rejected - self.FALL, 0.0)
             self._since_plain = 0

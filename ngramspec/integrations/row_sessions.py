@@ -134,7 +134,7 @@ class RowSessions:
     def _learn(self, text: RowText, draft: Draft, row: Row, begin: int, new: Int32) -> None:
         assert text.session is not None
         try:
-            if len(draft):
+            if len(draft.tokens):
                 accepted = accepted_nodes(draft, row.tokens, begin, row.length)
                 self.stats.accepted += len(accepted)
                 whole = len(accepted) == row.length - begin  # the engine verified no more of it

@@ -153,7 +153,7 @@ class Rows:
         if self.costs is None or (curve is not None and may_pay(curve, len(texts), self.k)):
             for (place, text), draft in zip(texts, self._draft(rows, texts, curve), strict=True):
                 text.draft = drafts[place] = draft
-                self.stats.drafted += len(draft)
+                self.stats.drafted += len(draft.tokens)
         self._sessions.shrink()
         return drafts
 
@@ -177,9 +177,10 @@ class Rows:
                 if text is None or text.seen != self._texts.call - 1:
                     timed = False  # it came, or came back, with a prefill
                 else:
-                    told = row.length - text.count
-                    timed = timed and told <= len(text.draft) + 1  # else it had a prefill
-                    drafted += len(text.draft)
+                    asked = len(text.draft.tokens)
+                    told = row.length - text.text.count
+                    timed = timed and told <= asked + 1  # else it had a prefill
+                    drafted += asked
                 texts.append((place, self._sessions.advance(place, row, text)))
             except Exception as error:
                 timed = False
@@ -193,7 +194,8 @@ class Rows:
         """Ask every row's session, and cut what is not worth its cost."""
         cost = None if curve is None else generous_cost(curve, len(texts), self.k)
         found: list[Draft] = []
+        ask, k, most = self._sessions.ask, self.k, self.max_len - 1
         for place, text in texts:
-            room = min(self.k, self.max_len - rows[place].length - 1)
-            found.append(self._sessions.ask(text, room, cost) if room > 0 else EMPTY_DRAFT)
+            room = min(k, most - rows[place].length)
+            found.append(ask(text, room, cost) if room > 0 else EMPTY_DRAFT)
         return found if curve is None else worthwhile_rows(found, curve)

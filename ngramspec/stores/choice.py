@@ -49,16 +49,21 @@ def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any
                 f"{name}[{i}] must be a Corpus, the path of one, or a SharedStore's namespace, got"
                 f" {type(store).__name__}"
             )
-        known = _opened(store)
+        known = _opened(store, f"{name}[{i}]")
         if known not in opened:
             opened.append(known)
     return tuple(opened)
 
 
-def _opened(store: Any) -> Any:
+def _opened(store: Any, name: str) -> Any:
     if isinstance(store, Mapping):
         return made_namespace(store)
-    return Corpus.open(store) if isinstance(store, str | PathLike) else store
+    if not isinstance(store, str | PathLike):
+        return store
+    try:
+        return Corpus.open(store)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(error.errno, f"{name}: there is no file", str(store)) from None
 
 
 def one_source(stores: Sequence[Searched]) -> StoreSource | None:

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.target import hf_private
 from ngramspec.target.growth import grow, grow_ragged, used_slots
 from ngramspec.target.present_rows import has_hooks
 from ngramspec.target.traits import Traits
-from ngramspec.target.tree_attention import attended, tree_mask, tree_positions
+from ngramspec.target.tree_attention import Trees, attended, tree_mask, tree_positions
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
@@ -123,7 +122,7 @@ class Inputs:
         self,
         block: torch.Tensor,
         lengths: Sequence[int],
-        parents: Int32 | None,
+        trees: Trees,
         committed: torch.Tensor | None,
         *,
         width: int,
@@ -133,7 +132,7 @@ class Inputs:
         """Have the model prepare a forward over a block, padded to a width.
 
         Args:
-            block, lengths, parents, committed: as in ``Target.forward``.
+            block, lengths, trees, committed: as in ``Target.forward``.
             width: of the forward, >= the block's.
             slots: positions in the cache.
             keys: how many positions the forward attends to, masked ones included; None: those that
@@ -147,18 +146,20 @@ class Inputs:
         """
         positions = block.shape[1]
         grown = self.grown(positions - 1, lengths)
-        if parents is not None:
-            grown["position_ids"] = tree_positions(self.kwargs["position_ids"][..., -1:], parents)
+        branched = any(parents is not None for parents in trees)
+        if branched:
+            last = self.kwargs["position_ids"][..., -1:]
+            grown["position_ids"] = tree_positions(last, trees, lengths)
         if width > positions:
             block, grown = self._padded(block, grown, width - positions)
-        if parents is not None or (keys is not None and self._makes_masks(slots)):
-            grown["attention_mask"] = self._mask(block, parents, slots, keys)
+        if branched or (keys is not None and self._makes_masks(slots)):
+            grown["attention_mask"] = self._mask(block, trees if branched else (), slots, keys)
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
             block, next_sequence_length=width, **grown
         )
-        if (parents is not None or self.ragged) and inputs.get("position_ids") is None:
+        if (branched or self.ragged) and inputs.get("position_ids") is None:
             raise UnsupportedError(
                 f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
                 " prompt at a time"
@@ -194,12 +195,12 @@ class Inputs:
         return traits.takes_masks and not traits.encodes and traits.rereads_at != slots
 
     def _mask(
-        self, block: torch.Tensor, parents: Int32 | None, slots: int, keys: int | None
+        self, block: torch.Tensor, trees: Trees, slots: int, keys: int | None
     ) -> torch.Tensor:
         """The mask of a forward over ``block``, (batch, width): see ``tree_mask``."""
         like = torch.empty(0, dtype=self._model.dtype, device=block.device)
         return tree_mask(
-            attended(parents, block.shape[1], like.device),
+            attended(trees, block.shape[1], like.device),
             self.kwargs.get("attention_mask"),
             slots,
             like,

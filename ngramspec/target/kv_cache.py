@@ -236,24 +236,31 @@ class KVCache:
             states = (*layer.conv_states.values(), *layer.recurrent_states.values())
             yield from (each for each in states if each is not None)
 
-    def keep_path(self, start: int, path: Sequence[int]) -> None:
-        """Move the positions start + path[0], start + path[1], and so on to start, start + 1, ...
+    def keep_paths(self, start: int, paths: Sequence[Sequence[int]]) -> None:
+        """Move each row's positions start + path[0], start + path[1], ... to start, start + 1, ...
 
         Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them.
 
         Args:
             start: position of the forward's first token.
-            path: accepted positions of the forward, ascending; of a batch of one row.
+            paths: accepted positions of the forward, ascending, of each row.
         """
-        stay = next((at for at, node in enumerate(path) if at != node), len(path))
-        places = torch.tensor(path[stay:], device="cpu") + start
+        moves = [
+            (row, start + at, start + node)
+            for row, path in enumerate(paths)
+            for at, node in enumerate(path)
+            if at != node
+        ]
+        if not moves:
+            return
+        places = torch.tensor(moves, device="cpu").T
         indices: dict[torch.device, torch.Tensor] = {}
         for layer in self.layers:
-            for states in (layer.keys, layer.values):  # (1, heads, length, size)
+            for states in (layer.keys, layer.values):  # (rows, heads, length, size)
                 if states.device not in indices:
                     indices[states.device] = places.to(states.device, non_blocking=True)
-                moved = states.index_select(2, indices[states.device])
-                states[:, :, start + stay : start + len(path)] = moved
+                row, to, source = indices[states.device].unbind()
+                states[row, :, to] = states[row, :, source]
 
     def compact(self, slots: torch.Tensor) -> None:
         """Keep some positions of each row.

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.target import hf_private
 from ngramspec.target.call import call_traits_of
@@ -27,6 +26,7 @@ from ngramspec.target.recurrent_state import Pending
 from ngramspec.target.shapes import ForwardShapes
 from ngramspec.target.support import check_model, check_states, check_static
 from ngramspec.target.traits import head_size, traits_of
+from ngramspec.target.tree_attention import Trees
 
 
 @dataclass(slots=True)
@@ -243,7 +243,7 @@ class Target:
         self,
         block: torch.Tensor,
         lengths: Sequence[int],
-        parents: Int32 | None = None,
+        trees: Trees = (),
         committed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run every row's last committed token and the draft behind it in one forward.
@@ -254,9 +254,8 @@ class Target:
 
         Args:
             block: int64 (batch, n + 1), on the prompt's device.
-            lengths: how many of a row's tokens in the block are its own; used in a ragged batch
-                only.
-            parents: int32 (n,), of the only row's draft, if it is a tree.
+            lengths: how many of a row's tokens in the block are its own.
+            trees: of the rows' drafts, where each row may have one. Nothing: all are chains.
             committed: int64 (batch, length), all tokens up to the block's first, for models that
                 look at them (``traits.reads_text``); else None.
 
@@ -265,13 +264,14 @@ class Target:
         """
         new, keys = block.shape[1], self.cache.key_length
         block, lengths = self._present.select(block), self._present.of(lengths)
+        trees = self._present.of(trees) if trees else ()
         block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]
         width = self.widths.of(positions)
         forward = self._forward = _Forward(width, block, positions - new)
         self.cache.save(only_if=new > 1 or self._outlives)
         inputs = self.inputs.prepare(
-            block, lengths, parents, committed, width=width, slots=self._slots, keys=keys
+            block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
         )
         wanted = self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
         with in_place(block.device), head_inputs(self.model, wanted) as states:
@@ -305,17 +305,15 @@ class Target:
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
             self.limits.stop_drafting("the model forgot the text behind its original length")
 
-    def rollback(
-        self, kept: Sequence[int], path: Sequence[int] = (), origins: Sequence[int] = ()
-    ) -> None:
+    def rollback(self, paths: Sequence[Sequence[int]], origins: Sequence[int] = ()) -> None:
         """Roll the last forward back to the positions that stay; masks and positions follow.
 
         It may be called after an interrupted forward or prefill, too.
 
         Args:
-            kept: per row, how many of the forward's positions plain decoding would have run. Of
-                the prefill, the first position counted is that of the prompt's last token.
-            path: which ones, in a tree's order; empty: the first ones.
+            paths: of each row that the cache has then, which of the forward's positions plain
+                decoding would have run, in order. Of the prefill, the first position counted is
+                that of the prompt's last token.
             origins: which row of the forward each row continues; empty: its own.
         """
         if not self.limits.begun:
@@ -326,15 +324,14 @@ class Target:
                 self.cache.reorder(origins)
                 self._unordered = False
             return
-        kept = self._present.of(kept)
+        paths = self._present.of(paths)
+        kept = [len(path) for path in paths]
         if forward.is_prefill:  # the prompt's last token is in the cache to stay
-            kept, path = [max(each - 1, 0) for each in kept], ()
+            kept, paths = [max(each - 1, 0) for each in kept], []
         stays, static = max(kept), self.cache.capacity is not None
         if forward.outputs is None:
             self.cache.truncate_to(self._slots + stays)
         else:
-            if len(path) == stays and list(path) != list(range(stays)):
-                self.cache.keep_path(self._slots, path)
             self._recorder.keep(
                 forward.outputs,
                 stays,
@@ -348,6 +345,7 @@ class Target:
                 kept = [self._all_or_none(forward, stays, origins)] * len(kept)
                 stays = max(kept)
             self.cache.reorder(origins)
+            self.cache.keep_paths(self._slots, paths)
             self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
         self._slots += stays
@@ -381,9 +379,9 @@ class Target:
                 rows = len(self.pending.tokens)
                 nothing = self.pending.tokens[:, :0]
                 try:
-                    self.forward(nothing, [0] * rows, None, self.pending.text())
+                    self.forward(nothing, [0] * rows, (), self.pending.text())
                 finally:
-                    self.rollback([0] * rows)
+                    self.rollback([()] * rows)
         finally:
             self.cache.release(outlives=self._outlives)
 

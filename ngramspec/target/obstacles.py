@@ -24,10 +24,17 @@ PLAIN_PREFILL = (
 )
 
 
-def why_no_tree(traits: Traits, call: CallTraits) -> str | None:
-    """Why a target cannot verify trees; None if it can."""
-    if call.rows > 1:
-        return f"a batch of {call.rows} rows"
+def why_no_tree(traits: Traits, call: CallTraits, by_row: bool = False) -> str | None:
+    """Why a target cannot verify trees; None if it can.
+
+    Args:
+        traits: of the model.
+        call: of the call.
+        by_row: whether each row of a batch may have a tree of its own: rows that accept different
+            numbers of tokens, and beams.
+    """
+    if call.rows > 1 and not by_row:
+        return f"a batch of {call.rows} rows that advance together"
     if traits.encodes:
         return "an encoder-decoder model"
     if call.slides or traits.windows:

@@ -8,6 +8,8 @@ tokens, undone, and the same tokens one by one must leave the same states.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,16 +28,32 @@ _found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, wh
 def check_recurrent(model: Any) -> None:
     """Raise an UnsupportedError if drafts cannot be checked on a model's recurrent state.
 
-    A model is tried once, with five forwards over a few tokens.
+    A model is tried once, with five forwards over a few tokens. What it keeps of a text in its own
+    modules is left as it was: whoever decodes it plainly may go on with that text.
 
     Args:
         model: a transformers model that keeps a recurrent state.
     """
     if model not in _found:
-        _found[model] = why_not_continued(model)
+        with _modules_left_alone(model):
+            _found[model] = why_not_continued(model)
     reason = _found[model]
     if reason is not None:
         raise UnsupportedError(f"{type(model).__name__} cannot check several tokens: {reason}")
+
+
+@contextmanager
+def _modules_left_alone(model: Any) -> Iterator[None]:
+    """Put back the attributes that forwards set on a model's modules."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, own in before:
+            now = vars(module)
+            for name in now.keys() - own.keys():
+                del now[name]
+            now.update(own)
 
 
 @torch.no_grad()

@@ -7,12 +7,16 @@ the committed text, to its ancestors and to itself, and its depth gives its posi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from ngramspec.draft import Int32
+
+Trees = Sequence[Int32 | None]  # the parents of each row's draft; None: it is a chain
 
 
 def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
@@ -38,37 +42,46 @@ def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     return sees, depths
 
 
-def tree_positions(last: torch.Tensor, parents: Int32) -> torch.Tensor:
-    """Positions in the text of the last committed token and of a tree's n nodes behind it.
+def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> torch.Tensor:
+    """Positions in the text of each row's last committed token and of its draft behind it.
+
+    A row with fewer nodes than another repeats its last one's position, so that none lies beyond
+    what the model knows.
 
     Args:
-        last: int64 (..., 1, 1), the last committed token's.
-        parents: int32 (n,).
+        last: int64 (..., rows, 1), the last committed tokens'.
+        trees: of the rows.
+        lengths: of each row, 1 + its nodes.
 
     Returns:
-        int64 (..., 1, n + 1).
+        int64 (..., rows, n + 1), for n nodes of the longest draft.
     """
-    depths = torch.from_numpy(ancestry(parents)[1]).to(last.device, non_blocking=True)
-    positions: torch.Tensor = last + depths
+    depths = np.zeros((len(trees), max(lengths)), np.int64)
+    for row, parents, length in zip(depths, trees, lengths, strict=True):
+        row[:length] = np.arange(length) if parents is None else ancestry(parents)[1]
+        row[length:] = row[length - 1]
+    on_device = torch.from_numpy(depths).to(last.device, non_blocking=True)
+    positions: torch.Tensor = last + on_device
     return positions
 
 
-def attended(parents: Int32 | None, width: int, device: torch.device) -> torch.Tensor:
+def attended(trees: Trees, width: int, device: torch.device) -> torch.Tensor:
     """Which of a forward's positions attends to which, on a device.
 
     Args:
-        parents: int32 (n,), of the tree; None: the draft is a chain.
-        width: of the forward, > n. Padding behind a tree attends to all positions before it, so
-            that its scores are finite.
+        trees: of the rows; nothing: all drafts are chains.
+        width: of the forward, greater than any row's nodes. What is behind a row's draft attends to
+            all positions before it, so that its scores are finite.
         device: of the model.
 
     Returns:
-        bool (width, width), True where the row attends to the column.
+        bool (rows, width, width), True where the row attends to the column; 1 row without trees.
     """
-    sees = np.tri(width, dtype=np.bool_)
-    if parents is not None:
-        known = len(parents) + 1
-        sees[:known, :known] = ancestry(parents)[0]
+    sees = np.tri(width, dtype=np.bool_)[None].repeat(max(len(trees), 1), axis=0)
+    for own, parents in zip(sees, trees, strict=False):
+        if parents is not None:
+            known = len(parents) + 1
+            own[:known, :known] = ancestry(parents)[0]
     return torch.from_numpy(sees).to(device, non_blocking=True)
 
 
@@ -83,7 +96,7 @@ def tree_mask(
     """The attention mask of a forward of w positions behind ``length`` ones in the cache.
 
     Args:
-        sees: bool (w, w), which of the forward's positions attends to which.
+        sees: bool (w, w), or (batch, w, w), which of the forward's positions attends to which.
         past: (batch, length or more), 0 at positions of the cache that no row attends to; None: all
             rows attend to all.
         length: positions in the cache.
@@ -93,17 +106,17 @@ def tree_mask(
             length + w.
 
     Returns:
-        (batch, 1, w, keys): bool, or 0 and the dtype's lowest value. The batch is 1 without
-        ``past``.
+        (batch, 1, w, keys): bool, or 0 and the dtype's lowest value. Without ``past`` there are as
+        many rows as ``sees`` has.
     """
     own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
     own = own.to(like.device, non_blocking=True)
-    width = own.shape[0]
+    width = own.shape[-1]
     there = torch.ones((1, length), dtype=torch.bool, device=like.device)
     if past is not None:
         there = past[:, :length].to(torch.bool)
-    rows = there.shape[0]
-    mask = torch.cat((there[:, None].expand(-1, width, -1), own.expand(rows, -1, -1)), dim=2)
+    rows = max(there.shape[0], 1 if own.ndim == 2 else own.shape[0])
+    mask = torch.cat((there[:, None].expand(rows, width, -1), own.expand(rows, -1, -1)), dim=2)
     if keys is not None:
         mask = pad(mask, (0, keys - length - width))
     mask = mask[:, None]

@@ -25,7 +25,7 @@ def draw(target_probs: torch.Tensor, generator: torch.Generator | None = None) -
 
 
 def draw_at_depths(
-    target_probs: torch.Tensor, depths: Sequence[int], generator: torch.Generator
+    target_probs: torch.Tensor, depths: Sequence[Sequence[int]], generator: torch.Generator
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Sample at every position of a forward at once, at one depth with the same random numbers.
 
@@ -33,16 +33,18 @@ def draw_at_depths(
 
     Args:
         target_probs: float32 (rows, positions, vocab).
-        depths: for each position, how many drafted tokens lead to it.
+        depths: for each row and position, how many drafted tokens lead to it.
         generator: of the same device.
 
     Returns:
         (int64 (rows, positions) tokens; the generator's states after 1, 2, ... samples).
     """
-    noise, states = [], []
-    for _ in range(max(depths) + 1):
-        empty = torch.empty_like(target_probs[:, 0], memory_format=torch.contiguous_format)
-        noise.append(empty.exponential_(generator=generator))
+    rows, _, vocab = target_probs.shape
+    noise, states = target_probs.new_empty((max(map(max, depths)) + 1, rows, vocab)), []
+    for of_depth in noise:
+        of_depth.exponential_(generator=generator)
         states.append(generator.get_state())
-    scaled = [target_probs[:, at] / noise[depth] for at, depth in enumerate(depths)]
-    return torch.stack(scaled, dim=1).argmax(dim=-1), states
+    at = torch.tensor(depths, device="cpu").to(target_probs.device, non_blocking=True)
+    row = torch.arange(rows, device=target_probs.device)[:, None]
+    own = noise[at, row]  # (rows, positions, vocab)
+    return torch.div(target_probs, own, out=own).argmax(dim=-1), states

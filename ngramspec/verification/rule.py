@@ -112,8 +112,8 @@ def proposal_tensor(
 
     Returns:
         float32 (m, vocab); None if all drafts are deterministic. A deterministic draft's row is
-        one-hot at its first child. Where siblings state different distributions, float32
-        (k, m, vocab): one for each child, given those before it.
+        one-hot at its child. Where siblings state different distributions, as deterministic ones
+        do, float32 (k, m, vocab): one for each child, given those before it.
     """
     if all(draft.proposal is None for draft, _ in drafts):
         return None
@@ -153,9 +153,11 @@ def _stated(draft: Draft, node: int) -> Sparse:
 
 
 def _differ(draft: Draft, nodes: Sequence[int]) -> bool:
-    """Whether siblings state different distributions."""
-    if draft.proposal is None or len(nodes) < 2:
+    """Whether siblings state different distributions; deterministic ones do."""
+    if len(nodes) < 2:
         return False
+    if draft.proposal is None:
+        return True
     ids, probs = draft.proposal.of(nodes[0])
     others = (draft.proposal.of(node) for node in nodes[1:])
     return not all(np.array_equal(ids, i) and np.array_equal(probs, p) for i, p in others)

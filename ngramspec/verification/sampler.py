@@ -65,12 +65,11 @@ class DraftCursor:
         return [self.tokens[node] for node in self.nodes(position)]
 
     def depths(self, positions: int) -> list[int]:
-        """How many drafted tokens lead to each of the forward's positions."""
-        if self.draft.parents is None:
-            return list(range(positions))
-        depths = [0]
-        for parent in self.draft.parents.tolist():
-            depths.append(depths[parent + 1] + 1)
+        """How many drafted tokens lead to each of the forward's positions; 0 behind the draft's."""
+        depths, parents = [0] * positions, self.draft.parents
+        chain = range(-1, len(self.tokens) - 1)
+        for node, parent in enumerate(chain if parents is None else parents.tolist()):
+            depths[node + 1] = depths[parent + 1] + 1
         return depths
 
 
@@ -178,7 +177,7 @@ class TokenSampler:
         cursors = [DraftCursor(draft) for draft in drafts]
         if self.rule.do_sample and self._ignores(cursors):
             return self._sample_depths(cursors, scores.view(rows, positions, vocab), beside)
-        tokens = self._choose(scores, cursors, range(positions))
+        tokens = self.choose(scores, [(each, at) for each in cursors for at in range(positions)])
         return SampledTokens(*fetched(tokens.view(rows, positions), beside))
 
     def sample(
@@ -204,20 +203,24 @@ class TokenSampler:
         scores = self.processors(rows.ids(), logits) if self.processors else logits
         self.record.append(scores, logits)
         if known is None:
-            known = self._choose(scores, cursors, (position,)).tolist()
+            known = self.choose(scores, [(each, position) for each in cursors]).tolist()
         return known
 
     def _ignores(self, cursors: Sequence[DraftCursor]) -> bool:
         """Whether the tokens are independent of what was drafted."""
         return all(self.rule.ignores(cursor.draft) for cursor in cursors)
 
-    def _choose(
-        self, scores: torch.Tensor, cursors: Sequence[DraftCursor], positions: Sequence[int]
+    def choose(
+        self, scores: torch.Tensor, spots: Sequence[tuple[DraftCursor, int]]
     ) -> torch.Tensor:
-        """The rule's tokens, int64 (rows * positions,), from processed scores of as many rows."""
-        if self._ignores(cursors):
+        """The rule's tokens, int64 (m,).
+
+        Args:
+            scores: float32 (m, vocab), processed.
+            spots: m drafts, each with a position of its forward.
+        """
+        if self._ignores([cursor for cursor, _ in spots]):
             return self.rule.choose(scores)
-        spots = [(cursor, position) for cursor in cursors for position in positions]
         return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
 
     def _sample_depths(
@@ -230,7 +233,7 @@ class TokenSampler:
         positions = scores.shape[1]
         probs = torch.softmax(scores, dim=-1)
         generator = self.rule.generator or default_generator(scores.device)
-        depths = max((cursor.depths(positions) for cursor in cursors), key=len)
+        depths = [cursor.depths(positions) for cursor in cursors]
         tokens, states = draw_at_depths(probs, depths, generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
         return SampledTokens(*fetched(tokens, beside), states, generator)

@@ -79,8 +79,8 @@ def test_wasted_positions_stay_bounded(monkeypatch):
 
     rollback = Target.rollback
 
-    def watch(self, kept, path, origins):
-        rollback(self, kept, path, origins)
+    def watch(self, paths, origins):
+        rollback(self, paths, origins)
         mask = self.inputs.kwargs["attention_mask"][:, :-1]
         assert mask.shape[1] == self._slots == self.cache.length()
         waste.append(1 - float(mask.sum(dim=1).max()) / self._slots)

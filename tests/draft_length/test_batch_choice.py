@@ -13,11 +13,17 @@ from ngramspec.draft_length.batch_choice import (
     urgencies,
     worthwhile_rows,
 )
+from ngramspec.draft_length.optimal import likeliest_path, reach_of
 
 
 def chain(*confidence):
     n = len(confidence)
     return Draft(np.arange(n, dtype=np.int32), None, np.array(confidence, np.float32))
+
+
+def tree(parents, confidence):
+    tokens = np.arange(len(parents), dtype=np.int32)
+    return Draft(tokens, np.array(parents, np.int32), np.array(confidence, np.float32))
 
 
 def test_the_likeliest_tokens_of_all_rows_are_kept():
@@ -67,26 +73,47 @@ def test_the_common_length_is_the_best_of_all():
     """Against every length, on random drafts, weights and curves."""
     rng = np.random.default_rng(4)
     for _ in range(200):
-        drafts = [chain(*rng.random(rng.integers(0, 6))).confidence for _ in range(4)]
+        drafts = [chain(*rng.random(rng.integers(0, 6))) for _ in range(4)]
         weights = rng.random(4)
         weights /= weights.sum()
         cost = np.concatenate(([0], 1 + np.cumsum(rng.random(8) * 0.2))).astype(np.float32)
 
         def value(n, drafts=drafts, weights=weights, cost=cost):
-            gains = [np.cumprod(each[:n].astype(float)).sum() for each in drafts]
+            gains = [np.cumprod(each.confidence[:n].astype(float)).sum() for each in drafts]
             return (1 + weights @ gains) / cost[n + 1]
 
         longest = max(len(each) for each in drafts)
-        best = common_length(drafts, weights, cost)
+        best, _ = common_length(drafts, weights, cost)
         assert value(best) == pytest.approx(max(value(n) for n in range(longest + 1)))
 
 
 def test_rows_without_a_draft_count_as_such():
     cost = np.array([0, 1, 1.2, 1.4], np.float32)
-    sure = np.array([0.9, 0.9], np.float32)
-    assert common_length([sure], np.ones(1), cost) == 2
-    assert common_length([sure, None, None, None, None], np.full(5, 0.2), cost) == 0
-    assert common_length([None], np.ones(1), cost) == 0
+    sure = chain(0.9, 0.9)
+    assert common_length([sure], np.ones(1), cost) == (2, True)
+    assert common_length([sure, *[EMPTY_DRAFT] * 4], np.full(5, 0.2), cost) == (0, True)
+    assert common_length([EMPTY_DRAFT], np.ones(1), cost) == (0, True)
+
+
+def test_branches_fill_the_width_of_another_row_s_chain():
+    """By hand: reach .9 .81 | .5 .4, and .9 .81 | .5 of the paths; a position more costs .2."""
+    branched = tree((-1, -1), (0.5, 0.4))
+    cost = np.array([0, 1, 1.2, 1.4], np.float32)
+    halves = np.full(2, 0.5)
+    assert common_length([chain(0.9, 0.9), branched], halves, cost) == (2, True)
+    # 1 + .7 + .605 = 2.305 tokens with branches for 1.4, without them 2.105; one node 1.7 for 1.2
+    assert common_length([chain(0.9, 0.9), branched], halves, cost, 1.09) == (2, True)
+    assert common_length([chain(0.9, 0.9), branched], halves, cost, 1.10) == (2, False)
+    assert common_length([branched], np.ones(1), cost, 1.01) == (2, True)
+    assert common_length([branched], np.ones(1), cost, 1.09) == (1, False)
+
+
+def test_the_reach_of_a_tree_s_nodes_by_hand():
+    parents, confidence = np.array([-1, 0, -1, 2], np.int32), np.array([0.5, 0.5, 0.25, 1.0])
+    assert reach_of(parents, confidence).tolist() == [0.5, 0.25, 0.25, 0.25]
+    assert reach_of(None, confidence).tolist() == [0.5, 0.25, 0.0625, 0.0625]
+    assert likeliest_path(parents, confidence) == [0, 1]
+    assert likeliest_path(parents[:0], confidence[:0]) == []
 
 
 def test_the_row_with_the_most_steps_left_is_the_most_urgent():

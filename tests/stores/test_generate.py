@@ -137,7 +137,7 @@ def test_build_drafter(path):
     [
         ("a.ngc", TypeError, "stores must be a list of stores, got str"),
         ([3], TypeError, r"stores\[0\] must be a Corpus, the path .*, got int"),
-        (["nothing.ngc"], FileNotFoundError, "nothing.ngc"),
+        (["nothing.ngc"], FileNotFoundError, r"stores\[0\]: there is no file: .nothing.ngc"),
         ([__file__], StoreFileError, "is no ngramspec corpus"),
     ],
 )

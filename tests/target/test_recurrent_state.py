@@ -151,6 +151,21 @@ def test_models_whose_wider_forward_is_another_are_refused_by_name(name, reason)
         ngramspec.generate(model_of(name), PROMPT, **GREEDY)
 
 
+def test_the_probe_leaves_alone_what_a_model_keeps_in_its_modules():
+    """Plain decoding goes on from it, behind a text that the caller has begun."""
+    model = tiny.build(transformers.RecurrentGemmaForCausalLM)  # never probed before
+    seen = []
+    for speculator in (None, Speculator(unsupported="plain")):
+        begun = cache_after(model, PROMPT[:, :8])
+        asked = GREEDY | {"past_key_values": begun, "custom_generate": speculator}
+        out = model.generate(PROMPT, **asked)
+        states = [getattr(each, "recurrent_states", None) for each in model.modules()]
+        seen.append((out, [each for each in states if each is not None]))
+    assert torch.equal(seen[0][0], seen[1][0])
+    assert len(seen[0][1]) > 0
+    assert all(map(torch.equal, seen[0][1], seen[1][1]))
+
+
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_probe_lets_a_model_pass_in_any_dtype(name, dtype):

@@ -22,7 +22,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 def test_mask_and_positions_of_stratos_tree():
     sees, depths = ancestry(STRATOS.parents)
     assert depths.tolist() == [0, 1, 2, 2, 1, 2, 2]
-    positions = tree_positions(torch.tensor([[7]]), STRATOS.parents)
+    positions = tree_positions(torch.tensor([[7]]), [STRATOS.parents], [1 + len(STRATOS)])
     assert positions.tolist() == [[7, 8, 9, 9, 8, 9, 9]]
     # columns:             b  c  e  f  d  g  h
     assert sees.astype(int).tolist() == [

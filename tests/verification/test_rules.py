@@ -274,14 +274,20 @@ def test_draw_is_torch_s_multinomial(rows):
 
 def test_drawing_ahead_is_drawing_one_after_another():
     probs = torch.softmax(torch.randn((2, 5, 101)), -1)
-    depths = [0, 1, 1, 2, 2]
-    torch.manual_seed(1)
-    tokens, states = draw_at_depths(probs, depths, torch.default_generator)
-    for path in ([0, 1, 3], [0, 2, 4], [0, 1]):
+    tree, chain = [0, 1, 1, 2, 2], [0, 1, 2, 0, 0]
+    for depths, paths in (
+        ([tree, tree], ([0, 1, 3], [0, 2, 4], [0, 1])),
+        ([tree, chain], ([0, 1, 3], [0, 1, 2])),
+    ):
         torch.manual_seed(1)
-        one_by_one = [draw(probs[:, at]) for at in path]
-        assert torch.equal(tokens[:, path], torch.stack(one_by_one, 1))
-        assert torch.equal(states[len(path) - 1], torch.get_rng_state())
+        tokens, states = draw_at_depths(probs, depths, torch.default_generator)
+        for path in paths:
+            torch.manual_seed(1)
+            one_by_one = torch.stack([draw(probs[:, at]) for at in path], 1)
+            rows = [row for row in range(2) if [depths[row][at] for at in path] == [0, 1, 2]]
+            rows = rows or [0, 1]
+            assert torch.equal(tokens[rows][:, path], one_by_one[rows])
+            assert torch.equal(states[len(path) - 1], torch.get_rng_state())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="play each group in a batch of N rows, which share a step's positions, and one trace"
         " after another",
     )
-    add_count(parser, "--free", 64, "with --rows: positions of a step that cost as much as one")
+    add_count(
+        parser,
+        "--free",
+        64,
+        "with --rows, or --together without --curve: positions of a step that cost as much as one",
+    )
+    parser.add_argument(
+        "--together",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="play each group in batches of N rows as generate does: rows begin together, and all"
+        " are as wide as the longest draft; chains, and then trees",
+    )
+    parser.add_argument(
+        "--new", type=int, metavar="N", help="with --together: most tokens of an output"
+    )
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="play in another order")
     add_outputs(parser, plots=True)
 
@@ -102,6 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
         knowledge = known(arguments, traces)
         longest = max(gamma_max, PEERS_GAMMA) if arguments.peers else gamma_max
         curves = {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
+    if arguments.together is not None:
+        return run_together(arguments, makers, gamma_max, traces)
     if arguments.rows is not None:
         return run_rows(arguments, makers, gamma_max, traces)
     peers, skipped = installed() if arguments.peers else ({}, {})
@@ -168,6 +187,43 @@ def run_rows(
             single, batch = (found[way]["tokens_per_call"] for way in ("single", "rows"))
             print(f"{group:<20}{single:>8.3f}{batch:>8.3f}{found['share']:>8.3f}")
     settings = {"traces": len(traces), "gamma_max": gamma_max, "rows": rows, "free": plan.free}
+    write_json(arguments.json, {"settings": settings, "results": results})
+    return 0
+
+
+def run_together(
+    arguments: argparse.Namespace,
+    makers: Mapping[str, Callable[[], Drafter]],
+    gamma_max: int,
+    traces: Sequence[Trace],
+) -> int:
+    """Replay every drafter in batches of ``generate``; print and write the results."""
+    from ngramspec.bench.costs import cost_curve
+    from ngramspec.bench.replay_batch import (
+        MEASURES,
+        GeneratePlan,
+        compare_trees,
+        flat,
+        measured,
+    )
+
+    with usable():
+        sizes = [check_int("--together", each, 1) for each in arguments.together]
+        new = None if arguments.new is None else check_int("--new", arguments.new, 2)
+        free = check_int("--free", arguments.free, 1)
+        longest = max(sizes) * (gamma_max + 1)
+        named = {each: cost_curve(each, longest) for each in arguments.curve or ()}
+        curves = {Path(each).stem: measured(curve) for each, curve in named.items()}
+        curves = curves or {f"flat to {free}": flat(free)}
+    results = []
+    for (name, make), (curve, cost), rows in product(makers.items(), curves.items(), sizes):
+        groups = compare_trees(make, GeneratePlan(rows, cost, gamma_max, new=new), traces)
+        results.append({"drafter": name, "curve": curve, "rows": rows, "groups": groups})
+        print(f"{name}, {rows} rows, {curve}: tokens per call, speed to plain; chains, trees")
+        for group, ways in groups.items():
+            found = [ways[way][each] for each in MEASURES for way in ("chains", "trees")]
+            print(f"{group:<20}" + "".join(f"{each:>8.3f}" for each in found))
+    settings = {"traces": len(traces), "gamma_max": gamma_max, "new": new, "free": free}
     write_json(arguments.json, {"settings": settings, "results": results})
     return 0
 

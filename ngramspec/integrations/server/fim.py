@@ -12,118 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ngramspec.draft import Int32
+from ngramspec.integrations.server.fim_families import FAMILIES, Family
 
-SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for families without a form for them
 SMILE = "☺"  # a character that is a token of its own, to encode text behind it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """How one family of models fills in the middle.
-
-    Attributes:
-        name: of the family.
-        prefix, suffix: the tokens before the text's two parts.
-        middle: the token behind them; None: there is none.
-        suffix_first: whether the suffix comes first.
-        repository, file: the tokens before the names of a repository and of a file, if they have a
-            form for several files.
-        file_text: what stands before a file's text where there is no ``file`` token; ``{}`` is the
-            file's name.
-        known_by: a token that tells it from families of the same other tokens.
-        ends: tokens that end what is filled in, beside the end of the text.
-        bare_suffix: whether the suffix is encoded without a space in front.
-    """
-
-    name: str
-    prefix: str
-    suffix: str
-    middle: str | None
-    suffix_first: bool = False
-    repository: str | None = None
-    file: str | None = None
-    file_text: str = SNIPPET
-    known_by: str | None = None
-    ends: tuple[str, ...] = ()
-    bare_suffix: bool = False
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The tokens that a tokenizer must have."""
-        every = (self.prefix, self.suffix, self.middle, self.known_by, self.repository, self.file)
-        return tuple(each for each in every if each is not None)
-
-
-FAMILIES = (
-    Family(
-        name="Qwen2.5-Coder",
-        prefix="<|fim_prefix|>",
-        suffix="<|fim_suffix|>",
-        middle="<|fim_middle|>",
-        repository="<|repo_name|>",
-        file="<|file_sep|>",
-        ends=("<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|im_end|>"),
-    ),
-    Family(
-        name="CodeGemma",
-        prefix="<|fim_prefix|>",
-        suffix="<|fim_suffix|>",
-        middle="<|fim_middle|>",
-        known_by="<|file_separator|>",
-        ends=("<|file_separator|>", "<end_of_turn>"),
-    ),
-    Family(
-        name="Granite 4",
-        prefix="<|fim_prefix|>",
-        suffix="<|fim_suffix|>",
-        middle="<|fim_middle|>",
-        repository="<|reponame|>",
-        file="<|filename|>",
-        ends=("<|fim_pad|>", "<|filename|>"),
-    ),
-    Family(
-        name="StarCoder2",
-        prefix="<fim_prefix>",
-        suffix="<fim_suffix>",
-        middle="<fim_middle>",
-        repository="<repo_name>",
-        file="<file_sep>",
-        ends=("<fim_pad>", "<file_sep>", "<repo_name>"),
-    ),
-    Family(
-        name="StarCoder and Granite Code",
-        prefix="<fim_prefix>",
-        suffix="<fim_suffix>",
-        middle="<fim_middle>",
-        repository="<reponame>",
-        file="<filename>",
-        ends=("<fim_pad>", "<filename>", "<reponame>"),
-    ),
-    Family(
-        name="DeepSeek-Coder",
-        prefix="<\uff5cfim▁begin\uff5c>",  # with full-width bars
-        suffix="<\uff5cfim▁hole\uff5c>",
-        middle="<\uff5cfim▁end\uff5c>",
-        file_text="#{}\n",
-        ends=("<|EOT|>",),
-    ),
-    Family(
-        name="CodeLlama",
-        prefix="▁<PRE>",
-        suffix="▁<SUF>",
-        middle="▁<MID>",
-        ends=("▁<EOT>",),
-        bare_suffix=True,
-    ),
-    Family(
-        name="Codestral",
-        prefix="[PREFIX]",
-        suffix="[SUFFIX]",
-        middle=None,
-        suffix_first=True,
-        file_text="+++++ {}\n",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +40,8 @@ class FillInTheMiddle:
         self.encode = plain_encoder(tokenizer)
         vocabulary = tokenizer.get_vocab()
         self._ids: dict[str, int] = {name: vocabulary[name] for name in family.tokens}
-        self.ends = tuple(vocabulary[each] for each in family.ends if each in vocabulary)
+        known = (each for each in (*family.ends, *family.tokens) if each in vocabulary)
+        self.ends = tuple(vocabulary[each] for each in known)
         self._lead = leading_tokens(tokenizer)
 
     def prompt(
@@ -173,15 +65,19 @@ class FillInTheMiddle:
             room: most tokens: files are left out, the least recent first, then the prefix loses its
                 beginning and the suffix its end; None: no limit.
         """
-        parts = [self.encode(prefix), self.encode(line), self._suffix(suffix)]
         shown = [self._file(each) for each in files]
-        head = self._head(name)
+        outside, inside = self._own(name) if files else ([], [])
+        parts = [
+            self._behind(prefix) if inside else self.encode(prefix),
+            self._behind(line) if prefix else self.encode(line),
+            self._behind(suffix),
+        ]
         if room is not None:
-            parts = fitted(parts, room - len(self._join(([], [], []), [], head)))
-        ids = self._join(parts, shown, head)
+            parts = fitted(parts, room - len(self._join(([], [], []), [], outside, inside)))
+        ids = self._join(parts, shown, outside, inside)
         while room is not None and shown and len(ids) > room:
             shown = shown[1:]
-            ids = self._join(parts, shown, head)
+            ids = self._join(parts, shown, outside, inside)
         return ids
 
     def asked(self, prompt: Int32) -> bool:
@@ -189,34 +85,58 @@ class FillInTheMiddle:
         return bool((prompt == self._ids[self.family.prefix]).any())
 
     def _join(
-        self, parts: Sequence[list[int]], files: Sequence[list[int]], head: list[int]
+        self,
+        parts: Sequence[list[int]],
+        files: Sequence[list[int]],
+        outside: list[int],
+        inside: list[int],
     ) -> list[int]:
+        """A prompt's parts in the family's order.
+
+        Args:
+            parts: prefix, line and suffix.
+            files: the others.
+            outside, inside: the name of the file that is edited, before and behind the prefix's
+                token.
+        """
         family, ids = self.family, self._ids
         before, line, behind = parts
-        front = [ids[family.prefix], *before, *line]
+        shown = [token for each in files for token in each]
+        if family.repository is not None and files:
+            name = self.encode(f"repository{family.after_repository}")
+            shown = [ids[family.repository], *name, *shown]
+        within, around = (shown, []) if family.files_inside else ([], shown)
+        front = [ids[family.prefix], *within, *inside, *before, *line]
         back = [ids[family.suffix], *behind]
         middle = [] if family.middle is None else [ids[family.middle]]
         both = [*back, *front] if family.suffix_first else [*front, *back]
-        shown = [token for each in files for token in each]
-        if family.repository is not None and files:
-            shown = [ids[family.repository], *self.encode("repository"), *shown]
-        return [*self._lead, *shown, *(head if files else []), *both, *middle]
+        return [*self._lead, *around, *outside, *both, *middle]
 
     def _file(self, file: Snippet) -> list[int]:
+        """Another file: its name, its text, and what divides it from the next."""
         family = self.family
+        end = "" if file.text.endswith(family.after_file) else family.after_file
+        behind = [] if family.separator is None else [self._ids[family.separator]]
         if family.file is None:
-            return self.encode(family.file_text.format(file.name) + file.text)
-        return [self._ids[family.file], *self.encode(f"{file.name}\n{file.text}")]
+            named = family.file_text.format(file.name)
+            return [*self.encode(named + file.text + end), *behind]
+        text = self.encode(f"{file.name}\n{file.text}{end}")
+        return [self._ids[family.file], *text, *behind]
 
-    def _head(self, name: str) -> list[int]:
-        """What stands before the file that is edited, where other files are shown."""
+    def _own(self, name: str) -> tuple[list[int], list[int]]:
+        """The name of the file that is edited: what stands before and behind the prefix's token."""
         family = self.family
-        if family.file is None:
-            return self.encode("\n")
-        return [self._ids[family.file], *self.encode(f"{name}\n")]
+        mark = [] if family.file is None else [self._ids[family.file]]
+        if not family.own_name:
+            return self.encode("\n"), []
+        text = f"{name}\n" if family.file is not None else family.file_text.format(name)
+        if not family.name_inside:
+            return [*mark, *self.encode(text)], []
+        return mark, self._behind(text) if family.files_inside else self.encode(text)
 
-    def _suffix(self, text: str) -> list[int]:
-        if not self.family.bare_suffix:
+    def _behind(self, text: str) -> list[int]:
+        """The ids of a text that stands behind other text."""
+        if not self.family.bare:
             return self.encode(text)
         return self.encode(SMILE + text)[len(self.encode(SMILE)) :]
 

@@ -38,7 +38,7 @@ def grammar_of(service: Service, body: ChatRequest) -> Callable[[], Any] | None:
     tagged = service.tool_format.template is None
     refuse_unless(tagged, param, "not supported for the form of this model's calls")
     check(service, param, "this value")
-    return _compiled(service.grammars().compile_structural_tag, param, json.dumps(form_of(body)))
+    return _compiled(service.grammars().compile_structural_tag, "tools", json.dumps(form_of(body)))
 
 
 def check(service: Service, param: str, value: str) -> None:

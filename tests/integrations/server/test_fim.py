@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 from serving import letters
+from tokenizers import pre_tokenizers
 
 from ngramspec.integrations.server.fim import (
-    FAMILIES,
     FillInTheMiddle,
     Snippet,
     family_of,
     fitted,
     leading_tokens,
 )
+from ngramspec.integrations.server.fim_families import FAMILIES
 
 # Each family's form as its model card or paper writes it: prefix P, suffix S, another file F.
 FORMS = {
@@ -25,15 +26,21 @@ FORMS = {
     "CodeLlama": "▁<PRE>P▁<SUF>S▁<MID>",
     "Codestral": "[SUFFIX]S[PREFIX]P",
 }
+# The same with another file f.py, whose text is F; own.py is edited.
 FILES = {
-    "Qwen2.5-Coder": "<|repo_name|>repository<|file_sep|>f.py\nF<|file_sep|>own.py\n",
-    "StarCoder2": "<repo_name>repository<file_sep>f.py\nF<file_sep>own.py\n",
-    "Granite 4": "<|reponame|>repository<|filename|>f.py\nF<|filename|>own.py\n",
-    "StarCoder and Granite Code": "<reponame>repository<filename>f.py\nF<filename>own.py\n",
-    "DeepSeek-Coder": "#f.py\nF\n",
-    "Codestral": "+++++ f.py\nF\n",
-    "CodeGemma": "\n\n--- snippet ---\n\nF\n",
-    "CodeLlama": "\n\n--- snippet ---\n\nF\n",
+    "Qwen2.5-Coder": "<|repo_name|>repository\n<|file_sep|>f.py\nF\n<|file_sep|>own.py\n"
+    "<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
+    "StarCoder2": "<repo_name>repository<file_sep>f.py\nF<file_sep>"
+    "<fim_prefix>own.py\nP<fim_suffix>S<fim_middle>",
+    "Granite 4": "<|reponame|>repository<|filename|>f.py\nF<|filename|>own.py\n"
+    "<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
+    "StarCoder and Granite Code": "<reponame>repository<filename>f.py\nF<filename>own.py\n"
+    "<fim_prefix>P<fim_suffix>S<fim_middle>",
+    "DeepSeek-Coder": "#f.py\nF\n#own.py\n"
+    "<\uff5cfim▁begin\uff5c>P<\uff5cfim▁hole\uff5c>S<\uff5cfim▁end\uff5c>",
+    "Codestral": "[SUFFIX]S[PREFIX]+++++ f.py\nF\n\n+++++ own.py\nP",
+    "CodeGemma": "f.py\nF<|file_separator|>own.py\n<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
+    "CodeLlama": "\n\n--- snippet ---\n\nF\n▁<PRE>P▁<SUF>S▁<MID>",
 }
 
 
@@ -51,9 +58,9 @@ def test_each_family_is_recognized_and_has_its_form(family):
     fim = FillInTheMiddle(family, tokenizer)
     assert tokenizer.decode(fim.prompt("P", "S")) == FORMS[family.name]
     whole = fim.prompt("P", "S", files=[Snippet("F", "f.py")], name="own.py")
-    assert tokenizer.decode(whole) == FILES[family.name] + FORMS[family.name]
+    assert tokenizer.decode(whole) == FILES[family.name]
     assert tokenizer.decode(fim.prompt("a", "S", line="P")).replace("aP", "P") == FORMS[family.name]
-    assert tokenizer.convert_ids_to_tokens(fim.ends) == list(family.ends)
+    assert tokenizer.convert_ids_to_tokens(fim.ends) == [*family.ends, *family.tokens]
 
 
 def test_a_model_without_the_tokens_has_no_family():
@@ -100,6 +107,18 @@ def test_files_that_do_not_fit_are_left_out_oldest_first():
     assert "old" not in text
     for room in range(8, 90):
         assert len(fim.prompt("P" * 30, "S" * 30, files=files, room=room)) <= room
+
+
+def test_text_behind_text_has_no_space_in_front_where_the_tokenizer_would_put_one():
+    """As transformers' tokenizer of CodeLlama and mistral-common encode a suffix."""
+    family = next(each for each in FAMILIES if each.name == "Codestral")
+    tokenizer = tokenizer_of(family)
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
+    fim = FillInTheMiddle(family, tokenizer)
+    assert tokenizer.decode(fim.prompt("P", "S", line="L")) == "[SUFFIX]S[PREFIX] PL"
+    whole = fim.prompt("P", "S", line="L", files=[Snippet("F", "f")], name="own")
+    assert tokenizer.decode(whole) == "[SUFFIX]S[PREFIX] +++++ f\nF\n\n+++++ own\nPL"
 
 
 def test_a_beginning_of_sequence_token_leads():

@@ -124,6 +124,7 @@ def template_parser(prefix="user:x;assistant:"):
         (f"Let me see.\n{CALL}", "Let me see.", [ADD]),
         (f"{CALL}\n{CALL}", "", [ADD, ADD]),
         (f"text {CALL[:-3]}", f"text {CALL[:-3]}", []),
+        (f"text {CALL[:-7]}", f"text {CALL[:-7]}", []),
         (f"{CALL}{CALL[:-9]}", CALL[:-9], [ADD]),
         ("text <call:add>no JSON</call> more", "text <call:add>no JSON</call> more", []),
         ("text <call:add>[1]</call> more", "text <call:add>[1]</call> more", []),

@@ -12,6 +12,7 @@ from ngramspec.integrations.server.sampling import Sampling
 from ngramspec.integrations.server.tool_format import find_format
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+chat = pytest.importorskip("openai.types.chat", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
 END = 100
 ROUTE = "/v1/chat/completions"
@@ -111,6 +112,7 @@ def test_tools_and_calls_go_through_the_models_template(caller):
 def test_a_call_is_an_answer(caller, says):
     says(f"Adding.\n{CALL}\n{CALL}")
     answer = ask(caller, ROUTE, tools=TOOLS, n=2, **HI)
+    chat.ChatCompletion.model_validate(answer, strict=True)
     for choice in answer["choices"]:
         message = choice["message"]
         assert choice["finish_reason"] == "tool_calls"
@@ -126,7 +128,10 @@ def test_a_call_is_an_answer(caller, says):
 def test_a_call_is_streamed_at_once(caller, says):
     says(f"Adding.\n{CALL}\n{CALL}")
     body = {"tools": TOOLS, "stream": True, "n": 2, "logprobs": True, **HI}
-    parts = [part["choices"][0] for part in events(caller.post(ROUTE, json=body).text)]
+    chunks = events(caller.post(ROUTE, json=body).text)
+    for chunk in chunks:
+        chat.ChatCompletionChunk.model_validate(chunk, strict=True)
+    parts = [chunk["choices"][0] for chunk in chunks]
     for index in range(2):
         own = [part for part in parts if part["index"] == index]
         deltas = [part["delta"] for part in own]
@@ -204,6 +209,15 @@ def test_a_call_is_forced_by_a_grammar(caller, choice):
     name, arguments = function_of(call)
     assert name == "add"
     assert isinstance(arguments["a"], bool)
+
+
+def test_a_schema_that_cannot_be_kept_is_refused(caller):
+    pytest.importorskip("xgrammar")
+    wrong = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "no"}}}}
+    body = {"tools": [{"type": "function", "function": wrong}], "tool_choice": "required"}
+    error = caller.post(ROUTE, json=HI | body).json()["error"]
+    assert error["param"] == "tools"
+    assert "schema" in error["message"]
 
 
 def test_a_strict_function_is_kept_to_where_it_is_called(caller, monkeypatch):
