@@ -1,10 +1,11 @@
-"""What the target's runners-up bring in trees: live, and replayed from recordings of the texts.
+"""What the target's runners-up bring in trees: live, and replayed from recorded answers.
 
     python benchmarks/runners_up.py --prompts prompts.jsonl --json runners_up.json
 
 A live run knows what the target computed behind rejected tokens, too; a recording knows it of the
 text alone. Both draft trees as if forwards had the costs of ``--curve``, so what counts is tokens
-per call, and no time. Prompts are as of ``ngramspec bench record``.
+per call, and no time. Prompts are as of ``ngramspec bench record``. In bfloat16 the live texts may
+diverge from the recorded ones; how many did not is in the JSON.
 """
 
 from __future__ import annotations
