@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument(
         "--cpu-time", action="store_true", help="the process's, for machines that others use too"
     )
+    parser.add_argument("--chains", action="store_true", help="drafts without branches, too")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--json", type=Path, help="where to write the raw times")
     arguments = parser.parse_args()
@@ -64,7 +65,8 @@ def main() -> None:
                 print(
                     f"{group:<12}{size:>6}{row['plain']:>8.1f}{row['ours']:>8.1f}"
                     f"{row['ratio']:>6.2f}x{row['worst']:>6.2f}x{row['tokens_per_call']:>9.2f}"
-                    f"{row['same_rows']:>4}/{size}",
+                    f"{row['same_rows']:>4}/{size}"
+                    + (f"  chains {row['chains_ratio']:.2f}x" if arguments.chains else ""),
                     flush=True,
                 )
     if arguments.json:
@@ -103,16 +105,20 @@ def measure(
     inputs = {"input_ids": ids, "attention_mask": mask}
     kwargs = {"do_sample": False, "max_new_tokens": new, "eos_token_id": None, "pad_token_id": 0}
     seconds: dict[str, list[float]] = {"plain": [], "ours": []}
+    seconds |= {"chains": []} if arguments.chains else {}
     for turn in range(arguments.warm_up + arguments.repeats):
         speculator = Speculator()
-        begin = clock()
+        times = [clock()]
         plain = model.generate(**inputs, **kwargs)
-        middle = clock()
+        times.append(clock())
         ours = generate(model, **inputs, speculator=speculator, **kwargs)
-        end = clock()
+        times.append(clock())
+        if arguments.chains:
+            generate(model, **inputs, speculator=Speculator(tree=None), **kwargs)
+            times.append(clock())
         if turn >= arguments.warm_up:
-            seconds["plain"].append(middle - begin)
-            seconds["ours"].append(end - middle)
+            for way, begin, end in zip(seconds, times, times[1:], strict=True):
+                seconds[way].append(end - begin)
     stats = speculator.stats
     steps = stats.draft_seconds + stats.forward_seconds + stats.other_seconds
     turns = zip(seconds["plain"], seconds["ours"], strict=True)
@@ -122,6 +128,7 @@ def measure(
         "plain": len(prompts) * new / median(seconds["plain"]),
         "ours": len(prompts) * new / median(seconds["ours"]),
         "ratio": median(seconds["plain"]) / median(seconds["ours"]),
+        **chains_of(seconds),
         "worst": min(plain / ours for plain, ours in turns),
         "tokens_per_call": stats.tokens_per_call,
         "forward_share": stats.forward_seconds / steps,
@@ -129,6 +136,13 @@ def measure(
         "same_rows": int((plain == ours).all(dim=1).sum()),
         "seconds": seconds,
     }
+
+
+def chains_of(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """The ratio of drafts without branches, where they were measured."""
+    if "chains" not in seconds:
+        return {}
+    return {"chains_ratio": median(seconds["plain"]) / median(seconds["chains"])}
 
 
 if __name__ == "__main__":

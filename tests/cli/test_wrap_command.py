@@ -47,7 +47,7 @@ def test_stores_by_option(folder, tmp_path, capsys):
     assert speculator.to_dict()["stores"] == [{"namespace": "default", "write": "outputs"}]
     arguments = ["--corpus", str(tmp_path / "none.ngc")]
     assert exit_code(["wrap", str(folder), str(tmp_path / "b"), *arguments]) == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "there is no file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
