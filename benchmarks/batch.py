@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -117,7 +118,7 @@ def measure(
             generate(model, **inputs, speculator=Speculator(tree=None), **kwargs)
             times.append(clock())
         if turn >= arguments.warm_up:
-            for way, begin, end in zip(seconds, times, times[1:], strict=True):
+            for way, (begin, end) in zip(seconds, pairwise(times), strict=True):
                 seconds[way].append(end - begin)
     stats = speculator.stats
     steps = stats.draft_seconds + stats.forward_seconds + stats.other_seconds
