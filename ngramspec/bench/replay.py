@@ -18,9 +18,9 @@ from ngramspec._native.copyindex import CopyIndex
 from ngramspec.bench.knowledge import Known
 from ngramspec.bench.runners_up import replayed
 from ngramspec.bench.traces import Trace
-from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
+from ngramspec.draft import Draft, Float32, Int32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
-from ngramspec.drafters.base import Drafter, hand_over
+from ngramspec.drafters.base import Drafter, DraftSession, hand_over
 from ngramspec.stats import DecodeStats
 
 MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # the least length of each
@@ -204,6 +204,47 @@ class Player:
                 seen.extend(new)
             at += len(new)
         session.close()
+
+
+@dataclass(slots=True)
+class PlayedRow:
+    """A recorded output that is played as a row of a batch.
+
+    Attributes:
+        output: int32 (n,), the text behind the prompt.
+        session: that drafts for it, begun behind the output's first token.
+        at: how much of the output is committed.
+    """
+
+    output: Int32
+    session: DraftSession
+    at: int = 1
+    _said: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._said = self.output.tolist()
+
+    @property
+    def left(self) -> int:
+        """Tokens that are not committed yet."""
+        return len(self._said) - self.at
+
+    def verify(self, draft: Draft, tally: Tally, tiers: Sequence[str]) -> None:
+        """Commit what the recording accepts of a draft, and its next token; count both.
+
+        Args:
+            draft: for what is left.
+            tally: to count in; the cost is not counted.
+            tiers: of the drafter.
+        """
+        path = accepted_path(draft.tokens.tolist(), draft, self._said, self.at)
+        new = self.output[self.at : self.at + len(path) + 1]
+        tested = sum(1 for _ in judged_nodes(draft, path))
+        if len(draft):
+            self.session.observe(draft, path, tested)
+        self.session.extend(new)
+        tally.count_step(draft, Verdict(path, tested, new.tolist()), tiers)
+        self.at += len(new)
 
 
 def accepted_path(

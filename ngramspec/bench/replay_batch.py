@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from ngramspec.bench.replay import Tally, accepted_path
+from ngramspec.bench.replay import PlayedRow, Tally
 from ngramspec.bench.traces import Trace, by_group
 from ngramspec.decoding.batch_drafting import LEAVE
-from ngramspec.draft import Float32, Verdict, judged_nodes
+from ngramspec.draft import Float32
 from ngramspec.draft_length.batch_choice import common_length, urgencies
 from ngramspec.draft_length.batch_costs import alone
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 
 MEASURES = ("tokens_per_call", "speedup")
@@ -63,20 +62,6 @@ def measured(curve: Float32) -> Float32:
     return curve[: rising[-1] + 3] if len(rising) else curve
 
 
-@dataclass(slots=True)
-class _Row:
-    """A trace that is being played."""
-
-    output: np.ndarray[Any, Any]
-    said: list[int]
-    session: DraftSession
-    at: int = 1
-
-    @property
-    def left(self) -> int:
-        return len(self.said) - self.at
-
-
 class GeneratePlayer:
     """Replays traces in batches of ``generate`` through one drafter.
 
@@ -113,12 +98,12 @@ class GeneratePlayer:
         for row in everyone:
             row.session.close()
 
-    def _begin(self, trace: Trace) -> _Row:
+    def _begin(self, trace: Trace) -> PlayedRow:
         output = trace.output[: self.plan.new]
         committed = np.concatenate((trace.prompt, output[:1]))
-        return _Row(output, output.tolist(), self.drafter.start(committed))
+        return PlayedRow(output, self.drafter.start(committed))
 
-    def _step(self, rows: Sequence[_Row], present: int, steps: int) -> None:
+    def _step(self, rows: Sequence[PlayedRow], present: int, steps: int) -> None:
         absolute, tree = self.plan.cost(present), self.plan.tree
         cost = absolute / absolute[1]
         own = alone(cost, present)
@@ -131,14 +116,7 @@ class GeneratePlayer:
         drafts = [draft.first(length) for draft in drafts]
         self.tally.cost += float(absolute[1 + max(map(len, drafts))])
         for row, draft in zip(rows, drafts, strict=True):
-            path = accepted_path(draft.tokens.tolist(), draft, row.said, row.at)
-            new = row.output[row.at : row.at + len(path) + 1]
-            tested = sum(1 for _ in judged_nodes(draft, path))
-            if len(draft):
-                row.session.observe(draft, path, tested)
-            row.session.extend(new)
-            self.tally.count_step(draft, Verdict(path, tested, new.tolist()), self.drafter.tiers)
-            row.at += len(new)
+            row.verify(draft, self.tally, self.drafter.tiers)
 
 
 def compare_trees(

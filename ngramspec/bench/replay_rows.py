@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.bench.replay import Tally, accepted_path
+from ngramspec.bench.replay import PlayedRow, Tally
 from ngramspec.bench.traces import Trace, by_group
-from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
+from ngramspec.draft import Float32
 from ngramspec.draft_length.batch_choice import generous_cost, worthwhile_rows
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 
 
@@ -44,21 +44,6 @@ class BatchPlan:
         return cost
 
 
-@dataclass(slots=True)
-class _Row:
-    """A trace that is being played."""
-
-    trace: Trace
-    said: list[int]
-    session: DraftSession
-    at: int = 1
-
-    @property
-    def room(self) -> int:
-        """Most tokens to draft: the target adds one of its own."""
-        return len(self.said) - self.at - 1
-
-
 class BatchPlayer:
     """Replays traces in batches through one drafter and keeps a tally.
 
@@ -75,42 +60,32 @@ class BatchPlayer:
     def play(self, traces: Iterable[Trace]) -> BatchPlayer:
         """Replay traces, in order; returns itself."""
         waiting = list(traces)[::-1]
-        rows: list[_Row] = []
+        rows: list[PlayedRow] = []
         while rows or waiting:
             while waiting and len(rows) < self.plan.rows:
                 rows.append(self._begin(waiting.pop()))
             self._step(rows)
             for row in rows:
-                if row.at >= len(row.said):
+                if not row.left:
                     row.session.close()
-            rows = [row for row in rows if row.at < len(row.said)]
+            rows = [row for row in rows if row.left]
         return self
 
-    def _begin(self, trace: Trace) -> _Row:
+    def _begin(self, trace: Trace) -> PlayedRow:
         committed = np.concatenate((trace.prompt, trace.output[:1]))
-        return _Row(trace, trace.output.tolist(), self.drafter.start(committed))
+        return PlayedRow(trace.output, self.drafter.start(committed))
 
-    def _step(self, rows: Sequence[_Row]) -> None:
+    def _step(self, rows: Sequence[PlayedRow]) -> None:
         curve = self.plan.curve(len(rows))
         gamma_max = self.plan.gamma_max
         cost = generous_cost(curve, len(rows), gamma_max)
         begin = perf_counter_ns()
-        found = [row.session.propose(min(gamma_max, row.room), cost) for row in rows]
+        found = [row.session.propose(min(gamma_max, row.left - 1), cost) for row in rows]
         drafts = worthwhile_rows(found, curve)
         self.tally.nanoseconds.append(perf_counter_ns() - begin)
         for row, draft in zip(rows, drafts, strict=True):
-            self._verify(row, draft)
+            row.verify(draft, self.tally, self.drafter.tiers)
         self.tally.cost += float(curve[sum(map(len, drafts))])
-
-    def _verify(self, row: _Row, draft: Draft) -> None:
-        path = accepted_path(draft.tokens.tolist(), draft, row.said, row.at)
-        new = row.trace.output[row.at : row.at + len(path) + 1]
-        tested = sum(1 for _ in judged_nodes(draft, path))
-        if len(draft):
-            row.session.observe(draft, path, tested)
-        row.session.extend(new)
-        self.tally.count_step(draft, Verdict(path, tested, new.tolist()), self.drafter.tiers)
-        row.at += len(new)
 
 
 def compare_rows(
