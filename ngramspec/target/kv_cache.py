@@ -46,6 +46,7 @@ class KVCache:
 
     Attributes:
         layers: those with keys and values of every position.
+        indexed: whether layers have an index of their keys.
         checkpoint: of the linear layers, if they have a recurrent state; else None.
     """
 
@@ -54,7 +55,7 @@ class KVCache:
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self._sliding = [layer for layer in self.layers if layer.is_sliding]
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
-        self._indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
+        self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if hasattr(layer, "conv_states")]
         self._convolutions = LinearStates([] if recurrent else self._linear)
         self.checkpoint = Checkpoint(self._linear) if recurrent else None
@@ -74,7 +75,7 @@ class KVCache:
             return "a recurrent state"
         if self._linear:
             return "convolutions over positions"
-        return "attention with an index of its keys" if self._indexed else None
+        return "attention with an index of its keys" if self.indexed else None
 
     @property
     def convolves(self) -> bool:

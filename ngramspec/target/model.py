@@ -15,6 +15,7 @@ from ngramspec.target.call import call_traits_of
 from ngramspec.target.gqa_attention import in_place
 from ngramspec.target.growth import next_position
 from ngramspec.target.hidden import head_inputs
+from ngramspec.target.index_ties import selecting_alone
 from ngramspec.target.inputs import Inputs
 from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
 from ngramspec.target.limits import DraftLimits
@@ -274,7 +275,8 @@ class Target:
             block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
         )
         wanted = self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
-        with in_place(block.device), head_inputs(self.model, wanted) as states:
+        alone = selecting_alone(self.model, self.cache, width)
+        with in_place(block.device), alone, head_inputs(self.model, wanted) as states:
             forward.outputs = self._shapes.run(**inputs, return_dict=True)
         forward.reread = cache_of(inputs) is None
         if forward.reread:
