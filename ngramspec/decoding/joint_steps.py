@@ -21,7 +21,9 @@ from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.draft_length.joint_costs import JointCosts, JointShare, StepCosts
 from ngramspec.draft_length.step_cost import StepCostTracker
+from ngramspec.errors import UnsupportedError
 from ngramspec.target.joint_forward import JointForward, share_of
+from ngramspec.target.joint_probe import why_not_tried
 
 Added = list[int] | Exception
 
@@ -56,9 +58,13 @@ class JointSteps:
 
     Args:
         model: of all generations.
+
+    Attributes:
+        why_not: why the model's forwards cannot be joined, as a trial of it showed; None: they can.
     """
 
     def __init__(self, model: Any) -> None:
+        self.why_not = why_not_tried(model)
         self._model = model
         self._costs = JointCosts(model)
 
@@ -75,7 +81,14 @@ class JointSteps:
 
         Returns:
             for each one the tokens that it added, one or more, or the error that closed it.
+
+        Raises:
+            UnsupportedError: there is a reason, see ``why_not``.
         """
+        if self.why_not is not None:
+            raise UnsupportedError(
+                f"steps of {type(self._model).__name__} run alone: {self.why_not}"
+            )
         rows = [_Row(each) for each in generations]
         try:
             with generations[0].target.decoding(), self._sharing(rows) as tracker:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_llama
 from doubles import bushy, half_right, random_drafter
 from families import CAUSAL, VOCAB, build
 from transformers import DynamicCache
 
-from ngramspec import Speculator
+from ngramspec import Speculator, UnsupportedError
 from ngramspec.draft import Draft
 from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.draft_length.cost_curve import ForwardKind
@@ -217,6 +218,61 @@ def test_what_steps_alone_says_why(tiny):
     tiny.set_attn_implementation("eager")
     assert "eager" in opened(tiny, PROMPTS[:1], ["none"], **GREEDY)[0].why_alone
     tiny.set_attn_implementation(before)
+
+
+def mix_positions(model):
+    """Have the model's last layer add what the position before it has."""
+    mlp = model.model.layers[-1].mlp
+    own = mlp.forward
+    mlp.forward = lambda states: own(states + states.roll(1, dims=1))
+
+
+def attend_to_the_layer_before(model):
+    """Have the second layer attend to the keys and values of the first."""
+    first, second = (layer.self_attn for layer in model.model.layers[:2])
+    kept = {}
+
+    def keep(own):
+        def update(key, value, layer, *args, **kwargs):
+            if layer:
+                return kept["states"]
+            kept["states"] = own(key, value, layer, *args, **kwargs)
+            return kept["states"]
+
+        return update
+
+    original = second.forward
+    first_forward = first.forward
+
+    def forward_first(*args, past_key_values, **kwargs):
+        past_key_values.own = past_key_values.update
+        past_key_values.update = keep(past_key_values.own)
+        return first_forward(*args, past_key_values=past_key_values, **kwargs)
+
+    def forward_second(*args, past_key_values, **kwargs):
+        out = original(*args, past_key_values=past_key_values, **kwargs)
+        past_key_values.update = past_key_values.own
+        return out
+
+    first.forward, second.forward = forward_first, forward_second
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(mix_positions, "other logits"), (attend_to_the_layer_before, "attend to its cache")],
+)
+def test_a_model_that_cannot_is_found_out(change, reason):
+    model = tiny_llama(seed=3)
+    assert JointSteps(model).why_not is None
+    model = tiny_llama(seed=3)
+    change(model)
+    steps = JointSteps(model)
+    assert reason in steps.why_not
+    runs = opened(model, PROMPTS[:1], ["none"], **GREEDY)
+    with pytest.raises(UnsupportedError, match=reason):
+        steps.step(runs)
+    assert not runs[0].finished
+    runs[0].close()
 
 
 def test_costs_are_of_all_drafted_tokens():

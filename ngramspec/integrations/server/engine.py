@@ -28,7 +28,7 @@ class Engine:
         self, maker: Maker, active: int, waiting: int, on_end: Callable[[Job], None] | None = None
     ) -> None:
         self._maker, self._on_end = maker, on_end
-        self._scheduler = Scheduler(active, waiting)
+        self._scheduler = Scheduler(active, waiting, joint=maker.steps.why_not is None)
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ngramspec-engine", daemon=True)

@@ -27,9 +27,11 @@ class Scheduler:
     Args:
         active: jobs that take turns.
         waiting: jobs that wait for a place among them.
+        joint: whether steps of several jobs can share a forward.
     """
 
-    def __init__(self, active: int, waiting: int) -> None:
+    def __init__(self, active: int, waiting: int, *, joint: bool = True) -> None:
+        self._joint = joint
         self._most_active, self._most_waiting = active, waiting
         self._waiting: deque[Job] = deque()
         self._active: dict[bool, deque[Job]] = {True: deque(), False: deque()}
@@ -81,7 +83,20 @@ class Scheduler:
         chat = others and (not firsts or self._owed > PATIENCE)
         if chat:
             self._owed = 0
-        return _turn_of(others if chat else firsts)
+        return self._turn_of(others if chat else firsts)
+
+    def _turn_of(self, jobs: deque[Job]) -> list[Job]:
+        """The next of these jobs that is ready, with all that can join its step; they go last."""
+        first = next((job for job in jobs if job.ready), None)
+        if first is None:
+            return []
+        taken = [first]
+        if self._joint and first.joins:
+            taken += [job for job in jobs if job is not first and job.ready and job.joins]
+        for job in taken:
+            jobs.remove(job)
+        jobs.extend(taken)
+        return taken
 
     def remove(self, job: Job) -> None:
         """Take out a job that has ended."""
@@ -113,17 +128,3 @@ class Scheduler:
             job = next((job for job in self._waiting if job.order.first), self._waiting[0])
             self._waiting.remove(job)
             self._active[job.order.first].append(job)
-
-
-def _turn_of(jobs: deque[Job]) -> list[Job]:
-    """The next of these jobs that is ready, with all that can join its step; they go last."""
-    first = next((job for job in jobs if job.ready), None)
-    if first is None:
-        return []
-    taken = [first]
-    if first.joins:
-        taken += [job for job in jobs if job is not first and job.ready and job.joins]
-    for job in taken:
-        jobs.remove(job)
-    jobs.extend(taken)
-    return taken
