@@ -83,12 +83,10 @@ class JointSteps:
             for each one the tokens that it added, one or more, or the error that closed it.
 
         Raises:
-            UnsupportedError: there is a reason, see ``why_not``.
+            ValueError: one is of another model, or there are none.
+            UnsupportedError: the model (``why_not``) or a generation has a reason to step alone.
         """
-        if self.why_not is not None:
-            raise UnsupportedError(
-                f"steps of {type(self._model).__name__} run alone: {self.why_not}"
-            )
+        self._check(generations)
         rows = [_Row(each) for each in generations]
         try:
             with generations[0].target.decoding(), self._sharing(rows) as tracker:
@@ -102,16 +100,28 @@ class JointSteps:
             return [row.added or error for row in rows]
         return [row.added for row in rows]
 
+    def _check(self, generations: Sequence[OpenGeneration]) -> None:
+        if not generations:
+            raise ValueError("generations must be at least one, got none")
+        if self.why_not is not None:
+            name = type(self._model).__name__
+            raise UnsupportedError(f"steps of {name} cannot share a forward: {self.why_not}")
+        for at, generation in enumerate(generations):
+            if generation.target.model is not self._model:
+                raise ValueError(f"generations[{at}] is of another model than these joint steps")
+            why = generation.why_alone
+            if why is not None:
+                raise UnsupportedError(f"generations[{at}] cannot share a forward: {why}")
+
     @contextmanager
     def _sharing(self, rows: Sequence[_Row]) -> Iterator[StepCostTracker | None]:
-        """Have all rows draft by the costs of a joint step, and none be timed by itself.
+        """Have rows draft by the costs of a joint step, and none be timed by itself.
 
         Yields:
-            these costs; None: a row's are not measured, and drafts are verified as they come.
+            these costs; None: no row drafts by cost.
         """
-        costs = [each for row in rows if (each := row.generation.step_costs) is not None]
-        own = [each for each in costs if isinstance(each, StepCosts)]
-        if len(own) < len(rows):
+        own = [each for row in rows if isinstance(each := row.generation.step_costs, StepCosts)]
+        if not own:
             yield None
             return
         tracker = self._costs.of(own[0].alone, len(rows))
@@ -153,10 +163,12 @@ class JointSteps:
 def _cut(rows: Sequence[_Row], tracker: StepCostTracker) -> None:
     """Cut the drafts where their expected tokens per cost are highest.
 
-    Sampled ones stay as they are: no sampled token may decide how many are verified.
+    All stay as they are where one is sampled, as no sampled token may decide how many are verified,
+    or where one generation has a gamma of its own.
     """
     drafts = [row.planned.drafts[0] for row in rows]
-    if any(draft.proposal is not None for draft in drafts):
+    by_cost = all(row.generation.step_costs is not None for row in rows)
+    if not by_cost or any(draft.proposal is not None for draft in drafts):
         return
     for row, draft in zip(rows, worthwhile_rows(drafts, tracker.cost()[1:]), strict=True):
         row.planned.drafts, row.planned.width = [draft.as_chain()], 1 + len(draft)

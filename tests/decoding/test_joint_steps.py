@@ -275,6 +275,35 @@ def test_a_model_that_cannot_is_found_out(change, reason):
     runs[0].close()
 
 
+def test_only_what_can_be_joined_is_taken(tiny):
+    steps = JointSteps(tiny)
+    with pytest.raises(ValueError, match="at least one, got none"):
+        steps.step([])
+    good = opened(tiny, PROMPTS[:1], ["none"], **GREEDY)[0]
+    fresh = open_generation(tiny, PROMPTS[1], **GREEDY)
+    with pytest.raises(UnsupportedError, match=r"generations\[1\].*prefill"):
+        steps.step([good, fresh])
+    other = opened(tiny_llama(seed=5), PROMPTS[:1], ["none"], **GREEDY)[0]
+    with pytest.raises(ValueError, match=r"generations\[1\] is of another model"):
+        steps.step([good, other])
+    assert not good.finished
+    assert len(good.tokens) == 1
+
+
+def test_a_fixed_gamma_beside_one_by_cost_keeps_its_drafts(tiny):
+    """And neither learns the joint forward's time as its own."""
+    plain = texts(tiny, PROMPTS[:2], **GREEDY)
+    fixed = (half_right(plain[0], 97), 5)
+    runs = opened(tiny, PROMPTS[:2], [fixed, "auto"], **GREEDY)
+    learned = runs[1].step_costs.alone.curve.learned
+    before = learned.steps
+    run_together(tiny, runs)
+    assert [run.tokens for run in runs] == [t[-30:] for t in plain]
+    assert runs[0].step_costs is None
+    assert runs[0].stats.drafted >= 4 * (runs[0].stats.target_calls - 2)
+    assert learned.steps == before
+
+
 def test_costs_are_of_all_drafted_tokens():
     """Four generations of one position each, and 4 drafted: 8 positions beside 4."""
     model = torch.nn.Linear(1, 1)
