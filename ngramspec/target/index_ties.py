@@ -26,7 +26,7 @@ _indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
 
 
 @contextmanager
-def selecting_alone(model: Any, cache: KVCache, positions: int) -> Iterator[None]:
+def selecting_alone(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Iterator[None]:
     """Let each position of this thread's next forward select keys as it would in one of its own.
 
     Changed are selections among all keys, in modules whose class is named "...Indexer".
@@ -34,9 +34,11 @@ def selecting_alone(model: Any, cache: KVCache, positions: int) -> Iterator[None
     Args:
         model: a transformers model.
         cache: of it, before the forward; without indexed attention nothing changes.
-        positions: of the forward, in the order of the text; with 1 nothing changes.
+        inputs: of the forward, with its positions in the order of the text; with one of them
+            nothing changes.
     """
-    if positions == 1 or not cache.indexed:
+    positions = inputs["input_ids"].shape[1] if cache.indexed else 1
+    if positions == 1:
         yield
         return
     alone, mine = _Alone(positions, cache.length() + positions), threading.get_ident()

@@ -50,7 +50,8 @@ def wide(scores):
 
 
 def chosen(model, scores, *, positions=POSITIONS, **kwargs):
-    with selecting_alone(model, cache_of(KEYS - POSITIONS, **kwargs), positions):
+    inputs = {"input_ids": torch.zeros(1, positions, dtype=torch.int64)}
+    with selecting_alone(model, cache_of(KEYS - POSITIONS, **kwargs), inputs):
         return model(scores)
 
 
