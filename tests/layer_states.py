@@ -25,10 +25,18 @@ def new_cache(model) -> DynamicCache:
 
 
 def cache_after(model, ids: torch.Tensor) -> DynamicCache:
-    """The cache of one forward over ``ids`` that never saw anything else."""
+    """The cache of one forward over ``ids`` that never saw anything else.
+
+    With an index, what is behind the prompt is run token by token: among equal scores, one forward
+    over all would select other keys.
+    """
     made = new_cache(model)
+    indexed = any(type(layer).__name__ == "DynamicIndexedLayer" for layer in made.layers)
+    first = PROMPT.shape[1] if indexed else ids.shape[1]
     with torch.no_grad():
-        model(ids, past_key_values=made)
+        for part in (ids[:, :first], *ids[:, first:].split(1, dim=1)):
+            if part.shape[1]:
+                model(part, past_key_values=made)
     return made
 
 

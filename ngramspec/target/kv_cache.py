@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.target.hf_private import is_user_defined
+from ngramspec.target.index_state import truncate_indexed
 from ngramspec.target.inplace_kv import InPlace, close_up, grows_in_place
 from ngramspec.target.linear_state import LINEAR, LinearStates, can_record
 from ngramspec.target.recurrent_state import Checkpoint
@@ -187,6 +188,8 @@ class KVCache:
                 layer.is_initialized, layer.cumulative_length = False, 0
             elif layer.is_sliding and not getattr(layer, "record_past", True):
                 continue  # a prefill in chunks has dropped what slid out, as plain decoding does
+            elif kind_of(layer) == INDEXED:
+                truncate_indexed(layer, length)
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 self._crop(layer, surplus)
 
