@@ -57,6 +57,7 @@ def selecting_alone(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Itera
     try:
         yield
     finally:
+        entered.close()  # an interrupt passes by the hooks
         for hook in hooks:
             hook.remove()
 

@@ -24,7 +24,7 @@ from ngramspec.target.present_rows import PresentRows
 from ngramspec.target.recurrent_probe import check_recurrent
 from ngramspec.target.recurrent_state import Pending
 from ngramspec.target.shapes import ForwardShapes
-from ngramspec.target.support import check_model, check_states, check_static
+from ngramspec.target.support import check_cache, check_model, check_states
 from ngramspec.target.traits import head_size, traits_of
 from ngramspec.target.tree_attention import Trees
 
@@ -79,7 +79,7 @@ class Target:
         self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
         if traits.recurrent:
             check_recurrent(model)
-        check_static(traits, self.cache.capacity is not None)
+        check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
         self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
         states, encodes = self._recorder.names, traits.encodes

@@ -20,13 +20,13 @@ KEYS, POSITIONS, SELECTED = 23, 4, 8
 class Indexer(torch.nn.Module):
     """Selects like a model's own."""
 
-    def __init__(self, *, fails=False):
+    def __init__(self, *, error=None):
         super().__init__()
-        self.fails = fails
+        self.error = error
 
     def forward(self, scores):
-        if self.fails:
-            raise RuntimeError("no index")
+        if self.error:
+            raise self.error
         return scores.topk(min(SELECTED, scores.shape[-1]), dim=-1).indices
 
 
@@ -80,9 +80,10 @@ def test_other_selections_are_left_alone():
     assert torch.equal(chosen(model, few)[0], model(few)[0])
 
 
-def test_nothing_is_left_behind_where_an_index_fails():
-    model, scores = Model(fails=True), wide(torch.zeros(1, POSITIONS, KEYS))
-    with pytest.raises(RuntimeError, match="no index"):
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_nothing_is_left_behind_where_an_index_fails(error):
+    model, scores = Model(error=error("no index")), wide(torch.zeros(1, POSITIONS, KEYS))
+    with pytest.raises(error, match="no index"):
         chosen(model, scores)
     assert not model.indexer._forward_hooks
     assert not model.indexer._forward_pre_hooks

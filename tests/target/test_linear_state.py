@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from doubles import half_right
 from layer_states import GREEDY, PROMPT, assert_close, cache_after, model_of, new_cache
 
@@ -162,6 +163,18 @@ def test_what_cannot_be_rolled_back_is_refused_with_a_remedy():
         ngramspec.generate(model, PROMPT, **static)
     with pytest.raises(UnsupportedError, match=r"width=8 .*convolutions.*use width='fit'"):
         ngramspec.generate(model, PROMPT, speculator=Speculator(width=8), **GREEDY)
+
+
+def test_before_5_17_an_index_is_refused_under_sdpa(monkeypatch):
+    """There a forward under a mask of bools attends to all keys that were not selected."""
+    monkeypatch.setattr("ngramspec.target.support.transformers_before", lambda version: True)
+    model = tiny.build(transformers.DeepseekV32ForCausalLM)
+    with pytest.raises(UnsupportedError, match=r"DeepseekV32.*attn_implementation='eager'"):
+        ngramspec.generate(model, PROMPT, **GREEDY)
+    model.set_attn_implementation("eager")
+    text = model.generate(PROMPT, **GREEDY)
+    speculator = Speculator(half_right(text[0].tolist(), tiny.VOCAB), 5)
+    assert torch.equal(text, ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY))
 
 
 def test_layers_that_cannot_record_are_refused():
