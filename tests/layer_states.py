@@ -23,7 +23,7 @@ def model_of(name: str):
     if not hasattr(transformers, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     model = tiny.build(getattr(transformers, name))
-    if transformers_before(SELECTS_SINCE) and name.startswith("Deepseek"):
+    if transformers_before(SELECTS_SINCE) and name.startswith(("Deepseek", "Glm")):
         model.set_attn_implementation("eager")
     return model
 
