@@ -218,7 +218,7 @@ def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
     torch.manual_seed(0)
     kwargs = {"do_sample": True, "max_new_tokens": 5, "num_return_sequences": 8}
     for _ in range(250):
-        out = model.generate(ids, custom_generate=speculator, **kwargs)
+        out = ngramspec.generate(model, ids, speculator=speculator, **kwargs)
         for a, b, c in out[:, 5:8].tolist():
             counts[16 * a + 4 * b + c] += 1
     assert speculator.stats.drafter_faults == 0

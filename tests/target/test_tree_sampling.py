@@ -8,6 +8,7 @@ import torch
 from conftest import tiny_llama
 from doubles import ScriptedDrafter, bushy, oracle
 
+import ngramspec
 from ngramspec import Draft, Proposal, Speculator
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -97,8 +98,8 @@ def test_siblings_are_tried_without_replacement_in_the_loop():
     counts = np.zeros(64)
     torch.manual_seed(0)
     for _ in range(calls):
-        kwargs = {"do_sample": True, "max_new_tokens": 5, "custom_generate": speculator}
-        out = model.generate(ids.repeat(rows, 1), **kwargs)[:, 5:8]
+        kwargs = {"do_sample": True, "max_new_tokens": 5, "speculator": speculator}
+        out = ngramspec.generate(model, ids.repeat(rows, 1), **kwargs)[:, 5:8]
         np.add.at(counts, (out @ torch.tensor([16, 4, 1])).numpy(), 1)
     assert speculator.stats.drafter_faults == 0
     assert speculator.stats.accepted > 300
