@@ -23,7 +23,7 @@ URGENCY = 4.0  # power of a row's steps left beside the most; 1.6 times plain's 
 BEGUN = 8  # steps of one token each that a row's rate begins with
 
 
-def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
+def worthwhile_rows(drafts: Sequence[Draft], curve: Float32, lasting: float = 1.0) -> list[Draft]:
     """Cut a batch's drafts where its expected tokens per cost are highest.
 
     Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a batch whose
@@ -33,6 +33,8 @@ def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
     Args:
         drafts: of the rows, empty ones included; without confidence each token counts a half.
         curve: float32 (n,), [d] the cost of a step with d drafted tokens in all.
+        lasting: P(a token is still wanted | the one before it is), 0..1, of chains: behind the end
+            of a request they are lost.
 
     Example:
         >>> sure = Draft(np.array([1, 2], np.int32), None, np.array([0.9, 0.9], np.float32))
@@ -43,6 +45,8 @@ def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
     """
     trees = [draft for draft in drafts if draft.parents is not None]
     confidences = [_reach(draft) if trees else _confidence(draft) for draft in drafts]
+    if lasting < 1.0 and not trees:
+        confidences = [each * np.float32(lasting) for each in confidences]
     kept = worthwhile_heads(confidences, curve, not trees)
     return [
         draft if n == len(draft.tokens) else draft.first(n)
