@@ -21,7 +21,7 @@ OCTAVES = 13  # doublings of the positions with a correction of their own
 CPU = {"float32": (0.06, 0.04), "bfloat16": (0.04, 0.03)}
 
 # Standard deviations, of the logarithm of a step's time, before anything is measured:
-TREND = {"cpu": 0.2, "gpu": 0.5}  # of each doubling of the positions, the same for all of them
+TREND = {"cpu": 0.4, "gpu": 0.5}  # of each doubling of the positions, the same for all of them
 WIDER = 0.10  # of each by itself
 DRAFTED = 0.05  # of having drafted anything
 SHARE = 0.10  # of positions that are all drafted
