@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32
-from ngramspec.draft_length.batch_choice import generous_cost, may_pay, worthwhile_rows
+from ngramspec.draft_length.batch_choice import generous_cost, lags, may_pay, worthwhile_rows
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
@@ -202,4 +202,12 @@ class Rows:
         for place, text in texts:
             room = min(k, most - rows[place].length)
             found.append(ask(text, room, cost) if room > 0 else EMPTY_DRAFT)
-        return found if curve is None else worthwhile_rows(found, curve, LASTING)
+        if curve is None:
+            return found
+        known = [text for _, text in texts]
+        weights = (
+            lags([text.emitted for text in known], [text.steps for text in known])
+            if len(known) > 1
+            else None
+        )
+        return worthwhile_rows(found, curve, LASTING, weights)

@@ -26,7 +26,8 @@ WIDER = 0.10  # of each by itself
 DRAFTED = 0.05  # of having drafted anything
 SHARE = 0.10  # of positions that are all drafted
 FADE = 1 / 8192  # of what is known, forgotten at each step
-CAUTION = {"cpu": 0.0, "gpu": 0.5}  # so many of them are added to what is believed
+CAUTION = {"cpu": 0.0, "gpu": 0.5}  # so many of them are added to what is believed,
+BOLDER = 64  # and after so many steps half as many: what is never drafted is never measured
 
 
 class StepCosts:
@@ -70,7 +71,7 @@ class StepCosts:
     def curve(self, rows: int, most: int) -> Float32:
         """float32 (n,), [d] a step of d drafted tokens, in steps without; it never falls.
 
-        What is hardly known counts as dearer than it probably is.
+        What is hardly known counts as dearer than it probably is, at first.
 
         Args:
             rows: of the step, >= 1.
@@ -85,7 +86,7 @@ class StepCosts:
         more[:, -1] = drafted / (rows + drafted)
         assumed = self._assumed(rows, drafted)
         logs = assumed - assumed[0] + more @ self._model.mean
-        logs += self._caution * self._model.deviations(more)
+        logs += self._caution * 0.5 ** (self.steps / BOLDER) * self._model.deviations(more)
         curve: Float32 = np.maximum.accumulate(np.exp(logs)).astype(np.float32)
         return curve
 
