@@ -23,7 +23,7 @@ __all__ = ["Row", "Rows", "RowsStats"]
 
 # P(a drafted token is still wanted): a request's last draft reaches beyond its end. Chosen by
 # replaying answers of 48 tokens.
-LASTING = 0.94
+LASTING = 0.9
 
 
 class Rows:

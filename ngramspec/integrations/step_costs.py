@@ -20,11 +20,10 @@ OCTAVES = 13  # doublings of the positions with a correction of their own
 # 0.057 and 0.035 (vLLM, SmolLM2-135M, float32, one core).
 CPU = {"float32": (0.06, 0.04), "bfloat16": (0.04, 0.03)}
 
-# Standard deviations, of the logarithm of a step's time, before anything is measured:
-TREND = {"cpu": 0.4, "gpu": 0.5}  # of each doubling of the positions, the same for all of them
-WIDER = 0.10  # of each by itself
-DRAFTED = 0.05  # of having drafted anything
-SHARE = 0.10  # of positions that are all drafted
+# Standard deviations, of the logarithm of a step's time, before anything is measured: of each
+# doubling of the positions, the same for all of them; of each by itself; of having drafted
+# anything; of positions that are all drafted. A CPU's steps are known to be nearly linear.
+SPREADS = {"cpu": (0.4, 0.03, 0.02, 0.05), "gpu": (0.5, 0.1, 0.05, 0.1)}
 FADE = 1 / 8192  # of what is known, forgotten at each step
 CAUTION = {"cpu": 0.0, "gpu": 0.5}  # so many of them are added to what is believed,
 BOLDER = 64  # and after so many steps half as many: what is never drafted is never measured
@@ -50,7 +49,7 @@ class StepCosts:
         self._row, self._token = CPU.get(dtype, CPU["float32"])
         self._known = None if device == "cpu" else np.log(assumed_cost("gpu", most, dtype=dtype))
         self._basis = _hats(most + 1)
-        self._model = Corrections(_covariance(TREND[device]), FADE)
+        self._model = Corrections(_covariance(*SPREADS[device]), FADE)
         self._before = Comparison()
         self._caution = CAUTION[device]
 
@@ -108,11 +107,11 @@ def _hats(size: int) -> Float64:
     return hats
 
 
-def _covariance(trend: float) -> Float64:
+def _covariance(trend: float, wider: float, drafted: float, share: float) -> Float64:
     """Of all corrections before anything is measured."""
     octaves = np.arange(1.0, OCTAVES + 1)
     nearer = np.minimum(octaves[:, None], octaves[None, :])
     covariance = np.zeros((OCTAVES + 2, OCTAVES + 2))
-    covariance[:-2, :-2] = trend**2 * np.outer(octaves, octaves) + WIDER**2 * nearer
-    covariance[-2, -2], covariance[-1, -1] = DRAFTED**2, SHARE**2
+    covariance[:-2, :-2] = trend**2 * np.outer(octaves, octaves) + wider**2 * nearer
+    covariance[-2, -2], covariance[-1, -1] = drafted**2, share**2
     return covariance

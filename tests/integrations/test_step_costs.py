@@ -54,7 +54,7 @@ def test_a_cpu_is_taken_to_be_a_little_dearer_than_measured_at_first(rows):
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("seconds", [measured, dearer])
 def test_sixty_steps_of_a_cpu_are_enough(seconds, rows):
-    assert off(learned(seconds, 60), seconds, rows, 6) < 1.25
+    assert off(learned(seconds, 60), seconds, rows, 6) < 1.35
 
 
 @pytest.mark.parametrize("rows", [1, 16, 40])
