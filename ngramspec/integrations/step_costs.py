@@ -16,8 +16,8 @@ from ngramspec.draft_length.learned_costs import Comparison, Corrections, Float6
 
 OCTAVES = 13  # doublings of the positions with a correction of their own
 
-# Of a CPU: what a row, and a drafted token, add to a step of one row without a draft. Measured:
-# 0.057 and 0.035 (vLLM, SmolLM2-135M, float32, one core).
+# Of a CPU: what a row, and a drafted token, add to a step of one row without a draft. Measured in
+# float32: 0.057 and 0.035 (vLLM, SmolLM2-135M, one core). In bfloat16 they are guessed.
 CPU = {"float32": (0.06, 0.04), "bfloat16": (0.04, 0.03)}
 
 # Standard deviations, of the logarithm of a step's time, before anything is measured: of each
@@ -78,16 +78,23 @@ class StepCosts:
         """
         rows = min(rows, self._most)
         most = min(most, self._most - rows)
-        drafted = np.arange(most + 1)
-        more = np.zeros((most + 1, OCTAVES + 2))  # than a step without a draft has
-        more[:, :OCTAVES] = self._basis[rows : rows + most + 1] - self._basis[rows]
-        more[1:, -2] = 1.0
-        more[:, -1] = drafted / (rows + drafted)
-        assumed = self._assumed(rows, drafted)
+        assumed = self._assumed(rows, np.arange(most + 1))
+        more = self._more(rows, most)
         logs = assumed - assumed[0] + more @ self._model.mean
-        logs += self._caution * 0.5 ** (self.steps / BOLDER) * self._model.deviations(more)
+        if self._caution and self.steps < 8 * BOLDER:
+            caution = self._caution * 0.5 ** (self.steps / BOLDER)
+            logs += caution * self._model.deviations(more)
         curve: Float32 = np.maximum.accumulate(np.exp(logs)).astype(np.float32)
         return curve
+
+    def _more(self, rows: int, most: int) -> Float64:
+        """Features of steps with 0..most drafted tokens, less those of one without."""
+        drafted = np.arange(most + 1)
+        more = np.empty((most + 1, OCTAVES + 2))
+        np.subtract(self._basis[rows : rows + most + 1], self._basis[rows], out=more[:, :OCTAVES])
+        more[:, -2] = drafted > 0
+        more[:, -1] = drafted / (rows + drafted)
+        return more
 
     def _assumed(self, rows: int, drafted: Float64) -> Float64:
         """The logarithm of steps' times, in any unit, until they are measured."""
