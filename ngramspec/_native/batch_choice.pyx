@@ -122,45 +122,6 @@ def generous_cost(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k
     return found
 
 
-def curve_through(xs, ys, Py_ssize_t size):
-    """A curve through points, linear in between, float32 (size,).
-
-    Behind the last point it goes on with the mean slope from the first one. Curves never fall: a
-    point below one before it counts as high as that.
-
-    Args:
-        xs: rising, the first 0, at least two.
-        ys: of the points, the first 1.
-        size: of the curve, >= 0.
-
-    Raises:
-        ValueError: fewer than two points, or not as many of both.
-
-    Example:
-        >>> curve_through([0, 2, 3], [1.0, 1.5, 1.2], 6).tolist()
-        [1.0, 1.25, 1.5, 1.5, 1.6666666269302368, 1.8333333730697632]
-    """
-    cdef Py_ssize_t at = 1, i, n = len(xs)
-    cdef cnp.npy_intp length = size
-    cdef double x0, y0, x1, y1, mean, value
-    cdef float* curve
-    if n < 2 or len(ys) != n or size < 0:
-        raise ValueError(f"a curve needs two points or more, got {n} and {len(ys)}")
-    found = cnp.PyArray_EMPTY(1, &length, cnp.NPY_FLOAT32, 0)
-    curve = <float*>cnp.PyArray_DATA(found)
-    x0, y0, x1 = xs[0], ys[0], xs[1]
-    y1 = max(y0, <double>ys[1])
-    mean = (max(ys) - 1.0) / <double>xs[n - 1]
-    for i in range(size):
-        while i > x1 and at + 1 < n:
-            at += 1
-            x0, y0, x1 = x1, y1, xs[at]
-            y1 = max(y0, <double>ys[at])
-        value = y1 + mean * (i - x1) if i >= x1 else (y1 - y0) / (x1 - x0) * (i - x0) + y0
-        curve[i] = <float>value
-    return found
-
-
 cdef struct Row:
     const float* sure
     Py_ssize_t count

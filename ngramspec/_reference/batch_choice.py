@@ -41,13 +41,3 @@ def generous_cost(curve: npt.NDArray[np.float32], rows: int, k: int) -> npt.NDAr
     cost = np.ones(k + 2, np.float32)
     cost[2:] += 0.25 * rows * max(slope, 0.0) * np.arange(1, k + 1, dtype=np.float32)
     return cost
-
-
-def curve_through(xs: Sequence[float], ys: Sequence[float], size: int) -> npt.NDArray[np.float32]:
-    """A curve through points that never falls, and goes on with its mean slope."""
-    at = np.arange(size)
-    heights = np.maximum.accumulate(ys)
-    slope = (heights[-1] - 1) / xs[-1]
-    curve = np.interp(at, xs, heights) + slope * np.maximum(at - xs[-1], 0)
-    curve32: npt.NDArray[np.float32] = curve.astype(np.float32)
-    return curve32
