@@ -28,7 +28,7 @@ def worthwhile_rows(
     drafts: Sequence[Draft],
     curve: Float32,
     lasting: float = 1.0,
-    weights: NDArray[np.float64] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> list[Draft]:
     """Cut a batch's drafts where its expected tokens per cost are highest.
 
@@ -41,7 +41,7 @@ def worthwhile_rows(
         curve: float32 (n,), [d] the cost of a step with d drafted tokens in all.
         lasting: P(a token is still wanted | the one before it is), 0..1, of chains: behind the end
             of a request they are lost.
-        weights: float64 (rows,), of chains: what a token of each row is worth; None: 1.
+        weights: of the rows: what a token of each is worth; None: 1.
 
     Example:
         >>> sure = Draft(np.array([1, 2], np.int32), None, np.array([0.9, 0.9], np.float32))
@@ -52,12 +52,7 @@ def worthwhile_rows(
     """
     trees = [draft for draft in drafts if draft.parents is not None]
     confidences = [_reach(draft) if trees else _confidence(draft) for draft in drafts]
-    if not trees:
-        if lasting < 1.0:
-            confidences = [each * np.float32(lasting) for each in confidences]
-        if weights is not None:
-            confidences = [_weighted(*each) for each in zip(confidences, weights, strict=True)]
-    kept = worthwhile_heads(confidences, curve, not trees)
+    kept = worthwhile_heads(confidences, curve, not trees, lasting, weights)
     return [
         draft if n == len(draft.tokens) else draft.first(n)
         for draft, n in zip(drafts, kept, strict=True)
@@ -71,13 +66,6 @@ def _confidence(draft: Draft) -> Float32:
     return draft.confidence
 
 
-def _weighted(confidence: Float32, weight: float) -> Float32:
-    """Confidences whose products, P(accepted) of the tokens, are times ``weight``."""
-    weighted = confidence.copy()
-    weighted[:1] *= weight
-    return weighted
-
-
 def _reach(draft: Draft) -> Float32:
     """P(accepted) of each node with those above it, falling in the order of the nodes."""
     reach = reach_of(draft.parents, _confidence(draft))
@@ -85,7 +73,7 @@ def _reach(draft: Draft) -> Float32:
     return falling
 
 
-def lags(emitted: Sequence[int], steps: Sequence[int]) -> NDArray[np.float64]:
+def lags(emitted: Sequence[int], steps: Sequence[int]) -> list[float]:
     """What a token of each row is worth where nobody knows how much rows have before them.
 
     Rows that got few tokens in their steps end last, and hold up who waits for the batch; their
@@ -97,16 +85,15 @@ def lags(emitted: Sequence[int], steps: Sequence[int]) -> NDArray[np.float64]:
         steps: in which it got them.
 
     Returns:
-        float64 (rows,), with a mean of 1.
+        as many weights, with a mean of 1.
 
     Example:
-        >>> lags([10, 40], [10, 10]).round(2).tolist()
+        >>> lags([10, 40], [10, 10])
         [1.75, 0.25]
     """
-    rate = (np.array(emitted, np.float64) + BEGUN) / (np.array(steps, np.float64) + BEGUN)
-    weights: NDArray[np.float64] = rate**-LAG
-    weights /= weights.mean()
-    return weights
+    slow = [((n + BEGUN) / (got + BEGUN)) ** LAG for got, n in zip(emitted, steps, strict=True)]
+    mean = sum(slow) / len(slow)
+    return [each / mean for each in slow]
 
 
 def urgencies(left: Sequence[int], new: Sequence[int], steps: int) -> NDArray[np.float64]:

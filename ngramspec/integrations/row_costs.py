@@ -17,7 +17,7 @@ from ngramspec.integrations.step_costs import StepCosts
 
 MOST_DRAFTED = 1024  # tokens in a batch; the curve's last value holds behind
 MOST_POSITIONS = 4096  # of a step
-OFTEN = 32  # a curve is read anew after so many more steps, as a part of all so far
+OFTEN = 24, 32  # a curve is read anew after this part of all steps, and after so many at most
 
 
 class BatchCosts(Protocol):
@@ -114,7 +114,7 @@ class LearnedCosts:
             self._waits += 1
             return None
         known = self._curves.get(rows)
-        if known is None or steps - known[0] > min(steps // OFTEN, OFTEN):
+        if known is None or steps - known[0] > min(steps // OFTEN[0], OFTEN[1]):
             curve = self._costs.curve(rows, min(rows * self._k, MOST_DRAFTED))
             if rows > 1:
                 curve += np.float32(self.BATCH - 1.0) * (curve - 1.0)

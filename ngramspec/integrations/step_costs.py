@@ -8,6 +8,8 @@ engine, whose batches change at every step, is known after a few dozen steps.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ngramspec.draft import Float32
@@ -63,9 +65,14 @@ class StepCosts:
         rows = min(rows, self._most)
         drafted = min(drafted, self._most - rows)
         share = drafted / (rows + drafted)
-        features = np.concatenate((self._basis[rows + drafted], (float(drafted > 0), share)))
-        residual = np.log(max(seconds, 1e-9)) - self._assumed(rows, np.array([drafted]))[0]
-        return self._model.learn(self._before, features, float(residual))
+        features = np.empty(OCTAVES + 2)
+        features[:OCTAVES] = self._basis[rows + drafted]
+        features[-2:] = drafted > 0, share
+        if self._known is None:
+            assumed = math.log(1.0 + self._row * (rows - 1) + self._token * drafted)
+        else:
+            assumed = float(self._known[rows + drafted])
+        return self._model.learn(self._before, features, math.log(max(seconds, 1e-9)) - assumed)
 
     def curve(self, rows: int, most: int) -> Float32:
         """float32 (n,), [d] a step of d drafted tokens, in steps without; it never falls.

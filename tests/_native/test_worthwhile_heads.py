@@ -32,13 +32,18 @@ def arrays(batch):
 
 
 @QUICK
-@given(batch=BATCHES, curve=CURVES)
-def test_it_does_what_its_twin_does(batch, curve):
+@given(
+    batch=BATCHES,
+    curve=CURVES,
+    lasting=st.sampled_from([0.5, 1.0]),
+    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=5, max_size=5) | st.none(),
+)
+def test_it_does_what_its_twin_does(batch, curve, lasting, weights):
     chains = arrays(batch)
-    assert worthwhile_heads(chains, curve) == reference.worthwhile_heads(chains, curve)
-    nodes = [np.sort(each)[::-1].copy() for each in chains]
-    ours = worthwhile_heads(nodes, curve, False)
-    assert ours == reference.worthwhile_heads(nodes, curve, False)
+    weights = weights and weights[: len(batch)]
+    for rows, are_chains in (chains, True), ([np.sort(x)[::-1].copy() for x in chains], False):
+        ours = worthwhile_heads(rows, curve, are_chains, lasting, weights)
+        assert ours == reference.worthwhile_heads(rows, curve, are_chains, lasting, weights)
 
 
 @QUICK
@@ -67,6 +72,8 @@ def test_wrong_input_is_named():
             worthwhile_heads([good, bad], curve)
     with pytest.raises(ValueError, match="curve must have one entry or more, got 0"):
         worthwhile_heads([good], curve[:0])
+    with pytest.raises(ValueError, match="weights must be as many as rows, 1, got 2"):
+        worthwhile_heads([good], curve, True, 1.0, [1.0, 1.0])
     assert worthwhile_heads([], curve) == []
     assert worthwhile_heads([good], curve) == [2]
 

@@ -53,11 +53,9 @@ def test_tokens_of_rows_that_lag_behind_are_worth_more():
     curve = (1 + 0.2 * np.arange(3)).astype(np.float32)
     assert [len(each) for each in worthwhile_rows(drafts, curve)] == [0, 0]
     weights = lags([10, 20], [10, 10])
-    assert weights.tolist() == pytest.approx(
-        [2 * 28**2 / (18**2 + 28**2), 2 * 18**2 / (18**2 + 28**2)]
-    )
+    assert weights == pytest.approx([2 * 28**2 / (18**2 + 28**2), 2 * 18**2 / (18**2 + 28**2)])
     assert [len(each) for each in worthwhile_rows(drafts, curve, 1.0, weights)] == [1, 0]
-    assert lags([5, 5, 5], [3, 3, 3]).tolist() == [1.0, 1.0, 1.0]
+    assert lags([5, 5, 5], [3, 3, 3]) == [1.0, 1.0, 1.0]
 
 
 def test_the_choice_is_the_best_of_all_choices():
