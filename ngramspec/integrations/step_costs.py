@@ -85,7 +85,7 @@ class StepCosts:
         """
         rows = min(rows, self._most)
         most = min(most, self._most - rows)
-        assumed = self._assumed(rows, np.arange(most + 1))
+        assumed = self._assumed(rows, most)
         more = self._more(rows, most)
         logs = assumed - assumed[0] + more @ self._model.mean
         if self._caution and self.steps < 8 * BOLDER:
@@ -103,12 +103,12 @@ class StepCosts:
         more[:, -1] = drafted / (rows + drafted)
         return more
 
-    def _assumed(self, rows: int, drafted: Float64) -> Float64:
-        """The logarithm of steps' times, in any unit, until they are measured."""
+    def _assumed(self, rows: int, most: int) -> Float64:
+        """The logarithm of the times of steps with 0..most drafted tokens, in any unit."""
         if self._known is not None:
-            found: Float64 = self._known[rows + drafted]
-            return found
-        return np.log(1.0 + self._row * (rows - 1) + self._token * drafted)
+            return self._known[rows : rows + most + 1]
+        logs: Float64 = np.log(1.0 + self._row * (rows - 1) + self._token * np.arange(most + 1))
+        return logs
 
 
 def _hats(size: int) -> Float64:
