@@ -157,6 +157,8 @@ def measure(args: argparse.Namespace) -> None:
     result |= {"k": known["k"], "tokens": args.tokens, "versions": versions()}
     prompts = read_prompts(args.prompts, args.most)
     used = {name for run in result["runs"] for name in run["prompts"]}
+    for server in servers.values():  # the first steps of a process are slow
+        ask_all(server, ["The first words are not measured:"] * 4, 4, 12)
     for repeat in range(args.repeats):
         for kind in args.kinds:
             for at_once in args.concurrency:
