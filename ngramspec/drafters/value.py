@@ -37,7 +37,7 @@ class ValueSession(DraftSession):
         engine: a new one.
         tokens: int32 (n,), the prompt.
         always: see ValueDrafter.
-        rehearsed: how many of the prompt's last tokens it learns from, too: about 2 us for each.
+        rehearsed: how many of the prompt's last tokens it learns from, too.
     """
 
     def __init__(
