@@ -150,7 +150,7 @@ cdef class DraftSearch:
         root.live = 0
         if self.estimator.store is not None:
             root.live = self.estimator.store.find(
-                text.tokens + text.n, text.n, STORE_PLACES if self.tree else STORE_PLACES // 2
+                text.tokens + text.n, text.n, STORE_PLACES
             )
         self.position_n = 1
         self.branch(root, NONE, known)

@@ -58,3 +58,4 @@ cdef class StoreReader:
     cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil
     cdef void credit(self, int n) noexcept nogil
+    cdef void count_anew(self) noexcept nogil

@@ -191,3 +191,8 @@ cdef class StoreReader:
             self.source.credit(self.places[0].at, n)
         elif self.since != NONE:
             self.source.credit(self.resume.at, n)
+
+    cdef void count_anew(self) noexcept nogil:
+        """Forget how many look-ups there were, and that they failed."""
+        self.look_ups = self.hits = 0
+        self.missed = self.pause = 0

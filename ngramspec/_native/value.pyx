@@ -29,6 +29,7 @@ cnp.import_array()
 
 cdef enum:
     FEW = 64            # tokens committed without releasing the GIL
+    REHEARSED = 16      # tokens of a chain that is drafted along known text
 
 
 cdef class ValueEngine:
@@ -135,6 +136,28 @@ cdef class ValueEngine:
             self.store.follow(self.committed.text.tokens + old, self.committed.text.n - old)
         if failed:
             raise MemoryError(f"value engine at {self.committed.text.n} tokens")
+
+    def rehearse(self, tokens):
+        """Append committed tokens, int32 (n,), and learn of chains drafted along them.
+
+        As if they were generated: a chain of at most ``REHEARSED`` tokens, what agrees of it and
+        one token more, and the next chain. Look-ups in a store are not counted, and are not rarer
+        behind it, whatever came of them here.
+
+        Raises:
+            As ``extend``.
+        """
+        cdef const int32_t[::1] view = token_view(tokens)
+        cdef Py_ssize_t at = 0, n = view.shape[0], drafted, k
+        while at < n:
+            drafted = self.propose(min(<Py_ssize_t>REHEARSED, n - at - 1), None, False)
+            k = 0
+            while k < drafted and ranked(&self.search.frontier, <int>k).token == view[at + k]:
+                k += 1
+            self.extend(tokens[at : at + k + 1])
+            at += k + 1
+        if self.store is not None:
+            self.store.count_anew()
 
     def recycle(
         self, tokens, parents, const int32_t[:, ::1] ids, const float[:, ::1] log_probs,

@@ -91,8 +91,7 @@ class DraftSearch:
         length = 0 if places.match is None else places.match.length
         self.root = Position([], Real(1), places.match, places.near, length)
         if self.estimator.store is not None:
-            most = PLACES if self.tree else PLACES // 2
-            self.root.live = self.estimator.store.find(self.committed.text, most)
+            self.root.live = self.estimator.store.find(self.committed.text, PLACES)
         self.branch(self.root, -1, gamma)
 
     def worth_expanding(self, node: Node, gamma: int) -> bool:

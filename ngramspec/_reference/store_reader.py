@@ -131,6 +131,10 @@ class StoreReader:
         self.longest = longest if kept and kept[0].length == longest else 0
         self.places = kept
 
+    def count_anew(self) -> None:
+        """Forget how many look-ups there were, and that they failed."""
+        self.missed = self.pause = self.look_ups = self.hits = 0
+
     def passed(self, place: Followed, n: int) -> Followed | None:
         """A place that was left, ``n`` tokens on; None past its document's end."""
         if n and self.token(place, n - 1) is None:

@@ -7,6 +7,7 @@ float32 and in the native order, so that both round alike. Nothing at run time u
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from ngramspec._reference.common import Tokens, committed_ids
 from ngramspec._reference.runners import RunnersUp
 from ngramspec._reference.search import DraftSearch
 from ngramspec._reference.store_reader import Source, StoreReader
+
+REHEARSED = 16  # tokens of a chain that is drafted along known text
 
 
 class ValueEngine:
@@ -77,6 +80,18 @@ class ValueEngine:
         self.committed.places.follow(self.committed.text, len(new))
         if self.store is not None:
             self.store.follow(new)
+
+    def rehearse(self, tokens: Tokens) -> None:
+        """Append committed tokens and learn of chains drafted along them, as if generated."""
+        new, at = committed_ids(tokens), 0
+        while at < len(new):
+            drafted = self.search.run(min(REHEARSED, len(new) - at - 1), None, tree=False)
+            pairs = zip(drafted, new[at:], strict=False)
+            k = sum(1 for _ in takewhile(lambda pair: pair[0].token == pair[1], pairs))
+            self.extend(new[at : at + k + 1])
+            at += k + 1
+        if self.store is not None:
+            self.store.count_anew()
 
     def credit_store(self, n: int) -> None:
         """Tell the store that tokens of the last draft were accepted: the twin's keeps no count."""

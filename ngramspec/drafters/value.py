@@ -14,6 +14,7 @@ from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.shared import SharedSession
 from ngramspec.errors import check_int
 from ngramspec.stores.choice import Store, one_source, open_stores
+from ngramspec.stores.corpus import Corpus
 from ngramspec.stores.shared import Namespace
 from ngramspec.stores.shared_request import SharedRequest
 
@@ -22,6 +23,7 @@ RECYCLE = "recycle"  # the target's runners-up, beside those
 RUNNERS_UP = 8  # asked for and kept of each position
 # They pay in trees whose forwards cost at most so much more than one of a single position:
 FLAT, WIDE = 1.15, 32  # the factor, and the nodes
+REHEARSED = 512  # last tokens of a prompt that show how far a corpus is to be believed
 
 
 class ValueSession(DraftSession):
@@ -30,12 +32,23 @@ class ValueSession(DraftSession):
     It learns in ``extend``: the committed tokens say of every candidate whether it was right, those
     behind the draft's end and those that were not drafted included. ``observe`` could say less; it
     brings the target's runners-up, if they are asked for.
+
+    Args:
+        engine: a new one.
+        tokens: int32 (n,), the prompt.
+        always: see ValueDrafter.
+        rehearsed: how many of the prompt's last tokens it learns from, too.
     """
 
-    def __init__(self, engine: Any, tokens: Int32, always: bool = True) -> None:
+    def __init__(
+        self, engine: Any, tokens: Int32, always: bool = True, *, rehearsed: int = 0
+    ) -> None:
         self.engine = engine
         self._always = self._wanted = always
-        engine.extend(tokens)
+        known = max(len(tokens) - rehearsed, 0)
+        engine.extend(tokens[:known])
+        if rehearsed:
+            engine.rehearse(tokens[known:])
 
     @property
     def wants_evidence(self) -> bool:
@@ -160,7 +173,8 @@ class ValueDrafter(LearningDrafter):
             one_source(stores),
             self.recycles,
         )
-        session = ValueSession(engine, tokens, self.always)
+        rehearsed = REHEARSED if any(isinstance(each, Corpus) for each in self.stores) else 0
+        session = ValueSession(engine, tokens, self.always, rehearsed=rehearsed)
         if not any(isinstance(each, SharedRequest) for each in stores):
             return session
         own = [

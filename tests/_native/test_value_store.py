@@ -243,6 +243,36 @@ def test_a_store_that_knows_nothing_changes_nothing(engines):
             engine.extend(text[begin : begin + 4])
 
 
+def test_rehearsing_is_drafting_along_known_text(engines):
+    """The same text, calibration and drafts as of a generation that says those tokens."""
+    text, documents = relatives(4)
+    rehearsed, twin = engines(documents)
+    generated, _ = engines(documents)
+    rehearsed.rehearse(text)
+    twin.rehearse(text)
+    at = 0
+    while at < len(text):
+        drafted = generated.draft(min(16, len(text) - at - 1))[0]
+        differs = np.flatnonzero(drafted != text[at : at + len(drafted)])
+        n = 1 + int(differs[0] if len(differs) else len(drafted))
+        generated.extend(text[at : at + n])
+        at += n
+    learned = rehearsed.calibration.to_array()
+    assert (learned == generated.calibration.to_array()).all()
+    assert not (learned == Calibration().to_array()).all()
+    assert generated.store_counts()[0] > 16
+    assert rehearsed.store_counts() == (0, 0)
+    same(rehearsed.draft_tree(24), twin.draft_tree(24))
+    same(rehearsed.draft(0), twin.draft(0))
+
+
+def test_a_rehearsal_in_vain_does_not_make_look_ups_rare(engines):
+    native, _ = engines([list(range(100, 180)), [5, 6, 7]])
+    native.rehearse(np.arange(1000, 1400, dtype=np.int32))  # unknown to the store
+    native.extend(ids(range(100, 110)))
+    assert native.draft(4)[0].tolist() == [110, 111, 112, 113]
+
+
 class StoreMachine(RuleBasedStateMachine):
     """Chains and trees by turns, texts of the store's and others: native and twin agree."""
 
@@ -260,6 +290,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(tokens=CHUNKS)
     def extend(self, tokens):
         self.commit(tokens)
+
+    @rule(tokens=CHUNKS)
+    def rehearse(self, tokens):
+        self.native.rehearse(ids(tokens))
+        self.twin.rehearse(tokens)
 
     @rule(document=st.integers(0, 3), start=st.integers(0, 40), n=st.integers(1, 12))
     def come_back(self, document, start, n):

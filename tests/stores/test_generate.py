@@ -169,3 +169,28 @@ def test_a_call_follows_the_speculators_drafter(path):
     current[0] = build_drafter("copy")
     assert drafter().sources == ("copy",)
     assert len(drafter().stores) == 1
+
+
+def test_the_prompt_shows_how_far_a_corpus_is_to_be_believed(tmp_path):
+    """A prompt of long pieces of the corpus raises its confidence, one of short pieces does not."""
+    rng = np.random.default_rng(5)
+    said = rng.permutation(3000).astype(np.int32)
+    corpus = Corpus.build([said], tmp_path / "said.ngc")
+
+    def confidence(piece):
+        begins = rng.integers(0, 2800, 600 // max(piece, 1)) if piece else []
+        prompt = [said[at : at + piece] for at in begins]
+        drafter = build_drafter("auto", stores=[corpus])
+        draft = drafter.start(np.concatenate((*prompt, said[2900:2903]))).propose(4)
+        assert int(draft.tokens[0]) == said[2903]
+        return float(draft.confidence[0])
+
+    doubted, new, believed = map(confidence, (3, 0, 12))
+    assert doubted < new < believed
+
+
+def test_without_a_corpus_a_prompt_teaches_nothing():
+    drafter = build_drafter("auto")
+    drafter.start(np.arange(600, dtype=np.int32) % 50)
+    learned = drafter.calibration.to_array()
+    assert (learned == build_drafter("auto").calibration.to_array()).all()
