@@ -98,12 +98,22 @@ class LearnedCosts:
         k: most drafted tokens of a row.
         device: "cpu" or "gpu".
         dtype: of the model, by name.
+        slope: what a drafted token costs until that is measured, in steps without a draft, instead
+            of what is assumed of the device; None: that.
     """
 
-    def __init__(self, k: int, device: str = "gpu", dtype: str = "bfloat16") -> None:
+    def __init__(
+        self,
+        k: int,
+        device: str = "gpu",
+        dtype: str = "bfloat16",
+        *,
+        slope: float | None = None,
+    ) -> None:
         self._k = k
         self._device = device
         self._dtype = dtype
+        self._slope = slope
         self._known: dict[int, RowsCost] = {}
         self._steps = 0
 
@@ -127,6 +137,8 @@ class LearnedCosts:
         if timed:
             nearest = min(timed, key=lambda each: abs(each - rows))
             whole = _over_positions(self._known[nearest].cost(), nearest, rows + most)
+        elif self._slope is not None:
+            return (1.0 + self._slope * np.arange(most + 1)).astype(np.float32)
         else:
             whole = assumed_cost(self._device, rows + most - 1, dtype=self._dtype)
         curve: Float32 = (whole[rows : rows + most + 1] / whole[rows]).astype(np.float32)
