@@ -53,8 +53,10 @@ class Turn:
     """One way's generation of one text; seconds.
 
     Attributes:
+        prompt: its tokens.
         prefill: until the first token; of all turns but a text's first, without the prompt.
         decode: from the first token to the last.
+        decode_cpu: of that, the process's processor time.
         evals: after the prefill.
         drafted: tokens, by the widths of these.
     """
@@ -63,9 +65,11 @@ class Turn:
     group: str
     id: str
     turn: int
+    prompt: int
     tokens: int
     prefill: float
     decode: float
+    decode_cpu: float
     evals: int
     drafted: int
 
@@ -175,14 +179,24 @@ def say(model: Told, way: str, text: Text, turn: int) -> Turn:
     began = time.perf_counter()
     for said, _ in enumerate(model.generate(text.prompt, temp=0.0), 1):
         if said == 1:
-            begun = time.perf_counter()
+            begun, cpu = time.perf_counter(), time.process_time()
         if said == len(text.output):
             break
-    ended = time.perf_counter()
+    ended, cpu = time.perf_counter(), time.process_time() - cpu
     widths = [width for width, _ in model.evals[first + 1 :]]
     drafted = sum(widths) - len(widths)
     return Turn(
-        way, text.group, text.id, turn, said, begun - began, ended - begun, len(widths), drafted
+        way=way,
+        group=text.group,
+        id=text.id,
+        turn=turn,
+        prompt=len(text.prompt),
+        tokens=said,
+        prefill=begun - began,
+        decode=ended - begun,
+        decode_cpu=cpu,
+        evals=len(widths),
+        drafted=drafted,
     )
 
 
@@ -219,36 +233,43 @@ def report(arguments: argparse.Namespace, models: dict[str, Told], turns: list[T
 
 
 def ratios(turns: Sequence[Turn], way: str, group: str) -> dict[str, float]:
-    """How many times as fast as plain a way decodes a group's texts."""
-    found, evals = [], []
+    """How many times as fast as plain a way decodes a group's texts: medians of turns."""
+    found, cpu, evals = [], [], []
     for id in sorted({each.id for each in turns if each.group == group}):
         plain, other = (times(turns, each, group, id) for each in (PLAIN, way))
-        found.append(median(plain[turn] / other[turn] for turn in other))
+        found.append(median(plain[turn][0] / other[turn][0] for turn in other))
+        cpu.append(median(plain[turn][1] / other[turn][1] for turn in other))
         own = [each for each in turns if (each.way, each.group, each.id) == (way, group, id)]
         evals.append(median((each.tokens - 1) / each.evals for each in own))
     return {
         "speed": round(geometric_mean(found), 3),
         "lowest": round(min(found), 3),
         "highest": round(max(found), 3),
+        "speed_cpu": round(geometric_mean(cpu), 3),
+        "lowest_cpu": round(min(cpu), 3),
         "tokens_per_eval": round(geometric_mean(evals), 2),
     }
 
 
-def times(turns: Sequence[Turn], way: str, group: str, id: str) -> dict[int, float]:
-    """Seconds of decoding, by turn."""
+def times(turns: Sequence[Turn], way: str, group: str, id: str) -> dict[int, tuple[float, float]]:
+    """Seconds of decoding, by the clock and of the processor, by turn."""
     own = [each for each in turns if (each.way, each.group, each.id) == (way, group, id)]
-    return {each.turn: each.decode for each in own}
+    return {each.turn: (each.decode, each.decode_cpu) for each in own}
 
 
 def prefills(turns: Sequence[Turn], way: str) -> float:
-    """How many times as long as plain's a way's prefill is: geometric mean over texts."""
-    first = {(each.way, each.group, each.id): each.prefill for each in turns if not each.turn}
+    """How many times as long as plain's a way's prefill is, of prompts of 100 tokens and more."""
+    first = {
+        (each.way, each.group, each.id): each.prefill
+        for each in turns
+        if not each.turn and each.prompt >= 100 and each.group != "shuffled"
+    }
     found = [
         seconds / first[PLAIN, group, id]
         for (which, group, id), seconds in first.items()
-        if which == way and group != "shuffled"
+        if which == way
     ]
-    return round(geometric_mean(found), 3)
+    return round(geometric_mean(found), 3) if found else float("nan")
 
 
 def curve(model: Told) -> dict[int, tuple[float, int]]:
