@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3NextConfig",
         {
             "hidden_size": 640,
-            "num_hidden_layers": 12,
+            "num_hidden_layers": 16,
             "num_attention_heads": 8,
             "num_key_value_heads": 2,
             "head_dim": 80,
@@ -37,7 +37,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "linear_value_head_dim": 64,
             "intermediate_size": 1792,
             "num_experts": 0,
-            "mlp_only_layers": list(range(12)),
+            "mlp_only_layers": list(range(16)),
         },
     ),
     "granite": (
@@ -45,13 +45,13 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GraniteMoeHybridConfig",
         {
             "hidden_size": 640,
-            "num_hidden_layers": 12,
+            "num_hidden_layers": 16,
             "num_attention_heads": 8,
             "num_key_value_heads": 2,
             "intermediate_size": 1792,
             "shared_intermediate_size": 1792,
             "num_local_experts": 0,
-            "layer_types": (["mamba"] * 3 + ["attention"]) * 3,
+            "layer_types": (["mamba"] * 3 + ["attention"]) * 4,
             "mamba_n_heads": 20,
             "mamba_d_head": 64,
             "mamba_d_state": 64,

@@ -4,8 +4,9 @@
 
 The embedded model continues recorded prompts of a group, greedily, without an end of sequence, for
 2 and for 4 users. All ask at the same moment, the best case for batches. "turns" steps a session
-of ``stepwise.open_generation`` for each user in turn, as the server does; "batch" is one call of
-``generate``; "queue" answers one user after the other. All times begin when the users ask. Every
+of ``stepwise.open_generation`` for each user in turn; "joint" runs these sessions' steps in one
+forward for all, as the server does; "batch" is one call of ``generate``; "queue" answers one user
+after the other. All times begin when the users ask. Every
 run has a new Speculator. What counts are the medians of the ratios of one repeat, turns divided by
 the other way: above 1 the other way is faster.
 """
@@ -25,8 +26,9 @@ from first_look import machine
 from ngramspec import Speculator, StepEvent, generate
 from ngramspec.bench.models import load
 from ngramspec.bench.traces import read_traces
-from ngramspec.stepwise import open_generation
+from ngramspec.stepwise import JointSteps, open_generation
 
+STEPS: dict[int, JointSteps] = {}  # of each model, as a server keeps them
 FIGURES = ("total", "mean_finish", "worst_finish", "mean_first", "worst_first")
 
 
@@ -42,7 +44,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1, help="repeats before, not counted")
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--ways", nargs="+", default=["turns", "batch"], choices=sorted(WAYS))
+    parser.add_argument(
+        "--ways", nargs="+", default=["turns", "joint", "batch"], choices=sorted(WAYS)
+    )
     parser.add_argument("--json", type=Path, help="where to write the raw times")
     arguments = parser.parse_args()
     if "turns" not in arguments.ways:
@@ -136,6 +140,23 @@ def turns(model: Any, prompts: list[list[int]], new: int) -> Times:
     return times
 
 
+def joint(model: Any, prompts: list[list[int]], new: int) -> Times:
+    """Sessions that are prefilled in turn, and whose steps have one forward for all."""
+    speculator, steps = Speculator(), STEPS.setdefault(id(model), JointSteps(model))
+    times = Times(len(prompts), new)
+    sessions = [opened(model, prompt, speculator, new) for prompt in prompts]
+    for user, session in enumerate(sessions):
+        times.add(user, session.step())
+    while going := [user for user, session in enumerate(sessions) if not session.finished]:
+        for user, added in zip(going, steps.step([sessions[user] for user in going]), strict=True):
+            if isinstance(added, Exception):
+                raise added
+            times.add(user, added)
+            if sessions[user].finished:
+                sessions[user].close()
+    return times
+
+
 def queue(model: Any, prompts: list[list[int]], new: int) -> Times:
     """Sessions that are drained one after the other."""
     speculator = Speculator()
@@ -162,7 +183,7 @@ def batch(model: Any, prompts: list[list[int]], new: int) -> Times:
     return times
 
 
-WAYS = {"turns": turns, "batch": batch, "queue": queue}
+WAYS = {"turns": turns, "joint": joint, "batch": batch, "queue": queue}
 
 
 def measure(model: Any, prompts: list[list[int]], arguments: argparse.Namespace) -> dict[str, Any]:

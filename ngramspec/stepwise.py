@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ngramspec.decoding.call import open_call
+from ngramspec.decoding.joint_steps import Added, JointSteps
 from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf import checked, checked_arguments
 from ngramspec.speculator import Speculator
 from ngramspec.target.hf_private import mark_as_made_by_generate
+
+__all__ = ["Added", "JointSteps", "OpenGeneration", "open_generation"]
 
 
 def open_generation(

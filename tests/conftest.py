@@ -15,7 +15,7 @@ from prompts import PROMPTS
 
 from ngramspec.bench.models import gguf_read_once
 from ngramspec.decoding import setup
-from ngramspec.draft_length import cost_curve, step_cost
+from ngramspec.draft_length import cost_curve, joint_costs, step_cost
 
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -57,8 +57,8 @@ class AssumedStepCosts(step_cost.StepCostTracker):
     """Forwards that take what is assumed of them."""
 
     def took(self, width: int, seconds: float, tree: bool = False) -> None:
-        assumed = self._kind.assumed(self._length, self._limit)
-        super().took(width, 0.02 * float(assumed[min(width, self._limit)]), tree)
+        assumed = self.kind.assumed(self._length, self.limit)
+        super().took(width, 0.02 * float(assumed[min(width, self.limit)]), tree)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,8 @@ def no_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """What is drafted depends neither on how fast this machine is nor on the tests before."""
     cost_curve._curves.clear()
     if "measured" not in request.keywords:
-        monkeypatch.setattr(setup, "StepCostTracker", AssumedStepCosts)
+        for module in (setup, joint_costs):
+            monkeypatch.setattr(module, "StepCostTracker", AssumedStepCosts)
 
 
 def tiny_llama(seed: int = 0, vocab: int = 97, positions: int = 512, **config: object):

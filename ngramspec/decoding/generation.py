@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from ngramspec.decoding.distributed import ALONE, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
-from ngramspec.draft_length.batch_costs import BatchStepCosts
+from ngramspec.draft_length.joint_costs import AnyStepCosts
 from ngramspec.draft_length.schedule import PrefillDraftLength
-from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.target.model import Target
 from ngramspec.verification.beam_step import BeamSearch
@@ -45,7 +44,7 @@ class Generation:
     row_samplers: Sequence[TokenSampler] | None = None
     beams: BeamSearch | None = None
     beam_nodes: int = 0
-    step_costs: StepCostTracker | BatchStepCosts | None = None
+    step_costs: AnyStepCosts | None = None
     prefill_length: PrefillDraftLength = field(default_factory=lambda: PrefillDraftLength(0))
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -20,7 +21,7 @@ from ngramspec.decoding.observer import (
     VERIFICATION,
 )
 from ngramspec.decoding.side_by_side import verify_side_by_side
-from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
+from ngramspec.draft import EMPTY_DRAFT, Draft, Int32, Verdict
 from ngramspec.stats import StepEvent
 from ngramspec.verification.evidence import Computed, EvidenceChannel
 from ngramspec.verification.sampler import SampledTokens
@@ -45,6 +46,30 @@ def decode(run: Generation) -> torch.Tensor:
         return loop.sequences()
     finally:
         loop.close()
+
+
+ForwardArguments = tuple[torch.Tensor, list[int], list[Int32 | None], torch.Tensor | None]
+
+
+@dataclass(slots=True)
+class PlannedStep:
+    """A step before its forward.
+
+    Attributes:
+        drafts: of each row.
+        width: positions of the forward.
+        started, proposed: when drafting began and ended, in seconds of ``perf_counter``.
+    """
+
+    drafts: list[Draft]
+    width: int
+    started: float
+    proposed: float
+
+    @classmethod
+    def nothing(cls) -> PlannedStep:
+        """A step that has not begun."""
+        return cls([], 0, 0.0, 0.0)
 
 
 class DecodeLoop:
@@ -89,6 +114,10 @@ class DecodeLoop:
         else:
             with self.section(STEP):
                 self.step()
+        return self.ended_step()
+
+    def ended_step(self) -> bool:
+        """Whether there is another step to run; if not, the drafting ends well."""
         going = self.run.ranks.going(not self.stopped)
         if not going:
             self.drafting.finish()
@@ -154,6 +183,11 @@ class DecodeLoop:
 
     def step(self) -> None:
         """One step: propose, forward, verify, roll back, observe and extend."""
+        planned = self.plan()
+        self.take(planned, self.forward(planned.drafts, planned.width))
+
+    def plan(self) -> PlannedStep:
+        """The first part of a step, up to its forward: propose."""
         run = self.run
         self.begin_step()
         started = perf_counter()
@@ -161,9 +195,17 @@ class DecodeLoop:
             drafts = self.drafting.propose()
         drafts, width = run.ranks.share(drafts, self.drafting.width(drafts))
         self.ask()
-        proposed = perf_counter()
-        logits = self.forward(drafts, width)
-        width += run.target.again
+        return PlannedStep(drafts, width, started, perf_counter())
+
+    def take(self, planned: PlannedStep, logits: torch.Tensor) -> None:
+        """The rest of a step, behind its forward: verify, roll back, observe and extend.
+
+        Args:
+            planned: whose drafts the forward ran.
+            logits: as ``forward`` returns them.
+        """
+        run, drafts = self.run, planned.drafts
+        width = planned.width + run.target.again
         sampled = self.sample_all(drafts, logits)
         forwarded = perf_counter()
         verdicts = self.verify(drafts, logits, sampled)
@@ -174,8 +216,9 @@ class DecodeLoop:
         self.count(drafts, verdicts)
         # A device that is not waited for is not timed by the launch of its forward.
         waited = sampled is not None or self.device.type == "cpu"
+        proposed = planned.proposed
         self.time(drafts, verdicts, width, (forwarded if waited else ended) - proposed)
-        seconds = (proposed - started, forwarded - proposed, ended - forwarded)
+        seconds = (proposed - planned.started, forwarded - proposed, ended - forwarded)
         run.stats.count_seconds(*seconds)
         self.report(drafts, verdicts, seconds, width)
 
@@ -186,10 +229,13 @@ class DecodeLoop:
 
     def forward(self, drafts: list[Draft], width: int) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
-        lengths, trees = [1 + len(draft) for draft in drafts], [each.parents for each in drafts]
         with self.section(INPUT_PREPARATION):
-            block = self.block(drafts, width)
-            return self.run.target.forward(block, lengths, trees, self.committed())
+            return self.run.target.forward(*self.arguments(drafts, width))
+
+    def arguments(self, drafts: list[Draft], width: int) -> ForwardArguments:
+        """The arguments of the target's forward."""
+        lengths, trees = [1 + len(draft) for draft in drafts], [each.parents for each in drafts]
+        return self.block(drafts, width), lengths, trees, self.committed()
 
     def ask(self) -> None:
         """Ask the coming forward for what the drafting wants to know of it."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from ngramspec.decoding.generation import Generation
-from ngramspec.decoding.loop import DecodeLoop
+from ngramspec.decoding.loop import DecodeLoop, PlannedStep
 from ngramspec.stats import DecodeStats
+from ngramspec.target.joint_forward import JointResult, why_not_joint
 
 
 class OpenGeneration:
@@ -26,13 +28,15 @@ class OpenGeneration:
 
     Attributes:
         stats: of this generation, so far.
+        target: the model, as this generation uses it.
+        step_costs: of its steps; None: they are not measured.
         cache: of the model. After ``close`` it holds the prompt and the tokens but the last.
     """
 
     def __init__(
         self, run: Generation, count: Callable[[DecodeStats], None], streamer: Any = None
     ) -> None:
-        self.stats = run.stats
+        self.stats, self.target, self.step_costs = run.stats, run.target, run.step_costs
         self._run, self._count, self._streamer = run, count, streamer
         self._loop = DecodeLoop(run)
         self._going, self._begun, self._closed = True, False, False
@@ -40,12 +44,17 @@ class OpenGeneration:
     @property
     def cache(self) -> Any:
         """The model's cache as transformers has it, such as a DynamicCache."""
-        return self._run.target.cache.cache
+        return self.target.cache.cache
 
     @property
     def finished(self) -> bool:
         """Whether a stopping rule has fired, or the generation is closed."""
         return self._closed or not self._going
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+        return self._loop.groups[0].length
 
     @property
     def tokens(self) -> list[int]:
@@ -58,6 +67,13 @@ class OpenGeneration:
         """The target's logits of every token so far, (1, vocab) each; None: not asked for."""
         return self._run.sampler.record.logits
 
+    @property
+    def why_alone(self) -> str | None:
+        """Why its next step cannot be a joint one, see ``stepwise.step_together``; None: it can."""
+        if self.finished or not self._begun:
+            return "no step before the prefill, or after the end"
+        return why_not_joint(self.target)
+
     @torch.no_grad()
     def step(self) -> list[int]:
         """Run the prefill, or after it the next step.
@@ -69,18 +85,50 @@ class OpenGeneration:
         """
         if self.finished:
             return []
-        before = self._loop.groups[0].length
-        try:
+        before = self.length
+        with self._closed_by_errors():
             if self._begun:
-                with self._run.target.decoding():
+                with self.target.decoding():
                     self._going = self._loop.advance()
             else:
                 self._begun = True
                 self._going = self._loop.advance()
+        return self._loop.groups[0].tokens_from(before)
+
+    def plan(self) -> PlannedStep:
+        """The first part of a joint step: propose. If it raises, the generation is closed."""
+        with self._closed_by_errors():
+            return self._loop.plan()
+
+    def begin_forward(self, planned: PlannedStep) -> dict[str, Any]:
+        """The arguments of the model's forward over a step's draft; errors close as before."""
+        with self._closed_by_errors():
+            arguments = self._loop.arguments(planned.drafts, planned.width)
+            return self.target.begin_forward(*arguments)
+
+    def take(self, planned: PlannedStep, result: JointResult) -> list[int]:
+        """The rest of a joint step; errors close as before.
+
+        Args:
+            planned: the step.
+            result: this generation's share of the forward's.
+
+        Returns:
+            the tokens that it added.
+        """
+        before = self.length
+        with self._closed_by_errors():
+            self._loop.take(planned, self.target.end_forward(result, result.hidden))
+            self._going = self._loop.ended_step()
+        return self._loop.groups[0].tokens_from(before)
+
+    @contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             self.close()
             raise
-        return self._loop.groups[0].tokens_from(before)
 
     def finish(self) -> None:
         """End it as if a stopping rule had fired: its text may be shared as its stores say."""

@@ -27,6 +27,7 @@ from ngramspec.draft import Int32
 from ngramspec.draft_length.batch_costs import BatchStepCosts, RowGamma
 from ngramspec.draft_length.cost_curve import ForwardKind
 from ngramspec.draft_length.cost_file import SavedCosts
+from ngramspec.draft_length.joint_costs import AnyStepCosts, StepCosts
 from ngramspec.draft_length.schedule import (
     GammaController,
     PrefillDraftLength,
@@ -175,7 +176,7 @@ def _runners(
     target: Target,
     call: GenerateCall,
     history: Callable[[int], Int32],
-    costs: StepCostTracker | BatchStepCosts,
+    costs: AnyStepCosts,
     trees: bool,
     stats: DecodeStats,
 ) -> Callable[[int, int], DraftRunner]:
@@ -214,7 +215,7 @@ def _runners(
     return make
 
 
-def _controller(config: Config, costs: StepCostTracker | BatchStepCosts) -> GammaController:
+def _controller(config: Config, costs: AnyStepCosts) -> GammaController:
     """How many tokens to draft for a row."""
     if isinstance(costs, BatchStepCosts) and config.planned_gamma == "auto":
         return RowGamma(config.longest, costs)
@@ -251,7 +252,7 @@ def prefers_one_transfer(device: torch.device) -> bool:
 
 def _step_costs(
     settings: Settings, target: Target, max_length: int | None, trees: bool
-) -> StepCostTracker | BatchStepCosts:
+) -> AnyStepCosts:
     """What the call's forwards cost; measured under gamma="auto"."""
     rows, length = target.prompt.shape
     tokens = UNBOUNDED if max_length is None else max_length - length
@@ -271,7 +272,9 @@ def _step_costs(
         of_rows = replace(kind, rows=rows)
         return StepCostTracker(target.model, of_rows, limit, tokens, saved, sizes)
 
-    return BatchStepCosts(tracker, rows) if target.inputs.ragged else tracker(rows)
+    if target.inputs.ragged:
+        return BatchStepCosts(tracker, rows)
+    return StepCosts(tracker(rows)) if rows == 1 else tracker(rows)
 
 
 def _usable_costs(settings: Settings, target: Target, kind: ForwardKind) -> SavedCosts | None:

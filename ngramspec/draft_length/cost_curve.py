@@ -184,6 +184,8 @@ class ForwardKind:
         static: whether the cache is static.
         compiled: whether the forwards are compiled.
         tree: whether drafts may have branches; forwards with and without them share a curve.
+        joint: whether ``rows`` generations share a forward, a width being 1 + what they draft in
+            all; else each row has that width.
     """
 
     machine: str
@@ -193,6 +195,7 @@ class ForwardKind:
     static: bool = False
     compiled: bool = False
     tree: bool = False
+    joint: bool = False
 
     def assumed(self, length: int, limit: int) -> Float32:
         """float32 (limit + 1,): what these forwards cost until they are measured.
@@ -201,11 +204,29 @@ class ForwardKind:
             length: of the context.
             limit: most positions.
         """
+        if self.joint:
+            alone = replace(self, rows=1, joint=False).assumed(length, limit + self.rows)
+            return behind(alone, self.rows, limit)
         cost = assumed_cost(self.machine, limit - 1, self.rows, self.dtype)
         points, factors = LONG.get(self.machine, ((1,), (1.0,)))
         more = np.interp(np.log(np.arange(limit + 1).clip(1)), np.log(points), np.log(factors))
         longer: Float32 = (cost * np.exp(more * positions_weight(length))).astype(np.float32)
         return longer
+
+
+def behind(cost: Float32, rows: int, limit: int) -> Float32:
+    """The costs of joint forwards, by those of one row.
+
+    Args:
+        cost: float32 (limit + rows + 1,), [n] of a forward of n positions.
+        rows: that share a forward.
+        limit: most positions of a joint forward, the last committed tokens counted as one.
+
+    Returns:
+        float32 (limit + 1,), [n] of a forward of rows + n - 1 positions, in forwards of ``rows``.
+    """
+    later: Float32 = cost[rows - 1 :][: limit + 1] / cost[rows]
+    return later
 
 
 _curves: WeakKeyDictionary[Any, dict[ForwardKind, CostCurve]] = WeakKeyDictionary()

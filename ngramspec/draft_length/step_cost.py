@@ -29,6 +29,10 @@ class StepCostTracker:
         tokens: how many tokens may be generated: short generations run no plain steps to be timed.
         saved: costs to start with in place of the assumed ones, or None.
         sizes: the only widths that forwards run at, ascending; empty: any.
+
+    Attributes:
+        kind, limit: as given.
+        curve: of the kind, for the whole process.
     """
 
     LONG = 48  # tokens from which a generation is long enough for plain steps to be timed
@@ -54,13 +58,13 @@ class StepCostTracker:
         saved: Saved | None = None,
         sizes: tuple[int, ...] = (),
     ) -> None:
-        self._kind = kind
+        self.kind = kind
         self._run = np.arange(limit + 1)  # int64 (limit + 1,): the width that n positions run at
         if sizes:
             places = np.searchsorted(sizes, self._run).clip(max=len(sizes) - 1)
             self._run = np.minimum(np.array(sizes)[places], limit)
         self._sizes = sizes
-        self._limit = limit
+        self.limit = limit
         self._long = tokens >= self.LONG
         self._length = 0
         self._pending: int | None = None
@@ -106,7 +110,7 @@ class StepCostTracker:
         """cost[n] of n positions without branches, in forwards of one, float32 (limit + 1,)."""
         key = self.curve.learned.steps, self._length // NEAR
         if self._chains is None or key != self._chains[0]:
-            self._chains = key, self.curve.cost(self._limit, self._length)
+            self._chains = key, self.curve.cost(self.limit, self._length)
         return self._chains[1]
 
     def cost(self) -> Float32:
@@ -142,11 +146,11 @@ class StepCostTracker:
 
     def surcharge(self) -> float:
         """By what the cost of a forward is multiplied if its draft has branches, >= 1."""
-        return self.curve.surcharge(self._length) if self._kind.tree else 1.0
+        return self.curve.surcharge(self._length) if self.kind.tree else 1.0
 
     def width(self, positions: int, room: int) -> int:
         """How many positions to run where ``positions`` are needed and ``room`` fit."""
-        last = min(room, self._limit)
+        last = min(room, self.limit)
         if positions >= last or positions == 1 or self._sizes:
             return positions
         cost, count = self.chains(), self.curve.learned.count
@@ -164,8 +168,8 @@ class StepCostTracker:
         """
         if self._steps < 2:  # the first one after a prefill finds caches cold
             return
-        forward = Forward(int(self._run[min(width, self._limit)]), self._length, tree)
-        likely = self.curve.learn(self._before, forward, seconds, self._limit)
+        forward = Forward(int(self._run[min(width, self.limit)]), self._length, tree)
+        likely = self.curve.learn(self._before, forward, seconds, self.limit)
         self._last = forward
         if forward.width == 1:
             self._plain_ago = 0
@@ -176,9 +180,9 @@ class StepCostTracker:
         if drafted:
             self._undone += (1 - self.MEMORY) * ((accepted < drafted) - self._undone)
         if drafted and self._last is not None:
-            cost, plain = self.chains(), min(1 + (self._pending or 0), self._limit)
+            cost, plain = self.chains(), min(1 + (self._pending or 0), self.limit)
             times = max(float(cost[self._last.width] / cost[plain]), 1.0)
-            gained = (1 + accepted / self._kind.rows) / times
+            gained = (1 + accepted / self.kind.rows) / times
             self._drafted += 1
             self._gain += max(1 / self._drafted, self.NEWEST) * (gained - self._gain)
         if not drafted:

@@ -21,12 +21,28 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+
+class Splits(Protocol):
+    """Attention in a forward over several sequences, see ``JointForward.attend``."""
+
+    def __call__(
+        self,
+        own: Attention,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """What each position attends to, (batch, n, heads, size), by calls of ``own``."""
+
 
 TAKEN = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal")
 REFUSED = ("softcap", "output_attentions")  # arguments that are left to the original function
@@ -38,13 +54,16 @@ class _Thread(threading.local):
 
     Attributes:
         on: whether they attend without copies.
-        mask: the current forward's last mask, as it was given and as it is added to the scores.
-        times: how often that one repeats its positions.
+        masks: of the current forward, by identity, dtype and how often positions are repeated: as
+            it was given and as it is added to the scores.
+        splits: what splits their attention by sequences; None: nothing does.
     """
 
     on = False
-    mask: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-    times = 1
+    splits: Splits | None = None
+
+    def __init__(self) -> None:
+        self.masks: dict[tuple[int, torch.dtype, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 _thread = _Thread()
@@ -60,13 +79,24 @@ def in_place(device: torch.device) -> Iterator[None]:
     if device.type != "cpu":
         yield
         return
-    _install()
+    install()
     before = _thread.on
     _thread.on = True
     try:
         yield
     finally:
-        _thread.on, _thread.mask = before, (None, None)
+        _thread.on = before
+        _thread.masks.clear()
+
+
+@contextmanager
+def split_by(splits: Splits) -> Iterator[None]:
+    """The context in which this thread's attention is split by sequences; after ``install``."""
+    before, _thread.splits = _thread.splits, splits
+    try:
+        yield
+    finally:
+        _thread.splits = before
 
 
 def grouped(original: Attention) -> Attention:
@@ -84,8 +114,7 @@ def grouped(original: Attention) -> Attention:
     beside = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
     others = (*(name for name in beside if name not in TAKEN), *REFUSED)
 
-    @functools.wraps(original)
-    def attend(
+    def attend_row(
         module: torch.nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -131,6 +160,20 @@ def grouped(original: Attention) -> Attention:
         out = out.reshape(*query.shape[:3], out.shape[3])
         return out.transpose(1, 2).contiguous(), None
 
+    @functools.wraps(original)
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        splits = None if torch.compiler.is_compiling() else _thread.splits
+        if splits is None:
+            return attend_row(module, query, key, value, attention_mask, **kwargs)
+        return splits(attend_row, module, query, key, value, **kwargs), None
+
     return attend
 
 
@@ -152,22 +195,26 @@ def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tens
     """
     if mask.dtype != torch.bool and times == 1:
         return mask
-    known, added = _thread.mask
-    if added is None or known is not mask or added.dtype != dtype or _thread.times != times:
-        added = mask
+    known, added = _thread.masks.get((id(mask), dtype, times), (None, mask))
+    if known is None:
         if mask.dtype == torch.bool:
             zero = torch.zeros((), dtype=dtype, device=mask.device)
             added = zero.masked_fill(~mask, -torch.inf)
         if times > 1:
             added = added.repeat(1, 1, times, 1)
-        _thread.mask, _thread.times = (mask, added), times
+        _thread.masks[id(mask), dtype, times] = mask, added
     return added
 
 
-def _install() -> None:
-    """Register ``grouped`` as "sdpa", unless "sdpa" is no longer transformers' own function."""
+def install() -> bool:
+    """Register ``grouped`` as "sdpa", unless "sdpa" is no longer transformers' own function.
+
+    Returns:
+        whether "sdpa" is a function of ``grouped``.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
     if ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
         AttentionInterface.register("sdpa", grouped(sdpa_attention_forward))
+    return getattr(ALL_ATTENTION_FUNCTIONS["sdpa"], "__wrapped__", None) is sdpa_attention_forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,6 @@ class Inputs:
     def __init__(self, model: Any, traits: Traits, kwargs: dict[str, Any]) -> None:
         self.kwargs = dict(kwargs)
         self.ragged = False
-        self._hooked = False
         self._model = model
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
@@ -45,7 +45,6 @@ class Inputs:
     def let_rows_diverge(self) -> None:
         """Make the batch ragged, before the prefill."""
         self.ragged = True
-        self._hooked = has_hooks(self._model)
 
     def make_mask(self, prompt: torch.Tensor, length: int) -> None:
         """Give a ragged batch an attention mask where ``generate`` left it out.
@@ -208,13 +207,18 @@ class Inputs:
             keys,
         ).expand(len(block), -1, -1, -1)
 
+    @functools.cached_property
+    def hooked(self) -> bool:
+        """Whether a module of the model has hooks, which may count on the call's own rows."""
+        return has_hooks(self._model)
+
     @property
     def rows_may_leave(self) -> bool:
         """Whether all that a forward gets of each row is known, so that some rows can be kept."""
         known = ("past_key_values", "cache_position", *self._per_token)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
-        return self.ragged and plain and not (self._traits.reads_text or self._hooked)
+        return self.ragged and plain and not (self._traits.reads_text or self.hooked)
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch, see ``KVCache.keep_rows``."""

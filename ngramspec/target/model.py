@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ngramspec.errors import UnsupportedError
 from ngramspec.target import hf_private
 from ngramspec.target.call import call_traits_of
 from ngramspec.target.gqa_attention import in_place
@@ -17,6 +15,7 @@ from ngramspec.target.growth import next_position
 from ngramspec.target.hidden import head_inputs
 from ngramspec.target.inputs import Inputs
 from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
+from ngramspec.target.last_forward import LastForward
 from ngramspec.target.limits import DraftLimits
 from ngramspec.target.obstacles import prefill_checks_drafts, prefills_beams_once
 from ngramspec.target.outputs import OutputRecorder
@@ -27,27 +26,6 @@ from ngramspec.target.shapes import ForwardShapes
 from ngramspec.target.support import check_model, check_states, check_static
 from ngramspec.target.traits import head_size, traits_of
 from ngramspec.target.tree_attention import Trees
-
-
-@dataclass(slots=True)
-class _Forward:
-    """The last forward, until it is rolled back.
-
-    Attributes:
-        width: positions that it wrote to the cache behind what was there.
-        block: int64 (batch, width or less), its tokens; None: it was the prefill.
-        again: how many of them had been accepted before, see ``Pending``.
-        is_prefill: whether it was the prefill, with a draft behind the prompt.
-        outputs: of the model; None: the forward was interrupted.
-        reread: whether it read the whole text again.
-    """
-
-    width: int
-    block: torch.Tensor | None = None
-    again: int = 0
-    is_prefill: bool = False
-    outputs: Any = None
-    reread: bool = False
 
 
 class Target:
@@ -130,7 +108,7 @@ class Target:
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
         self._present = PresentRows(len(input_ids))
-        self._forward: _Forward | None = None
+        self._forward: LastForward | None = None
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens from here on; call it before the prefill."""
@@ -209,7 +187,7 @@ class Target:
         self._slots = (self.cache.length() or self.call.end) - count
         self.limits.begin(self._slots)
         if draft is not None:
-            self._forward = _Forward(count, is_prefill=True, outputs=outputs)
+            self._forward = LastForward(count, is_prefill=True, outputs=outputs)
         self._recorder.keep_prefill(outputs)
         self._unordered = self._copies == 1  # the rows of a given cache may differ
         return self._copied(outputs.logits[:, -1 - count :])
@@ -262,42 +240,64 @@ class Target:
         Returns:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
+        inputs = self.begin_forward(block, lengths, trees, committed)
+        with in_place(block.device), head_inputs(self.model, self.wants_hidden) as states:
+            outputs = self._shapes.run(**inputs, return_dict=True)
+        return self.end_forward(outputs, states[-1] if states else None)
+
+    def begin_forward(
+        self,
+        block: torch.Tensor,
+        lengths: Sequence[int],
+        trees: Trees = (),
+        committed: torch.Tensor | None = None,
+    ) -> dict[str, Any]:
+        """The arguments of ``forward``'s forward: the caller runs it, and calls ``end_forward``."""
         new, keys = block.shape[1], self.cache.key_length
         block, lengths = self._present.select(block), self._present.of(lengths)
         trees = self._present.of(trees) if trees else ()
         block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]
         width = self.widths.of(positions)
-        forward = self._forward = _Forward(width, block, positions - new)
+        forward = self._forward = LastForward(width, block, positions - new)
         self.cache.save(only_if=new > 1 or self._outlives)
         inputs = self.inputs.prepare(
             block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
         )
-        wanted = self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
-        with in_place(block.device), head_inputs(self.model, wanted) as states:
-            forward.outputs = self._shapes.run(**inputs, return_dict=True)
         forward.reread = cache_of(inputs) is None
+        return inputs
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether the next forward is to collect what the model's head reads."""
+        return self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
+
+    def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """Take what the forward gave.
+
+        Args:
+            outputs: of the model.
+            hidden: what its head read, (batch, width or more, d), or None.
+
+        Returns:
+            logits, as ``forward``.
+        """
+        forward, name = self._forward, self.traits.name
+        assert forward is not None
+        forward.outputs = outputs
         if forward.reread:
             self._replace_cache(forward)
-        logits: torch.Tensor = forward.outputs.logits[:, -width:]
-        if logits.shape[1] < width:
-            raise UnsupportedError(
-                f"{self.traits.name} gives logits of {logits.shape[1]} tokens in a forward of"
-                f" {width}; pass Speculator('none')"
-            )
-        if states:
-            hidden = states[-1][:, -width:][:, forward.again : positions]
-            self.hidden = self._present.spread(hidden)
-        else:
-            self.hidden = None
-        return self._present.spread(logits[:, forward.again : positions])
+        logits = self._present.spread(forward.of_new(outputs.logits, name))
+        read = None if hidden is None else self._present.spread(forward.of_new(hidden, name))
+        self.hidden = read
+        return logits
 
     @property
     def again(self) -> int:
         """How many positions of the last forward had been accepted before it."""
         return 0 if self._forward is None else self._forward.again
 
-    def _replace_cache(self, forward: _Forward) -> None:
+    def _replace_cache(self, forward: LastForward) -> None:
         """Go on with the cache that a forward made instead of using the one it was given."""
         self.close()
         self.inputs.replace_cache(forward.outputs.past_key_values)
@@ -356,7 +356,7 @@ class Target:
             self.inputs.compact(slots)
             self._slots = slots.shape[1]
 
-    def _all_or_none(self, forward: _Forward, accepted: int, origins: Sequence[int]) -> int:
+    def _all_or_none(self, forward: LastForward, accepted: int, origins: Sequence[int]) -> int:
         """How many positions of a forward over recurrent states stay: all, if all are accepted.
 
         If not, its states are undone, and the accepted tokens are pending, of each row's origin.

@@ -71,6 +71,33 @@ def allows_ragged(traits: Traits, call: CallTraits) -> bool:
     return call.allows_gaps and not call.keeps_cache and call.cached == 0
 
 
+def why_not_joint(traits: Traits, call: CallTraits, kwargs: dict[str, Any]) -> str | None:
+    """Why a generation's forwards cannot be joined with those of others; None if they can.
+
+    They can where masks and ``position_ids`` alone say what a position attends to, so that the
+    positions of several texts can stand in one row.
+
+    Args:
+        traits: of the model.
+        call: of the call.
+        kwargs: of its forwards.
+    """
+    obstacle = why_no_tree(traits, call)
+    if obstacle is not None:
+        return obstacle
+    if traits.attention != "sdpa":
+        return f"attention implementation {traits.attention}"
+    if not traits.takes_masks:
+        return "a model that makes its masks itself"
+    if call.static:
+        return "a static cache"
+    if traits.rope_varies:
+        return "rotary positions that change with the length"
+    if (traits.reads_text and traits.stock is None) or not _is_plain(kwargs):
+        return "a model that reads more than tokens and positions"
+    return None
+
+
 def prefill_checks_drafts(
     traits: Traits, call: CallTraits, config: Any, kwargs: dict[str, Any]
 ) -> bool:

@@ -35,7 +35,7 @@ def check_recurrent(model: Any) -> None:
         model: a transformers model that keeps a recurrent state.
     """
     if model not in _found:
-        with _modules_left_alone(model):
+        with modules_left_alone(model):
             _found[model] = why_not_continued(model)
     reason = _found[model]
     if reason is not None:
@@ -43,7 +43,7 @@ def check_recurrent(model: Any) -> None:
 
 
 @contextmanager
-def _modules_left_alone(model: Any) -> Iterator[None]:
+def modules_left_alone(model: Any) -> Iterator[None]:
     """Put back the attributes that forwards set on a model's modules."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
@@ -83,7 +83,7 @@ def why_not_continued(model: Any) -> str | None:
     single = [_run(decoder, each, cache) for each in torch.split(new, 1, dim=1)]
     apart = [torch.cat(single, dim=1), *_states(linear)]
     tolerance = TOLERANCE.get(model.dtype, COARSE)
-    if all(map(lambda a, b: _near(a, b, tolerance), together, apart)):
+    if all(map(lambda a, b: near(a, b, tolerance), together, apart)):
         return None
     return "its forward over several tokens does not continue from its recurrent state"
 
@@ -116,6 +116,7 @@ def _shorten(layer: Any) -> None:
         layer.indexer_keys = layer.indexer_keys[:, :-TOGETHER]
 
 
-def _near(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
+def near(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
+    """Whether two tensors differ by at most a share of the norm."""
     difference = (one.float() - other.float()).norm()
     return bool(difference <= tolerance * other.float().norm().clamp(min=1e-6))

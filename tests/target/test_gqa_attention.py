@@ -165,7 +165,7 @@ def test_a_forward_s_mask_is_made_once_for_all_layers_and_not_kept(monkeypatch):
     first = [next(at for at, one in enumerate(made) if one is each) for each in made]
     assert first == [0, 0, 0, 3, 3, 3]
     assert all(each.dtype == torch.float32 for each in made)
-    assert attention_module._thread.mask == (None, None)
+    assert attention_module._thread.masks == {}
 
 
 def test_a_function_of_someone_else_stays():

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ngramspec.integrations.server.job import Job, Maker, Order, Piece
+from ngramspec.integrations.server.job import Job, Maker, Order, Piece, turn_together
 from ngramspec.integrations.server.kv_pool import PoolCounts
 from ngramspec.integrations.server.scheduler import QueueFullError, Scheduler
 
@@ -28,7 +28,7 @@ class Engine:
         self, maker: Maker, active: int, waiting: int, on_end: Callable[[Job], None] | None = None
     ) -> None:
         self._maker, self._on_end = maker, on_end
-        self._scheduler = Scheduler(active, waiting)
+        self._scheduler = Scheduler(active, waiting, joint=maker.steps.why_not is None)
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ngramspec-engine", daemon=True)
@@ -102,20 +102,23 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._changed:
-                job = self._scheduler.next()
-                while job is None:
+                jobs = self._scheduler.next()
+                while not jobs:
                     if self._closing:
                         return
                     self._changed.wait()
-                    job = self._scheduler.next()
+                    jobs = self._scheduler.next()
                 alone = len(self._scheduler) == 1
-            try:
-                job.turn(self._maker, alone)
-            except Exception:  # of what the job tells, such as a loop that is closed
-                logger.exception("a request could not be told of its end")
-                job.end = "error"
-            if job.ended:
-                self._leave(job)
+            self._turn(jobs, alone)
+            for job in jobs:
+                if job.ended:
+                    self._leave(job)
+
+    def _turn(self, jobs: Sequence[Job], alone: bool) -> None:
+        if len(jobs) > 1:
+            turn_together(jobs, self._maker)
+        else:
+            jobs[0].turn(self._maker, alone)
 
     def _leave(self, job: Job) -> None:
         with self._changed:

@@ -17,7 +17,7 @@ from ngramspec.integrations.server.sampling import Sampling, TokenLogprobs, logp
 from ngramspec.integrations.server.text import Detokenizer, StopText
 from ngramspec.speculator import Speculator
 from ngramspec.stats import DecodeStats
-from ngramspec.stepwise import open_generation
+from ngramspec.stepwise import Added, JointSteps, OpenGeneration, open_generation
 
 logger = logging.getLogger("ngramspec.server")
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
@@ -112,6 +112,7 @@ class Job:
     Attributes:
         cancelled: set it from any thread; the job ends at its next turn.
         progress: counts and times.
+        generation: behind the chunks of the prompt, until it ends; else None.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Job:
         self.progress = Progress()
         self.end: str | None = None  # why it ended; "error" if something went wrong
         self._lease: Lease | None = None
-        self._generation: Any = None
+        self.generation: OpenGeneration | None = None
         self._text: Detokenizer | None = None
         self._stop = StopText(order.stops, order.indent)
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -138,6 +139,12 @@ class Job:
         after = self._after
         return after is None or after.ended or bool(after.progress.first)
 
+    @property
+    def joins(self) -> bool:
+        """Whether its next turn is a step that can share its forward with other jobs' steps."""
+        generation = self.generation
+        return generation is not None and not self.cancelled and generation.why_alone is None
+
     def turn(self, maker: Maker, alone: bool = False) -> None:
         """One forward: a chunk of the prompt, or a step. Errors end the job, and it says so.
 
@@ -148,13 +155,35 @@ class Job:
         try:
             if self.cancelled:
                 self._end(maker, Piece(ended=CANCELLED))
-            elif self._generation is not None:
-                self._step(maker)
+            elif self.generation is not None:
+                self._add(maker, self.generation.step())
             else:
                 self._prefill(maker, maker.chunk * (ALONE if alone else 1))
         except Exception as error:
-            logger.exception("an answer failed")
+            self._fail(maker, error)
+
+    def take(self, maker: Maker, added: Added) -> None:
+        """Go on behind a joint step, see ``turn_together``.
+
+        Args:
+            maker: of what jobs have in common.
+            added: what the step added, or the error that closed the generation.
+        """
+        try:
+            if isinstance(added, Exception):
+                raise added
+            self._add(maker, added)
+        except Exception as error:
+            self._fail(maker, error)
+
+    def _fail(self, maker: Maker, error: Exception) -> None:
+        """End it with an error; its client may be what failed."""
+        logger.error("an answer failed", exc_info=error)
+        try:
             self._end(maker, Piece(ended=STOP, error=error))
+        except Exception:  # such as a loop that is closed
+            logger.exception("a request could not be told of its end")
+            self.end = "error"
 
     def _prefill(self, maker: Maker, chunk: int) -> None:
         """A chunk of the prompt; the last one belongs to the generation's own prefill."""
@@ -175,10 +204,10 @@ class Job:
         elif not order.max_tokens:
             self._end(maker, Piece(logprobs=self._first_logprobs(), ended=LENGTH))
         else:
-            self._generation = maker.open(order, self._lease.cache)
-            progress.stats = self._generation.stats
+            self.generation = maker.open(order, self._lease.cache)
+            progress.stats = self.generation.stats
             self._text = Detokenizer(maker.tokenizer, order.prompt.tolist(), hidden=order.hidden)
-            self._step(maker)
+            self._add(maker, self.generation.step())
 
     def _first_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Those of the prompt, once."""
@@ -188,13 +217,14 @@ class Job:
         found, self._prompt_logprobs = (first, *self._prompt_logprobs), []
         return found
 
-    def _step(self, maker: Maker) -> None:
-        """A step of the generation, and the text that it adds."""
-        generation, progress, order = self._generation, self.progress, self.order
+    def _add(self, maker: Maker, tokens: list[int]) -> None:
+        """Add a step's tokens, and show their text."""
+        generation, progress, order = self.generation, self.progress, self.order
+        assert generation is not None
         before = len(progress.tokens)
-        tokens: list[int] = generation.step()
         logprobs: tuple[TokenLogprobs, ...] = ()
         if order.top_logprobs is not None:
+            assert generation.logits is not None
             logits = torch.cat(generation.logits[before : before + len(tokens)])
             logprobs = tuple(logprobs_of(logits, tokens, order.top_logprobs))
         if not before:
@@ -235,7 +265,7 @@ class Job:
         """End the generation, give its cache back, and tell the client."""
         self.end = "error" if piece.error else piece.ended
         self.progress.ended = time.perf_counter()
-        lease, generation = self._lease, self._generation
+        lease, generation = self._lease, self.generation
         try:
             if generation is not None and self.end in (STOP, LENGTH):
                 generation.finish()
@@ -249,8 +279,16 @@ class Job:
             maker.pool.give_back(lease, whole, len(self.order.prompt))
         elif lease is not None:
             maker.pool.drop(lease)
-        self._lease = self._generation = None
+        self._lease = self.generation = None
         self._put(piece)
+
+
+def turn_together(jobs: Sequence[Job], maker: Maker) -> None:
+    """The next step of several jobs that can join, in one forward. Errors end their own jobs."""
+    generations = [job.generation for job in jobs if job.generation is not None]
+    added = maker.steps.step(generations)
+    for job, each in zip(jobs, added, strict=True):
+        job.take(maker, each)
 
 
 class Maker:
@@ -273,6 +311,7 @@ class Maker:
         speculator: Callable[[str], Speculator],
     ) -> None:
         self.model, self.tokenizer, self.pool, self.chunk = model, tokenizer, pool, chunk
+        self.steps = JointSteps(model)
         self._speculator = speculator
 
     @property
@@ -289,7 +328,7 @@ class Maker:
         logits: torch.Tensor = out.logits[0]
         return logits
 
-    def open(self, order: Order, cache: Any) -> Any:
+    def open(self, order: Order, cache: Any) -> OpenGeneration:
         """The generation of an order, over a cache that holds a beginning of its prompt."""
         ids = torch.from_numpy(order.prompt.astype(np.int64))[None].to(self.model.device)
         kept = {}

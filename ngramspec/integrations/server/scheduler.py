@@ -1,4 +1,8 @@
-"""Whose turn it is: completions before chats, each in turn, and who is ended by whom."""
+"""Whose turn it is: completions before chats, and who is ended by whom.
+
+Prompts are read in turn, a chunk at a time. All answers that are being decoded take their steps
+together, in one forward, where the model allows that.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,11 @@ class Scheduler:
     Args:
         active: jobs that take turns.
         waiting: jobs that wait for a place among them.
+        joint: whether steps of several jobs can share a forward.
     """
 
-    def __init__(self, active: int, waiting: int) -> None:
+    def __init__(self, active: int, waiting: int, *, joint: bool = True) -> None:
+        self._joint = joint
         self._most_active, self._most_waiting = active, waiting
         self._waiting: deque[Job] = deque()
         self._active: dict[bool, deque[Job]] = {True: deque(), False: deque()}
@@ -65,24 +71,32 @@ class Scheduler:
             raise QueueFullError
         self._waiting.extend(jobs)
 
-    def next(self) -> Job | None:
-        """The job whose turn it is; None: there is none."""
+    def next(self) -> list[Job]:
+        """Whose turn it is: a job, or several whose steps can share a forward; none: nobody's."""
         self._fill()
         cancelled = next((job for job in self._all() if job.cancelled), None)
         if cancelled is not None:
-            return cancelled
+            return [cancelled]
         firsts, others = self._active[True], self._active[False]
         if firsts and others:
             self._owed += 1
         chat = others and (not firsts or self._owed > PATIENCE)
         if chat:
             self._owed = 0
-        turns = others if chat else firsts
-        for _ in range(len(turns)):
-            turns.rotate(-1)
-            if turns[-1].ready:
-                return turns[-1]
-        return None
+        return self._turn_of(others if chat else firsts)
+
+    def _turn_of(self, jobs: deque[Job]) -> list[Job]:
+        """The next of these jobs that is ready, with all that can join its step; they go last."""
+        first = next((job for job in jobs if job.ready), None)
+        if first is None:
+            return []
+        taken = [first]
+        if self._joint and first.joins:
+            taken += [job for job in jobs if job is not first and job.ready and job.joins]
+        for job in taken:
+            jobs.remove(job)
+        jobs.extend(taken)
+        return taken
 
     def remove(self, job: Job) -> None:
         """Take out a job that has ended."""

@@ -10,8 +10,8 @@ from ngramspec.integrations.server.scheduler import PATIENCE, QueueFullError, Sc
 
 
 class FakeJob:
-    def __init__(self, name, first=True, ready=True):
-        self.name, self.order = name, SimpleNamespace(first=first)
+    def __init__(self, name, first=True, ready=True, joins=False):
+        self.name, self.order, self.joins = name, SimpleNamespace(first=first), joins
         self.cancelled, self.ended, self.ready = False, False, ready
 
     def __repr__(self):
@@ -19,7 +19,7 @@ class FakeJob:
 
 
 def turns(scheduler, count):
-    return "".join(str(scheduler.next()) for _ in range(count))
+    return "".join(str(job) for _ in range(count) for job in scheduler.next())
 
 
 def test_jobs_take_fair_turns():
@@ -58,7 +58,7 @@ def test_a_cancelled_job_has_the_next_turn_even_if_it_waits():
     scheduler.add([first])
     scheduler.add([second])
     second.cancelled = True
-    assert scheduler.next() is second
+    assert scheduler.next() == [second]
 
 
 def test_a_newer_request_of_a_session_cancels_the_older_one():
@@ -92,5 +92,29 @@ def test_a_job_that_is_not_ready_is_passed_over():
     assert sorted(turns(scheduler, 2)) == ["a", "b"]
 
 
+def test_steps_that_can_share_a_forward_are_one_turn():
+    scheduler = Scheduler(5, 5)
+    steps = [FakeJob(name, joins=True) for name in "ac"]
+    prefill = FakeJob("b")
+    scheduler.add([steps[0]])
+    scheduler.add([prefill])
+    scheduler.add([steps[1]])
+    assert [scheduler.next() for _ in range(4)] == [steps, [prefill], steps, [prefill]]
+    prefill.joins = True
+    assert scheduler.next() == [*steps, prefill]
+    steps[1].cancelled = True
+    assert scheduler.next() == [steps[1]]
+    scheduler.remove(steps[1])
+    assert sorted(turns(scheduler, 1)) == ["a", "b"]
+
+
+def test_chats_do_not_ride_along_with_completions():
+    scheduler = Scheduler(4, 4)
+    chats = [FakeJob(name, first=False, joins=True) for name in "xy"]
+    job = FakeJob("a", joins=True)
+    scheduler.add([*chats, job])
+    assert [scheduler.next() for _ in range(PATIENCE + 1)] == [[job]] * PATIENCE + [chats]
+
+
 def test_nothing_to_do():
-    assert Scheduler(1, 1).next() is None
+    assert Scheduler(1, 1).next() == []

@@ -1,0 +1,183 @@
+"""Steps of several open generations of one model in one forward.
+
+Each generation drafts, verifies and rolls back by itself, as the decode loop does; only the forward
+is shared. Where all of them draft by cost, the likeliest drafted tokens go first, whichever
+generation they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from statistics import mean
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ngramspec.decoding.loop import PlannedStep
+from ngramspec.decoding.open_generation import OpenGeneration
+from ngramspec.draft_length.batch_choice import worthwhile_rows
+from ngramspec.draft_length.joint_costs import JointCosts, JointShare, StepCosts
+from ngramspec.draft_length.step_cost import StepCostTracker
+from ngramspec.errors import UnsupportedError
+from ngramspec.target.joint_forward import JointForward, share_of
+from ngramspec.target.joint_probe import why_not_tried
+
+Added = list[int] | Exception
+
+
+@dataclass(slots=True)
+class _Row:
+    """A generation in a joint step.
+
+    Attributes:
+        generation: whose step it is.
+        planned: its step, once it has drafted.
+        inputs: of its forward.
+        added: what the step added to it, or the error that closed it.
+    """
+
+    generation: OpenGeneration
+    planned: PlannedStep = field(default_factory=PlannedStep.nothing)
+    inputs: dict[str, Any] = field(default_factory=dict)
+    added: Added = field(default_factory=list)
+
+    @contextmanager
+    def own_errors(self) -> Iterator[None]:
+        """Keep an error that closes this generation from the others."""
+        try:
+            yield
+        except Exception as error:
+            self.added = error
+
+
+class JointSteps:
+    """Runs joint steps of a model's generations, and learns what they cost. For one thread.
+
+    Args:
+        model: of all generations.
+
+    Attributes:
+        why_not: why the model's forwards cannot be joined, as a trial of it showed; None: they can.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.why_not = why_not_tried(model)
+        self._model = model
+        self._costs = JointCosts(model)
+
+    @torch.no_grad()
+    def step(self, generations: Sequence[OpenGeneration]) -> list[Added]:
+        """Run the next step of each generation, with one forward for all.
+
+        An error in one of them closes that one, an error of the forward closes all of them. Of what
+        is no Exception, such as a KeyboardInterrupt, all are closed, and it is raised.
+
+        Args:
+            generations: at least one, none of which has a reason to step alone
+                (``OpenGeneration.why_alone``).
+
+        Returns:
+            for each one the tokens that it added, one or more, or the error that closed it.
+
+        Raises:
+            ValueError: one is of another model, or there are none.
+            UnsupportedError: the model (``why_not``) or a generation has a reason to step alone.
+        """
+        self._check(generations)
+        rows = [_Row(each) for each in generations]
+        try:
+            with generations[0].target.decoding(), self._sharing(rows) as tracker:
+                self._step(rows, tracker)
+        except BaseException as error:
+            for row in rows:
+                with suppress(Exception):
+                    row.generation.close()
+            if not isinstance(error, Exception):
+                raise
+            return [row.added or error for row in rows]
+        return [row.added for row in rows]
+
+    def _check(self, generations: Sequence[OpenGeneration]) -> None:
+        if not generations:
+            raise ValueError("generations must be at least one, got none")
+        if self.why_not is not None:
+            name = type(self._model).__name__
+            raise UnsupportedError(f"steps of {name} cannot share a forward: {self.why_not}")
+        for at, generation in enumerate(generations):
+            if generation.target.model is not self._model:
+                raise ValueError(f"generations[{at}] is of another model than these joint steps")
+            why = generation.why_alone
+            if why is not None:
+                raise UnsupportedError(f"generations[{at}] cannot share a forward: {why}")
+
+    @contextmanager
+    def _sharing(self, rows: Sequence[_Row]) -> Iterator[StepCostTracker | None]:
+        """Have rows draft by the costs of a joint step, and none be timed by itself.
+
+        Yields:
+            these costs; None: no row drafts by cost.
+        """
+        own = [each for row in rows if isinstance(each := row.generation.step_costs, StepCosts)]
+        if not own:
+            yield None
+            return
+        tracker = self._costs.of(own[0].alone, len(rows))
+        tracker.at(int(mean(row.generation.length for row in rows)))
+        share = JointShare(tracker, len(rows), tracker.plain())
+        for each in own:
+            each.now = share
+        try:
+            yield tracker
+        finally:
+            for each in own:
+                each.now = each.alone
+
+    def _step(self, rows: Sequence[_Row], tracker: StepCostTracker | None) -> None:
+        for row in rows:
+            with row.own_errors():
+                row.planned = row.generation.plan()
+        going = [row for row in rows if not isinstance(row.added, Exception)]
+        if tracker is not None:
+            _cut(going, tracker)
+        began = perf_counter()
+        for row in going:
+            with row.own_errors():
+                row.inputs = row.generation.begin_forward(row.planned)
+        going = [row for row in going if row.inputs]
+        if not going:
+            return
+        hidden = any(row.generation.target.wants_hidden for row in going)
+        results = JointForward(self._model, [share_of(row.inputs) for row in going]).run(hidden)
+        forwarded = perf_counter()
+        for row, result in zip(going, results, strict=True):
+            with row.own_errors():
+                row.added = row.generation.take(row.planned, result)
+        waited = self._model.device.type == "cpu"  # others are not, see DecodeLoop.take
+        if tracker is not None and len(going) == len(rows):
+            _learn(tracker, going, (forwarded if waited else perf_counter()) - began)
+
+
+def _cut(rows: Sequence[_Row], tracker: StepCostTracker) -> None:
+    """Cut the drafts where their expected tokens per cost are highest.
+
+    All stay as they are where one is sampled, as no sampled token may decide how many are verified,
+    or where one generation has a gamma of its own.
+    """
+    drafts = [row.planned.drafts[0] for row in rows]
+    by_cost = all(row.generation.step_costs is not None for row in rows)
+    if not by_cost or any(draft.proposal is not None for draft in drafts):
+        return
+    for row, draft in zip(rows, worthwhile_rows(drafts, tracker.cost()[1:]), strict=True):
+        row.planned.drafts, row.planned.width = [draft.as_chain()], 1 + len(draft)
+
+
+def _learn(tracker: StepCostTracker, rows: Sequence[_Row], seconds: float) -> None:
+    """Learn what a joint step cost, and what its drafts were worth."""
+    drafts = [row.planned.drafts[0] for row in rows]
+    drafted = sum(map(len, drafts))
+    added = sum(len(row.added) for row in rows if not isinstance(row.added, Exception))
+    tracker.took(1 + drafted, seconds, any(draft.parents is not None for draft in drafts))
+    tracker.came(drafted, max(added - len(rows), 0))

@@ -1,0 +1,142 @@
+"""What steps cost whose forward several generations share.
+
+Such a forward runs each generation's last committed token and its draft, so its cost is one of the
+number of generations and of all drafted tokens together. The curve of a number of generations
+begins with what as many positions cost one of them, and every joint step corrects it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ngramspec.draft import Float32
+from ngramspec.draft_length.batch_costs import BatchStepCosts
+from ngramspec.draft_length.cost_curve import Assumed, CostCurve, ForwardKind, behind
+from ngramspec.draft_length.step_cost import StepCostTracker
+
+MOST = 128  # drafted tokens of a joint step for which a cost is known
+LONG = 1 << 20  # tokens that may be generated: joint steps go on while there are generations
+
+
+class StepCosts:
+    """One generation's costs, alone or in joint steps. It is used as a StepCostTracker is.
+
+    Args:
+        alone: its own costs.
+
+    Attributes:
+        now: what tells the costs of its next step.
+    """
+
+    def __init__(self, alone: StepCostTracker) -> None:
+        self.alone = alone
+        self.now: StepCostTracker | JointShare = alone
+
+    def at(self, length: int, pending: int | None = None) -> None:
+        """See StepCostTracker."""
+        self.now.at(length, pending)
+
+    def plain(self) -> bool:
+        """See StepCostTracker."""
+        return self.now.plain()
+
+    def cost(self) -> Float32:
+        """See StepCostTracker."""
+        return self.now.cost()
+
+    def surcharge(self) -> float:
+        """See StepCostTracker."""
+        return self.now.surcharge()
+
+    def width(self, positions: int, room: int) -> int:
+        """See StepCostTracker."""
+        return self.now.width(positions, room)
+
+    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+        """See StepCostTracker."""
+        self.now.took(width, seconds, tree)
+
+    def came(self, drafted: int, accepted: int) -> None:
+        """See StepCostTracker."""
+        self.now.came(drafted, accepted)
+
+
+class JointShare:
+    """The costs of a joint step as one of its generations sees them before drafts are compared.
+
+    A drafted token costs what it adds to the forward. That is compared with a generation's share of
+    a joint step without drafts. All drafts at hand, ``worthwhile_rows`` cuts them further.
+
+    Args:
+        tracker: of joint steps of so many generations.
+        generations: that share a forward.
+        plain: whether the step is to have no drafts.
+    """
+
+    def __init__(self, tracker: StepCostTracker, generations: int, plain: bool) -> None:
+        self._plain = plain
+        self._surcharge = tracker.surcharge()
+        joint = tracker.cost()
+        self._cost: Float32 = (1.0 + (joint - 1.0) * generations).astype(np.float32)
+
+    def at(self, length: int, pending: int | None = None) -> None:
+        """The joint step knows the lengths of all."""
+
+    def plain(self) -> bool:
+        """See StepCostTracker."""
+        return self._plain
+
+    def cost(self) -> Float32:
+        """See StepCostTracker."""
+        return self._cost
+
+    def surcharge(self) -> float:
+        """See StepCostTracker."""
+        return self._surcharge
+
+    def width(self, positions: int, room: int) -> int:
+        """No position is padding."""
+        return positions
+
+    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+        """The joint step is timed as a whole."""
+
+    def came(self, drafted: int, accepted: int) -> None:
+        """As ``took``."""
+
+
+class JointCosts:
+    """The costs of one model's joint steps, for each number of generations. One thread at a time.
+
+    Args:
+        model: that runs the forwards.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._trackers: dict[ForwardKind, StepCostTracker] = {}
+
+    def of(self, alone: StepCostTracker, generations: int) -> StepCostTracker:
+        """The costs of joint steps, where a width is 1 + all drafted tokens.
+
+        Args:
+            alone: the costs of one of the generations.
+            generations: that share a forward.
+        """
+        kind = replace(alone.kind, rows=generations, joint=True)
+        if kind not in self._trackers:
+            tracker = StepCostTracker(self._model, kind, max(MOST, alone.limit) + 1, LONG)
+            tracker.curve.begin_with(_beginning(alone.curve, generations))
+            self._trackers[kind] = tracker
+        return self._trackers[kind]
+
+
+def _beginning(alone: CostCurve, generations: int) -> Assumed:
+    """What one generation's forwards of as many positions cost."""
+    return lambda length, limit: behind(alone.cost(limit + generations, length), generations, limit)
+
+
+AnyStepCosts = StepCosts | StepCostTracker | BatchStepCosts

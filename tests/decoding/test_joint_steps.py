@@ -1,0 +1,326 @@
+"""Joint steps: every generation gets its own text, cache and errors, as if it were alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+from doubles import bushy, half_right, random_drafter
+from families import CAUSAL, VOCAB, build
+from transformers import DynamicCache
+
+from ngramspec import Speculator, UnsupportedError
+from ngramspec.draft import Draft
+from ngramspec.draft_length.batch_choice import worthwhile_rows
+from ngramspec.draft_length.cost_curve import ForwardKind
+from ngramspec.draft_length.joint_costs import JointCosts, JointShare
+from ngramspec.draft_length.step_cost import StepCostTracker
+from ngramspec.stepwise import JointSteps, open_generation
+
+TEXT = [1, 5, 9, 5, 9, 5, 9, 7, 3, 3, 4, 5, 9, 6]
+PROMPTS = [torch.tensor([TEXT[:n]]) for n in (8, 3, 14, 11)]
+GREEDY = {"do_sample": False, "max_new_tokens": 30}
+ALONE = {  # the families whose steps cannot be joined
+    "mistral sliding",
+    "gemma2 hybrid",
+    "gemma3 hybrid",
+    "gpt-neo (windows)",
+    "bloom (alibi)",
+}
+
+
+def run_together(model, runs, steps=None, turns=10**6):
+    """Step all until they have finished: the sizes of the joint steps."""
+    steps, sizes = steps or JointSteps(model), []
+    while turns and (going := [run for run in runs if not run.finished]):
+        added = steps.step(going)
+        for run, tokens in zip(going, added, strict=True):
+            assert tokens
+            assert run.tokens[-len(tokens) :] == tokens
+        sizes.append(len(going))
+        turns -= 1
+    return sizes
+
+
+def opened(model, prompts, drafters, **settings):
+    runs = []
+    for prompt, drafter in zip(prompts, drafters, strict=True):
+        speculator = Speculator(*drafter) if isinstance(drafter, tuple) else Speculator(drafter)
+        runs.append(open_generation(model, prompt, speculator=speculator, **settings))
+        runs[-1].step()
+    return runs
+
+
+def texts(model, prompts, **settings):
+    return [model.generate(each, **settings)[0].tolist() for each in prompts]
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_model_that_can_gives_plain_text(name):
+    model = build(name)
+    plain = texts(model, PROMPTS[:3], **GREEDY)
+    drafters = [(half_right(text, VOCAB), 5) for text in plain]
+    runs = opened(model, PROMPTS[:3], drafters, **GREEDY)
+    assert (runs[0].why_alone is None) == (name not in ALONE)
+    if name not in ALONE:
+        assert len(run_together(model, runs)) < 29
+        assert [run.tokens for run in runs] == [t[-30:] for t in plain]
+        assert all(run.stats.accepted > 0 for run in runs)
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.parametrize("tree", [None, 9])
+def test_texts_and_caches_are_those_of_each_alone(tiny, tree):
+    plain = texts(tiny, PROMPTS, **GREEDY)
+    caches = [DynamicCache(config=tiny.config) for _ in PROMPTS]
+    runs = []
+    for prompt, text, cache in zip(PROMPTS, plain, caches, strict=True):
+        drafter = bushy(text, 97) if tree else half_right(text, 97)
+        speculator = Speculator(drafter, 6, tree=tree)
+        runs.append(
+            open_generation(tiny, prompt, speculator=speculator, past_key_values=cache, **GREEDY)
+        )
+        runs[-1].step()
+    run_together(tiny, runs, turns=6)
+    for run, prompt, text, cache in zip(runs, PROMPTS, plain, caches, strict=True):
+        committed = [*prompt[0].tolist(), *run.tokens]
+        assert committed == text[: len(committed)]
+        run.close()
+        fresh = DynamicCache(config=tiny.config)
+        tiny(torch.tensor([committed[:-1]]), past_key_values=fresh)
+        for kept, computed in zip(cache.layers, fresh.layers, strict=True):
+            torch.testing.assert_close(kept.keys, computed.keys, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(kept.values, computed.values, rtol=1e-4, atol=1e-5)
+
+
+def test_generations_come_and_go(tiny):
+    plain = texts(tiny, PROMPTS, **GREEDY)
+    speculator, steps = Speculator(), JointSteps(tiny)
+    waiting = [open_generation(tiny, p, speculator=speculator, **GREEDY) for p in PROMPTS]
+    running, sizes, found = [], set(), []
+    while waiting or running:
+        if waiting:
+            running.append(waiting.pop(0))
+            running[-1].step()
+        sizes.add(len(running))
+        steps.step(running)
+        ended = [run for run in running if run.finished]
+        running = [run for run in running if not run.finished]
+        for run in ended:
+            found.append(run.tokens)
+            run.close()
+    assert found == [text[-30:] for text in plain]
+    assert max(sizes) == 4
+    assert speculator.stats.runs == 4
+
+
+def test_sampled_texts_are_those_of_their_generators(tiny):
+    settings = {"do_sample": True, "temperature": 1.2, "max_new_tokens": 30, "top_k": 30}
+
+    def generators():
+        return [torch.Generator().manual_seed(seed) for seed in range(4)]
+
+    alone = []
+    for prompt, generator in zip(PROMPTS, generators(), strict=True):
+        speculator = Speculator(random_drafter(97), 4)
+        run = open_generation(tiny, prompt, speculator=speculator, generator=generator, **settings)
+        while not run.finished:
+            run.step()
+        alone.append(run.tokens)
+    runs = []
+    for prompt, generator in zip(PROMPTS, generators(), strict=True):
+        speculator = Speculator(random_drafter(97), 4)
+        runs.append(
+            open_generation(tiny, prompt, speculator=speculator, generator=generator, **settings)
+        )
+        runs[-1].step()
+    run_together(tiny, runs)
+    assert [run.tokens for run in runs] == alone
+
+
+class Failing:
+    """Raises after some tokens."""
+
+    def __init__(self, error, after=5):
+        self.error, self.left = error, after
+
+    def __call__(self, ids, scores, **kwargs):
+        self.left -= 1
+        if not self.left:
+            raise self.error
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+
+def with_criterion(tiny, error):
+    runs = opened(tiny, PROMPTS[:2], ["none"] * 2, **GREEDY)
+    criterion = Failing(error)
+    runs.append(open_generation(tiny, PROMPTS[2], stopping_criteria=[criterion], **GREEDY))
+    runs[-1].step()
+    return runs
+
+
+def test_an_error_closes_its_own_generation(tiny):
+    plain = texts(tiny, PROMPTS[:2], **GREEDY)
+    runs, steps = with_criterion(tiny, RuntimeError("no more")), JointSteps(tiny)
+    errors = []
+    while going := [run for run in runs if not run.finished]:
+        errors += [each for each in steps.step(going) if isinstance(each, Exception)]
+    assert [str(error) for error in errors] == ["no more"]
+    assert [run.tokens for run in runs[:2]] == [t[-30:] for t in plain]
+    assert len(runs[2].tokens) < 10
+
+
+def test_an_interruption_closes_all(tiny):
+    runs, steps = with_criterion(tiny, KeyboardInterrupt()), JointSteps(tiny)
+    with pytest.raises(KeyboardInterrupt):
+        run_together(tiny, runs, steps)
+    assert all(run.finished for run in runs)
+    for run in runs:
+        assert run.cache.get_seq_length() == run.length - 1
+
+
+def test_an_error_of_the_forward_closes_all_and_leaves_caches_cut(tiny):
+    runs = opened(tiny, PROMPTS, ["auto"] * 4, **GREEDY)
+    steps = JointSteps(tiny)
+    run_together(tiny, runs, steps, turns=2)
+    tokens = [run.tokens for run in runs]
+
+    def fail(module, args):
+        raise RuntimeError("out of memory")
+
+    hook = tiny.model.layers[1].mlp.register_forward_pre_hook(fail)
+    try:
+        added = steps.step(runs)
+    finally:
+        hook.remove()
+    assert [str(each) for each in added] == ["out of memory"] * 4
+    assert [run.tokens for run in runs] == tokens
+    for run in runs:
+        assert run.finished
+        assert run.cache.get_seq_length() == run.length - 1
+
+
+def test_what_steps_alone_says_why(tiny):
+    run = open_generation(tiny, PROMPTS[0], **GREEDY)
+    assert "prefill" in run.why_alone
+    run.step()
+    assert run.why_alone is None
+    run.close()
+    assert "end" in run.why_alone
+    fixed = opened(tiny, PROMPTS[:1], ["none"], cache_implementation="static", **GREEDY)[0]
+    assert "static" in fixed.why_alone
+    hook = tiny.register_forward_hook(lambda *_: None)
+    assert "hooks" in opened(tiny, PROMPTS[:1], ["none"], **GREEDY)[0].why_alone
+    hook.remove()
+    before = tiny.config._attn_implementation
+    tiny.set_attn_implementation("eager")
+    assert "eager" in opened(tiny, PROMPTS[:1], ["none"], **GREEDY)[0].why_alone
+    tiny.set_attn_implementation(before)
+
+
+def mix_positions(model):
+    """Have the model's last layer add what the position before it has."""
+    mlp = model.model.layers[-1].mlp
+    own = mlp.forward
+    mlp.forward = lambda states: own(states + states.roll(1, dims=1))
+
+
+def attend_to_the_layer_before(model):
+    """Have the second layer attend to the keys and values of the first."""
+    first, second = (layer.self_attn for layer in model.model.layers[:2])
+    kept = {}
+
+    def keep(own):
+        def update(key, value, layer, *args, **kwargs):
+            if layer:
+                return kept["states"]
+            kept["states"] = own(key, value, layer, *args, **kwargs)
+            return kept["states"]
+
+        return update
+
+    original = second.forward
+    first_forward = first.forward
+
+    def forward_first(*args, past_key_values, **kwargs):
+        past_key_values.own = past_key_values.update
+        past_key_values.update = keep(past_key_values.own)
+        return first_forward(*args, past_key_values=past_key_values, **kwargs)
+
+    def forward_second(*args, past_key_values, **kwargs):
+        out = original(*args, past_key_values=past_key_values, **kwargs)
+        past_key_values.update = past_key_values.own
+        return out
+
+    first.forward, second.forward = forward_first, forward_second
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(mix_positions, "other logits"), (attend_to_the_layer_before, "attend to its cache")],
+)
+def test_a_model_that_cannot_is_found_out(change, reason):
+    model = tiny_llama(seed=3)
+    assert JointSteps(model).why_not is None
+    model = tiny_llama(seed=3)
+    change(model)
+    steps = JointSteps(model)
+    assert reason in steps.why_not
+    runs = opened(model, PROMPTS[:1], ["none"], **GREEDY)
+    with pytest.raises(UnsupportedError, match=reason):
+        steps.step(runs)
+    assert not runs[0].finished
+    runs[0].close()
+
+
+def test_only_what_can_be_joined_is_taken(tiny):
+    steps = JointSteps(tiny)
+    with pytest.raises(ValueError, match="at least one, got none"):
+        steps.step([])
+    good = opened(tiny, PROMPTS[:1], ["none"], **GREEDY)[0]
+    fresh = open_generation(tiny, PROMPTS[1], **GREEDY)
+    with pytest.raises(UnsupportedError, match=r"generations\[1\].*prefill"):
+        steps.step([good, fresh])
+    other = opened(tiny_llama(seed=5), PROMPTS[:1], ["none"], **GREEDY)[0]
+    with pytest.raises(ValueError, match=r"generations\[1\] is of another model"):
+        steps.step([good, other])
+    assert not good.finished
+    assert len(good.tokens) == 1
+
+
+def test_a_fixed_gamma_beside_one_by_cost_keeps_its_drafts(tiny):
+    """And neither learns the joint forward's time as its own."""
+    plain = texts(tiny, PROMPTS[:2], **GREEDY)
+    fixed = (half_right(plain[0], 97), 5)
+    runs = opened(tiny, PROMPTS[:2], [fixed, "auto"], **GREEDY)
+    learned = runs[1].step_costs.alone.curve.learned
+    before = learned.steps
+    run_together(tiny, runs)
+    assert [run.tokens for run in runs] == [t[-30:] for t in plain]
+    assert runs[0].step_costs is None
+    assert runs[0].stats.drafted >= 4 * (runs[0].stats.target_calls - 2)
+    assert learned.steps == before
+
+
+def test_costs_are_of_all_drafted_tokens():
+    """Four generations of one position each, and 4 drafted: 8 positions beside 4."""
+    model = torch.nn.Linear(1, 1)
+    alone = StepCostTracker(model, ForwardKind("cpu", "float32"), 16, 100)
+    tracker = JointCosts(model).of(alone, 4)
+    tracker.at(0)
+    single = alone.kind.assumed(0, 40)
+    joint = tracker.chains()
+    np.testing.assert_allclose(joint[1:9], single[4:12] / single[4], rtol=1e-5)
+    share = JointShare(tracker, 4, plain=False).cost()
+    np.testing.assert_allclose(share[1:], 1 + 4 * (tracker.cost()[1:] - 1), rtol=1e-4)
+
+
+def test_the_likeliest_tokens_of_all_go_first(tiny):
+    def chain(*confidence):
+        return Draft(np.ones(len(confidence), np.int32), None, np.array(confidence, np.float32))
+
+    cost = 1 + 0.1 * np.arange(20, dtype=np.float32)
+    kept = worthwhile_rows([chain(0.9, 0.9, 0.9), chain(0.1, 0.1), chain()], cost)
+    assert [len(each) for each in kept] == [3, 0, 0]
