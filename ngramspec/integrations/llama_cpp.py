@@ -29,13 +29,14 @@ MOST_IDS = (1 << 31) - 1
 
 
 class LlamaCosts(LearnedCosts):
-    """What evaluations of one text cost, and how long a draft may be.
+    """What evaluations of one text cost, and what a draft may cost at most.
 
     On a CPU a wide evaluation is dear, with quantized weights above all, and what was accepted in
-    one text says little of the next one: prose behind copied code would lose the first hundred
-    tokens' tenth. So drafts begin short in each text, get longer when they were accepted as a
-    whole, and shorter when nothing was. The values were chosen on recorded texts with the costs of
-    five types of weights: no prose loses 3 %, and copies are hardly slower.
+    one text says little of the next one: prose behind copied code would lose up to a tenth of its
+    first hundred tokens. So each text begins with a stake, and a draft may cost no more than what
+    is left of it: drafts that were accepted raise it, others take from it. What a text can lose is
+    bounded: the stake, and what it regains. All is in evaluations of one token. The values were
+    chosen on recorded texts with the costs of five types of weights.
 
     Args:
         k: most drafted tokens.
@@ -43,34 +44,34 @@ class LlamaCosts(LearnedCosts):
 
     SLOPE = 0.7  # what a drafted token costs until that is measured
     MARGIN = 0.1  # by which a draft must be worth more than it costs
-    FIRST = 2  # tokens of a text's first draft, at most
-    RISE = 4  # times the tokens that were accepted as a whole may be in the next draft
+    STAKE = 0.75  # of a text that begins: enough for one token
+    REGAINED = 0.01  # in each step, while there is less
+    MOST = 6.0  # of what was won that is kept
 
     def __init__(self, k: int) -> None:
         super().__init__(k, slope=self.SLOPE)
-        self._most = k
-        self._longest = self.FIRST
+        self._dear = k + 1.0  # more than all tokens of a draft are worth
+        self._stake = self.STAKE
 
     def begin(self) -> None:
         """Another text, or another turn of one, begins."""
-        self._longest = self.FIRST
+        self._stake = self.STAKE
 
     def judged(self, drafted: int, accepted: int) -> None:
         """Of a draft so many tokens were accepted."""
-        if not drafted:
-            return
-        if accepted == drafted:
-            self._longest = min(max(self._longest, self.RISE * drafted), self._most)
-        elif not accepted:
-            self._longest = max(self._longest // 2, 1)
+        if drafted:
+            gain = accepted + 1.0 - self.cost(1, drafted)
+            self._stake = min(max(self._stake + gain, 0.0), self.MOST)
+        if self._stake < self.STAKE:
+            self._stake = min(self._stake + self.REGAINED, self.STAKE)
 
     def curve(self, rows: int) -> Float32 | None:
         known = super().curve(rows)
         if known is None:
             return None
         curve = known * np.float32(1.0 + self.MARGIN)
+        curve[known - 1.0 > self._stake] += self._dear
         curve[0] = 1.0
-        curve[self._longest + 1 :] += self._most + 1  # more than all its tokens are worth
         return curve
 
 

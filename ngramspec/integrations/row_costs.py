@@ -120,6 +120,11 @@ class LearnedCosts:
     def curve(self, rows: int) -> Float32 | None:
         return self._of(rounded_rows(rows)).plan()
 
+    def cost(self, rows: int, drafted: int) -> float:
+        """Of a step as measured so far, in steps without a draft."""
+        known = self._of(rounded_rows(rows)).cost()
+        return float(known[min(drafted, len(known) - 1)])
+
     def took(self, rows: int, drafted: int, seconds: float) -> None:
         self._steps += 1
         self._of(rounded_rows(rows)).took(drafted, seconds, self._steps)
