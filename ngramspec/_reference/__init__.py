@@ -1,7 +1,6 @@
 """The plain-Python twin of each native structure: oracle and readable documentation."""
 
 from ngramspec._reference.batch_choice import (
-    curve_through,
     generous_cost,
     may_pay,
     worthwhile_heads,
@@ -18,7 +17,6 @@ __all__ = [
     "TokenText",
     "UnigramCounts",
     "context_key",
-    "curve_through",
     "generous_cost",
     "longest_repeated_suffix",
     "may_pay",

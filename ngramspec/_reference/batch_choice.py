@@ -12,14 +12,18 @@ def worthwhile_heads(
     confidences: Sequence[npt.NDArray[np.float32]],
     curve: npt.NDArray[np.float32],
     chains: bool = True,
+    lasting: float = 1.0,
+    weights: Sequence[float] | None = None,
 ) -> list[int]:
     """How long the heads of a batch's drafts are where its expected tokens per cost are highest."""
     rows = len(confidences)
     if not rows:
         return []
-    exact = [each.astype(np.float64) for each in confidences]
+    exact = [each.astype(np.float64) * (lasting if chains else 1.0) for each in confidences]
     reach = np.concatenate([np.cumprod(each) if chains else each for each in exact])
     row = np.repeat(np.arange(rows), [len(each) for each in confidences])
+    if weights is not None:
+        reach *= np.array(weights, np.float64)[row]
     order = np.argsort(-reach, kind="stable")[: len(curve) - 1]
     expected = np.cumsum(np.concatenate(([rows], reach[order])))
     value = expected / curve[: len(expected)]
@@ -41,13 +45,3 @@ def generous_cost(curve: npt.NDArray[np.float32], rows: int, k: int) -> npt.NDAr
     cost = np.ones(k + 2, np.float32)
     cost[2:] += 0.25 * rows * max(slope, 0.0) * np.arange(1, k + 1, dtype=np.float32)
     return cost
-
-
-def curve_through(xs: Sequence[float], ys: Sequence[float], size: int) -> npt.NDArray[np.float32]:
-    """A curve through points that never falls, and goes on with its mean slope."""
-    at = np.arange(size)
-    heights = np.maximum.accumulate(ys)
-    slope = (heights[-1] - 1) / xs[-1]
-    curve = np.interp(at, xs, heights) + slope * np.maximum(at - xs[-1], 0)
-    curve32: npt.NDArray[np.float32] = curve.astype(np.float32)
-    return curve32

@@ -28,6 +28,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim"), 8),
     "rotary_dim": 4,
     "index_topk": 8,
+    "index_n_heads": 1,  # scores of keys at which it does not fire are equal
     **dict.fromkeys(("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 8),
     **dict.fromkeys(("linear_num_heads", "linear_num_value_heads"), 4),
     "linear_num_key_heads": 2,
@@ -103,6 +104,7 @@ ODD: dict[str, dict[str, Any]] = {
         "n_groups": 1,
         "chunk_size": 16,
     },
+    "MiniMaxM3VLTextConfig": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "Qwen3ASRConfig": {"eos_token_id": VOCAB - 1},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": 2,

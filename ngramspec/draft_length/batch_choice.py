@@ -16,14 +16,20 @@ from ngramspec._native.batch_choice import generous_cost, may_pay, worthwhile_he
 from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import likeliest_path, reach_of, worthwhile_nodes
 
-__all__ = ["common_length", "generous_cost", "may_pay", "urgencies", "worthwhile_rows"]
+__all__ = ["common_length", "generous_cost", "lags", "may_pay", "urgencies", "worthwhile_rows"]
 
 URGENCY = 4.0  # power of a row's steps left beside the most; 1.6 times plain's speed instead of
 # 1.3 on recorded edits in batches of 16, and no slower anywhere
+LAG = 2.0  # power of a row's tokens in a step, in an engine's batch
 BEGUN = 8  # steps of one token each that a row's rate begins with
 
 
-def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
+def worthwhile_rows(
+    drafts: Sequence[Draft],
+    curve: Float32,
+    lasting: float = 1.0,
+    weights: Sequence[float] | None = None,
+) -> list[Draft]:
     """Cut a batch's drafts where its expected tokens per cost are highest.
 
     Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a batch whose
@@ -33,6 +39,9 @@ def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
     Args:
         drafts: of the rows, empty ones included; without confidence each token counts a half.
         curve: float32 (n,), [d] the cost of a step with d drafted tokens in all.
+        lasting: P(a token is still wanted | the one before it is), 0..1, of chains: behind the end
+            of a request they are lost.
+        weights: of the rows: what a token of each is worth; None: 1.
 
     Example:
         >>> sure = Draft(np.array([1, 2], np.int32), None, np.array([0.9, 0.9], np.float32))
@@ -43,7 +52,7 @@ def worthwhile_rows(drafts: Sequence[Draft], curve: Float32) -> list[Draft]:
     """
     trees = [draft for draft in drafts if draft.parents is not None]
     confidences = [_reach(draft) if trees else _confidence(draft) for draft in drafts]
-    kept = worthwhile_heads(confidences, curve, not trees)
+    kept = worthwhile_heads(confidences, curve, not trees, lasting, weights)
     return [
         draft if n == len(draft.tokens) else draft.first(n)
         for draft, n in zip(drafts, kept, strict=True)
@@ -62,6 +71,29 @@ def _reach(draft: Draft) -> Float32:
     reach = reach_of(draft.parents, _confidence(draft))
     falling: Float32 = np.minimum.accumulate(reach).astype(np.float32)
     return falling
+
+
+def lags(emitted: Sequence[int], steps: Sequence[int]) -> list[float]:
+    """What a token of each row is worth where nobody knows how much rows have before them.
+
+    Rows that got few tokens in their steps end last, and hold up who waits for the batch; their
+    steps are saved for others, too. So their tokens are worth more, by a power of the tokens that
+    a row gets in a step.
+
+    Args:
+        emitted: tokens of each row so far.
+        steps: in which it got them.
+
+    Returns:
+        as many weights, with a mean of 1.
+
+    Example:
+        >>> lags([10, 40], [10, 10])
+        [1.75, 0.25]
+    """
+    slow = [((n + BEGUN) / (got + BEGUN)) ** LAG for got, n in zip(emitted, steps, strict=True)]
+    mean = sum(slow) / len(slow)
+    return [each / mean for each in slow]
 
 
 def urgencies(left: Sequence[int], new: Sequence[int], steps: int) -> NDArray[np.float64]:

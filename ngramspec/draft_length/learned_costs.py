@@ -70,6 +70,86 @@ class Comparison:
             self.residual = RECENT * self.residual + (1 - RECENT) * residual
 
 
+class Corrections:
+    """A linear model of logarithms of times, learned from differences between steps.
+
+    Recursive least squares; a difference counts as much as it is probably no swing of the machine.
+    One thread at a time. Learning costs O(features^2).
+
+    Args:
+        covariance: float64 (n, n), of the coefficients before anything is measured.
+        fade: of what is known, forgotten at each step.
+
+    Attributes:
+        mean: float64 (n,), of the coefficients.
+    """
+
+    def __init__(self, covariance: Float64, fade: float = FADE) -> None:
+        self._before = covariance
+        self._keep = 1.0 - fade
+        self.mean = np.zeros(len(covariance))
+        self._covariance = covariance.copy()
+        self._noise = NOISE**2  # variance of the logarithm of a step's time
+
+    def learn(self, before: Comparison, features: Float64, residual: float) -> float:
+        """Learn from the time of a step.
+
+        Args:
+            before: what it is compared with; the step is taken in.
+            features: float64 (n,), of the step.
+            residual: the logarithm of its time / what was assumed of it.
+
+        Returns:
+            the probability that its time was not changed by a swing of the machine's speed.
+        """
+        self._fade()
+        if before.features is None:
+            before.follow(features, residual, anew=True)
+            return 1.0
+        difference = features - before.features
+        error = residual - before.residual - float(difference @ self.mean)
+        likely = self._update(difference, error)
+        before.follow(features, residual, anew=likely < 0.5)
+        return likely
+
+    def deviations(self, features: Float64) -> Float64:
+        """Standard deviations of logarithms of times, as far as they are known, float64 (m,).
+
+        Args:
+            features: float64 (m, n).
+        """
+        variances = np.einsum("ij,ij->i", features @ self._covariance, features)
+        deviations: Float64 = np.sqrt(np.maximum(variances, 0.0))
+        return deviations
+
+    def _fade(self) -> None:
+        """Forget a little: what is not measured again is as assumed in the end."""
+        self.mean *= self._keep
+        self._covariance *= self._keep**2
+        self._covariance += (1 - self._keep**2) * self._before
+
+    def _update(self, difference: Float64, error: float) -> float:
+        """Correct by the error of a predicted difference.
+
+        Returns:
+            the probability that it is an error of the costs, and not the machine's speed.
+        """
+        spread = self._covariance @ difference
+        known = float(difference @ spread)
+        variance = known + self._noise * (1 + (1 - RECENT) / (1 + RECENT))
+        normal = np.exp(-(error**2) / variance / 2) / np.sqrt(2 * np.pi * variance)
+        likely = float((1 - SWINGS) * normal / ((1 - SWINGS) * normal + SWINGS / RANGE))
+        gain = likely / variance * spread
+        self.mean += gain * error
+        self._covariance -= np.outer(gain, spread)
+        self._covariance += (
+            (1 - likely) * REVIVED * self._before
+        )  # if it comes again, it is believed
+        heard = max(error**2 - known, QUIETEST**2)
+        self._noise += likely * HEARD * (heard - self._noise)
+        return likely
+
+
 class LearnedCosts:
     """The corrections of one model's forwards of one kind. Threads may share it.
 
@@ -84,10 +164,7 @@ class LearnedCosts:
     """
 
     def __init__(self, certainty: float = 1.0) -> None:
-        self._before = _covariance() / certainty**2
-        self._mean = np.zeros(len(self._before))
-        self._covariance = self._before.copy()
-        self._noise = NOISE**2  # variance of the logarithm of a step's time
+        self._corrections = Corrections(_covariance() / certainty**2)
         self._counts: dict[int, int] = {}
         self.steps = 0
         self._lock = threading.Lock()
@@ -95,9 +172,7 @@ class LearnedCosts:
     def forget(self) -> None:
         """Begin anew, with the usual certainty."""
         with self._lock:
-            self._before = _covariance()
-            self._mean = np.zeros(len(self._before))
-            self._covariance = self._before.copy()
+            self._corrections = Corrections(_covariance())
             self._counts.clear()
             self.steps += 1
 
@@ -118,50 +193,17 @@ class LearnedCosts:
         """
         features = now.features()
         with self._lock:
-            self._fade()
             self._counts[now.width] = self._counts.get(now.width, 0) + 1
             self.steps += 1
-            if before.features is None:
-                before.follow(features, residual, anew=True)
-                return 1.0
-            difference = features - before.features
-            error = residual - before.residual - float(difference @ self._mean)
-            likely = self._update(difference, error)
-        before.follow(features, residual, anew=likely < 0.5)
-        return likely
-
-    def _fade(self) -> None:
-        """Forget a little: what is not measured again is as assumed in the end."""
-        self._mean *= 1 - FADE
-        self._covariance *= (1 - FADE) ** 2
-        self._covariance += (1 - (1 - FADE) ** 2) * self._before
-
-    def _update(self, difference: Float64, error: float) -> float:
-        """Correct by the error of a predicted difference.
-
-        Returns:
-            the probability that it is an error of the costs, and not the machine's speed.
-        """
-        spread = self._covariance @ difference
-        known = float(difference @ spread)
-        variance = known + self._noise * (1 + (1 - RECENT) / (1 + RECENT))
-        normal = np.exp(-(error**2) / variance / 2) / np.sqrt(2 * np.pi * variance)
-        likely = float((1 - SWINGS) * normal / ((1 - SWINGS) * normal + SWINGS / RANGE))
-        gain = likely / variance * spread
-        self._mean += gain * error
-        self._covariance -= np.outer(gain, spread)
-        self._covariance += (
-            (1 - likely) * REVIVED * self._before
-        )  # if it comes again, it is believed
-        heard = max(error**2 - known, QUIETEST**2)
-        self._noise += likely * HEARD * (heard - self._noise)
-        return likely
+            return self._corrections.learn(before, features, residual)
 
     def corrections(self, limit: int, length: int) -> Float64:
         """Of the logarithms of costs at widths 0..limit without branches, float64 (limit + 1,)."""
         count, weight = len(KNOTS), positions_weight(length)
         with self._lock:
-            known = self._mean[:count] + weight * self._mean[count : 2 * count]
+            known = (
+                self._corrections.mean[:count] + weight * self._corrections.mean[count : 2 * count]
+            )
         corrected: Float64 = _basis(limit) @ known
         return corrected
 
@@ -169,13 +211,13 @@ class LearnedCosts:
         """Of the logarithm of a cost, for branches; at least 0."""
         weight = positions_weight(length)
         with self._lock:
-            return max(float(self._mean[-2] + weight * self._mean[-1]), 0.0)
+            return max(float(self._corrections.mean[-2] + weight * self._corrections.mean[-1]), 0.0)
 
     def deviation(self, forward: Forward) -> float:
         """Standard deviation of the logarithm of a forward's cost, as far as it is known."""
         features = forward.features()
         with self._lock:
-            return float(np.sqrt(features @ self._covariance @ features))
+            return float(self._corrections.deviations(features[None])[0])
 
 
 @dataclass(frozen=True, slots=True)

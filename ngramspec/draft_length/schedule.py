@@ -161,7 +161,9 @@ class CostGamma(GammaController):
 
     def observe(self, drafted: int, accepted: int) -> None:
         self._heuristic.observe(drafted, accepted)
-        surplus = (1 + accepted) / float(self._cost()[1 + drafted]) - 1
+        cost = self._cost()
+        positions = min(1 + drafted, len(cost) - 1)  # another rank's draft may be longer
+        surplus = (1 + accepted) / float(cost[positions]) - 1
         self._surplus = self.MEMORY * self._surplus + (1 - self.MEMORY) * surplus
         self._surplus = max(self._surplus, -(1 - self.MEMORY))  # one good draft resumes it
 

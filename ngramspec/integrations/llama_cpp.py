@@ -42,15 +42,19 @@ class LlamaCosts(LearnedCosts):
         k: most drafted tokens.
     """
 
-    SLOPE = 0.7  # what a drafted token costs until that is measured
-    MARGIN = 0.1  # by which a draft must be worth more than it costs
+    SLOPE = 0.7  # what a drafted token costs until that is measured: half of the difference is
+    # believed for each drafted step that was timed
+    EXTRA = 0.1  # by which a draft must be worth more than it costs
     STAKE = 0.75  # of a text that begins: enough for one token
     REGAINED = 0.01  # in each step, while there is less
     MOST = 6.0  # of what was won that is kept
 
     def __init__(self, k: int) -> None:
-        super().__init__(k, slope=self.SLOPE)
+        super().__init__(k, "cpu", "float32")
         self._dear = k + 1.0  # more than all tokens of a draft are worth
+        self._assumed = (1.0 + self.SLOPE * np.arange(k + 1)).astype(np.float32)
+        self._believed = self._assumed
+        self._tried = 0  # drafted steps that were timed
         self._stake = self.STAKE
 
     def begin(self) -> None:
@@ -60,7 +64,7 @@ class LlamaCosts(LearnedCosts):
     def judged(self, drafted: int, accepted: int) -> None:
         """Of a draft so many tokens were accepted."""
         if drafted:
-            gain = accepted + 1.0 - self.cost(1, drafted)
+            gain = accepted + 1.0 - float(self._believed[drafted])
             self._stake = min(max(self._stake + gain, 0.0), self.MOST)
         if self._stake < self.STAKE:
             self._stake = min(self._stake + self.REGAINED, self.STAKE)
@@ -69,10 +73,16 @@ class LlamaCosts(LearnedCosts):
         known = super().curve(rows)
         if known is None:
             return None
-        curve = known * np.float32(1.0 + self.MARGIN)
-        curve[known - 1.0 > self._stake] += self._dear
+        doubt = np.float32(0.5**self._tried)
+        self._believed = known + doubt * np.maximum(self._assumed - known, 0)
+        curve: Float32 = self._believed * np.float32(1.0 + self.EXTRA)
+        curve[self._believed - 1.0 > self._stake] += self._dear
         curve[0] = 1.0
         return curve
+
+    def took(self, rows: int, drafted: int, seconds: float) -> None:
+        super().took(rows, drafted, seconds)
+        self._tried += drafted > 0
 
 
 class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]

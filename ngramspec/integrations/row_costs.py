@@ -7,17 +7,17 @@ So there is a curve for each number of rows, over the drafted tokens of the whol
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 
-from ngramspec._native.batch_choice import curve_through
 from ngramspec.draft import Float32
-from ngramspec.draft_length.cost_curve import assumed_cost
+from ngramspec.integrations.step_costs import StepCosts
 
 MOST_DRAFTED = 1024  # tokens in a batch; the curve's last value holds behind
+MOST_POSITIONS = 4096  # of a step
+OFTEN = 24, 32  # a curve is read anew after this part of all steps, and after so many at most
 
 
 class BatchCosts(Protocol):
@@ -31,14 +31,6 @@ class BatchCosts(Protocol):
 
     def took(self, rows: int, drafted: int, seconds: float) -> None:
         """A step of ``rows`` rows and ``drafted`` tokens took so long."""
-
-
-def rounded_rows(rows: int) -> int:
-    """The number of rows whose curve is used: all up to 8, then steps of a quarter or less."""
-    if rows <= 8:
-        return rows
-    unit = 1 << (rows.bit_length() - 3)
-    return -(-rows // unit) * unit
 
 
 class GivenCosts:
@@ -89,212 +81,48 @@ def _given(rows: int, points: Mapping[int, float]) -> Float32:
 
 
 class LearnedCosts:
-    """Curves learned from the engine's own steps.
-
-    A number of rows that was never seen begins with the curve of the nearest that was, read over
-    the positions of the whole step; the first with what is assumed of the device.
+    """Curves learned from the engine's own steps: see ``StepCosts``.
 
     Args:
         k: most drafted tokens of a row.
         device: "cpu" or "gpu".
         dtype: of the model, by name.
-        slope: what a drafted token costs until that is measured, in steps without a draft, instead
-            of what is assumed of the device; None: that.
     """
 
-    def __init__(
-        self,
-        k: int,
-        device: str = "gpu",
-        dtype: str = "bfloat16",
-        *,
-        slope: float | None = None,
-    ) -> None:
+    STALE = 128  # timed steps after which one without a draft is run, to be timed: at first
+    SOON = 2  # so many, and half as many as there were so far;
+    PATIENCE = 6  # or so many in a row, if they cannot be timed
+    MARGIN = 0.02  # by which a draft must be worth more than it costs
+    # In a batch its tokens cost so many times what they take: a step is saved only if the slowest
+    # rows need one less. Where rows end together, tokens of the others save a row, and not their
+    # share of a step.
+    BATCH = 1.5
+
+    def __init__(self, k: int, device: str = "gpu", dtype: str = "bfloat16") -> None:
         self._k = k
-        self._device = device
-        self._dtype = dtype
-        self._slope = slope
-        self._known: dict[int, RowsCost] = {}
-        self._steps = 0
+        self._costs = StepCosts(device, dtype, MOST_POSITIONS)
+        self._plain = -self.SOON  # the timed step without a draft that was the last
+        self._waits = 0
+        self._curves: dict[int, tuple[int, Float32]] = {}  # rows -> (step, curve)
 
     def curve(self, rows: int) -> Float32 | None:
-        return self._of(rounded_rows(rows)).plan()
-
-    def cost(self, rows: int, drafted: int) -> float:
-        """Of a step as measured so far, in steps without a draft."""
-        known = self._of(rounded_rows(rows)).cost()
-        return float(known[min(drafted, len(known) - 1)])
-
-    def took(self, rows: int, drafted: int, seconds: float) -> None:
-        self._steps += 1
-        self._of(rounded_rows(rows)).took(drafted, seconds, self._steps)
-
-    def _of(self, rows: int) -> RowsCost:
-        known = self._known.get(rows)
-        if known is None:
-            known = self._known[rows] = RowsCost(rows, self._begin(rows))
-        return known
-
-    def _begin(self, rows: int) -> Float32:
-        """float32 (n,): [d] the cost of d drafted tokens until it is measured."""
-        most = min(rows * self._k, MOST_DRAFTED)
-        timed = [each for each, cost in self._known.items() if cost.timed]
-        if timed:
-            nearest = min(timed, key=lambda each: abs(each - rows))
-            whole = _over_positions(self._known[nearest].cost(), nearest, rows + most)
-        elif self._slope is not None:
-            return (1.0 + self._slope * np.arange(most + 1)).astype(np.float32)
-        else:
-            whole = assumed_cost(self._device, rows + most - 1, dtype=self._dtype)
-        curve: Float32 = (whole[rows : rows + most + 1] / whole[rows]).astype(np.float32)
-        return curve
-
-
-def _over_positions(curve: Float32, rows: int, most: int) -> Float32:
-    """A curve of ``rows`` rows as one over all positions of a step, float32 (most + 1,)."""
-    last = len(curve) - 1
-    at = np.arange(most + 1)
-    whole = np.interp(at, rows + np.arange(last + 1), curve)
-    slope = float(curve[-1] - 1) / last if last else 0.0
-    whole += slope * np.maximum(at - rows - last, 0)
-    first = float(curve[1] - 1) if last else 0.0
-    positions: Float32 = np.maximum(whole - first * np.maximum(rows - at, 0), 0.01)
-    return positions.astype(np.float32)
-
-
-class RowsCost:
-    """The steps of one number of rows.
-
-    A step's time is compared with those of the steps just before it, whatever they drafted, so
-    that neither longer contexts nor a busy machine are taken for the cost of drafts. Times are
-    kept by the drafted tokens, in classes; the curve goes through the median of each class, is
-    linear in between, and never falls. Times far above what is expected are left out: the engine
-    paused.
-
-    Args:
-        rows: their number.
-        assumed: float32 (n,), [d] the cost of d drafted tokens until it is measured.
-    """
-
-    PROBES = 2  # steps without a draft to begin with
-    STALE = 128  # steps after which another one is run to be timed,
-    PATIENCE = 6  # or so many in a row, if they cannot be timed
-    RECENT = 8  # steps that the next one is compared with
-    OLD = 64  # steps with other numbers of rows, after which those before say nothing
-    KEPT = 9  # latest times of a class: their median counts
-    FADE = 512.0  # steps after which a class's evidence counts half
-    BELIEF = 0.25  # a class's times count k / (k + BELIEF) against what was assumed
-    PAUSE = 2.5  # times the most that is expected: the engine did something else,
-    BELIEVED = 3  # unless so many steps in a row take that long
-    MARGIN = 0.02  # by which a draft must be worth more than it costs
-
-    def __init__(self, rows: int, assumed: Float32) -> None:
-        self._rows = rows
-        self._assumed = assumed
-        self._times: dict[int, deque[tuple[int, float]]] = {}  # class -> (drafted, relative time)
-        self._middle: dict[int, tuple[float, float]] = {}  # class -> mean drafted, median time
-        self._when: dict[int, int] = {}  # class -> step of its last time
-        self._recent: deque[float] = deque(maxlen=self.RECENT)  # seconds by what steps cost
-        self._pauses = 0  # in a row
-        self._timed = 0  # steps
-        self._last = 0  # the step that was timed last
-        self._waits = 0  # for a step without a draft to be timed
-        self._cost, self._usable = assumed, assumed
-        self._read = -1
-
-    @property
-    def timed(self) -> bool:
-        """Whether a step without a draft was timed."""
-        return 0 in self._times
-
-    def plan(self) -> Float32 | None:
-        """The curve to draft by, or None where a step without a draft is to be timed."""
-        due = len(self._times.get(0, ())) < self.PROBES
-        due = due or self._timed - self._when.get(0, 0) > self.STALE
-        if due and self._waits < self.PATIENCE:
+        steps = self._costs.steps
+        if (
+            steps - self._plain >= min(self.STALE, self.SOON + steps // 2)
+            and self._waits < self.PATIENCE
+        ):
             self._waits += 1
             return None
-        self.cost()
-        return self._usable
+        known = self._curves.get(rows)
+        if known is None or steps - known[0] > min(steps // OFTEN[0], OFTEN[1]):
+            curve = self._costs.curve(rows, min(rows * self._k, MOST_DRAFTED))
+            if rows > 1:
+                curve += np.float32(self.BATCH - 1.0) * (curve - 1.0)
+            curve[1:] *= np.float32(1.0 + self.MARGIN)
+            known = self._curves[rows] = (steps, curve)
+        return known[1]
 
-    def cost(self) -> Float32:
-        """float32 (n,), as measured so far; [0] is 1."""
-        if self._read != self._timed:
-            self._read = self._timed
-            self._cost = self._measured()
-            self._usable = self._cost * np.float32(1.0 + self.MARGIN)
-            self._usable[0] = 1.0
-        return self._cost
-
-    def _measured(self) -> Float32:
-        if 0 not in self._times:
-            return self._assumed
-        one = self._middle[0][1]
-        x, y = [0.0], [1.0]
-        for which in sorted(self._times.keys() - {0}):
-            drafted, time = self._middle[which]
-            evidence = len(self._times[which]) * 0.5 ** (
-                (self._timed - self._when[which]) / self.FADE
-            )
-            share = evidence / (evidence + self.BELIEF)
-            below = int(drafted)
-            part = drafted - below
-            above = min(below + 1, len(self._assumed) - 1)
-            assumed = float((1 - part) * self._assumed[below] + part * self._assumed[above])
-            x.append(drafted)
-            y.append(share * time / one + (1 - share) * assumed)
-        return self._assumed if len(x) == 1 else curve_through(x, y, len(self._assumed))
-
-    def took(self, drafted: int, seconds: float, step: int) -> None:
-        """A step with so many drafted tokens took so long; ``step`` is its number."""
-        if step - self._last > self.OLD:
-            self._recent.clear()
-        self._last = step
-        drafted = min(drafted, len(self._assumed) - 1)
-        which = _class_of(drafted)
-        time = seconds / _median(self._recent) if self._recent else None
-        if time is not None and self._paused(which, drafted, time):
-            return
-        self._pauses = 0
-        if drafted == 0:
-            self._waits = 0
-        if time is not None:
-            self._timed += 1
-            times = self._times.setdefault(which, deque(maxlen=self.KEPT))
-            times.append((drafted, time))
-            tokens = sum([each for each, _ in times]) / len(times)
-            self._middle[which] = (tokens, _median([each for _, each in times]))
-            self._when[which] = self._timed
-        self._recent.append(seconds / self._expected(which, drafted))
-
-    def _expected(self, which: int, drafted: int) -> float:
-        """A step's time in the unit of those kept: as it was, or as the curve says."""
-        middle = self._middle.get(which)
-        return middle[1] if middle else float(self.cost()[drafted])
-
-    def _paused(self, which: int, drafted: int, time: float) -> bool:
-        """Whether so long a time says nothing of the step."""
-        usual = float(self.cost()[drafted])
-        if which not in self._times:  # it may cost as much as all its positions do
-            usual = max(usual, (self._rows + drafted) / self._rows)
-        if time <= self.PAUSE * usual:
-            return False
-        self._pauses += 1
-        if self._pauses < self.BELIEVED:
-            return True
-        self._recent.clear()
-        return False
-
-
-def _class_of(drafted: int) -> int:
-    """Numbers of drafted tokens whose times are kept together: all up to 4, then by the half."""
-    if drafted <= 4:
-        return drafted
-    return 2 * drafted.bit_length() + (drafted >> (drafted.bit_length() - 2) & 1)
-
-
-def _median(values: Iterable[float]) -> float:
-    """Of at least one value; ``statistics.median`` takes four times as long."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    def took(self, rows: int, drafted: int, seconds: float) -> None:
+        self._costs.took(rows, drafted, seconds)
+        if not drafted:
+            self._plain, self._waits = self._costs.steps, 0

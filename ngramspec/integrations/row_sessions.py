@@ -103,6 +103,8 @@ class RowSessions:
         draft, text.draft, begin = text.draft, EMPTY_DRAFT, text.text.count
         new = self.texts.take(place, text, row, self.vocab)
         self.stats.emitted += len(row.new)
+        text.steps += 1
+        text.emitted += len(row.new)
         if text.stored is not None:
             _store(text.stored, new, len(row.new), begin)
         if text.session is not None:

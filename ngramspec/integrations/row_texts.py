@@ -44,17 +44,19 @@ class RowText:
         live: whether it is known still.
         stored: what it adds to shared stores, and the drafter that reads them; None: none.
         listed: (count, hash) by which ``RowTexts`` finds it; None: by none.
+        steps: of the engine in which it got tokens.
+        emitted: tokens that it got in them.
     """
 
     __slots__ = (
         *("key", "text", "session", "draft", "seen", "faults", "sound", "size", "live"),
-        *("stored", "listed"),
+        *("stored", "listed", "steps", "emitted"),
     )
 
     def __init__(self, key: Hashable | None) -> None:
         self.key = key
         self.text = TokenText()
-        self.seen = self.faults = self.sound = self.size = 0
+        self.seen = self.faults = self.sound = self.size = self.steps = self.emitted = 0
         self.live = True
         self.session: DraftSession | None = None
         self.draft: Draft = EMPTY_DRAFT

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32
-from ngramspec.draft_length.batch_choice import generous_cost, may_pay, worthwhile_rows
+from ngramspec.draft_length.batch_choice import generous_cost, lags, may_pay, worthwhile_rows
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
@@ -20,6 +20,11 @@ from ngramspec.integrations.row_sessions import RowSessions, RowsStats
 from ngramspec.integrations.row_texts import Row, RowText
 
 __all__ = ["Row", "Rows", "RowsStats"]
+
+# P(a drafted token is still wanted): a request's last draft reaches beyond its end. Chosen by
+# replaying answers of 48 tokens; in simulated answers of 200, 0.98 makes sure copies 5 to 15 %
+# faster, and loses where tokens are less sure.
+LASTING = 0.9
 
 
 class Rows:
@@ -198,4 +203,12 @@ class Rows:
         for place, text in texts:
             room = min(k, most - rows[place].length)
             found.append(ask(text, room, cost) if room > 0 else EMPTY_DRAFT)
-        return found if curve is None else worthwhile_rows(found, curve)
+        if curve is None:
+            return found
+        known = [text for _, text in texts]
+        weights = (
+            lags([text.emitted for text in known], [text.steps for text in known])
+            if len(known) > 1
+            else None
+        )
+        return worthwhile_rows(found, curve, LASTING, weights)

@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.target.hf_private import is_user_defined
+from ngramspec.target.index_state import truncate_indexed
 from ngramspec.target.inplace_kv import InPlace, close_up, grows_in_place
 from ngramspec.target.linear_state import LINEAR, LinearStates, can_record
 from ngramspec.target.recurrent_state import Checkpoint
@@ -46,6 +47,7 @@ class KVCache:
 
     Attributes:
         layers: those with keys and values of every position.
+        indexed: whether layers have an index of their keys.
         checkpoint: of the linear layers, if they have a recurrent state; else None.
     """
 
@@ -54,7 +56,7 @@ class KVCache:
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self._sliding = [layer for layer in self.layers if layer.is_sliding]
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
-        self._indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
+        self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if hasattr(layer, "conv_states")]
         self._convolutions = LinearStates([] if recurrent else self._linear)
         self.checkpoint = Checkpoint(self._linear) if recurrent else None
@@ -74,7 +76,7 @@ class KVCache:
             return "a recurrent state"
         if self._linear:
             return "convolutions over positions"
-        return "attention with an index of its keys" if self._indexed else None
+        return "attention with an index of its keys" if self.indexed else None
 
     @property
     def convolves(self) -> bool:
@@ -186,6 +188,8 @@ class KVCache:
                 layer.is_initialized, layer.cumulative_length = False, 0
             elif layer.is_sliding and not getattr(layer, "record_past", True):
                 continue  # a prefill in chunks has dropped what slid out, as plain decoding does
+            elif kind_of(layer) == INDEXED:
+                truncate_indexed(layer, length)
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 self._crop(layer, surplus)
 

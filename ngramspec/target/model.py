@@ -13,6 +13,7 @@ from ngramspec.target.call import call_traits_of
 from ngramspec.target.gqa_attention import in_place
 from ngramspec.target.growth import next_position
 from ngramspec.target.hidden import head_inputs
+from ngramspec.target.index_ties import selecting_alone
 from ngramspec.target.inputs import Inputs
 from ngramspec.target.kv_cache import cache_of, is_callers, kv_cache_for
 from ngramspec.target.last_forward import LastForward
@@ -23,7 +24,7 @@ from ngramspec.target.present_rows import PresentRows
 from ngramspec.target.recurrent_probe import check_recurrent
 from ngramspec.target.recurrent_state import Pending
 from ngramspec.target.shapes import ForwardShapes
-from ngramspec.target.support import check_model, check_states, check_static
+from ngramspec.target.support import check_cache, check_model, check_states
 from ngramspec.target.traits import head_size, traits_of
 from ngramspec.target.tree_attention import Trees
 
@@ -78,7 +79,7 @@ class Target:
         self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
         if traits.recurrent:
             check_recurrent(model)
-        check_static(traits, self.cache.capacity is not None)
+        check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
         self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
         states, encodes = self._recorder.names, traits.encodes
@@ -241,7 +242,8 @@ class Target:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
-        with in_place(block.device), head_inputs(self.model, self.wants_hidden) as states:
+        wanted, alone = self.wants_hidden, selecting_alone(self.model, self.cache, inputs)
+        with in_place(block.device), alone, head_inputs(self.model, wanted) as states:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
 

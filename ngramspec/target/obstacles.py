@@ -110,8 +110,9 @@ def prefill_checks_drafts(
     whole = config.prefill_chunk_size is None and not call.states and _is_plain(kwargs)
     if traits.names & WIDENS_MASK and not _attends_all(kwargs.get("attention_mask")):
         return False
-    cut = call.static or call.slides or call.convolves or call.unaligned is not None
-    return whole and call.rows == 1 and not (cut or traits.encodes or traits.rope_varies)
+    cut = call.static or call.slides or call.unaligned is not None
+    plain = not (cut or call.in_order or traits.encodes or traits.rope_varies)
+    return whole and call.rows == 1 and plain
 
 
 def _is_plain(kwargs: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.target import hf_private
 from ngramspec.target.call import CallTraits
-from ngramspec.target.kv_cache import transformers_before
+from ngramspec.target.kv_cache import KVCache, transformers_before
 from ngramspec.target.traits import Traits, class_names, embedding_count
 
 # Models whose forward over several tokens is not that of one token after another.
@@ -35,6 +35,7 @@ OWN_CACHE = {
 NOT_STATIC = {"GPTNeoForCausalLM", "LEDForConditionalGeneration"}
 ONE_BEAM = "pass num_beams=1"
 IMAGES_SINCE = (5, 19)  # before it, GIT's forward over several tokens behind an image is different
+SELECTS_SINCE = (5, 17)  # before it, a mask of bools undoes what an index selected
 # Ways to decode that transformers fetches from its hub, with trust_remote_code=True, and the value
 # of each, beside None, that switches it off.
 REMOTE = {
@@ -120,12 +121,24 @@ def check_adapter(model: Any) -> None:
             )
 
 
-def check_static(traits: Traits, static: bool) -> None:
-    """Raise an UnsupportedError if plain decoding itself differs on a static cache."""
-    if static and traits.names & NOT_STATIC:
+def check_cache(traits: Traits, cache: KVCache) -> None:
+    """Raise an UnsupportedError if a model goes on otherwise over a cache of this kind.
+
+    Args:
+        traits: of the model.
+        cache: of the call, before the prefill.
+    """
+    if cache.capacity is not None and traits.names & NOT_STATIC:  # plain decoding itself differs
         raise UnsupportedError(
             f"{traits.name} decodes differently on a static cache; remove cache_implementation, or"
             " pass a DynamicCache"
+        )
+    sparse = cache.indexed and not traits.recurrent and traits.attention == "sdpa"
+    if sparse and transformers_before(SELECTS_SINCE):
+        raise UnsupportedError(
+            f"{traits.name} cannot check several tokens under sdpa before transformers 5.17: they"
+            " attend to keys that its index did not select; load it with"
+            " attn_implementation='eager'"
         )
 
 

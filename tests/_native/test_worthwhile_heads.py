@@ -14,7 +14,6 @@ from native_strategies import QUICK
 from ngramspec import _reference as reference
 from ngramspec._native import batch_choice
 from ngramspec._native.batch_choice import (
-    curve_through,
     generous_cost,
     may_pay,
     worthwhile_heads,
@@ -33,13 +32,18 @@ def arrays(batch):
 
 
 @QUICK
-@given(batch=BATCHES, curve=CURVES)
-def test_it_does_what_its_twin_does(batch, curve):
+@given(
+    batch=BATCHES,
+    curve=CURVES,
+    lasting=st.sampled_from([0.5, 1.0]),
+    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=5, max_size=5) | st.none(),
+)
+def test_it_does_what_its_twin_does(batch, curve, lasting, weights):
     chains = arrays(batch)
-    assert worthwhile_heads(chains, curve) == reference.worthwhile_heads(chains, curve)
-    nodes = [np.sort(each)[::-1].copy() for each in chains]
-    ours = worthwhile_heads(nodes, curve, False)
-    assert ours == reference.worthwhile_heads(nodes, curve, False)
+    weights = weights and weights[: len(batch)]
+    for rows, are_chains in (chains, True), ([np.sort(x)[::-1].copy() for x in chains], False):
+        ours = worthwhile_heads(rows, curve, are_chains, lasting, weights)
+        assert ours == reference.worthwhile_heads(rows, curve, are_chains, lasting, weights)
 
 
 @QUICK
@@ -68,6 +72,8 @@ def test_wrong_input_is_named():
             worthwhile_heads([good, bad], curve)
     with pytest.raises(ValueError, match="curve must have one entry or more, got 0"):
         worthwhile_heads([good], curve[:0])
+    with pytest.raises(ValueError, match="weights must be as many as rows, 1, got 2"):
+        worthwhile_heads([good], curve, True, 1.0, [1.0, 1.0])
     assert worthwhile_heads([], curve) == []
     assert worthwhile_heads([good], curve) == [2]
 
@@ -87,24 +93,6 @@ def test_a_row_s_cost_is_its_twin_s(curve, rows, k, noise):
         assert ours.tolist() == reference.generous_cost(each, rows, k).tolist()
 
 
-@QUICK
-@given(
-    steps=st.lists(st.floats(0.1, 9), min_size=1, max_size=8),
-    heights=st.lists(st.floats(0.2, 5), min_size=8, max_size=8),
-    size=st.integers(0, 40),
-)
-def test_a_curve_through_points_is_its_twin_s(steps, heights, size):
-    xs = [0.0, *np.cumsum(steps).tolist()]
-    ys = [1.0, *heights[: len(steps)]]
-    ours = curve_through(xs, ys, size)
-    assert ours.dtype == np.float32
-    assert ours == pytest.approx(reference.curve_through(xs, ys, size), rel=1e-6)
-
-
 def test_wrong_curves_are_refused():
-    with pytest.raises(ValueError, match="two points or more, got 1 and 1"):
-        curve_through([0], [1.0], 4)
-    with pytest.raises(ValueError, match="two points or more, got 2 and 1"):
-        curve_through([0, 1], [1.0], 4)
     with pytest.raises(ValueError, match="one entry or more"):
         generous_cost(np.empty(0, np.float32), 1, 1)

@@ -138,7 +138,7 @@ def run(case, folder, out):
     """What two processes saw."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", str(HERE / "ranks_worker.py"), case, str(folder), str(out)]
-    paths = os.pathsep.join([str(HERE), str(HERE.parent)])
+    paths = os.pathsep.join(map(str, [HERE, *HERE.parents[:2]]))
     env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     log = out / "log.txt"
     with log.open("w") as file:

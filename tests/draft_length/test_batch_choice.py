@@ -9,6 +9,7 @@ from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.draft_length.batch_choice import (
     common_length,
     generous_cost,
+    lags,
     may_pay,
     urgencies,
     worthwhile_rows,
@@ -35,6 +36,26 @@ def test_the_likeliest_tokens_of_all_rows_are_kept():
     steep = (1 + np.arange(6)).astype(np.float32)
     assert [len(each) for each in worthwhile_rows(drafts, steep)] == [0, 0, 0]
     assert worthwhile_rows([EMPTY_DRAFT], steep) == [EMPTY_DRAFT]
+
+
+def test_tokens_that_may_be_lost_are_worth_less():
+    """By hand: reach 1, 1, 1 of which .5, .25, .125 are wanted; each costs .3 of a step."""
+    curve = (1 + 0.3 * np.arange(4)).astype(np.float32)
+    sure = [chain(1.0, 1.0, 1.0)]
+    assert [len(each) for each in worthwhile_rows(sure, curve)] == [3]
+    assert [len(each) for each in worthwhile_rows(sure, curve, 0.5)] == [1]
+    assert sure[0].confidence.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_tokens_of_rows_that_lag_behind_are_worth_more():
+    """By hand: a step of two rows costs .4 more by the token; .3 is worth it if it counts twice."""
+    drafts = [chain(0.3), chain(0.3)]
+    curve = (1 + 0.2 * np.arange(3)).astype(np.float32)
+    assert [len(each) for each in worthwhile_rows(drafts, curve)] == [0, 0]
+    weights = lags([10, 20], [10, 10])
+    assert weights == pytest.approx([2 * 28**2 / (18**2 + 28**2), 2 * 18**2 / (18**2 + 28**2)])
+    assert [len(each) for each in worthwhile_rows(drafts, curve, 1.0, weights)] == [1, 0]
+    assert lags([5, 5, 5], [3, 3, 3]) == [1.0, 1.0, 1.0]
 
 
 def test_the_choice_is_the_best_of_all_choices():

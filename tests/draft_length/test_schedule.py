@@ -34,6 +34,13 @@ def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does()
     assert steps <= CostGamma.TRIED_EVERY + 3
 
 
+def test_a_draft_of_another_rank_may_be_longer_than_any_of_one_s_own():
+    controller = CostGamma(8, lambda: assumed_cost("cpu", 8))
+    for accepted in (0, 90):
+        controller.observe(90, accepted)
+    assert controller.plan(False)[0] > 0
+
+
 @pytest.mark.parametrize("drafter", ["auto", "copy+ngram+unigram"])
 def test_a_text_that_begins_to_copy_is_drafted_again_within_a_few_steps(drafter):
     model, make = tiny_llama(vocab=997, positions=2048), random.Random(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from doubles import half_right
 from layer_states import GREEDY, PROMPT, assert_close, cache_after, model_of, new_cache
 
@@ -76,6 +77,36 @@ def test_an_interrupted_forward_leaves_no_trace(model):
     assert_same_cache(ours, cache_after(model, torch.tensor([text[:length]])))
 
 
+@pytest.mark.parametrize("hook", ["register_forward_pre_hook", "register_forward_hook"])
+@pytest.mark.parametrize("name", ["DeepseekV32ForCausalLM", "Qwen4ExpForCausalLM"])
+def test_a_forward_is_interrupted_between_keys_and_their_index(name, hook):
+    """One model adds keys before their index, the other one the index before its keys."""
+    model = model_of(name)
+    text = model.generate(PROMPT, **GREEDY)
+    ours, calls = new_cache(model), []
+
+    def interrupt(*_):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    drafter = half_right(text[0].tolist(), tiny.VOCAB)
+    model.generate(PROMPT, custom_generate=Speculator(drafter, 5), **GREEDY)  # it may be probed
+    indexer = [each for each in model.modules() if type(each).__name__.endswith("Indexer")][-1]
+    handle = getattr(indexer, hook)(interrupt)
+    kwargs = GREEDY | {"past_key_values": ours, "custom_generate": Speculator(drafter, 5)}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(PROMPT, **kwargs)
+    finally:
+        handle.remove()
+    length = ours.get_seq_length()
+    assert length >= PROMPT.shape[1]
+    left = GREEDY | {"max_new_tokens": text.shape[1] - length - 1}
+    again = model.generate(text[:, : length + 1], past_key_values=ours, **left)
+    assert torch.equal(again, text)
+
+
 @pytest.mark.parametrize("kept", [0, 7])
 def test_an_interrupted_prefill_leaves_what_was_there(model, kept):
     ours = cache_after(model, PROMPT[:, :kept]) if kept else new_cache(model)
@@ -132,6 +163,18 @@ def test_what_cannot_be_rolled_back_is_refused_with_a_remedy():
         ngramspec.generate(model, PROMPT, **static)
     with pytest.raises(UnsupportedError, match=r"width=8 .*convolutions.*use width='fit'"):
         ngramspec.generate(model, PROMPT, speculator=Speculator(width=8), **GREEDY)
+
+
+def test_before_5_17_an_index_is_refused_under_sdpa(monkeypatch):
+    """There a forward under a mask of bools attends to all keys that were not selected."""
+    monkeypatch.setattr("ngramspec.target.support.transformers_before", lambda version: True)
+    model = tiny.build(transformers.DeepseekV32ForCausalLM)
+    with pytest.raises(UnsupportedError, match=r"DeepseekV32.*attn_implementation='eager'"):
+        ngramspec.generate(model, PROMPT, **GREEDY)
+    model.set_attn_implementation("eager")
+    text = model.generate(PROMPT, **GREEDY)
+    speculator = Speculator(half_right(text[0].tolist(), tiny.VOCAB), 5)
+    assert torch.equal(text, ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY))
 
 
 def test_layers_that_cannot_record_are_refused():

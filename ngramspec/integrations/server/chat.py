@@ -72,19 +72,32 @@ def check(service: Service, body: ChatRequest) -> None:
 
 
 def encoded(service: Service, body: ChatRequest) -> list[int]:
-    """The ids that the model's own template makes of the messages and tools."""
+    """The ids that the model's own template makes of the messages and tools.
+
+    What it refuses is put down to the tools if it takes the messages without them.
+    """
     given = [message_of(service, each) for each in body.messages]
     try:
-        found = service.tokenizer.apply_chat_template(
-            given,
-            tools=body.offered or None,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-        )
+        return templated(service, given, body.offered)
     except Exception as error:  # whatever a template raises about its input
-        raise bad("messages", f"the model's template refuses them: {error}") from error
+        blamed = "tools" if body.offered and takes(service, given) else "messages"
+        raise bad(blamed, f"the model's template refuses them: {error}") from error
+
+
+def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -> list[int]:
+    """The ids that the model's template makes of messages and tools."""
+    found = service.tokenizer.apply_chat_template(
+        given, tools=tools or None, add_generation_prompt=True, tokenize=True, return_dict=True
+    )
     return list(found["input_ids"])
+
+
+def takes(service: Service, given: list[Any]) -> bool:
+    """Whether the model's template takes messages without tools."""
+    try:
+        return bool(templated(service, given, []))
+    except Exception:  # whatever a template raises
+        return False
 
 
 def message_of(service: Service, message: Message) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ngramspec.integrations.server.json_prefix import JsonPrefix
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the field in templates
@@ -56,8 +58,9 @@ class PlainParser:
 class TagParser:
     """Reads ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes, Qwen2.5 and Qwen3.
 
-    A list of such objects is several calls. Whitespace around a call is not shown. What is between
-    ``<think>`` and ``</think>`` is content, and no calls are looked for in it.
+    A list of such objects is several calls. Whitespace around a call is not shown. What cannot
+    become a call any more is shown at once. What is between ``<think>`` and ``</think>`` is
+    content, and no calls are looked for in it.
 
     Args:
         thinking: whether the prompt ends within ``<think>``.
@@ -66,7 +69,8 @@ class TagParser:
     def __init__(self, thinking: bool = False) -> None:
         self._thinking = thinking
         self._held = ""  # what is not clear yet
-        self._tried = 0  # closing tags in it that ended no call
+        self._json: JsonPrefix | None = None  # what reads the call that it begins with
+        self._read = 0  # how far
         self._after_call = False
 
     def add(self, text: str, *, last: bool = False) -> list[Part]:
@@ -112,23 +116,28 @@ class TagParser:
 
     def _call(self, last: bool) -> list[Part] | None:
         """The calls of the tag that what is held begins with, or the tag as content."""
-        closes = self._held.count(CLOSE)
-        if closes == self._tried and not last:
-            return None
-        self._tried = closes
         start = self._held.index(OPEN) + len(OPEN)
-        calls, end = read_calls(self._held, start)
-        if end:
-            self._held, self._tried, self._after_call = self._held[end:], 0, bool(calls)
+        if self._json is None:
+            self._json, self._read = JsonPrefix(), start
+        self._json.add(self._held[self._read :])
+        self._read = len(self._held)
+        if not self._json.legal or (self._json.end is None and last):
+            return self._content(start)
+        if self._json.end is None:
+            return None
+        end = start + self._json.end
+        calls, rest = calls_of(self._held[start:end]), self._held[end:].lstrip()
+        if calls and rest.startswith(CLOSE):
+            self._held, self._json, self._after_call = rest[len(CLOSE) :], None, True
             return [Part(call=call) for call in calls]
-        if not last:
+        if calls and CLOSE.startswith(rest) and not last:
             return None
         return self._content(start)
 
     def _content(self, end: int) -> list[Part] | None:
         """What is held up to ``end`` as content; None: that is nothing."""
         text, self._held = self._held[:end], self._held[end:]
-        self._tried, self._after_call = 0, self._after_call and not text
+        self._json, self._after_call = None, self._after_call and not text
         return [Part(text)] if text else None
 
 
@@ -138,21 +147,14 @@ def begun(text: str, tag: str) -> int:
     return next((size for size in sizes if tag.startswith(text[-size:])), 0)
 
 
-def read_calls(text: str, start: int) -> tuple[list[Call], int]:
-    """The calls of a tag whose JSON begins behind ``start``, and where the tag ends.
-
-    No calls and 0 if it is no JSON of calls, or has no closing tag behind it.
-    """
+def calls_of(text: str) -> list[Call]:
+    """The calls that a JSON text describes; none if it is no JSON of calls."""
     try:
-        start += len(text[start:]) - len(text[start:].lstrip())
-        value, end = json.JSONDecoder(parse_constant=_no_constant).raw_decode(text, start)
+        value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
-        return [], 0
-    rest = text[end:].lstrip()
+        return []
     calls = [call_of(each) for each in (value if isinstance(value, list) else [value])]
-    if not rest.startswith(CLOSE) or not calls or None in calls:
-        return [], 0
-    return [call for call in calls if call], len(text) - len(rest) + len(CLOSE)
+    return [] if None in calls else [call for call in calls if call]
 
 
 def call_of(value: Any) -> Call | None:

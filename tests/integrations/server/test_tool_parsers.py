@@ -86,6 +86,39 @@ def test_text_is_shown_as_soon_as_it_can_be_no_call():
     assert [part.call.name for part in parser.add(">")] == ["add"]
 
 
+BROKEN = [
+    ('{"name": "f", "arguments": {"x": 1', "</tool_call>"),  # brackets are open
+    ('{"name": "f", "arguments": {"x": 1}}', "}"),  # one too many
+    ('{"name": "f", "arguments": {"x": ', "NaN"),
+    ('{"name": "f", "arguments": {"x": "y', "\n"),  # no line ends in a string
+    ('{"name": "f",', "}"),
+    ("", "<function=f>"),
+    ("\n", "add(1)"),
+    ("{", "'name'"),
+    ('{"name": 3', "}"),  # JSON, but no call
+    ('{"arguments": {}', "}"),
+    ('[{"name": "f"}, 1', "]"),
+    ("[", "]"),
+    ('{"name": "f"}', " and more"),
+    ('{"name": "f"}\n</tool_', "_call>"),
+]
+
+
+@pytest.mark.parametrize(("begun", "clear"), BROKEN)
+def test_a_broken_call_is_shown_as_soon_as_it_is_clear_that_it_is_none(begun, clear):
+    parser = TagParser()
+    assert parser.add("<tool_call>") == []
+    for letter in begun:
+        assert parser.add(letter) == []
+    shown, at = "", 0
+    while not shown:
+        shown, at = "".join(part.content for part in parser.add(clear[at])), at + 1
+    assert f"<tool_call>{begun}{clear[:at]}".startswith(shown)
+    shown += "".join(part.content for part in parser.add(f"{clear[at:]} text."))
+    assert shown == f"<tool_call>{begun}{clear} text."
+    assert [part.call.name for part in parser.add(ONE)] == ["add"]
+
+
 def test_a_prompt_may_end_in_a_thought():
     assert read(TagParser(thinking=True), f"{ONE}</think>{ONE}", 7) == (f"{ONE}</think>", [ADD])
 

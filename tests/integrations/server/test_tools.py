@@ -309,6 +309,30 @@ def test_what_cannot_be_is_refused_by_the_fields_name(caller, body, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+PICKY = (
+    "{% if messages[0].role == 'robot' %}{{ raise_exception('No robots.') }}{% endif %}"
+    "{% if tools and messages[0].role != 'user' %}"
+    "{{ raise_exception('Cannot put tools before the first user message.') }}{% endif %}"
+)
+
+
+def test_what_a_template_refuses_is_named(model):
+    with served(model, tokenizer_of(PICKY + CHAT)) as client:
+        for role, tools, blamed in [
+            ("robot", None, "messages"),
+            ("robot", TOOLS, "messages"),
+            ("system", TOOLS, "tools"),
+        ]:
+            body = {"messages": [{"role": role, "content": "hi"}], "tools": tools, "max_tokens": 1}
+            answer = client.post(ROUTE, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, blamed)
+            said = "No robots" if blamed == "messages" else "Cannot put tools"
+            assert f"refuses them: {said}" in error["message"]
+        ask(client, ROUTE, messages=[{"role": "system", "content": "hi"}], max_tokens=1)
+        ask(client, ROUTE, tools=TOOLS, max_tokens=1, **HI)
+
+
 def test_without_xgrammar_a_form_is_refused_by_the_fields_name(caller, monkeypatch):
     monkeypatch.setattr("ngramspec.integrations.server.grammars.find_spec", lambda name: None)
     strict = [{"type": "function", "function": ADD | {"strict": True}}]

@@ -1,0 +1,85 @@
+"""Costs of steps of all numbers of rows are learned together, from few and noisy times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ngramspec.integrations.step_costs import StepCosts
+
+MOST = 1024
+ROWS = (1, 2, 3, 4, 6, 8, 11, 16)
+
+
+def measured(rows, drafted):
+    """Seconds of vLLM's steps on one core: SmolLM2-135M, float32, eager."""
+    return 0.066 + 0.004 * rows + 0.00245 * drafted
+
+
+def dearer(rows, drafted):
+    return 0.066 + 0.004 * rows + 0.008 * drafted
+
+
+def on_a_gpu(rows, drafted):
+    """Positions are free up to 64, and paid behind."""
+    return 0.01 * max(1.0, (rows + drafted) / 64)
+
+
+def learned(seconds, steps, device="cpu", rows=ROWS, noise=0.06, speed=lambda step: 1.0):
+    """The costs after so many steps, a third of them without a draft."""
+    random = np.random.default_rng(7)
+    costs = StepCosts(device, "float32", MOST)
+    for step in range(steps):
+        r = int(random.choice(rows))
+        d = int(random.choice((0, random.integers(1, 6), random.integers(1, 6 * r + 2))))
+        costs.took(r, d, speed(step) * seconds(r, d) * np.exp(noise * random.standard_normal()))
+    return costs
+
+
+def off(costs, seconds, rows, most):
+    """By what factor the curve is wrong at worst, of steps of up to ``most`` tokens a row."""
+    curve = costs.curve(rows, most * rows)
+    wanted = np.array([seconds(rows, d) / seconds(rows, 0) for d in range(most * rows + 1)])
+    return float(np.exp(np.abs(np.log(curve / wanted)).max()))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_cpu_is_taken_to_be_a_little_dearer_than_measured_at_first(rows):
+    curve = StepCosts("cpu", "float32", MOST).curve(rows, 12 * rows)
+    wanted = [measured(rows, d) / measured(rows, 0) for d in range(12 * rows + 1)]
+    assert np.all(curve >= np.array(wanted) - 1e-6)
+    assert np.all(curve <= 1.15 * np.array(wanted))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("seconds", [measured, dearer])
+def test_sixty_steps_of_a_cpu_are_enough(seconds, rows):
+    assert off(learned(seconds, 60), seconds, rows, 6) < 1.35
+
+
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_hundred_steps_of_a_gpu_are_enough(rows):
+    costs = learned(on_a_gpu, 100, "gpu", rows=(1, 4, 16, 40))
+    assert off(costs, on_a_gpu, rows, 2) < 1.3
+
+
+def test_what_is_learned_of_some_numbers_of_rows_holds_for_others():
+    costs = learned(dearer, 100, rows=(4, 12))
+    assert off(costs, dearer, 8, 4) < 1.15
+
+
+def test_swings_of_the_machine_s_speed_are_not_taken_for_costs():
+    """Another process takes half the time of each block of twenty steps."""
+    costs = learned(measured, 200, speed=lambda step: 1.0 + step // 20 % 2)
+    for rows in ROWS:
+        assert off(costs, measured, rows, 6) < 1.25
+
+
+def test_a_curve_begins_with_one_and_never_falls():
+    costs = learned(lambda rows, drafted: 0.01 if drafted else 0.02, 50)
+    for rows in (1, 5, MOST - 3, MOST, MOST + 5):
+        curve = costs.curve(rows, 24)
+        assert curve.dtype == np.float32
+        assert curve[0] == 1.0
+        assert np.all(np.diff(curve) >= 0)
+        assert len(curve) == 1 + min(24, max(MOST - rows, 0))
