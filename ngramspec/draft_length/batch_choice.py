@@ -88,7 +88,7 @@ def lags(emitted: Sequence[int], steps: Sequence[int]) -> list[float]:
         as many weights, with a mean of 1.
 
     Example:
-        >>> lags([10, 40], [10, 10])
+        >>> [round(each, 2) for each in lags([10, 40], [10, 10])]
         [1.75, 0.25]
     """
     slow = [((n + BEGUN) / (got + BEGUN)) ** LAG for got, n in zip(emitted, steps, strict=True)]

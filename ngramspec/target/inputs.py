@@ -212,6 +212,11 @@ class Inputs:
         """Whether a module of the model has hooks, which may count on the call's own rows."""
         return has_hooks(self._model)
 
+    @functools.cached_property
+    def watched(self) -> bool:
+        """Whether there are hooks beside transformers' own, which capture states."""
+        return has_hooks(self._model, captures=False)
+
     @property
     def rows_may_leave(self) -> bool:
         """Whether all that a forward gets of each row is known, so that some rows can be kept."""

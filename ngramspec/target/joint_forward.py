@@ -26,7 +26,7 @@ def why_not_joint(target: Target) -> str | None:
     """Why a generation's forwards cannot be joined with those of others; None: they can."""
     if target.widths.sizes:
         return "forwards of a fixed width"
-    if target.inputs.hooked:
+    if target.inputs.watched:
         return "hooks on modules"
     if not install():
         return "another attention registered as sdpa"

@@ -14,12 +14,27 @@ import torch
 T = TypeVar("T")
 
 
-def has_hooks(model: Any) -> bool:
+CAPTURES = "transformers.utils.output_capturing"  # its hooks stay on a model once it was asked for
+# its states, and do nothing in calls that ask for none
+
+
+def has_hooks(model: Any, *, captures: bool = True) -> bool:
     """Whether a module's forwards run somebody's code, which may count on every row of the batch.
 
     So do adapters that are chosen by row (``adapter_names`` of PEFT).
+
+    Args:
+        model: a transformers model.
+        captures: whether transformers' own, which capture states, count.
     """
-    return any(each._forward_pre_hooks or each._forward_hooks for each in model.modules())
+    modules = model.modules()
+    hooks = (hook for each in modules for hooks in hooks_of(each) for hook in hooks.values())
+    return any(captures or getattr(hook, "__module__", None) != CAPTURES for hook in hooks)
+
+
+def hooks_of(module: Any) -> tuple[dict[int, Any], ...]:
+    """The hooks that run before a module's forward, and those behind it."""
+    return module._forward_pre_hooks, module._forward_hooks
 
 
 class PresentRows:

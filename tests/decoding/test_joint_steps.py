@@ -275,6 +275,20 @@ def test_a_model_that_cannot_is_found_out(change, reason):
     runs[0].close()
 
 
+def test_a_model_whose_states_were_asked_for_once_goes_on_joining():
+    """transformers leaves its hooks for them on the modules."""
+    model = tiny_llama(seed=3)
+    plain = texts(model, PROMPTS[:2], **GREEDY)
+    model(PROMPTS[0], output_hidden_states=True)
+    assert any(each._forward_hooks for each in model.modules())
+    runs = opened(model, PROMPTS[:2], ["auto"] * 2, **GREEDY)
+    run_together(model, runs)
+    assert [run.tokens for run in runs] == [t[-30:] for t in plain]
+    asked = {"return_dict_in_generate": True, "output_hidden_states": True}
+    asking = opened(model, PROMPTS[:1], ["none"], **asked, **GREEDY)[0]
+    assert "hidden states asked for" in asking.why_alone
+
+
 def test_only_what_can_be_joined_is_taken(tiny):
     steps = JointSteps(tiny)
     with pytest.raises(ValueError, match="at least one, got none"):
