@@ -83,7 +83,7 @@ class JointSteps:
             for each one the tokens that it added, one or more, or the error that closed it.
 
         Raises:
-            ValueError: one is of another model, or there are none.
+            ValueError: one is of another model, or stands there twice, or there are none.
             UnsupportedError: the model (``why_not``) or a generation has a reason to step alone.
         """
         self._check(generations)
@@ -103,6 +103,8 @@ class JointSteps:
     def _check(self, generations: Sequence[OpenGeneration]) -> None:
         if not generations:
             raise ValueError("generations must be at least one, got none")
+        if len({id(each) for each in generations}) < len(generations):
+            raise ValueError("generations must be different ones, got one of them twice")
         if self.why_not is not None:
             name = type(self._model).__name__
             raise UnsupportedError(f"steps of {name} cannot share a forward: {self.why_not}")

@@ -69,7 +69,7 @@ class OpenGeneration:
 
     @property
     def why_alone(self) -> str | None:
-        """Why its next step cannot be a joint one, see ``stepwise.step_together``; None: it can."""
+        """Why its next step cannot be a joint one, see ``stepwise.JointSteps``; None: it can."""
         if self.finished or not self._begun:
             return "no step before the prefill, or after the end"
         return why_not_joint(self.target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -12,7 +13,69 @@ from ngramspec.draft_length.schedule import CostGamma
 from ngramspec.draft_length.step_cost import StepCostTracker
 
 
-class BatchStepCosts:
+class NextCosts(Protocol):
+    """What tells the costs of a generation's next step; the methods are StepCostTracker's."""
+
+    def at(self, length: int, pending: int | None = None) -> None: ...
+
+    def plain(self) -> bool: ...
+
+    def cost(self) -> Float32: ...
+
+    def surcharge(self) -> float: ...
+
+    def width(self, positions: int, room: int) -> int: ...
+
+    def took(self, width: int, seconds: float, tree: bool = False) -> None: ...
+
+    def came(self, drafted: int, accepted: int) -> None: ...
+
+
+class CurrentCosts:
+    """A generation's costs, told by one thing now and by another later. For one thread.
+
+    Its methods are StepCostTracker's.
+
+    Args:
+        now: what tells the costs of the next step.
+
+    Attributes:
+        now: as given; it may be replaced between two steps.
+    """
+
+    def __init__(self, now: NextCosts) -> None:
+        self.now = now
+
+    def at(self, length: int, pending: int | None = None) -> None:
+        """See StepCostTracker."""
+        self.now.at(length, pending)
+
+    def plain(self) -> bool:
+        """See StepCostTracker."""
+        return self.now.plain()
+
+    def cost(self) -> Float32:
+        """See StepCostTracker."""
+        return self.now.cost()
+
+    def surcharge(self) -> float:
+        """See StepCostTracker."""
+        return self.now.surcharge()
+
+    def width(self, positions: int, room: int) -> int:
+        """See StepCostTracker."""
+        return self.now.width(positions, room)
+
+    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+        """See StepCostTracker."""
+        self.now.took(width, seconds, tree)
+
+    def came(self, drafted: int, accepted: int) -> None:
+        """See StepCostTracker."""
+        self.now.came(drafted, accepted)
+
+
+class BatchStepCosts(CurrentCosts):
     """One generation's current costs, for the rows that are left. One thread at a time.
 
     It is used as a StepCostTracker is. One of these is kept for each number of rows that occurs.
@@ -30,32 +93,32 @@ class BatchStepCosts:
         self._length = 0
         self._pending: int | None = None
         self.rows = rows
-        self._now = make(rows)
-        self._trackers = {rows: self._now}
+        self._trackers = {rows: make(rows)}
+        super().__init__(self._trackers[rows])
         self._alone: tuple[Float32, Float32] | None = None  # the costs, and a row's own
+
+    @property
+    def _tracker(self) -> StepCostTracker:
+        return self._trackers[self.rows]
 
     def keep_rows(self, rows: int) -> None:
         """From the next step on, forwards have ``rows`` rows."""
         if rows not in self._trackers:
             fresh = self._trackers[rows] = self._make(rows)
             fresh.at(self._length, self._pending)
-            fresh.curve.begin_with(_share_of(self._now.curve, rows / self.rows))
-        self.rows, self._now = rows, self._trackers[rows]
-        self._now.at(self._length, self._pending)
+            fresh.curve.begin_with(_share_of(self._tracker.curve, rows / self.rows))
+        self.rows, self.now = rows, self._trackers[rows]
+        self.now.at(self._length, self._pending)
 
     def at(self, length: int, pending: int | None = None) -> None:
         """See StepCostTracker."""
         self._length, self._pending = length, pending
-        self._now.at(length, pending)
+        self.now.at(length, pending)
 
     def plain(self) -> bool:
         """See StepCostTracker."""
-        due = self._now.plain()
-        return due and (self.rows == self._all or self._now.curve.learned.count(1) > 0)
-
-    def cost(self) -> Float32:
-        """See StepCostTracker."""
-        return self._now.cost()
+        due = self.now.plain()
+        return due and (self.rows == self._all or self._tracker.curve.learned.count(1) > 0)
 
     def cost_alone(self) -> Float32:
         """cost[n] for one row's own draft, float32: the least that any batch would end it by.
@@ -63,26 +126,10 @@ class BatchStepCosts:
         A row's width may be paid for by the others, so each row bears its share of what a wider
         forward costs. Which width it is, is decided with all drafts at hand.
         """
-        cost = self._now.cost()
+        cost = self.now.cost()
         if self._alone is None or self._alone[0] is not cost:
             self._alone = cost, alone(cost, self.rows)
         return self._alone[1]
-
-    def surcharge(self) -> float:
-        """See StepCostTracker."""
-        return self._now.surcharge()
-
-    def width(self, positions: int, room: int) -> int:
-        """See StepCostTracker."""
-        return self._now.width(positions, room)
-
-    def took(self, width: int, seconds: float, tree: bool = False) -> None:
-        """See StepCostTracker."""
-        self._now.took(width, seconds, tree)
-
-    def came(self, drafted: int, accepted: int) -> None:
-        """See StepCostTracker."""
-        self._now.came(drafted, accepted)
 
 
 def alone(cost: Float32, rows: int) -> Float32:

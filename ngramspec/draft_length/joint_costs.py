@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import Float32
-from ngramspec.draft_length.batch_costs import BatchStepCosts
+from ngramspec.draft_length.batch_costs import BatchStepCosts, CurrentCosts
 from ngramspec.draft_length.cost_curve import Assumed, CostCurve, ForwardKind, behind
 from ngramspec.draft_length.step_cost import StepCostTracker
 
@@ -21,47 +21,19 @@ MOST = 128  # drafted tokens of a joint step for which a cost is known
 LONG = 1 << 20  # tokens that may be generated: joint steps go on while there are generations
 
 
-class StepCosts:
-    """One generation's costs, alone or in joint steps. It is used as a StepCostTracker is.
+class StepCosts(CurrentCosts):
+    """One generation's costs, alone or in joint steps.
 
     Args:
         alone: its own costs.
 
     Attributes:
-        now: what tells the costs of its next step.
+        alone: as given; ``now`` is this, or a JointShare while a joint step runs.
     """
 
     def __init__(self, alone: StepCostTracker) -> None:
+        super().__init__(alone)
         self.alone = alone
-        self.now: StepCostTracker | JointShare = alone
-
-    def at(self, length: int, pending: int | None = None) -> None:
-        """See StepCostTracker."""
-        self.now.at(length, pending)
-
-    def plain(self) -> bool:
-        """See StepCostTracker."""
-        return self.now.plain()
-
-    def cost(self) -> Float32:
-        """See StepCostTracker."""
-        return self.now.cost()
-
-    def surcharge(self) -> float:
-        """See StepCostTracker."""
-        return self.now.surcharge()
-
-    def width(self, positions: int, room: int) -> int:
-        """See StepCostTracker."""
-        return self.now.width(positions, room)
-
-    def took(self, width: int, seconds: float, tree: bool = False) -> None:
-        """See StepCostTracker."""
-        self.now.took(width, seconds, tree)
-
-    def came(self, drafted: int, accepted: int) -> None:
-        """See StepCostTracker."""
-        self.now.came(drafted, accepted)
 
 
 class JointShare:

@@ -294,6 +294,8 @@ def test_only_what_can_be_joined_is_taken(tiny):
     with pytest.raises(ValueError, match="at least one, got none"):
         steps.step([])
     good = opened(tiny, PROMPTS[:1], ["none"], **GREEDY)[0]
+    with pytest.raises(ValueError, match="one of them twice"):
+        steps.step([good, good])
     fresh = open_generation(tiny, PROMPTS[1], **GREEDY)
     with pytest.raises(UnsupportedError, match=r"generations\[1\].*prefill"):
         steps.step([good, fresh])

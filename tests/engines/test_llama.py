@@ -18,25 +18,19 @@ if find_spec("llama_cpp") is None:
     pytest.skip("needs llama-cpp-python: make test-llama", allow_module_level=True)
 
 import smollm2_gguf
+from engine_prompts import KINDS, engine_prompts
+from garbage_drafter import FaultyDrafter
 from llama_cpp import Llama, LlamaGrammar, LlamaRAMCache
 from llama_cpp import llama_speculative as speculative
 from llama_cpp.server.model import LlamaProxy
 from llama_cpp.server.settings import ModelSettings
 
-from ngramspec import Draft, Drafter, DraftSession
 from ngramspec.integrations.llama_cpp import NgramspecDraft
 from ngramspec.integrations.rows import Rows
 
 pytestmark = pytest.mark.slow
 
-KINDS = (
-    "def add_{0}(a, b):\n    return a + b + {0}\n\n\ndef sub_{0}(a, b):\n    return a - b\n\n\n",
-    "Name: Ada {0}\nCity: Paris\nAge: {0}1\n\nName: Bob {0}\nCity: Rome\nAge: {0}2\n\nName: Cy\n",
-    "Question: What is {0} plus {0}? Answer step by step.\nAnswer:",
-    "Copy this list: red {0}, green {0}, blue {0}, white {0}, black {0}.\nCopy: red {0}, green",
-    "Write a short story about {0} friends who find an old map in the attic.\n",
-)
-PROMPTS = [KINDS[at % len(KINDS)].format(at) for at in range(15)]
+PROMPTS = engine_prompts(15)
 TOKENS, CONTEXT = 40, 1024
 NEAR = 1e-3  # of logits
 FLOAT32, FLOAT16 = 0, 1  # of the cache, as ggml counts types
@@ -283,35 +277,6 @@ def test_the_server_takes_it_in_place_of_its_own(folder, plain, monkeypatch):
         check(plain, model, PROMPTS[:3])
         assert type(model.draft_model) is NgramspecDraft
         assert model.draft_model.rows.stats.calls > 20
-
-
-class FaultySession(DraftSession):
-    calls = 0
-
-    def propose(self, gamma, cost=None, *, tree=False):
-        FaultySession.calls += 1
-        what = FaultySession.calls % 6
-        if what == 0:
-            raise RuntimeError("told to")
-        if what == 1:
-            return None
-        tokens = np.arange(gamma + 40 * (what == 2), dtype=np.int32)
-        if what == 3:
-            tokens[:] = -7
-        if what == 4:
-            tokens[-1:] = 10**6
-        return Draft(tokens, None, np.ones(len(tokens), np.float32))
-
-    def extend(self, tokens):
-        if FaultySession.calls % 7 == 0:
-            raise RuntimeError("told to")
-
-
-class FaultyDrafter(Drafter):
-    estimates = True
-
-    def start(self, tokens):
-        return FaultySession()
 
 
 def test_faults_of_a_drafter_cost_its_drafts_only(plain, drafting):

@@ -19,20 +19,14 @@ if find_spec("vllm") is None or find_spec("openai") is None:
 
 import smollm2
 from clients import at_once, client, complete, differ
+from engine_prompts import engine_prompts
 
 from ngramspec.bench.engine_server import PROPOSER, serve
 
 pytestmark = pytest.mark.slow
 
 SPECULATIVE = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 24}
-KINDS = (
-    "def add_{0}(a, b):\n    return a + b + {0}\n\n\ndef sub_{0}(a, b):\n    return a - b\n\n\n",
-    "Name: Ada {0}\nCity: Paris\nAge: {0}1\n\nName: Bob {0}\nCity: Rome\nAge: {0}2\n\nName: Cy\n",
-    "Question: What is {0} plus {0}? Answer step by step.\nAnswer:",
-    "Copy this list: red {0}, green {0}, blue {0}, white {0}, black {0}.\nCopy: red {0}, green",
-    "Write a short story about {0} friends who find an old map in the attic.\n",
-)
-PROMPTS = [KINDS[at % len(KINDS)].format(at) for at in range(60)]
+PROMPTS = engine_prompts(60)
 TOKENS = 32
 SESSIONS = 40
 
