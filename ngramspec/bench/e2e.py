@@ -30,11 +30,21 @@ def by_processor(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
     return nullcontext({"logits_processor": [ForcedProcessor(len(prompt.ids), prompt.text)]})
 
 
-def by_model(set_text: Callable[[Sequence[int] | None], None]) -> Forcing:
-    """Have the model's own logits force a prompt's text, if it has one; see ``forced_model``."""
+def by_model(
+    set_text: Callable[[Sequence[int] | None], None],
+    read: Callable[[Sequence[int]], None] = lambda ids: None,
+) -> Forcing:
+    """Have the model's own logits force a prompt's text, if it has one.
+
+    Args:
+        set_text: see ``forced_model``.
+        read: called with the prompt's ids before; see ``prefilled_model``.
+    """
 
     @contextmanager
     def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
+        set_text(None)
+        read(prompt.ids)
         set_text(None if prompt.text is None else [*prompt.ids, *prompt.text])
         yield {}
 

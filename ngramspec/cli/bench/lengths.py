@@ -1,6 +1,7 @@
-"""Whole calls by the prompt's length: plain generate, prompt lookup, the defaults, and every fixed
-draft length and tree, a cell for each task and length. It takes hours: cells that the file of
-results has already are left out, and --cells takes a part of them."""
+"""Speed behind the prefill by the prompt's length: plain generate, prompt lookup, the defaults, and
+every fixed draft length and tree, a cell for each task and length. A prompt is read once for all of
+them. It takes two hours or more: cells that the file of results has already are left out, and
+--cells takes a part of them."""
 
 from __future__ import annotations
 
@@ -126,6 +127,7 @@ def _cell(
     """Measure one cell: all its ways on all its prompts, in turn, with plain's text in all."""
     from ngramspec.bench.e2e import EndToEnd, Plan, by_model, to_dict
     from ngramspec.bench.forced import forced_model
+    from ngramspec.bench.prefilled import prefilled_model
     from ngramspec.bench.summary import summarize
 
     prompts = _prompts(arguments, loaded, task, length)
@@ -137,9 +139,11 @@ def _cell(
         same_text=True,
     )
     with ExitStack() as stack:
+        read = stack.enter_context(prefilled_model(loaded.model))
         set_text = stack.enter_context(forced_model(loaded.model, length + plan.new + ROOM))
+        forcing = by_model(set_text, read)
         with usable():
-            measured = EndToEnd(loaded.model, ways(), plan, forcing=by_model(set_text)).run(prompts)
+            measured = EndToEnd(loaded.model, ways(), plan, forcing=forcing).run(prompts)
     found = {"task": task, "length": length, "plan": asdict(plan)}
     return {**found, "summary": summarize(measured), **to_dict(measured)}
 
@@ -164,7 +168,7 @@ def _prompts(
 
 def line_of(cell: dict[str, Any]) -> str:
     """A cell in a line: the defaults' speed to plain's, to the best of ours, to prompt lookup's."""
-    speeds = {row["way"]: row["ratio"] for row in cell["summary"]}
+    speeds = {row["way"]: row["decode_ratio"] for row in cell["summary"]}
     ours = {way: each for way, each in speeds.items() if way.startswith(AUTO)}
     best = max(ours, key=lambda way: ours[way])
     lookup = [each for way, each in speeds.items() if way.startswith("prompt lookup")]
