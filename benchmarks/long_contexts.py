@@ -124,8 +124,8 @@ def play(
 
 def _draft(way: Way, session: Any, controller: GammaController, room: int) -> Draft:
     gamma, cost = controller.plan(True)
-    draft: Draft = session.propose(min(gamma, room), cost, tree=way.tree)
-    return controller.keep(draft.as_chain())
+    draft: Draft = session.propose(gamma if way.tree else min(gamma, room), cost, tree=way.tree)
+    return controller.keep(draft.within(room).as_chain())
 
 
 def texts(path: Path, task: str, length: int, count: int) -> list[tuple[np.ndarray, int]]:

@@ -62,6 +62,14 @@ class Proposal:
         own = slice(int(self.starts[node]), int(self.starts[node + 1]))
         return self.tokens[own], self.probs[own]
 
+    def at(self, nodes: NDArray[np.intp]) -> Proposal:
+        """Of some of the nodes, in their order."""
+        own = [self.of(node) for node in nodes.tolist()]
+        ends = np.cumsum([0, *(len(tokens) for tokens, _ in own)], dtype=np.int32)
+        tokens = np.concatenate([NO_TOKENS, *(tokens for tokens, _ in own)])
+        probs = np.concatenate([np.empty(0, np.float32), *(probs for _, probs in own)])
+        return Proposal(ends, tokens, probs)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
@@ -101,10 +109,28 @@ class Draft:
 
     def path(self, nodes: Sequence[int]) -> Draft:
         """The chain of a deterministic tree's ``nodes``, each the parent of the next."""
-        at = np.array(nodes, np.intp)
+        return self._of(np.array(nodes, np.intp), None)
+
+    def within(self, depth: int) -> Draft:
+        """The nodes at most ``depth`` tokens behind the committed ones."""
+        if self.parents is None or len(self) <= depth:
+            return self.first(depth)
+        depths = np.zeros(len(self) + 1, np.intp)  # first the last committed token's
+        for node, parent in enumerate(self.parents.tolist(), 1):
+            depths[node] = depths[parent + 1] + 1
+        at = np.flatnonzero(depths[1:] <= depth)
+        if len(at) == len(self):
+            return self
+        moved = np.full(len(self) + 1, -1, np.int32)  # where a parent is now
+        moved[at + 1] = np.arange(len(at))
+        return self._of(at, moved[self.parents[at] + 1])
+
+    def _of(self, at: NDArray[np.intp], parents: Int32 | None) -> Draft:
+        """The nodes ``at``, ascending, with the parents given."""
         confidence = None if self.confidence is None else self.confidence[at]
         source = None if self.source is None else self.source[at]
-        return Draft(self.tokens[at], None, confidence, None, source)
+        proposal = None if self.proposal is None else self.proposal.at(at)
+        return Draft(self.tokens[at], parents, confidence, proposal, source)
 
     def as_chain(self) -> Draft:
         """A chain, if the draft is a tree without siblings; else the draft itself."""

@@ -93,11 +93,15 @@ class BatchDrafting:
         Deterministic ones are cut to the shortest. Sampled ones are not: letting sampled tokens
         decide the length would bias the output.
         """
-        limit = self.draft_limit(group)
+        limit, room = self.draft_limit(group), self._run.target.room(group.new)
         going = [group.rows[row] for row in group.going]
+        if len(group.rows) == 1:
+            for row in going:
+                drafts[row] = self._runners[row].propose(limit, NO_LIMIT if room is None else room)
+            return
         for row in going:
             drafts[row] = self._runners[row].propose(limit)
-            if len(group.rows) > 1 and drafts[row].proposal is None:
+            if drafts[row].proposal is None:
                 limit = min(limit, len(drafts[row]))
         if all(drafts[row].proposal is None for row in going):
             for row in going:

@@ -108,11 +108,13 @@ class DraftRunner:
         """What the session asks of the next forward; None: nothing, or no session runs."""
         return self._evidence if self._session is not None and self._wanted else None
 
-    def propose(self, limit: int, *, tree: bool = True) -> Draft:
-        """A draft of at most ``limit`` tokens, or the empty one.
+    def propose(self, limit: int, nodes: int = 0, *, tree: bool = True) -> Draft:
+        """A draft of paths of at most ``limit`` tokens, or the empty one.
 
         Args:
-            limit: most tokens.
+            limit: most tokens of a chain, and of a path of a tree.
+            nodes: most nodes of a tree, if more than ``limit``: near the end of a text branches do
+                not take the place of the path.
             tree: whether it may be a tree. A tree without branches is returned as a chain, which
                 needs no mask of its own.
         """
@@ -120,7 +122,7 @@ class DraftRunner:
         if limit < 1 or self._gave_up():
             return EMPTY_DRAFT
         try:
-            gamma, tree, draft = self._call(limit, tree and self._tree)
+            gamma, tree, draft = self._call(limit, nodes, tree and self._tree)
         except Exception as error:
             self._fault(error)
             self.close()
@@ -134,7 +136,10 @@ class DraftRunner:
         except Exception as error:
             self._fault(error)
             checked = sound_head(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
-        placed = self._placed(checked).as_chain()
+        part = checked.within(limit)
+        if len(part) < len(checked):
+            self._proposed = deepcopy(part)
+        placed = self._placed(part).as_chain()
         kept = self._controller.keep(placed)
         if kept.parents is None and placed.parents is not None:
             self._proposed = deepcopy(kept)  # a path of the tree
@@ -172,16 +177,16 @@ class DraftRunner:
         self._drafter, self._tiers = drafter, ()
         self._faults, self._stopped = 0, False
 
-    def _call(self, limit: int, tree: bool) -> tuple[int, bool, Draft]:
+    def _call(self, limit: int, nodes: int, tree: bool) -> tuple[int, bool, Draft]:
         """Call the drafter: (gamma that it got, whether a tree was allowed, its draft)."""
         drafter = self._drafter
         assert drafter is not None
         session = self._start(drafter) if self._session is None else self._session
         gamma, cost = self._controller.plan(drafter.estimates)
-        gamma = min(limit, gamma)
+        tree = tree and (self.always_branches or (cost is not None and bool(drafter.branches)))
+        gamma = min(max(limit, nodes) if tree else limit, gamma)
         if gamma < 1:
             return 0, False, EMPTY_DRAFT
-        tree = tree and (self.always_branches or (cost is not None and bool(drafter.branches)))
         cost = None if cost is None else cost.copy()  # the controller's own stays as it is
         draft = session.propose(gamma, cost, tree=tree)
         self._wanted = self._evidence is not None and session.wants_evidence

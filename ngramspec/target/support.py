@@ -34,7 +34,7 @@ OWN_CACHE = {
 # Models whose plain decoding differs between a dynamic and a static cache.
 NOT_STATIC = {"GPTNeoForCausalLM", "LEDForConditionalGeneration"}
 ONE_BEAM = "pass num_beams=1"
-IMAGES_SINCE = (5, 19)  # before it, GIT's forward over several tokens behind an image is different
+GIT_SINCE = (5, 19)  # before it, GIT places a single token elsewhere than one of several
 SELECTS_SINCE = (5, 17)  # before it, a mask of bools undoes what an index selected
 # Ways to decode that transformers fetches from its hub, with trust_remote_code=True, and the value
 # of each, beside None, that switches it off.
@@ -67,11 +67,8 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
         raise UnsupportedError(f"{name} cannot check several tokens: {ONE_AT_A_TIME[one]}")
     for one in sorted(names & OWN_CACHE.keys()):
         raise UnsupportedError(f"{name} cannot roll tokens back: {OWN_CACHE[one]}")
-    image = model_kwargs.get("pixel_values") is not None
-    if "GitForCausalLM" in names and image and transformers_before(IMAGES_SINCE):
-        raise UnsupportedError(
-            f"{name} cannot check several tokens behind an image before transformers 5.19"
-        )
+    if "GitForCausalLM" in names and transformers_before(GIT_SINCE):
+        raise UnsupportedError(f"{name} cannot check several tokens before transformers 5.19")
     forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
     parameters = {each for forward in forwards for each in inspect.signature(forward).parameters}
     if recurrent and not parameters & {"past_key_values", "cache_params"}:

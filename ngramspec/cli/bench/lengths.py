@@ -17,7 +17,7 @@ from ngramspec.cli.output import console, write_json
 from ngramspec.cli.usage import UsageError, check_least, usable
 
 if TYPE_CHECKING:
-    from ngramspec.bench.e2e import Plan
+    from ngramspec.bench.e2e import Measured, Plan
     from ngramspec.bench.models import LoadedModel
     from ngramspec.bench.tasks import Prompt
     from ngramspec.bench.ways import Way
@@ -26,7 +26,7 @@ SUMMARY = "the defaults against every fixed length and tree, by the prompt's len
 LENGTHS = (500, 1000, 2000, 4000, 8000)
 GAMMAS, TREES = (5, 10, 20), (8, 16, 32)
 ROOM = 4352  # positions after the text: the longest draft that may be asked for, and padding
-AUTO = "ngramspec"
+AUTO, LOOKUP = "ngramspec", "prompt lookup"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +125,7 @@ def _cell(
     arguments: argparse.Namespace, loaded: LoadedModel, task: str, length: int
 ) -> dict[str, Any]:
     """Measure one cell: all its ways on all its prompts, in turn, with plain's text in all."""
-    from ngramspec.bench.e2e import EndToEnd, Plan, by_model, to_dict
+    from ngramspec.bench.e2e import EndToEnd, Plan, by_model
     from ngramspec.bench.forced import forced_model
     from ngramspec.bench.prefilled import prefilled_model
     from ngramspec.bench.summary import summarize
@@ -144,8 +144,24 @@ def _cell(
         forcing = by_model(set_text, read)
         with usable():
             measured = EndToEnd(loaded.model, ways(), plan, forcing=forcing).run(prompts)
-    found = {"task": task, "length": length, "plan": asdict(plan)}
-    return {**found, "summary": summarize(measured), **to_dict(measured)}
+    return {
+        "task": task,
+        "length": length,
+        "plan": asdict(plan),
+        "summary": summarize(measured),
+        "seconds": _seconds(measured),
+        "costs": [{"context": at, "seconds": each} for at, each in measured.costs.values()],
+        "skipped": measured.skipped,
+    }
+
+
+def _seconds(measured: Measured) -> dict[str, dict[str, list[float]]]:
+    """What each call took, in s: by prompt and way, in the order of the rounds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for call in measured.calls:
+        of_way = found.setdefault(call.prompt, {}).setdefault(call.way, [])
+        of_way.append(round(call.seconds, 4))
+    return found
 
 
 def _prompts(
@@ -167,11 +183,22 @@ def _prompts(
 
 
 def line_of(cell: dict[str, Any]) -> str:
-    """A cell in a line: the defaults' speed to plain's, to the best of ours, to prompt lookup's."""
-    speeds = {row["way"]: row["decode_ratio"] for row in cell["summary"]}
-    ours = {way: each for way, each in speeds.items() if way.startswith(AUTO)}
-    best = max(ours, key=lambda way: ours[way])
-    lookup = [each for way, each in speeds.items() if way.startswith("prompt lookup")]
-    beside = "" if not lookup else f"; {ours[AUTO] / lookup[0]:.2f} of prompt lookup"
-    shares = f"{ours[AUTO] / ours[best]:.3f} of {best}{beside}"
-    return f"{cell['length']:>5} {cell['task']}: {ours[AUTO]:.2f} of plain; {shares}"
+    """A cell in a line: the defaults' speed to plain's, to the best of ours, to prompt lookup's.
+
+    And the tokens of both behind the first forward, per measured cost of their forwards.
+    """
+    rows = {row["way"]: row for row in cell["summary"]}
+    auto = rows[AUTO]
+    best = max((way for way in rows if way.startswith(AUTO)), key=lambda way: rows[way]["ratio"])
+    line = f"{cell['length']:>5} {cell['task']}: {auto['ratio']:.2f} of plain; "
+    line += f"{auto['ratio'] / rows[best]['ratio']:.3f} of {best}"
+    lookups = [row for way, row in rows.items() if way.startswith(LOOKUP)]
+    for lookup in lookups:
+        line += f"; {auto['ratio'] / lookup['ratio']:.2f} of {LOOKUP}"
+        line += f"; tokens per cost {_per_cost(auto)}, {LOOKUP} {_per_cost(lookup)}"
+    return line
+
+
+def _per_cost(row: dict[str, Any]) -> str:
+    tokens, cost = row["tokens_per_call"], row["mean_cost"]
+    return "unknown" if tokens is None or cost is None else f"{tokens / cost:.2f}"
