@@ -7,17 +7,18 @@ set of weights for each situation, and learns online. No text goes into it.
 from libc.math cimport exp
 from libc.stdint cimport int8_t, int16_t, int32_t
 
-from ngramspec._native.cells cimport CELLS, INPUTS, SETS
+from ngramspec._native.cells cimport CELLS, INPUTS, SETS, STANDINGS
 
 cdef struct Cell:       # 12 bytes
     float right         # fading count of right candidates, prior included
     float tested        # fading count of all
     float stretch       # log-odds of right / tested
 
-cdef struct Candidate:  # 48 bytes
+cdef struct Candidate:  # 60 bytes
     int32_t token
     float odds          # log-odds of its being the next token
     int16_t set         # of weights
+    int16_t standing    # of further ones
     int16_t used        # inputs in cell[]
     int16_t cell[INPUTS - 1]
     int8_t input[INPUTS - 1]
@@ -38,6 +39,7 @@ cdef inline void add_cell(Candidate* c, int input, int cell) noexcept nogil:
 cdef class Calibration:
     cdef Cell cells[CELLS]
     cdef float weights[SETS][INPUTS]
+    cdef float further[STANDINGS][INPUTS]   # added to those
 
     cdef int begin(self, int cell, float prior, float tested=*) except -1
     cdef int begin_pair(self, int cell, float other, float same) except -1

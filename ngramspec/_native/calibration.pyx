@@ -5,7 +5,7 @@ frequency, and the weights follow the gradient of the coding cost. Counts are ha
 that recent text counts most.
 
 Invariant: 0 <= right <= tested in every cell, and ``stretch`` is their log-odds, within
-+-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 70 kB
++-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 120 kB
 in all, whatever was seen. One calibration per drafter; its methods run under the GIL, so that
 sessions in several threads may share it.
 
@@ -16,10 +16,11 @@ tokens were right. Sequences that share it can tell that much of each other; see
 import numpy as np
 
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, AGES, BIAS, COUNTS, DISTANCES, KNOWN, LENGTHS, MATCH_CELLS, MATCH_INPUT,
-    NEAR_CELLS, NEAR_LENGTHS, NEAR_SINCE, PAIR_CELLS, RECENT_CELLS, RESUME_CELLS, RESUMED,
-    RUNNER_CELLS, RUNNER_RANKS, SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS,
-    STORE_INPUT, STORE_RESUME_CELLS, UNSAID_CELLS,
+    ACCEPTANCES, AGES, BIAS, COPIED_COUNTS, COUNTS, DISTANCES, FAMILIAR_CELLS, KNOWN, LENGTHS,
+    MATCH_CELLS, MATCH_INPUT, NEAR_CELLS, NEAR_LENGTHS, NEAR_SINCE, NEAREST_CELLS, PAIR_CELLS,
+    RANKED, RECENT_CELLS, RESUME_CELLS, RESUMED, RUNNER_CELLS, RUNNER_RANKS, SESSION_CELLS,
+    SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES, STORE_INPUT, STORE_OTHER_INPUT,
+    STORE_RESUME_CELLS, STORE_RESUME_INPUT, STORE_STANDINGS, UNSAID_CELLS,
 )
 from ngramspec._native.keys cimport CONTEXTS
 from ngramspec._native.runners cimport AGED, LATEST, PROBABILITIES
@@ -49,6 +50,7 @@ cdef enum:
     HALVE_SHARE_AT = 10000
 
 cdef float RATE = 0.02      # of the weights
+cdef float RATE_FURTHER = 0.005 # of those that are added
 cdef float CONSTANT = 0.3   # the bias's input
 cdef float STRONGEST = 7.6  # log-odds a cell can reach: a probability of 0.9995
 cdef float PRIOR = 4.0      # tested candidates that a cell begins with
@@ -56,14 +58,23 @@ cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' beg
 
 # Where it starts: round figures, measured on other texts (library sources in two releases, answers
 # of a small model). They matter for the first few hundred tokens.
-cdef float[14] WEIGHTS = [
-    0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.25, 0.2, 0.4
+cdef float[16] WEIGHTS = [
+    0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.25, 0.2, 0.2,
+    0.1, 0.4
 ]
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # of a bucket
 cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
 cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing else is known
 # Odds of the only continuation of a store's match, seen once, by the match's length.
 cdef float[12] STORE_SURE = [0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40]
+# Odds of what comes at its most familiar or nearest place, by the match's length; and how those go
+# with what was right in the region.
+cdef float[12] PLACE_SURE = [0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40]
+cdef float[6] FAMILIAR = [0.5, 0.375, 0.5, 0.75, 1, 1.25]
+# Begin of the further weights, by what the store says: 0: other tokens, to 4: this one first.
+cdef float[5] FURTHER_STORE = [0, -0.05, -0.1, 0, 0.1]
+cdef float[5] FURTHER_OTHER = [-0.05, -0.05, 0, -0.05, 0.1]
+cdef float[5] FURTHER_SESSION = [0.1, 0, -0.05, 0, -0.1]
 # P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
 cdef float[9] RUNNER = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
 cdef float[9] NO_RUNNER = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]
@@ -96,6 +107,19 @@ cdef float store_prior(int length, int seen, int others):
     if others == 0:
         return 1 - 1 / (1 + STORE_SURE[length] * count)
     return max(0.8 * (count - 0.5) / (count + COUNT_OF[others] + 0.5), faint)
+
+
+cdef float familiar_prior(int rank, int bucket, int length):
+    """P(right) of what comes in a region, by rank, what was right there, and the match's length."""
+    cdef float odds = PLACE_SURE[length] * FAMILIAR[bucket]
+    return 0.03 if rank == 0 else 0.08 + 0.015 * length if rank == 1 else odds / (1 + odds)
+
+
+cdef float nearest_prior(int rank, int bucket, int length):
+    """P(right) of what comes near the last copy, by rank, distance, and the match's length."""
+    cdef float odds = PLACE_SURE[length]
+    odds = max(odds, 1.5) if bucket < 2 else max(odds, 1) if bucket == 2 else odds * 0.625
+    return 0.03 if rank == 0 else 0.08 + 0.015 * length if rank == 1 else odds / (1 + odds)
 
 
 cdef float recent_prior(int age, int seen):
@@ -151,6 +175,15 @@ cdef class Calibration:
             self.begin(
                 UNSAID_CELLS + i, UNSAID_SHARE[i // (2 * PROBABILITIES)] * (1 + i % 2), PRIOR_SHARE
             )
+        for i in range(2 * RANKED * COPIED_COUNTS * LENGTHS):
+            self.begin(FAMILIAR_CELLS + i, familiar_prior(
+                i // (LENGTHS * COPIED_COUNTS) % RANKED, i // LENGTHS % COPIED_COUNTS, i % LENGTHS
+            ))
+        for i in range(2 * RANKED * STORE_DISTANCES * LENGTHS):
+            self.begin(NEAREST_CELLS + i, nearest_prior(
+                i // (LENGTHS * STORE_DISTANCES) % RANKED, i // LENGTHS % STORE_DISTANCES,
+                i % LENGTHS,
+            ))
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
@@ -158,6 +191,13 @@ cdef class Calibration:
             if s >= 3 * LENGTHS:
                 self.weights[s][SESSION_INPUT] = -0.1
                 self.weights[s][STORE_INPUT] = 0.6 if (s // (3 * LENGTHS) - 1) % KNOWN else 0.3
+                self.weights[s][STORE_OTHER_INPUT] = 0.15
+                self.weights[s][STORE_RESUME_INPUT] = -0.05
+        for s in range(1, STANDINGS):
+            i = (s - 1) // LENGTHS % STORE_STANDINGS
+            self.further[s][STORE_INPUT] = FURTHER_STORE[i]
+            self.further[s][STORE_OTHER_INPUT] = FURTHER_OTHER[i]
+            self.further[s][SESSION_INPUT] = FURTHER_SESSION[i]
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
 
@@ -177,14 +217,17 @@ cdef class Calibration:
         """Every count and weight, float32 (n,): for tests, and to see there is no text in it."""
         cells = [(self.cells[i].right, self.cells[i].tested) for i in range(CELLS)]
         weights = [self.weights[s][i] for s in range(SETS) for i in range(INPUTS)]
+        weights += [self.further[s][i] for s in range(STANDINGS) for i in range(INPUTS)]
         return np.concatenate((np.array(cells, np.float32).ravel(), np.array(weights, np.float32)))
 
     cdef void mix(self, Candidate* c) noexcept nogil:
         """Set the candidate's log-odds from its cells."""
-        cdef float z = self.weights[c.set][BIAS] * CONSTANT
+        cdef const float* weights = self.weights[c.set]
+        cdef const float* further = self.further[c.standing]
+        cdef float z = (weights[BIAS] + further[BIAS]) * CONSTANT
         cdef int i
         for i in range(c.used):
-            z += self.weights[c.set][c.input[i]] * self.cells[c.cell[i]].stretch
+            z += (weights[c.input[i]] + further[c.input[i]]) * self.cells[c.cell[i]].stretch
         c.odds = min(max(z, <float>-12), <float>12)
 
     cdef void learn_share(self, int which, bint right) noexcept nogil:
@@ -198,12 +241,15 @@ cdef class Calibration:
 
     cdef void learn(self, const Candidate* c, bint right) noexcept nogil:
         """Learn whether a candidate was the next token."""
-        cdef float error = (<float>right - squash(c.odds)) * RATE
+        cdef float wrong = <float>right - squash(c.odds)
+        cdef float error = wrong * RATE
+        cdef float error_further = wrong * (RATE_FURTHER if c.standing else 0)
         cdef Cell* cell
         cdef int i
         for i in range(c.used):
             cell = &self.cells[c.cell[i]]
             self.weights[c.set][c.input[i]] += error * cell.stretch
+            self.further[c.standing][c.input[i]] += error_further * cell.stretch
             cell.right += right
             cell.tested += 1
             if cell.tested > HALVE_AT:
@@ -211,3 +257,4 @@ cdef class Calibration:
                 cell.tested *= 0.5
             cell.stretch = stretch(cell)
         self.weights[c.set][BIAS] += error * CONSTANT
+        self.further[c.standing][BIAS] += error_further * CONSTANT

@@ -78,10 +78,11 @@ cdef class Estimator:
     cdef int collect(
         self, Position* at, const Slot** known, const Row** rows, float least, int32_t* tokens
     ) noexcept nogil
-    cdef void add_cells(
+    cdef int add_cells(
         self, Candidate* c, const Position* at, const Slot** known, int acceptance, int length
     ) noexcept nogil
-    cdef void add_store_cells(self, Candidate* c, const Position* at) noexcept nogil
+    cdef int add_store_cells(self, Candidate* c, const Position* at) noexcept nogil
+    cdef void add_place_cells(self, Candidate* c, const Votes* votes, int i) noexcept nogil
     cdef int collect_store(
         self, const Votes* votes, float least, int32_t* tokens, int count
     ) noexcept nogil

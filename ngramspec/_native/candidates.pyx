@@ -3,7 +3,7 @@
 The candidates are the token at each place, the leading continuations of each context, and where
 there are none the sequence's most frequent token. Each is described by cells (cells.pxd), which the
 calibration mixes to P(it is next). A position costs MOST_CANDIDATES estimates at most, in a chain
-seven. A further source of candidates adds places or contexts, its cells, and its turn in
+nine. A further source of candidates adds places or contexts, its cells, and its turn in
 ``collect``. One thread at a time.
 """
 
@@ -11,11 +11,12 @@ from libc.stdint cimport int16_t, int32_t
 
 from ngramspec._native.calibration cimport add_cell
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, LENGTHS, MATCH_INPUT, NEAR_INPUT, PAIR_CELLS, PAIR_INPUT, RESUME_INPUT,
-    RUNNER_CELLS, RUNNER_INPUT, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_INPUT,
-    STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_CELLS, STORE_RESUME_INPUT, context_cell,
-    length_bucket, match_cell, near_cell, recent_cell, resume_cell, runner_cell, session_cell,
-    store_cell, store_resume_cell, store_set, unsaid_cell,
+    ACCEPTANCES, FAMILIAR_INPUT, LENGTHS, MATCH_INPUT, NEAR_INPUT, NEAREST_INPUT, PAIR_CELLS,
+    PAIR_INPUT, RESUME_INPUT, RUNNER_CELLS, RUNNER_INPUT, SESSION_INPUT, STORE_BLOCK, STORE_CELLS,
+    STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_CELLS, STORE_RESUME_INPUT,
+    context_cell, familiar_cell, length_bucket, match_cell, near_cell, nearest_cell, recent_cell,
+    resume_cell, runner_cell, session_cell, standing_of, store_cell, store_resume_cell, store_set,
+    unsaid_cell,
 )
 from ngramspec._native.store_reader cimport Votes
 from ngramspec._native.common cimport NONE
@@ -24,6 +25,9 @@ from ngramspec._native.keys cimport SKIP, keys_of
 from ngramspec._native.places cimport MATCH, NEAR, RESUME, Place, token_at
 from ngramspec._native.recent cimport Recent
 from ngramspec._native.runners cimport FAINT, RANKS, Row, Unsaid, age_bucket, rank_of
+
+cdef enum:
+    NOT_KNOWN = -1      # what a store says of a candidate: nothing
 
 cdef float ACCEPTANCE_RATE = 0.15   # of the newest outcome in ``acceptance``
 
@@ -64,7 +68,7 @@ cdef class Estimator:
         cdef const Place* places = self.committed.places
         cdef Candidate* c
         cdef const Row* rows[2]
-        cdef int orders = 0, i, length, acceptance, store, agreement = 0
+        cdef int orders = 0, i, length, acceptance, store, own, says, agreement = 0
         for i in range(PLACES):
             at.placed[i] = token_at(&places[i], at.depth, i == MATCH) if at.follows[i] else NONE
         if at.follows[MATCH]:
@@ -75,7 +79,7 @@ cdef class Estimator:
             self.store.vote(at.live, at.depth, &at.votes)
         else:
             at.votes.n = at.votes.length = 0
-            at.votes.resumed = NONE
+            at.votes.familiar = at.votes.nearest = at.votes.resumed = NONE
         rows[0] = rows[1] = NULL
         if self.runners is not None:
             self.find_rows(at, rows)
@@ -94,7 +98,11 @@ cdef class Estimator:
             c = &at.candidates[i]
             c.token = tokens[i]
             c.used = 0
-            self.add_cells(c, at, known, acceptance, length)
+            own = self.add_cells(c, at, known, acceptance, length)
+            says = NOT_KNOWN if self.store is None else self.add_store_cells(c, at)
+            c.standing = 0
+            if says != NOT_KNOWN:
+                c.standing = <int16_t>standing_of(self.store.earlier, own, says, at.votes.length)
             if rows[0] != NULL:
                 self.add_runner_cell(c, RUNNER_INPUT, RUNNER_CELLS, rows[0])
             if rows[1] != NULL:
@@ -106,18 +114,30 @@ cdef class Estimator:
             if c.odds > at.candidates[at.best].odds:
                 at.best = i
 
-    cdef void add_cells(
+    cdef int add_cells(
         self, Candidate* c, const Position* at, const Slot** known, int acceptance, int length
     ) noexcept nogil:
-        """Describe a candidate's situation; ``acceptance`` and ``length`` are buckets."""
+        """Describe a candidate's situation; ``acceptance`` and ``length`` are buckets.
+
+        Returns:
+            What the text says of it: 0: nothing, 1: it followed one of the contexts, 2: it leads
+            the longest one, 3: it is the match's.
+        """
         cdef const Place* resume = &self.committed.places[RESUME]
         cdef const Place* near = &self.committed.places[NEAR]
-        cdef int m, count
+        cdef int m, count, own = 0
         cdef bint newest, agrees
         for m in range(CONTEXTS):
             if known[m] != NULL:
                 count = count_of(known[m], c.token, &newest)
                 add_cell(c, m, context_cell(m, count, known[m].total - count, newest))
+                if count:
+                    own = 1
+        for m in range(ORDERS - 1, -1, -1):
+            if known[m] != NULL:
+                if known[m].token[leader(known[m])] == c.token:
+                    own = 2
+                break
         if at.placed[MATCH] != NONE:
             agrees = c.token == at.placed[MATCH]
             add_cell(c, MATCH_INPUT, match_cell(length, acceptance, agrees))
@@ -130,17 +150,21 @@ cdef class Estimator:
                 resume.since, near.length + at.depth, near.since, agrees
             ))
         add_cell(c, SESSION_INPUT, session_cell(acceptance, length))
-        if self.store is not None:
-            self.add_store_cells(c, at)
+        return 3 if c.token == at.placed[MATCH] else own
 
-    cdef void add_store_cells(self, Candidate* c, const Position* at) noexcept nogil:
-        """Describe what a store says of a candidate."""
+    cdef int add_store_cells(self, Candidate* c, const Position* at) noexcept nogil:
+        """Describe what a store says of a candidate.
+
+        Returns:
+            0: other tokens, 1: this one too, 2: it leads by shorter matches, 3: by the longest, 4:
+            by both, NOT_KNOWN: nothing.
+        """
         cdef const Votes* votes = &at.votes
-        cdef int i, count = 0, other = 0, block = STORE_BLOCK * self.store.earlier
-        for i in range(votes.n):
-            if votes.token[i] == c.token:
-                count, other = votes.count[i], votes.other[i]
-                break
+        cdef int i = 0, count = 0, other = 0, block = STORE_BLOCK * self.store.earlier
+        while i < votes.n and votes.token[i] != c.token:
+            i += 1
+        if i < votes.n:
+            count, other = votes.count[i], votes.other[i]
         if votes.total:
             add_cell(c, STORE_INPUT, store_cell(
                 STORE_CELLS + block, votes.length, count, votes.total - count
@@ -155,6 +179,29 @@ cdef class Estimator:
                 STORE_RESUME_CELLS + block, self.store.since + at.depth, self.store.resume.length,
                 c.token == votes.resumed,
             ))
+        if votes.n == 0:
+            return NOT_KNOWN
+        self.add_place_cells(c, votes, i)
+        if i == votes.n:
+            return 0
+        return 1 + (i == votes.leading_other) + 2 * (i == votes.leading)
+
+    cdef void add_place_cells(self, Candidate* c, const Votes* votes, int i) noexcept nogil:
+        """Describe where in the store the ``i``-th token of ``votes`` comes next."""
+        cdef bint earlier = self.store.earlier
+        cdef int rank = 0
+        if votes.familiar != NONE:
+            if i < votes.n and votes.copied[i] > 0:
+                rank = 2 if votes.copied[i] == votes.copied[votes.familiar] else 1
+            add_cell(c, FAMILIAR_INPUT, familiar_cell(
+                earlier, rank, votes.copied[votes.familiar], votes.length
+            ))
+        rank = 0
+        if i < votes.n:
+            rank = 2 if votes.distance[i] == votes.distance[votes.nearest] else 1
+        add_cell(c, NEAREST_INPUT, nearest_cell(
+            earlier, rank, votes.distance[votes.nearest], votes.length
+        ))
 
     cdef void count_unsaid(self) noexcept nogil:
         """List what the target left unsaid, before a tree."""
@@ -227,20 +274,18 @@ cdef class Estimator:
     cdef int collect_store(
         self, const Votes* votes, float least, int32_t* tokens, int count
     ) noexcept nogil:
-        """Add a store's tokens: the leading one of both counts, or all with a share."""
-        cdef int i, first = 0, other = 0
-        for i in range(votes.n):
-            if least <= 1:
+        """Add a store's tokens: the leading ones by each measure, or all with a share."""
+        cdef int i
+        if least <= 1:
+            for i in range(votes.n):
                 if votes.count[i] > least * votes.total or votes.other[i] > least * votes.others:
                     count = with_token(tokens, count, votes.token[i])
-            elif votes.count[i] > votes.count[first]:
-                first = i
-            if votes.other[i] > votes.other[other]:
-                other = i
-        if votes.n and least > 1:
-            count = with_token(tokens, count, votes.token[first])
+        elif votes.n:
+            count = with_token(tokens, count, votes.token[votes.leading])
             if votes.others:
-                count = with_token(tokens, count, votes.token[other])
+                count = with_token(tokens, count, votes.token[votes.leading_other])
+            if votes.familiar != NONE:
+                count = with_token(tokens, count, votes.token[votes.familiar])
         if votes.resumed != NONE:
             count = with_token(tokens, count, votes.resumed)
         return count

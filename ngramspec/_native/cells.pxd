@@ -19,7 +19,9 @@ cdef enum:
     STORE_RESUME_INPUT = STORE_OTHER_INPUT + 1      # where its last copy would go on
     RUNNER_INPUT = STORE_RESUME_INPUT + 1   # the target's runners-up behind the last token,
     PAIR_INPUT = RUNNER_INPUT + 1       # and behind the last two
-    BIAS = PAIR_INPUT + 1
+    FAMILIAR_INPUT = PAIR_INPUT + 1     # the store's regions that were right lately,
+    NEAREST_INPUT = FAMILIAR_INPUT + 1  # and the place nearest to the last copy
+    BIAS = NEAREST_INPUT + 1
     INPUTS = BIAS + 1
     COUNTS = 7          # buckets of a count
     LENGTHS = 12        # of a match's length
@@ -43,11 +45,20 @@ cdef enum:
     RUNNER_RANKS = 5    # buckets of a rank: 0..2, 3 for more, 4 for none
     PAIR_CELLS = RUNNER_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
     UNSAID_CELLS = PAIR_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
-    CELLS = UNSAID_CELLS + LATEST * PROBABILITIES * 2
+    RANKED = 3          # a candidate by such a measure: no place says it, one does, the best does
+    COPIED_COUNTS = 6   # buckets of what was right in the best region
+    STORE_DISTANCES = 8 # of the shortest distance
+    FAMILIAR_CELLS = UNSAID_CELLS + LATEST * PROBABILITIES * 2
+    NEAREST_CELLS = FAMILIAR_CELLS + 2 * RANKED * COPIED_COUNTS * LENGTHS
+    CELLS = NEAREST_CELLS + 2 * RANKED * STORE_DISTANCES * LENGTHS
     KNOWN = 3           # what a store knows: less than the text, more, much more
     STORE_SETS = 1 + 2 * KNOWN  # nothing; that; and that of what earlier requests said
     # Of weights: by what a store knows, match length, and whether the resumed copy agrees.
     SETS = 3 * LENGTHS * STORE_SETS
+    # Of further weights, added to those: by what the text and the store say of the candidate.
+    OWN_STANDINGS = 4   # the text: nothing; it followed; it leads the longest context; the match
+    STORE_STANDINGS = 5 # the store: not that; that too; it leads the others; the longest; both
+    STANDINGS = 1 + 2 * OWN_STANDINGS * STORE_STANDINGS * LENGTHS   # 0: the store says nothing
 
 
 cdef inline int count_bucket(int n) noexcept nogil:
@@ -123,3 +134,36 @@ cdef inline int runner_cell(int first, int rank, int probability, int age) noexc
 cdef inline int unsaid_cell(int back, int probability, bint recent) noexcept nogil:
     """Of an unsaid runner-up, by the positions since, its probability, and whether it is recent."""
     return UNSAID_CELLS + (back * PROBABILITIES + probability) * 2 + recent
+
+
+cdef inline int copied_bucket(float n) noexcept nogil:
+    """Of what was right in a region: 0, then below 0.5, 2, 5, 12, and more: 0..5."""
+    return 0 if n <= 0 else 1 if n < 0.5 else 2 if n < 2 else 3 if n < 5 else 4 if n < 12 else 5
+
+
+cdef inline int distance_bucket(int n) noexcept nogil:
+    """0, then up to 4, 32, 256, 1024, 4096, and more; 7: not known."""
+    if n <= 32:
+        return 0 if n == 0 else 1 if n <= 4 else 2
+    return 3 if n <= 256 else 4 if n <= 1024 else 5 if n <= 4096 else 6 if n < 0x7fffffff else 7
+
+
+cdef inline int familiar_cell(bint earlier, int rank, float copied, int length) noexcept nogil:
+    """By what was right in the best region, and the match's length in the store."""
+    return FAMILIAR_CELLS + length_bucket(length) + LENGTHS * (
+        copied_bucket(copied) + COPIED_COUNTS * (rank + RANKED * earlier)
+    )
+
+
+cdef inline int nearest_cell(bint earlier, int rank, int distance, int length) noexcept nogil:
+    """By the shortest distance, and the match's length in the store."""
+    return NEAREST_CELLS + length_bucket(length) + LENGTHS * (
+        distance_bucket(distance) + STORE_DISTANCES * (rank + RANKED * earlier)
+    )
+
+
+cdef inline int standing_of(bint earlier, int own, int store, int length) noexcept nogil:
+    """Which further weights: by what the text and the store say, and the store's match's length."""
+    return 1 + length_bucket(length) + LENGTHS * (
+        store + STORE_STANDINGS * (own + OWN_STANDINGS * earlier)
+    )

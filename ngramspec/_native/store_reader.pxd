@@ -8,6 +8,7 @@ for those of shorter ones.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from ngramspec._native.common cimport NONE
+from ngramspec._native.regions cimport Regions
 from ngramspec._native.store_source cimport Found, StoreSource
 
 cdef enum:
@@ -15,6 +16,8 @@ cdef enum:
     AHEAD = 64          # tokens held of each
     CHUNK = 16          # tokens copied from the store at once
     STORE_LEADERS = 8   # different tokens kept of what comes next
+    FAR_OFF = 0x7fffffff    # a distance that is not known, or longer
+    COPIED = 3          # tokens of a match whose place counts as copied from
 
 cdef struct Followed:   # a place that is followed
     int64_t at          # position in the store of tokens[0]
@@ -22,6 +25,8 @@ cdef struct Followed:   # a place that is followed
     int32_t skip        # of the next token in tokens[]
     int32_t filled
     bint ends           # nothing follows what is filled
+    float copied        # fading count of tokens that were right in its region,
+    int32_t distance    # from where the last copy would go on; FAR_OFF without one
     int32_t tokens[AHEAD]
 
 cdef struct Votes:      # what comes next at the places that a path follows
@@ -32,6 +37,13 @@ cdef struct Votes:      # what comes next at the places that a path follows
     int32_t token[STORE_LEADERS]    # by both counts, the first of equals first
     int32_t count[STORE_LEADERS]    # among the longest
     int32_t other[STORE_LEADERS]    # among the shorter
+    float copied[STORE_LEADERS]     # the most that was right in a region of its places,
+    int32_t distance[STORE_LEADERS] # and the shortest distance of one
+    int leading         # of the token with the highest count, the first of equals
+    int leading_other   # the same among the shorter matches
+    int familiar        # of the token with the most right in a region, of equals the one with
+                        # the highest count; NONE: none was
+    int nearest         # of the token at the shortest distance, or NONE: no token
     int32_t resumed     # what comes next at the place that was left, or NONE
 
 
@@ -39,6 +51,8 @@ cdef class StoreReader:
     cdef StoreSource source
     cdef Followed places[STORE_PLACES]
     cdef Followed resume        # the place that was followed last, past a substituted token
+    cdef Regions regions        # and what was right in each lately
+    cdef int64_t copied_to      # where the last copy would go on, or NONE
     cdef int since              # tokens since it was left, or NONE: there is none
     cdef int n                  # of the places
     cdef int longest            # length of the longest match, 0 without one
@@ -49,6 +63,7 @@ cdef class StoreReader:
     cdef int pause              # tokens until the next look-up
     cdef readonly long long look_ups, hits
 
+    cdef void rate(self) noexcept nogil
     cdef void judge(self, bint right) noexcept nogil
     cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil
     cdef int32_t token(self, Followed* place, int depth) noexcept nogil
@@ -56,6 +71,7 @@ cdef class StoreReader:
     cdef uint64_t matching(self, uint64_t live, int depth, int32_t token) noexcept nogil
     cdef int continued(self, Followed* place, const int32_t* new, Py_ssize_t n) noexcept nogil
     cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil
+    cdef void count_right(self, const int* agrees, Py_ssize_t n) noexcept nogil
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil
     cdef void credit(self, int n) noexcept nogil
     cdef void count_anew(self) noexcept nogil

@@ -5,11 +5,15 @@ no look-up is needed. After PATIENCE look-ups in a row without a place that was 
 come after 2, 4 and up to LONGEST_PAUSE tokens, until one is right.
 
 Costs: a look-up finds STORE_PLACES places at most; a draft's position reads one token at each.
-Memory: 9 kB. One thread at a time.
+Memory: 14 kB. One thread at a time.
 """
 
-from libc.stdint cimport int32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memmove
+
+from ngramspec._native.regions cimport (
+    FADING, FULL_LENGTH, REGIONS, copied_from, count_copied, fade,
+)
 
 cdef enum:
     SURE = 12           # tokens of a match that is followed without looking for others
@@ -27,6 +31,7 @@ cdef class StoreReader:
     def __cinit__(self, StoreSource source not None):
         self.source = source
         self.since = NONE
+        self.copied_to = NONE
 
     def sizeof(self):
         """Bytes allocated."""
@@ -40,6 +45,10 @@ cdef class StoreReader:
             assert 0 <= self.places[i].filled <= AHEAD and self.places[i].skip >= 0
             assert i == 0 or self.places[i].length <= self.places[i - 1].length, "not by length"
         assert self.n == 0 or self.longest in (0, self.places[0].length)
+        assert self.copied_to == NONE or self.copied_to >= 0
+        assert 0 <= self.regions.tokens < FADING
+        for i in range(REGIONS):
+            assert 0 <= self.regions.of[i].copied < 1e6, "more than can be copied"
 
     cdef void judge(self, bint right) noexcept nogil:
         """Note whether any place of the last look-up went on as the sequence did."""
@@ -66,7 +75,22 @@ cdef class StoreReader:
                 self.places[i].ends = False
             self.longest = self.places[0].length if self.n else 0
             self.earlier = self.n and self.source.earlier(self.places[0].at)
+        self.rate()
         return (<uint64_t>1 << self.n) - 1
+
+    cdef void rate(self) noexcept nogil:
+        """Note how familiar the places' regions are, and how near the last copy they lie."""
+        cdef Followed* place
+        cdef int64_t at
+        cdef int i
+        for i in range(self.n):
+            place = &self.places[i]
+            at = place.at + place.skip
+            place.copied = copied_from(&self.regions, at)
+            place.distance = FAR_OFF
+            if self.copied_to != NONE:
+                at -= self.copied_to
+                place.distance = <int32_t>min(max(at, -at), <int64_t>FAR_OFF)
 
     cdef int32_t token(self, Followed* place, int depth) noexcept nogil:
         """The token ``depth`` behind the next one at a place, or NONE."""
@@ -97,8 +121,11 @@ cdef class StoreReader:
         """Count what comes next at the places in ``live``, ``depth`` tokens behind the text."""
         cdef int i, k
         cdef int32_t token
+        cdef float most = 0
         cdef bint longest
         votes.n = votes.length = votes.total = votes.others = 0
+        votes.leading = votes.leading_other = 0
+        votes.familiar = votes.nearest = NONE
         votes.resumed = NONE
         if self.since != NONE:
             votes.resumed = self.token(&self.resume, depth)
@@ -122,8 +149,23 @@ cdef class StoreReader:
                 k = votes.n
                 votes.n += 1
                 votes.token[k], votes.count[k], votes.other[k] = token, 0, 0
+                votes.copied[k], votes.distance[k] = 0, FAR_OFF
             votes.count[k] += longest
             votes.other[k] += not longest
+            votes.copied[k] = max(votes.copied[k], self.places[i].copied)
+            votes.distance[k] = min(votes.distance[k], self.places[i].distance)
+        for k in range(votes.n):
+            if votes.count[k] > votes.count[votes.leading]:
+                votes.leading = k
+            if votes.other[k] > votes.other[votes.leading_other]:
+                votes.leading_other = k
+            if votes.copied[k] > most or (
+                votes.familiar != NONE and votes.copied[k] == most
+                and votes.count[k] > votes.count[votes.familiar]
+            ):
+                votes.familiar, most = k, votes.copied[k]
+            if votes.nearest == NONE or votes.distance[k] < votes.distance[votes.nearest]:
+                votes.nearest = k
 
     cdef uint64_t matching(self, uint64_t live, int depth, int32_t token) noexcept nogil:
         """Those of the places in ``live`` where ``token`` comes next."""
@@ -150,28 +192,57 @@ cdef class StoreReader:
                 return
         place.skip += <int>n
 
+    cdef void count_right(self, const int* agrees, Py_ssize_t n) noexcept nogil:
+        """Count where the ``n`` new tokens came next: ``agrees[i]`` of them at the i-th place."""
+        cdef Followed* place
+        cdef int i, right = 0, last = NONE
+        fade(&self.regions, <int>n)
+        for i in range(self.n):
+            right += agrees[i] > 0
+        for i in range(self.n):
+            if agrees[i] == 0:
+                continue
+            place = &self.places[i]
+            count_copied(&self.regions, place.at + place.skip, (
+                <float>agrees[i] * min(place.length, <int>FULL_LENGTH) / <float>FULL_LENGTH / right
+            ))
+            if place.length + agrees[i] >= COPIED and (
+                last == NONE
+                or agrees[i] > agrees[last]
+                or (agrees[i] == agrees[last] and place.distance < self.places[last].distance)
+            ):
+                last = i
+        if last != NONE:
+            self.copied_to = self.places[last].at + self.places[last].skip
+        if self.copied_to != NONE:
+            self.copied_to += n
+
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil:
         """Move on over ``n`` tokens just committed, and drop the places that went on otherwise."""
-        cdef int i, agrees, kept = 0, best = 0, furthest = 0
+        cdef int agrees[STORE_PLACES]
+        cdef int i, kept = 0, best = 0, furthest = 0
         self.pause = max(self.pause - <int>min(n, LONGEST_PAUSE), 0)
         if n > AHEAD:  # no draft was
             self.asked = False
             self.n = self.longest = 0
             self.since = NONE
+            self.copied_to = NONE
             return
         if self.since != NONE:
             self.since += <int>n
             self.pass_over(&self.resume, n)
         for i in range(self.n):
-            agrees = self.continued(&self.places[i], new, n)
-            if agrees == n:
+            agrees[i] = self.continued(&self.places[i], new, n)
+        self.count_right(agrees, n)
+        for i in range(self.n):
+            if agrees[i] == n:
                 self.places[i].skip += <int>n
                 self.places[i].length += <int>n
                 if kept != i:
                     self.places[kept] = self.places[i]
                 kept += 1
-            elif agrees > furthest:
-                furthest, best = agrees, i
+            elif agrees[i] > furthest:
+                furthest, best = agrees[i], i
         if kept == 0 and furthest:
             self.resume = self.places[best]
             self.resume.length += furthest

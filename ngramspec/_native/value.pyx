@@ -9,7 +9,7 @@ ends where the expected tokens per cost are highest.
 
 Invariant: the drafts follow from the committed text, the calibration and the outcome of earlier
 drafts alone. Costs: a committed token four counts, a drafted position four look-ups and
-``MOST_CANDIDATES`` estimates at most (in a chain seven); finding places is bounded (places.pyx).
+``MOST_CANDIDATES`` estimates at most (in a chain nine); finding places is bounded (places.pyx).
 Memory: 4 bytes per token, 32 to 85 per context, 2.3 kB per node of the largest draft. One thread
 at a time: a second one gets a RuntimeError while an operation runs without the GIL.
 """

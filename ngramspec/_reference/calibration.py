@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 Real = np.float32
-RATE, CONSTANT, STRONGEST = Real(0.02), Real(0.3), Real(7.6)
+RATE, RATE_FURTHER = Real(0.02), Real(0.005)
+CONSTANT, STRONGEST = Real(0.3), Real(7.6)
 GUESS = 0.05  # P(right) of the most frequent token where nothing else is known
 ALONE = (0, None, 0)  # the set of weights there
 PRIOR, PRIOR_SHARE, HALVE_AT, HALVE_SHARE_AT = Real(4), Real(100), 600, 10000
@@ -33,6 +34,8 @@ WEIGHTS = {
     "store resume": 0.05,
     "runner": 0.25,
     "pair": 0.2,
+    "familiar": 0.2,
+    "nearest": 0.1,
 }
 # P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
 RUNNER = (0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03)
@@ -40,6 +43,16 @@ NO_RUNNER = (0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03)
 PAIR = (0.85, 0.75, 0.65, 0.4, 0.2, 0.1, 0.04, 0.03, 0.03)
 UNSAID_SHARE = (0.015, 0.005, 0.003, 0.002)
 STORE_SURE = (0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40)
+# Odds of what comes at its most familiar or nearest place, by the match's length; and how those go
+# with what was right in the region.
+PLACE_SURE = (0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40)
+FAMILIAR = (0.5, 0.375, 0.5, 0.75, 1, 1.25)
+# Begin of the further weights, by what the store says.
+FURTHER = {
+    "store": (0, -0.05, -0.1, 0, 0.1),
+    "store other": (-0.05, -0.05, 0, -0.05, 0.1),
+    "session": (0.1, 0, -0.05, 0, -0.1),
+}
 
 LN2 = Real(0.69314718)
 LN = (0.99998116, -0.49947178, 0.32824221, -0.22589801, 0.13467453, -0.05514520, 0.01076451)
@@ -74,6 +87,31 @@ def count_bucket(n: int) -> int:
     return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
 
 
+def copied_bucket(n: Real) -> int:
+    """Of what was right in a region: 0, then below 0.5, 2, 5, 12, and more: 0..5."""
+    return 0 if n <= 0 else next((i for i, most in enumerate((0.5, 2, 5, 12), 1) if n < most), 5)
+
+
+def distance_bucket(n: int) -> int:
+    """0, then up to 4, 32, 256, 1024, 4096, and more; 7: not known."""
+    known = (0, 4, 32, 256, 1024, 4096, 2**31 - 2)
+    return next((i for i, most in enumerate(known) if n <= most), 7)
+
+
+def place_prior(kind: str, rank: int, bucket: int, length: int) -> float:
+    """P(right) of what comes at a familiar or near place, by rank and the match's length."""
+    if rank < 2:
+        return 0.08 + 0.015 * length if rank else 0.03
+    odds = Real(PLACE_SURE[length])
+    if kind == "familiar":
+        odds = odds * Real(FAMILIAR[bucket])
+    elif bucket < 3:
+        odds = max(odds, Real(1.5 if bucket < 2 else 1))
+    else:
+        odds = odds * Real(0.625)
+    return float(odds) / (1 + float(odds))
+
+
 def store_prior(length: int, seen: int, others: int) -> float:
     """P(right) of what followed a store's match, by buckets of its length and counts."""
     count, faint = Real(COUNT_OF[seen]), 0.06 if length < 8 else 0.02
@@ -92,6 +130,7 @@ class Candidate:
     token: int
     situations: dict[str, Situation]
     set: Situation
+    standing: Situation | None
     odds: Real = field(default_factory=Real)
     p: Real = field(default_factory=Real)
 
@@ -131,6 +170,7 @@ class Calibration:
     def __init__(self) -> None:
         self.cells: dict[Situation, Cell] = {}
         self.weights: dict[tuple[Situation, str], Real] = {}
+        self.further: dict[tuple[Situation, str], Real] = {}  # by standing, added to those
 
     def cell(self, situation: Situation) -> Cell:
         """A situation's counts; a new one begins with its prior."""
@@ -158,6 +198,8 @@ class Calibration:
             return share / 2 if age in (0, OLDEST) else share
         if kind in ("store", "store other"):
             return store_prior(*rest[1:])
+        if kind in ("familiar", "nearest"):
+            return place_prior(kind, *rest[1:])
         if kind == "runner":
             rank, bucket, _ = rest
             return NO_RUNNER[bucket] if rank == 4 else RUNNER[bucket]
@@ -189,28 +231,46 @@ class Calibration:
             return Real(-0.1)
         if set[2] and name == "store":
             return Real(0.3 if set[2] in (1, 4) else 0.6)
+        if set[2] and name in ("store other", "store resume"):
+            return Real(0.15 if name == "store other" else -0.05)
         if set == ALONE and name in ("session", "bias"):
             begin = Real(name == "session")
         return begin
 
     def mix(self, candidate: Candidate) -> Candidate:
         """Set a candidate's probability: logistic mixing of its situations' log-odds."""
-        z = self.weight(candidate.set, "bias") * CONSTANT
+        z = self.both(candidate, "bias") * CONSTANT
         for name, situation in candidate.situations.items():
-            z += self.weight(candidate.set, name) * self.cell(situation).stretch()
+            z += self.both(candidate, name) * self.cell(situation).stretch()
         candidate.odds = clipped(z, Real(12))
         candidate.p = squash(candidate.odds)
         return candidate
 
+    def both(self, candidate: Candidate, name: str) -> Real:
+        """The weight of an input, and what is added to it."""
+        weight = self.weight(candidate.set, name)
+        if candidate.standing is None:
+            return weight
+        return weight + self.added(candidate.standing, name)
+
+    def added(self, standing: Situation, name: str) -> Real:
+        """What is added to the weight of an input; it begins as FURTHER says, 0 elsewhere."""
+        begin = FURTHER[name][standing[2]] if name in FURTHER else 0
+        return self.further.get((standing, name), Real(begin))
+
     def learn(self, candidate: Candidate, right: bool) -> None:
         """One step down the coding cost's gradient for the weights; count in every cell."""
-        error = (Real(right) - candidate.p) * RATE
+        wrong = Real(right) - candidate.p
         for name, situation in candidate.situations.items():
             cell = self.cell(situation)
-            self.add(candidate.set, name, error * cell.stretch())
+            self.add(candidate, name, wrong, cell.stretch())
             cell.count(right, HALVE_AT)
-        self.add(candidate.set, "bias", error * CONSTANT)
+        self.add(candidate, "bias", wrong, CONSTANT)
 
-    def add(self, set: Situation, name: str, change: Real) -> None:
-        """Change a weight."""
-        self.weights[set, name] = self.weight(set, name) + change
+    def add(self, candidate: Candidate, name: str, wrong: Real, value: Real) -> None:
+        """Change the weights of an input that had a value."""
+        key = candidate.set, name
+        self.weights[key] = self.weight(*key) + wrong * RATE * value
+        if candidate.standing is not None:
+            added = self.added(candidate.standing, name) + wrong * RATE_FURTHER * value
+            self.further[candidate.standing, name] = added

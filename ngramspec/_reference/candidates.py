@@ -10,7 +10,9 @@ from ngramspec._reference.calibration import (
     Candidate,
     Real,
     Situation,
+    copied_bucket,
     count_bucket,
+    distance_bucket,
     length_bucket,
 )
 from ngramspec._reference.committed import ORDERS, SKIP, CommittedText
@@ -91,7 +93,8 @@ class Estimator:
             for name, row in rows.items():
                 situations[name] = self.runner_situation(name, token, row)
             agrees = None if resumed is None else resumed == token
-            candidate = Candidate(token, situations, (length, agrees, stored))
+            standing = self.standing(token, at, known)
+            candidate = Candidate(token, situations, (length, agrees, stored), standing)
             at.candidates.append(self.calibration.mix(candidate))
 
     def situations(
@@ -141,7 +144,41 @@ class Estimator:
             since = min(self.store.since + len(at.path), 5)
             copied = length_bucket(self.store.resume.length)
             found["store resume"] = ("store resume", earlier, since, copied, token == votes.resumed)
+        return found | self.place_situations(token, votes, length)
+
+    def place_situations(self, token: int, votes: Votes, length: int) -> dict[str, Situation]:
+        """Where in a store a candidate comes next, by input; ``length`` is a bucket."""
+        found: dict[str, Situation] = {}
+        if self.store is None or votes.nearest is None:
+            return found
+        earlier = self.store.earlier
+        if votes.familiar is not None:
+            most, here = votes.copied[votes.familiar], votes.copied.get(token, 0)
+            rank = 2 if here == most else int(here > 0)
+            found["familiar"] = ("familiar", earlier, rank, copied_bucket(most), length)
+        shortest = votes.distance[votes.nearest]
+        rank = 2 if votes.distance.get(token) == shortest else int(token in votes.distance)
+        found["nearest"] = ("nearest", earlier, rank, distance_bucket(shortest), length)
         return found
+
+    def standing(self, token: int, at: Position, known: dict[int, Slot]) -> Situation | None:
+        """What the text and the store say of a candidate: which further weights count.
+
+        None where the store says nothing: none of them.
+        """
+        longest = max((m for m in known if m < ORDERS), default=None)
+        own = int(any(slot.count(token) for slot in known.values()))
+        if longest is not None and known[longest].leader() == token:
+            own = 2
+        if token == at.placed[0]:
+            own = 3
+        counts = at.votes.counts
+        if not counts or self.store is None:
+            return None
+        says = int(token in counts)
+        if says:
+            says += (token == at.votes.leading_other) + 2 * (token == at.votes.leading)
+        return (self.store.earlier, own, says, length_bucket(at.votes.length))
 
     def count_unsaid(self) -> None:
         """List what the target left unsaid, before a tree."""
@@ -199,9 +236,10 @@ class Estimator:
                 if count > least * Real(votes.total) or other > least * Real(votes.others)
             ]
         elif votes.counts:
-            order.append(max(votes.counts, key=lambda token: votes.counts[token][0]))
+            order.append(votes.leading)
             if votes.others:
-                order.append(max(votes.counts, key=lambda token: votes.counts[token][1]))
+                order.append(votes.leading_other)
+            order.append(votes.familiar)
         return [*order, votes.resumed]
 
     def others(self, at: Position) -> list[tuple[int, Situation]]:

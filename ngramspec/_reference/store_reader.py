@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
+
+from ngramspec._reference.regions import FULL_LENGTH, Regions
+
 PLACES, AHEAD, LEADERS, SURE, PATIENCE, LONGEST_PAUSE = 32, 64, 8, 12, 16, 64
+FAR_OFF, COPIED = 2**31 - 1, 3
+Real = np.float32
 
 
 class Source(Protocol):
@@ -27,10 +33,19 @@ class Source(Protocol):
 
 @dataclass
 class Followed:
-    """A place that is followed: ``at`` is the position of the next token."""
+    """A place that is followed: ``at`` is the position of the next token.
+
+    ``copied`` is what was right in its region, ``distance`` that from where the last copy goes on.
+    """
 
     at: int
     length: int
+    copied: np.float32 = field(default_factory=Real)
+    distance: int = FAR_OFF
+
+    def moved(self, n: int) -> Followed:
+        """The place ``n`` tokens on, all of which agree."""
+        return replace(self, at=self.at + n, length=self.length + n)
 
 
 @dataclass
@@ -38,14 +53,46 @@ class Votes:
     """What comes next at the places that a path follows.
 
     ``counts`` holds (among the longest matches, among shorter ones) by token, the first
-    ``LEADERS`` tokens only; ``total`` and ``others`` count all places that go on.
+    ``LEADERS`` tokens only; ``total`` and ``others`` count all places that go on. ``copied`` and
+    ``distance`` hold the most that was right in a region, and the shortest distance, of a token's
+    places.
     """
 
     length: int = 0
     total: int = 0
     others: int = 0
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    copied: dict[int, np.float32] = field(default_factory=dict)
+    distance: dict[int, int] = field(default_factory=dict)
     resumed: int | None = None
+
+    @property
+    def leading(self) -> int:
+        """The token with the highest count among the longest matches, the first of equals."""
+        return max(self.counts, key=lambda token: self.counts[token][0])
+
+    @property
+    def leading_other(self) -> int:
+        """The same among the shorter matches."""
+        return max(self.counts, key=lambda token: self.counts[token][1])
+
+    @property
+    def familiar(self) -> int | None:
+        """The token with the most that was right in a region, if any was.
+
+        Of equals the one with the highest count, then the first.
+        """
+
+        def worth(token: int) -> tuple[np.float32, int]:
+            return self.copied[token], self.counts[token][0]
+
+        best = max(self.copied, key=worth, default=None)
+        return best if best is not None and self.copied[best] > 0 else None
+
+    @property
+    def nearest(self) -> int | None:
+        """The token at the shortest distance from where the last copy would go on."""
+        return min(self.distance, key=lambda token: self.distance[token], default=None)
 
 
 class StoreReader:
@@ -55,6 +102,8 @@ class StoreReader:
         self.source = source
         self.places: list[Followed] = []
         self.resume: Followed | None = None
+        self.regions = Regions()
+        self.copied_to: int | None = None  # where the last copy would go on
         self.since = 0
         self.longest = 0
         self.earlier = self.resume_earlier = False  # of the longest match, and of the place left
@@ -69,6 +118,11 @@ class StoreReader:
             self.places = [Followed(at, length) for at, length in self.source.look(text, most)]
             self.longest = self.places[0].length if self.places else 0
             self.earlier = bool(self.places) and self.source.earlier(self.places[0].at)
+        for place in self.places:
+            place.copied = self.regions.copied_from(place.at)
+            place.distance = FAR_OFF
+            if self.copied_to is not None:
+                place.distance = min(abs(place.at - self.copied_to), FAR_OFF)
         return self.places
 
     def token(self, place: Followed, depth: int) -> int | None:
@@ -97,6 +151,9 @@ class StoreReader:
             if token in votes.counts or len(votes.counts) < LEADERS:
                 count, other = votes.counts.get(token, (0, 0))
                 votes.counts[token] = (count + longest, other + (not longest))
+                votes.copied[token] = max(votes.copied.get(token, Real(0)), place.copied)
+                distance = min(votes.distance.get(token, FAR_OFF), place.distance)
+                votes.distance[token] = distance
         return votes
 
     def matching(self, live: list[Followed], depth: int, token: int) -> list[Followed]:
@@ -109,17 +166,17 @@ class StoreReader:
         self.pause = max(self.pause - n, 0)
         if n > AHEAD:
             self.places, self.longest, self.resume, self.asked = [], 0, None, False
+            self.copied_to = None
             return
         if self.resume is not None:
             self.since += n
             self.resume = self.passed(self.resume, n)
         kept, furthest, best = [], 0, None
-        for place in self.places:
-            agrees = 0
-            while agrees < n and self.token(place, agrees) == new[agrees]:
-                agrees += 1
+        agreements = [self.agreement(place, new) for place in self.places]
+        self.count_right(agreements, n)
+        for place, agrees in zip(self.places, agreements, strict=True):
             if agrees == n:
-                kept.append(Followed(place.at + n, place.length + n))
+                kept.append(place.moved(n))
             elif agrees > furthest:
                 furthest, best = agrees, place
         if not kept and best is not None:
@@ -130,6 +187,30 @@ class StoreReader:
         longest = self.longest + n
         self.longest = longest if kept and kept[0].length == longest else 0
         self.places = kept
+
+    def agreement(self, place: Followed, new: Sequence[int]) -> int:
+        """How many of the new tokens, from the first on, come next at a place."""
+        agrees = 0
+        while agrees < len(new) and self.token(place, agrees) == new[agrees]:
+            agrees += 1
+        return agrees
+
+    def count_right(self, agreements: Sequence[int], n: int) -> None:
+        """Count where the ``n`` new tokens came next: so many of them at each place."""
+        self.regions.fade(n)
+        right = [each for each in zip(agreements, self.places, strict=True) if each[0]]
+        last: tuple[int, Followed] | None = None
+        for agrees, place in right:
+            share = Real(agrees) * Real(min(place.length, FULL_LENGTH)) / Real(FULL_LENGTH)
+            self.regions.count_copied(place.at, share / Real(len(right)))
+            if place.length + agrees >= COPIED and (
+                last is None or (agrees, -place.distance) > (last[0], -last[1].distance)
+            ):
+                last = agrees, place
+        if last is not None:
+            self.copied_to = last[1].at
+        if self.copied_to is not None:
+            self.copied_to += n
 
     def count_anew(self) -> None:
         """Forget how many look-ups there were, and that they failed."""

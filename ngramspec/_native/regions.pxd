@@ -1,0 +1,54 @@
+"""Which parts of a store went on as the text did lately: counts that fade, by region.
+
+A region is 2048 positions of a store. The table has a fixed size: where two regions have one place
+in it, the one with more copied tokens stays.
+"""
+
+from libc.stdint cimport int64_t, uint64_t
+
+cdef enum:
+    REGION_BITS = 11    # of the positions in one region
+    REGIONS = 256
+    FADING = 16         # tokens after which all counts fade once
+    FULL_LENGTH = 4     # of a match from which on its tokens count fully
+
+cdef struct Region:
+    int64_t at          # its number
+    float copied        # fading count of tokens that came next there as in the text
+
+cdef struct Regions:
+    Region of[REGIONS]
+    int tokens          # since the counts faded last
+
+
+cdef inline Region* place_of(Regions* r, int64_t region) noexcept nogil:
+    """A region's place in the table."""
+    return &r.of[(<uint64_t>region * <uint64_t>0x9E3779B97F4A7C15) >> 56]
+
+
+cdef inline float copied_from(Regions* r, int64_t position) noexcept nogil:
+    """How many tokens lately came next in a position's region as in the text; they fade."""
+    cdef int64_t region = position >> REGION_BITS
+    cdef const Region* found = place_of(r, region)
+    return found.copied if found.at == region else 0
+
+
+cdef inline void count_copied(Regions* r, int64_t position, float n) noexcept nogil:
+    """Add to the count of a position's region."""
+    cdef int64_t region = position >> REGION_BITS
+    cdef Region* found = place_of(r, region)
+    if found.at == region:
+        found.copied += n
+    elif found.copied < n:
+        found.at = region
+        found.copied = n
+
+
+cdef inline void fade(Regions* r, int n) noexcept nogil:
+    """Let the counts fade over ``n`` tokens."""
+    cdef int i
+    r.tokens += n
+    while r.tokens >= FADING:
+        r.tokens -= FADING
+        for i in range(REGIONS):
+            r.of[i].copied *= <float>0.9
