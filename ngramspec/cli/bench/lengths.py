@@ -183,22 +183,11 @@ def _prompts(
 
 
 def line_of(cell: dict[str, Any]) -> str:
-    """A cell in a line: the defaults' speed to plain's, to the best of ours, to prompt lookup's.
-
-    And the tokens of both behind the first forward, per measured cost of their forwards.
-    """
-    rows = {row["way"]: row for row in cell["summary"]}
-    auto = rows[AUTO]
-    best = max((way for way in rows if way.startswith(AUTO)), key=lambda way: rows[way]["ratio"])
-    line = f"{cell['length']:>5} {cell['task']}: {auto['ratio']:.2f} of plain; "
-    line += f"{auto['ratio'] / rows[best]['ratio']:.3f} of {best}"
-    lookups = [row for way, row in rows.items() if way.startswith(LOOKUP)]
-    for lookup in lookups:
-        line += f"; {auto['ratio'] / lookup['ratio']:.2f} of {LOOKUP}"
-        line += f"; tokens per cost {_per_cost(auto)}, {LOOKUP} {_per_cost(lookup)}"
-    return line
-
-
-def _per_cost(row: dict[str, Any]) -> str:
-    tokens, cost = row["tokens_per_call"], row["mean_cost"]
-    return "unknown" if tokens is None or cost is None else f"{tokens / cost:.2f}"
+    """A cell in a line: the defaults' speed to plain's, to the best of ours, to prompt lookup's."""
+    speeds = {row["way"]: row["ratio"] for row in cell["summary"]}
+    ours = {way: each for way, each in speeds.items() if way.startswith(AUTO)}
+    best = max(ours, key=lambda way: ours[way])
+    lookup = [each for way, each in speeds.items() if way.startswith(LOOKUP)]
+    beside = "" if not lookup else f"; {ours[AUTO] / lookup[0]:.2f} of {LOOKUP}"
+    shares = f"{ours[AUTO] / ours[best]:.3f} of {best}{beside}"
+    return f"{cell['length']:>5} {cell['task']}: {ours[AUTO]:.2f} of plain; {shares}"
