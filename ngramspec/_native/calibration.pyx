@@ -50,7 +50,7 @@ cdef enum:
     HALVE_SHARE_AT = 10000
 
 cdef float RATE = 0.02      # of the weights
-cdef float RATE_FURTHER = 0.005 # of those that are added
+cdef float RATE_FURTHER = 0.005  # of those that are added
 cdef float CONSTANT = 0.3   # the bias's input
 cdef float STRONGEST = 7.6  # log-odds a cell can reach: a probability of 0.9995
 cdef float PRIOR = 4.0      # tested candidates that a cell begins with

@@ -47,7 +47,7 @@ cdef enum:
     UNSAID_CELLS = PAIR_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
     RANKED = 3          # a candidate by such a measure: no place says it, one does, the best does
     COPIED_COUNTS = 6   # buckets of what was right in the best region
-    STORE_DISTANCES = 8 # of the shortest distance
+    STORE_DISTANCES = 8  # of the shortest distance
     FAMILIAR_CELLS = UNSAID_CELLS + LATEST * PROBABILITIES * 2
     NEAREST_CELLS = FAMILIAR_CELLS + 2 * RANKED * COPIED_COUNTS * LENGTHS
     CELLS = NEAREST_CELLS + 2 * RANKED * STORE_DISTANCES * LENGTHS
@@ -57,7 +57,7 @@ cdef enum:
     SETS = 3 * LENGTHS * STORE_SETS
     # Of further weights, added to those: by what the text and the store say of the candidate.
     OWN_STANDINGS = 4   # the text: nothing; it followed; it leads the longest context; the match
-    STORE_STANDINGS = 5 # the store: not that; that too; it leads the others; the longest; both
+    STORE_STANDINGS = 5  # the store: not that; that too; it leads the others; the longest; both
     STANDINGS = 1 + 2 * OWN_STANDINGS * STORE_STANDINGS * LENGTHS   # 0: the store says nothing
 
 

@@ -38,11 +38,10 @@ cdef struct Votes:      # what comes next at the places that a path follows
     int32_t count[STORE_LEADERS]    # among the longest
     int32_t other[STORE_LEADERS]    # among the shorter
     float copied[STORE_LEADERS]     # the most that was right in a region of its places,
-    int32_t distance[STORE_LEADERS] # and the shortest distance of one
+    int32_t distance[STORE_LEADERS]  # and the shortest distance of one
     int leading         # of the token with the highest count, the first of equals
     int leading_other   # the same among the shorter matches
-    int familiar        # of the token with the most right in a region, of equals the one with
-                        # the highest count; NONE: none was
+    int familiar        # the most right in a region, then the highest count; NONE: none was
     int nearest         # of the token at the shortest distance, or NONE: no token
     int32_t resumed     # what comes next at the place that was left, or NONE
 
