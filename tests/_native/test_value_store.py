@@ -125,16 +125,21 @@ def between(seed, size=2400):
     return (np.random.default_rng(seed).permutation(size) + 10_000 * (seed + 1)).tolist()
 
 
+def copy_from(part, at, made):
+    """Have engines read along in a part of their store from ``at`` on, and then leave it."""
+    for engine in made:
+        engine.extend(ids(part[at : at + 8]))
+        engine.draft(8)
+        engine.extend(ids(part[at + 8 : at + 50]))
+        engine.extend(ids([5, 7, 8]))
+    return made
+
+
 @pytest.mark.parametrize("copied", [0, 1])
 def test_of_equal_matches_that_in_the_part_copied_from_is_drafted(engines, copied):
     """A region that was right lately, and not the other, 2048 positions and more away."""
     documents = [[*between(0), 7, 8, 100, 101], [*between(1), 7, 8, 200, 201]]
-    native, twin = engines(documents)
-    for engine in (native, twin):
-        engine.extend(ids(documents[copied][2000:2008]))
-        engine.draft(8)
-        engine.extend(ids(documents[copied][2008:2050]))
-        engine.extend(ids([5, 7, 8]))
+    native, twin = copy_from(documents[copied], 2000, engines(documents))
     same(native.draft(2), twin.draft(2))
     assert native.draft(1)[0].tolist() == [100 + 100 * copied]
 
@@ -144,12 +149,7 @@ def test_of_equal_matches_the_one_near_the_last_copy_goes_first(engines, copied)
     """In one region: what is right in it does not tell them apart."""
     parts = [between(0, 300), between(1, 300)]
     document = [*parts[0], 7, 8, 100, 101, *parts[1], 7, 8, 200, 201]
-    native, twin = engines([document])
-    for engine in (native, twin):
-        engine.extend(ids(parts[copied][200:208]))
-        engine.draft(8)
-        engine.extend(ids(parts[copied][208:250]))
-        engine.extend(ids([5, 7, 8]))
+    native, twin = copy_from(parts[copied], 200, engines([document]))
     same(native.draft_tree(4), twin.draft_tree(4))
     assert native.draft_tree(4)[0][0] == 100 + 100 * copied
 
