@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ngramspec import Draft, Proposal
@@ -35,6 +35,7 @@ def paths(draft):
 
 
 @given(PARENTS, st.integers(0, 6))
+@example((-1, 0, 1, -1, 3), 2)  # what is left out lies before what is kept
 def test_what_is_within_a_depth_keeps_its_paths_and_all_that_is_known_of_it(parents, depth):
     draft = tree(parents)
     part = draft.within(depth)
