@@ -14,26 +14,22 @@ cdef struct Cell:       # 12 bytes
     float tested        # fading count of all
     float stretch       # log-odds of right / tested
 
-cdef struct Candidate:  # 60 bytes
+cdef struct Inputs:     # of the mix, the same for all candidates of a position
+    int32_t n
+    int8_t of[INPUTS - 1]
+
+cdef struct Candidate:  # 48 bytes
     int32_t token
     float odds          # log-odds of its being the next token
+    float p             # its probability, where ``squash`` was asked
     int16_t set         # of weights
     int16_t standing    # of further ones
-    int16_t used        # inputs in cell[]
-    int16_t cell[INPUTS - 1]
-    int8_t input[INPUTS - 1]
+    int16_t cell[INPUTS - 1]    # of each input, in their order
 
 
 cdef inline float squash(float odds) noexcept nogil:
     """The probability of log-odds, in double like the twin's: no two libraries' expf agree."""
     return <float>(1 / (1 + exp(-odds)))
-
-
-cdef inline void add_cell(Candidate* c, int input, int cell) noexcept nogil:
-    """Give a candidate an input's cell."""
-    c.input[c.used] = <int8_t>input
-    c.cell[c.used] = <int16_t>cell
-    c.used += 1
 
 
 cdef class Calibration:
@@ -43,10 +39,12 @@ cdef class Calibration:
 
     cdef int begin(self, int cell, float prior, float tested=*) except -1
     cdef int begin_pair(self, int cell, float other, float same) except -1
-    cdef void mix(self, Candidate* c) noexcept nogil
+    cdef void mix(self, Candidate* candidates, int count, const Inputs* inputs) noexcept nogil
     cdef inline float share(self, int cell) noexcept nogil:
         """P(a recent or unsaid token is next) where no candidate is."""
         return self.cells[cell].right / self.cells[cell].tested
 
     cdef void learn_share(self, int cell, bint right) noexcept nogil
-    cdef void learn(self, const Candidate* c, bint right) noexcept nogil
+    cdef void learn(
+        self, const Candidate* c, float p, const Inputs* inputs, bint right
+    ) noexcept nogil

@@ -5,7 +5,7 @@ frequency, and the weights follow the gradient of the coding cost. Counts are ha
 that recent text counts most.
 
 Invariant: 0 <= right <= tested in every cell, and ``stretch`` is their log-odds, within
-+-STRONGEST. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 120 kB
++-7.6. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 120 kB
 in all, whatever was seen. One calibration per drafter; its methods run under the GIL, so that
 sessions in several threads may share it.
 
@@ -42,8 +42,22 @@ cdef extern from *:
         return e * 0.69314718f + m * (0.99998116f + m * (-0.49947178f + m * (0.32824221f
             + m * (-0.22589801f + m * (0.13467453f + m * (-0.05514520f + m * 0.01076451f))))));
     }
+    #define NGS_STRONGEST 7.6f  /* log-odds a cell can reach: a probability of 0.9995 */
+    /* Log-odds of right / tested. */
+    static inline float ngs_stretch(float right, float tested) {
+        float x = ngs_log(right) - ngs_log(tested - right);
+        x = x > -NGS_STRONGEST ? x : -NGS_STRONGEST;
+        return x < NGS_STRONGEST ? x : NGS_STRONGEST;
+    }
+    /* The same of n at once: without branches, so that they fit vectors. */
+    static inline void ngs_stretch_all(const float* right, const float* tested, float* to, int n) {
+        for (int i = 0; i < n; i++) to[i] = ngs_stretch(right[i], tested[i]);
+    }
     """
-    float fast_log "ngs_log" (float x) noexcept nogil
+    float stretch "ngs_stretch" (float right, float tested) noexcept nogil
+    void stretch_all "ngs_stretch_all" (
+        const float* right, const float* tested, float* into, int n
+    ) noexcept nogil
 
 cdef enum:
     HALVE_AT = 600
@@ -52,7 +66,6 @@ cdef enum:
 cdef float RATE = 0.02      # of the weights
 cdef float RATE_FURTHER = 0.005  # of those that are added
 cdef float CONSTANT = 0.3   # the bias's input
-cdef float STRONGEST = 7.6  # log-odds a cell can reach: a probability of 0.9995
 cdef float PRIOR = 4.0      # tested candidates that a cell begins with
 cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' begins with
 
@@ -126,11 +139,6 @@ cdef float recent_prior(int age, int seen):
     """P(next) of a token used lately where no candidate is, by buckets of age and count."""
     cdef float share = 0.006 * max(seen, 0.5)
     return share / 2 if age == 0 or age == AGES - 1 else share
-
-
-cdef inline float stretch(const Cell* c) noexcept nogil:
-    cdef float x = fast_log(c.right) - fast_log(c.tested - c.right)
-    return min(max(x, -STRONGEST), STRONGEST)
 
 
 cdef class Calibration:
@@ -210,7 +218,7 @@ cdef class Calibration:
     cdef int begin(self, int cell, float prior, float tested=PRIOR) except -1:
         self.cells[cell].right = tested * prior
         self.cells[cell].tested = tested
-        self.cells[cell].stretch = stretch(&self.cells[cell])
+        self.cells[cell].stretch = stretch(self.cells[cell].right, self.cells[cell].tested)
         return 0
 
     def to_array(self):
@@ -220,15 +228,22 @@ cdef class Calibration:
         weights += [self.further[s][i] for s in range(STANDINGS) for i in range(INPUTS)]
         return np.concatenate((np.array(cells, np.float32).ravel(), np.array(weights, np.float32)))
 
-    cdef void mix(self, Candidate* c) noexcept nogil:
-        """Set the candidate's log-odds from its cells."""
-        cdef const float* weights = self.weights[c.set]
-        cdef const float* further = self.further[c.standing]
-        cdef float z = (weights[BIAS] + further[BIAS]) * CONSTANT
-        cdef int i
-        for i in range(c.used):
-            z += (weights[c.input[i]] + further[c.input[i]]) * self.cells[c.cell[i]].stretch
-        c.odds = min(max(z, <float>-12), <float>12)
+    cdef void mix(self, Candidate* candidates, int count, const Inputs* inputs) noexcept nogil:
+        """Set the candidates' log-odds from their cells."""
+        cdef const Candidate* c
+        cdef const float* weights
+        cdef const float* further
+        cdef float z
+        cdef int i, k
+        for k in range(count):
+            c = &candidates[k]
+            weights, further = self.weights[c.set], self.further[c.standing]
+            z = (weights[BIAS] + further[BIAS]) * CONSTANT
+            for i in range(inputs.n):
+                z += (
+                    (weights[inputs.of[i]] + further[inputs.of[i]]) * self.cells[c.cell[i]].stretch
+                )
+            candidates[k].odds = min(max(z, <float>-12), <float>12)
 
     cdef void learn_share(self, int which, bint right) noexcept nogil:
         """Learn whether a recent or unsaid token was next where no candidate was."""
@@ -239,22 +254,33 @@ cdef class Calibration:
             cell.right *= 0.5
             cell.tested *= 0.5
 
-    cdef void learn(self, const Candidate* c, bint right) noexcept nogil:
-        """Learn whether a candidate was the next token."""
-        cdef float wrong = <float>right - squash(c.odds)
+    cdef void learn(
+        self, const Candidate* c, float p, const Inputs* inputs, bint right
+    ) noexcept nogil:
+        """Learn whether a candidate of probability ``p`` was the next token."""
+        cdef float wrong = <float>right - p
         cdef float error = wrong * RATE
         cdef float error_further = wrong * (RATE_FURTHER if c.standing else 0)
+        cdef float* weights = self.weights[c.set]
+        cdef float* further = self.further[c.standing]
+        cdef float counted[INPUTS]
+        cdef float tested[INPUTS]
+        cdef float stretches[INPUTS]
         cdef Cell* cell
         cdef int i
-        for i in range(c.used):
+        for i in range(INPUTS):
+            counted[i], tested[i] = 1, 2
+        for i in range(inputs.n):
             cell = &self.cells[c.cell[i]]
-            self.weights[c.set][c.input[i]] += error * cell.stretch
-            self.further[c.standing][c.input[i]] += error_further * cell.stretch
-            cell.right += right
-            cell.tested += 1
-            if cell.tested > HALVE_AT:
-                cell.right *= 0.5
-                cell.tested *= 0.5
-            cell.stretch = stretch(cell)
-        self.weights[c.set][BIAS] += error * CONSTANT
-        self.further[c.standing][BIAS] += error_further * CONSTANT
+            weights[inputs.of[i]] += error * cell.stretch
+            further[inputs.of[i]] += error_further * cell.stretch
+            counted[i], tested[i] = cell.right + right, cell.tested + 1
+            if tested[i] > HALVE_AT:
+                counted[i] *= 0.5
+                tested[i] *= 0.5
+        stretch_all(counted, tested, stretches, INPUTS)
+        for i in range(inputs.n):
+            cell = &self.cells[c.cell[i]]
+            cell.right, cell.tested, cell.stretch = counted[i], tested[i], stretches[i]
+        weights[BIAS] += error * CONSTANT
+        further[BIAS] += error_further * CONSTANT

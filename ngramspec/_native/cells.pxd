@@ -9,6 +9,16 @@ from ngramspec._native.keys cimport CONTEXTS
 from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME
 from ngramspec._native.runners cimport AGED, LATEST, PROBABILITIES, RANKS
 
+cdef extern from *:
+    """
+    static const signed char ngs_of_count[11] = {0, 1, 2, 3, 4, 4, 5, 5, 5, 5, 6};
+    static const signed char ngs_of_length[42] = {
+        0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8, 8, 8, 9, 9, 9, 9, 9, 9, 9, 9,
+        10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 11};
+    """
+    const signed char* OF_COUNT "ngs_of_count"
+    const signed char* OF_LENGTH "ngs_of_length"
+
 cdef enum:
     MATCH_INPUT = CONTEXTS + MATCH      # inputs: the contexts, then the places
     RESUME_INPUT = CONTEXTS + RESUME
@@ -63,14 +73,12 @@ cdef enum:
 
 cdef inline int count_bucket(int n) noexcept nogil:
     """0..3 as they are, then up to 5, 9, and more: 0..6."""
-    return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
+    return OF_COUNT[min(n, 10)]
 
 
 cdef inline int length_bucket(int n) noexcept nogil:
     """0..6 as they are, then up to 8, 12, 20, 40, and more: 0..11."""
-    if n <= 6:
-        return n
-    return 7 if n <= 8 else 8 if n <= 12 else 9 if n <= 20 else 10 if n <= 40 else 11
+    return OF_LENGTH[min(n, 41)]
 
 
 cdef inline int context_cell(int m, int count, int others, bint newest) noexcept nogil:

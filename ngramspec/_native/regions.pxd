@@ -12,36 +12,33 @@ cdef enum:
     FADING = 16         # tokens after which all counts fade once
     FULL_LENGTH = 4     # of a match from which on its tokens count fully
 
-cdef struct Region:
-    int64_t at          # its number
-    float copied        # fading count of tokens that came next there as in the text
-
 cdef struct Regions:
-    Region of[REGIONS]
-    int tokens          # since the counts faded last
+    int64_t at[REGIONS]         # the number of each
+    float copied[REGIONS]       # fading count of tokens that came next there as in the text
+    int tokens                  # since the counts faded last
 
 
-cdef inline Region* place_of(Regions* r, int64_t region) noexcept nogil:
+cdef inline int place_of(int64_t region) noexcept nogil:
     """A region's place in the table."""
-    return &r.of[(<uint64_t>region * <uint64_t>0x9E3779B97F4A7C15) >> 56]
+    return <int>((<uint64_t>region * <uint64_t>0x9E3779B97F4A7C15) >> 56)
 
 
-cdef inline float copied_from(Regions* r, int64_t position) noexcept nogil:
+cdef inline float copied_from(const Regions* r, int64_t position) noexcept nogil:
     """How many tokens lately came next in a position's region as in the text; they fade."""
     cdef int64_t region = position >> REGION_BITS
-    cdef const Region* found = place_of(r, region)
-    return found.copied if found.at == region else 0
+    cdef int i = place_of(region)
+    return r.copied[i] if r.at[i] == region else 0
 
 
 cdef inline void count_copied(Regions* r, int64_t position, float n) noexcept nogil:
     """Add to the count of a position's region."""
     cdef int64_t region = position >> REGION_BITS
-    cdef Region* found = place_of(r, region)
-    if found.at == region:
-        found.copied += n
-    elif found.copied < n:
-        found.at = region
-        found.copied = n
+    cdef int i = place_of(region)
+    if r.at[i] == region:
+        r.copied[i] += n
+    elif r.copied[i] < n:
+        r.at[i] = region
+        r.copied[i] = n
 
 
 cdef inline void fade(Regions* r, int n) noexcept nogil:
@@ -51,4 +48,4 @@ cdef inline void fade(Regions* r, int n) noexcept nogil:
     while r.tokens >= FADING:
         r.tokens -= FADING
         for i in range(REGIONS):
-            r.of[i].copied *= <float>0.9
+            r.copied[i] *= <float>0.9

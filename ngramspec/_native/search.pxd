@@ -2,10 +2,11 @@
 
 from libc.stdint cimport int32_t
 
-from ngramspec._native.candidates cimport Estimator, Position
+from ngramspec._native.candidates cimport Estimator
 from ngramspec._native.committed cimport CommittedText
 from ngramspec._native.contexts cimport Slot
 from ngramspec._native.frontier cimport Frontier
+from ngramspec._native.position cimport Position
 
 
 cdef class DraftSearch:

@@ -12,15 +12,15 @@ Memory: about 2.3 kB per node of the largest draft so far. One thread at a time.
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free
 
-from ngramspec._native.calibration cimport squash
-from ngramspec._native.candidates cimport (
-    FROM_NGRAM, FROM_RUNNER, FROM_UNIGRAM, MOST_CANDIDATES, is_candidate, source_of,
-)
+from ngramspec._native.calibration cimport Candidate, squash
 from ngramspec._native.cells cimport recent_cell, unsaid_cell
 from ngramspec._native.common cimport NONE, reserve
 from ngramspec._native.frontier cimport Node, Ranked, child, insert, ranked
 from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys, keys_of
 from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME, Place, Text
+from ngramspec._native.position cimport (
+    FROM_NGRAM, FROM_RUNNER, FROM_UNIGRAM, Position, is_candidate, source_of,
+)
 from ngramspec._native.recent cimport Recent
 from ngramspec._native.runners cimport Unsaid
 from ngramspec._native.store_reader cimport STORE_PLACES
@@ -174,7 +174,9 @@ cdef class DraftSearch:
         p.length = above.length + 1 if p.follows[MATCH] else 0
         p.live = 0
         if above.live:
-            p.live = self.estimator.store.matching(above.live, above.depth, node.token)
+            p.live = self.estimator.store.matching(
+                above.live, above.depth, &above.votes, node.token
+            )
         if p.follows[MATCH]:
             keys = above.copied
         else:
@@ -187,7 +189,7 @@ cdef class DraftSearch:
 
         The remaining probability is spread over the recent tokens.
         """
-        cdef float p[MOST_CANDIDATES]
+        cdef Candidate* c
         cdef float rest = 1, scale, least = 2
         cdef int i, counted
         if self.tree and at.reach > self.least:
@@ -196,15 +198,17 @@ cdef class DraftSearch:
         counted = FROM_UNIGRAM if at.fallback else FROM_NGRAM
         if not self.tree:
             if at.count:
-                p[0] = squash(at.candidates[at.best].odds)
-                self.offer(at, parent, at.candidates[at.best].token, p[0], counted)
+                c = &at.candidates[at.best]
+                self.offer(at, parent, c.token, squash(c.odds), counted)
             return
         for i in range(at.count):
-            p[i] = squash(at.candidates[i].odds)
-            rest -= p[i]
+            c = &at.candidates[i]
+            c.p = squash(c.odds)
+            rest -= c.p
         scale = 1 if rest >= 0 else 1 / (1 - rest)
         for i in range(at.count):
-            self.offer(at, parent, at.candidates[i].token, p[i] * scale, counted)
+            c = &at.candidates[i]
+            self.offer(at, parent, c.token, c.p * scale, counted)
         if self.estimator.falls_back and rest * at.reach > self.least_rest:
             self.offer_recent(at, parent, rest)
 

@@ -8,9 +8,8 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 
 import numpy as np
 
-from ngramspec._native.store_corpus cimport (
-    LEADING, PROBES, WIDE, Key, Wide, key_tokens, pack, slot_of,
-)
+from ngramspec._native.store_codes cimport Key, key_tokens, pack
+from ngramspec._native.store_corpus cimport LEADING, PROBES, WIDE, Wide, slot_of
 from ngramspec._native.store_tally cimport SEPARATOR
 
 cdef enum:

@@ -4,8 +4,9 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 import numpy as np
 
+from ngramspec._native.store_codes cimport Key, code_at, key_tokens, pack
 from ngramspec._native.store_corpus cimport (
-    DEEPEST, LEADING, STEP, WIDE, CorpusIndex, Interval, Key, Wide, code_at, key_tokens, pack,
+    DEEPEST, LEADING, STEP, WIDE, CorpusIndex, Interval, Wide,
 )
 from ngramspec._native.store_tally cimport SEPARATOR
 

@@ -14,8 +14,8 @@ has a separator before it or at it, so a match never crosses documents and is al
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
+from ngramspec._native.store_codes cimport Key, Query
 from ngramspec._native.store_source cimport Found, StoreSource
-from ngramspec._native.store_tally cimport SEPARATOR
 from ngramspec._native.xxh64 cimport P1, P2
 
 cdef enum:
@@ -27,50 +27,14 @@ cdef enum:
     PROBES = 64         # slots looked at
     BACKOFFS = 3        # intervals that places are taken from, each inside the next
 
-cdef struct Key:        # the last tokens before a place, the last one highest
-    uint64_t high
-    uint64_t low
-
 cdef struct Wide:       # 72 bytes
     uint32_t first, end
     uint32_t token[LEADING]     # by count, of equals the lower id first
     uint32_t count[LEADING]     # 0 behind the last
 
-cdef struct Query:
-    const int32_t* end  # behind the context's last token
-    int have            # of its tokens, cut before one that the corpus cannot have
-    Key key
-
 cdef struct Interval:
     int64_t first, end  # places
     int32_t length      # tokens before each that agree
-
-
-cdef inline int32_t code_at(
-    const uint8_t* codes, int width, int32_t limit, uint64_t i
-) noexcept nogil:
-    """The ``i``-th code: a token id below ``limit``, or SEPARATOR."""
-    cdef const uint8_t* c = codes + <uint64_t>width * i
-    cdef int32_t code = c[0] | c[1] << 8
-    if width == 3:
-        code |= c[2] << 16
-    return code if code < limit else SEPARATOR
-
-
-cdef inline Key pack(Key key, int width, int i, int32_t code) noexcept nogil:
-    """The key with its ``i``-th token from the end, where it has room for it."""
-    cdef int each = 4 if width == 2 else 3
-    cdef int bits = 16 if width == 2 else 21
-    cdef uint64_t value = <uint64_t>code & ((<uint64_t>1 << bits) - 1)
-    if i < each:
-        key.high |= value << (64 - bits * (i + 1))
-    else:
-        key.low |= value << (64 - bits * (i - each + 1))
-    return key
-
-
-cdef inline int key_tokens(int width) noexcept nogil:
-    return 8 if width == 2 else 6
 
 
 cdef inline uint64_t slot_of(uint32_t first, uint32_t end) noexcept nogil:
@@ -101,10 +65,14 @@ cdef class CorpusIndex(StoreSource):
     cdef Interval found(self, context) except *
     cdef int ask(self, const int32_t* end, Py_ssize_t have, Query* query) noexcept nogil
     cdef int32_t before(self, uint64_t place, int i) noexcept nogil
-    cdef int agreement(self, const Query* q, int64_t place) noexcept nogil
+    cdef int agreement(self, const Query* q, int64_t place, int most) noexcept nogil
     cdef bint precedes(self, const Query* q, uint64_t place, int most, bint ties) noexcept nogil
+    cdef uint64_t narrow(
+        self, const Query* q, int level, uint64_t low, uint64_t high, int most, bint ties
+    ) noexcept nogil
     cdef int64_t bound(self, const Query* q, int most, bint ties) noexcept nogil
     cdef int find(self, const Query* q, Interval* found) noexcept nogil
+    cdef void prefetch(self, int64_t place) noexcept nogil
     cdef int64_t edge(self, const Query* q, int64_t at, int length, int side) noexcept nogil
     cdef const Wide* ahead(self, const Interval* found) noexcept nogil
     cdef int leaders(

@@ -16,8 +16,11 @@ from ngramspec._native.common cimport (
     NONE, array_tokens, first_negative, raise_negative, start_of, token_view,
 )
 from ngramspec._native.contexts cimport prefetch_line
+from ngramspec._native.store_codes cimport (
+    Key, Query, code_at, common, count_keys, key_tokens, pack, read_codes, set_last,
+)
 from ngramspec._native.store_source cimport Found, StoreSource
-from ngramspec._native.store_tally cimport Tally, begin, best, count_in
+from ngramspec._native.store_tally cimport SEPARATOR, Tally, begin, best, count_in
 
 MOST_COMPARED = DEEPEST
 COUNTED = WIDE
@@ -183,6 +186,7 @@ cdef class CorpusIndex(StoreSource):
                 query.key = pack(query.key, self.width, i, end[-1 - i])
             i += 1
         query.have = i
+        set_last(query, self.width)
         return i
 
     cdef int32_t before(self, uint64_t place, int i) noexcept nogil:
@@ -192,67 +196,49 @@ cdef class CorpusIndex(StoreSource):
             return SEPARATOR
         return code_at(self.text, self.width, self.limit, at)
 
-    cdef int agreement(self, const Query* q, int64_t place) noexcept nogil:
-        """How many of the context's last tokens stand before a place; 0 outside."""
-        cdef int i = 0
-        if not 0 <= place < <int64_t>self.m:
+    cdef int agreement(self, const Query* q, int64_t place, int most) noexcept nogil:
+        """How many of the context's last ``most`` tokens stand before a place; 0 outside."""
+        if not 0 <= place < <int64_t>self.m or self.places[place] > self.n:
             return 0
-        while i < q.have and self.before(place, i) == q.end[-1 - i]:
-            i += 1
-        return i
+        return common(q, self.text, self.width, self.places[place], most)
 
     cdef bint precedes(self, const Query* q, uint64_t place, int most, bint ties) noexcept nogil:
         """Whether a place stands before those of the context's last ``most`` tokens.
 
         With ``ties``: or is one of them.
         """
-        cdef int i
-        cdef int32_t here
-        for i in range(most):
-            here = self.before(place, i)
-            if here != q.end[-1 - i]:
-                return here < q.end[-1 - i]
-        return ties
+        cdef int same = self.agreement(q, place, most)
+        return ties if same == most else self.before(place, same) < q.end[-1 - same]
+
+    cdef uint64_t narrow(
+        self, const Query* q, int level, uint64_t low, uint64_t high, int most, bint ties
+    ) noexcept nogil:
+        """The first of at most ``STEP`` sampled keys whose place does not precede, see ``bound``.
+        """
+        cdef uint64_t middle, below, equal, apart = <uint64_t>1 << (4 * (level + 1))
+        count_keys(self.keys[level], low, high, q, self.width, most, &below, &equal)
+        if most <= key_tokens(self.width):
+            return equal if ties else below
+        while below < equal:
+            middle = (below + equal) >> 1
+            if self.precedes(q, middle * apart, most, ties):
+                below = middle + 1
+            else:
+                equal = middle
+        return below
 
     cdef int64_t bound(self, const Query* q, int most, bint ties) noexcept nogil:
         """The first place that does not precede: the interval's first, or with ``ties`` its end."""
-        cdef uint64_t low = 0, high, middle, apart
-        cdef uint64_t top = <uint64_t>0, bottom = <uint64_t>0
-        cdef int level, in_key = key_tokens(self.width), each = in_key // 2
-        cdef int bits = 16 if self.width == 2 else 21
-        cdef Key key
-        cdef bint before
-        # the bits of the key that count
-        if most >= each:
-            top = ~bottom
-            if most > each:
-                bottom = ~bottom << (64 - bits * (min(most, in_key) - each))
-        else:
-            top = ~top << (64 - bits * most)
-        high = self.key_n[self.levels - 1] if self.levels else self.m
+        cdef uint64_t low = 0, middle
+        cdef uint64_t high = self.key_n[self.levels - 1] if self.levels else self.m
+        cdef int level
         for level in range(self.levels - 1, -1, -1):
-            apart = <uint64_t>1 << (4 * (level + 1))
-            while low < high:
-                middle = (low + high) >> 1
-                key.high = self.keys[level][middle].high & top
-                key.low = self.keys[level][middle].low & bottom
-                if key.high != q.key.high & top:
-                    before = key.high < q.key.high & top
-                elif key.low != q.key.low & bottom:
-                    before = key.low < q.key.low & bottom
-                elif most <= in_key:
-                    before = ties
-                else:
-                    before = self.precedes(q, middle * apart, most, ties)
-                if before:
-                    low = middle + 1
-                else:
-                    high = middle
+            low = self.narrow(q, level, low, high, most, ties)
             # the bound lies behind entry low - 1 of this level, and not behind entry low
             high = min(low * STEP, self.key_n[level - 1] if level else self.m)
             low = (low - 1) * STEP + 1 if low else 0
         for middle in range(low, high):  # what will be compared, loaded at once
-            prefetch_line(self.text + <uint64_t>self.width * self.places[middle] - 8)
+            self.prefetch(middle)
         while low < high:
             middle = (low + high) >> 1
             if self.precedes(q, middle, most, ties):
@@ -261,16 +247,24 @@ cdef class CorpusIndex(StoreSource):
                 high = middle
         return low
 
+    cdef void prefetch(self, int64_t place) noexcept nogil:
+        """Start loading the text around a place."""
+        if 0 <= place < <int64_t>self.m:
+            prefetch_line(self.text + <uint64_t>self.width * self.places[place] - 8)
+
     cdef int find(self, const Query* q, Interval* found) noexcept nogil:
         """The places of the longest match; its length, 0 without one."""
-        cdef int64_t at
+        cdef int64_t at, apart
         cdef int left, right
         found.first = found.end = 0
         found.length = 0
         if q.have == 0 or self.m == 0:
             return 0
         at = self.bound(q, q.have, False)
-        left, right = self.agreement(q, at - 1), self.agreement(q, at)
+        for apart in range(4):  # where ``edge`` may look
+            self.prefetch(at - (<int64_t>2 << apart))
+            self.prefetch(at + (<int64_t>2 << apart) - 1)
+        left, right = self.agreement(q, at - 1, q.have), self.agreement(q, at, q.have)
         found.length = max(left, right)
         if found.length:
             found.first = self.edge(q, at, found.length, -1) if left == found.length else at
@@ -283,7 +277,7 @@ cdef class CorpusIndex(StoreSource):
         cdef int64_t outside, middle, apart = 1
         while True:
             outside = inside + side * apart
-            if self.agreement(q, outside) < length:
+            if self.agreement(q, outside, length) < length:
                 break
             if apart > 16:  # wide: from the top again
                 return self.bound(q, length, side > 0)
@@ -291,7 +285,7 @@ cdef class CorpusIndex(StoreSource):
             apart *= 2
         while outside - inside > 1 or inside - outside > 1:
             middle = (inside + outside) >> 1
-            if self.agreement(q, middle) < length:
+            if self.agreement(q, middle, length) < length:
                 outside = middle
             else:
                 inside = middle
@@ -352,7 +346,7 @@ cdef class CorpusIndex(StoreSource):
         """Places of the longest match, evenly spread; then of the next shorter ones there are."""
         cdef Query q
         cdef Interval inner, outer
-        cdef int n = 0, _k
+        cdef int n = 0, left, right, _k
         inner.first = inner.end = 0
         inner.length = 0
         if self.ask(end, have, &q) == 0 or self.find(&q, &outer) == 0:
@@ -360,17 +354,15 @@ cdef class CorpusIndex(StoreSource):
         for _k in range(BACKOFFS):
             n += self.spread(&outer, &inner, into + n, most - n)
             inner = outer
-            outer.length = max(
-                self.agreement(&q, inner.first - 1), self.agreement(&q, inner.end)
-            )
+            left = self.agreement(&q, inner.first - 1, q.have)
+            right = self.agreement(&q, inner.end, q.have)
+            outer.length = max(left, right)
             if n == most or outer.length == 0:
                 break
-            outer.first = self.edge(&q, inner.first, outer.length, -1) if (
-                self.agreement(&q, inner.first - 1) == outer.length
-            ) else inner.first
-            outer.end = self.edge(&q, inner.end, outer.length, 1) if (
-                self.agreement(&q, inner.end) == outer.length
-            ) else inner.end
+            if left == outer.length:
+                outer.first = self.edge(&q, inner.first, left, -1)
+            if right == outer.length:
+                outer.end = self.edge(&q, inner.end, right, 1)
         return n
 
     cdef int spread(
@@ -378,12 +370,15 @@ cdef class CorpusIndex(StoreSource):
     ) noexcept nogil:
         """At most ``most`` places of an interval, evenly spread, but none of one inside it."""
         cdef int64_t hole = but.end - but.first, width = over.end - over.first - hole
-        cdef int64_t i
-        cdef int n = <int>min(<int64_t>most, width), k
+        cdef int64_t i, next = over.first   # over.first + k * width // n
+        cdef int n = <int>min(<int64_t>most, width), rest = 0, k
         for k in range(n):
-            i = over.first + k * width // n
-            if hole and i >= but.first:
-                i += hole
+            i = next + hole if hole and next >= but.first else next
+            next += width // n
+            rest += <int>(width % n)
+            if rest >= n:
+                rest -= n
+                next += 1
             prefetch_line(self.text + <uint64_t>self.width * self.places[i])
             into[k].at = self.places[i]
             into[k].length = over.length
@@ -391,10 +386,7 @@ cdef class CorpusIndex(StoreSource):
 
     cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
         """Copy tokens from a position on, up to a separator; how many."""
-        cdef int n = 0
-        while n < most and 0 <= at + n < <int64_t>self.n:
-            into[n] = code_at(self.text, self.width, self.limit, at + n)
-            if into[n] == SEPARATOR:
-                break
-            n += 1
-        return n
+        if not 0 <= at < <int64_t>self.n:
+            return 0
+        most = <int>min(<int64_t>most, <int64_t>self.n - at)
+        return read_codes(self.text, self.width, self.limit, at, into, most)

@@ -29,16 +29,23 @@ cdef struct Followed:   # a place that is followed
     int32_t distance    # from where the last copy would go on; FAR_OFF without one
     int32_t tokens[AHEAD]
 
+cdef extern from *:
+    """
+    #define NGS_LOWEST(bits) __builtin_ctzll(bits)
+    """
+    int lowest "NGS_LOWEST" (uint64_t bits) noexcept nogil  # index of the lowest bit that is set
+
 cdef struct Votes:      # what comes next at the places that a path follows
-    int n
+    int n               # tokens; the entry behind the last is of every other token
     int length          # of the longest match, the path included; 0: no place
     int total           # places of it that go on
     int others          # places of shorter matches that go on
     int32_t token[STORE_LEADERS]    # by both counts, the first of equals first
-    int32_t count[STORE_LEADERS]    # among the longest
-    int32_t other[STORE_LEADERS]    # among the shorter
-    float copied[STORE_LEADERS]     # the most that was right in a region of its places,
-    int32_t distance[STORE_LEADERS]  # and the shortest distance of one
+    int32_t count[STORE_LEADERS + 1]    # among the longest
+    int32_t other[STORE_LEADERS + 1]    # among the shorter
+    uint64_t places[STORE_LEADERS]  # bits of those where it comes next
+    float copied[STORE_LEADERS + 1]     # the most that was right in a region of its places,
+    int32_t distance[STORE_LEADERS + 1]  # and the shortest distance of one
     int leading         # of the token with the highest count, the first of equals
     int leading_other   # the same among the shorter matches
     int familiar        # the most right in a region, then the highest count; NONE: none was
@@ -53,7 +60,7 @@ cdef class StoreReader:
     cdef Regions regions        # and what was right in each lately
     cdef int64_t copied_to      # where the last copy would go on, or NONE
     cdef int since              # tokens since it was left, or NONE: there is none
-    cdef int n                  # of the places
+    cdef uint64_t live          # bits of the places that are followed
     cdef int longest            # length of the longest match, 0 without one
     cdef bint earlier           # whether that is in what earlier requests said,
     cdef bint resume_earlier    # and the place that was left
@@ -65,9 +72,16 @@ cdef class StoreReader:
     cdef void rate(self) noexcept nogil
     cdef void judge(self, bint right) noexcept nogil
     cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil
-    cdef int32_t token(self, Followed* place, int depth) noexcept nogil
+    cdef int32_t fetch(self, Followed* place, int depth) noexcept nogil
+    cdef inline int32_t token(self, Followed* place, int depth) noexcept nogil:
+        """The token ``depth`` behind the next one at a place, or NONE."""
+        cdef int want = place.skip + depth
+        return place.tokens[want] if want < place.filled else self.fetch(place, depth)
+
     cdef void vote(self, uint64_t live, int depth, Votes* votes) noexcept nogil
-    cdef uint64_t matching(self, uint64_t live, int depth, int32_t token) noexcept nogil
+    cdef uint64_t matching(
+        self, uint64_t live, int depth, const Votes* votes, int32_t token
+    ) noexcept nogil
     cdef int continued(self, Followed* place, const int32_t* new, Py_ssize_t n) noexcept nogil
     cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil
     cdef void count_right(self, const int* agrees, Py_ssize_t n) noexcept nogil

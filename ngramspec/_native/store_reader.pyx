@@ -40,15 +40,16 @@ cdef class StoreReader:
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         cdef int i
-        assert 0 <= self.n <= STORE_PLACES and 0 <= self.pause <= LONGEST_PAUSE
-        for i in range(self.n):
+        assert self.live >> STORE_PLACES == 0 and 0 <= self.pause <= LONGEST_PAUSE
+        lengths = [self.places[i].length for i in range(STORE_PLACES) if self.live >> i & 1]
+        assert lengths == sorted(lengths, reverse=True), "not by length"
+        assert not lengths or self.longest in (0, lengths[0])
+        for i in range(STORE_PLACES):
             assert 0 <= self.places[i].filled <= AHEAD and self.places[i].skip >= 0
-            assert i == 0 or self.places[i].length <= self.places[i - 1].length, "not by length"
-        assert self.n == 0 or self.longest in (0, self.places[0].length)
         assert self.copied_to == NONE or self.copied_to >= 0
         assert 0 <= self.regions.tokens < FADING
         for i in range(REGIONS):
-            assert 0 <= self.regions.of[i].copied < 1e6, "more than can be copied"
+            assert 0 <= self.regions.copied[i] < 1e6, "more than can be copied"
 
     cdef void judge(self, bint right) noexcept nogil:
         """Note whether any place of the last look-up went on as the sequence did."""
@@ -63,28 +64,30 @@ cdef class StoreReader:
     cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil:
         """Find the places behind a text that ends before ``end``: bits of those that are live."""
         cdef Found found[STORE_PLACES]
-        cdef int i
+        cdef int i, n
         self.asked = self.longest < SURE and self.pause == 0
         if self.asked:
             self.look_ups += 1
-            self.n = self.source.look(end, have, found, most)
-            for i in range(self.n):
+            n = self.source.look(end, have, found, most)
+            for i in range(n):
                 self.places[i].at = found[i].at
                 self.places[i].length = found[i].length
                 self.places[i].skip = self.places[i].filled = 0
                 self.places[i].ends = False
-            self.longest = self.places[0].length if self.n else 0
-            self.earlier = self.n and self.source.earlier(self.places[0].at)
+            self.live = (<uint64_t>1 << n) - 1
+            self.longest = self.places[0].length if n else 0
+            self.earlier = n and self.source.earlier(self.places[0].at)
         self.rate()
-        return (<uint64_t>1 << self.n) - 1
+        return self.live
 
     cdef void rate(self) noexcept nogil:
         """Note how familiar the places' regions are, and how near the last copy they lie."""
         cdef Followed* place
         cdef int64_t at
-        cdef int i
-        for i in range(self.n):
-            place = &self.places[i]
+        cdef uint64_t left = self.live
+        while left:
+            place = &self.places[lowest(left)]
+            left &= left - 1
             at = place.at + place.skip
             place.copied = copied_from(&self.regions, at)
             place.distance = FAR_OFF
@@ -92,8 +95,8 @@ cdef class StoreReader:
                 at -= self.copied_to
                 place.distance = <int32_t>min(max(at, -at), <int64_t>FAR_OFF)
 
-    cdef int32_t token(self, Followed* place, int depth) noexcept nogil:
-        """The token ``depth`` behind the next one at a place, or NONE."""
+    cdef int32_t fetch(self, Followed* place, int depth) noexcept nogil:
+        """Copy more from the store, and return the token ``depth`` behind the next one, or NONE."""
         cdef int want, more
         if place.skip >= place.filled:  # all of it was committed
             place.at += place.skip
@@ -119,59 +122,60 @@ cdef class StoreReader:
 
     cdef void vote(self, uint64_t live, int depth, Votes* votes) noexcept nogil:
         """Count what comes next at the places in ``live``, ``depth`` tokens behind the text."""
-        cdef int i, k
+        cdef Followed* place
+        cdef uint64_t bit
+        cdef int k, n = 0, length = 0
         cdef int32_t token
-        cdef float most = 0
         cdef bint longest
-        votes.n = votes.length = votes.total = votes.others = 0
-        votes.leading = votes.leading_other = 0
-        votes.familiar = votes.nearest = NONE
+        votes.total = votes.others = 0
         votes.resumed = NONE
         if self.since != NONE:
             votes.resumed = self.token(&self.resume, depth)
-        for i in range(self.n):
-            if not live >> i & 1:
-                continue
-            token = self.token(&self.places[i], depth)
+        while live:
+            place = &self.places[lowest(live)]
+            bit = live & -live
+            live ^= bit
+            token = self.token(place, depth)
             if token == NONE:
                 continue
-            if votes.length == 0:  # places come by length
-                votes.length = self.places[i].length + depth
-            longest = self.places[i].length + depth == votes.length
+            if length == 0:  # places come by length
+                length = place.length + depth
+            longest = place.length + depth == length
             votes.total += longest
             votes.others += not longest
-            for k in range(votes.n):
-                if votes.token[k] == token:
-                    break
-            else:
-                if votes.n == STORE_LEADERS:
+            k = 0
+            while k < n and votes.token[k] != token:
+                k += 1
+            if k == n:
+                if n == STORE_LEADERS:
                     continue
-                k = votes.n
-                votes.n += 1
-                votes.token[k], votes.count[k], votes.other[k] = token, 0, 0
-                votes.copied[k], votes.distance[k] = 0, FAR_OFF
+                n += 1
+                votes.token[k], votes.count[k], votes.other[k] = token, longest, not longest
+                votes.copied[k], votes.distance[k] = place.copied, place.distance
+                votes.places[k] = bit
+                continue
             votes.count[k] += longest
             votes.other[k] += not longest
-            votes.copied[k] = max(votes.copied[k], self.places[i].copied)
-            votes.distance[k] = min(votes.distance[k], self.places[i].distance)
-        for k in range(votes.n):
-            if votes.count[k] > votes.count[votes.leading]:
-                votes.leading = k
-            if votes.other[k] > votes.other[votes.leading_other]:
-                votes.leading_other = k
-            if votes.copied[k] > most or (
-                votes.familiar != NONE and votes.copied[k] == most
-                and votes.count[k] > votes.count[votes.familiar]
-            ):
-                votes.familiar, most = k, votes.copied[k]
-            if votes.nearest == NONE or votes.distance[k] < votes.distance[votes.nearest]:
-                votes.nearest = k
+            votes.copied[k] = max(votes.copied[k], place.copied)
+            votes.distance[k] = min(votes.distance[k], place.distance)
+            votes.places[k] |= bit
+        votes.n, votes.length = n, length
+        votes.count[n] = votes.other[n] = 0
+        votes.copied[n], votes.distance[n] = 0, NONE
+        find_leading(votes)
 
-    cdef uint64_t matching(self, uint64_t live, int depth, int32_t token) noexcept nogil:
-        """Those of the places in ``live`` where ``token`` comes next."""
+    cdef uint64_t matching(
+        self, uint64_t live, int depth, const Votes* votes, int32_t token
+    ) noexcept nogil:
+        """Those of the places in ``live`` where ``token`` comes next, as ``vote`` counted them."""
         cdef uint64_t left = 0
         cdef int i
-        for i in range(self.n):
+        for i in range(votes.n):
+            if votes.token[i] == token:
+                return votes.places[i]
+        if votes.n < STORE_LEADERS:  # every token is kept
+            return 0
+        for i in range(STORE_PLACES):
             if live >> i & 1 and self.token(&self.places[i], depth) == token:
                 left |= <uint64_t>1 << i
         return left
@@ -195,11 +199,17 @@ cdef class StoreReader:
     cdef void count_right(self, const int* agrees, Py_ssize_t n) noexcept nogil:
         """Count where the ``n`` new tokens came next: ``agrees[i]`` of them at the i-th place."""
         cdef Followed* place
+        cdef uint64_t left
         cdef int i, right = 0, last = NONE
         fade(&self.regions, <int>n)
-        for i in range(self.n):
-            right += agrees[i] > 0
-        for i in range(self.n):
+        left = self.live
+        while left:
+            right += agrees[lowest(left)] > 0
+            left &= left - 1
+        left = self.live if right else 0
+        while left:
+            i = lowest(left)
+            left &= left - 1
             if agrees[i] == 0:
                 continue
             place = &self.places[i]
@@ -220,46 +230,49 @@ cdef class StoreReader:
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil:
         """Move on over ``n`` tokens just committed, and drop the places that went on otherwise."""
         cdef int agrees[STORE_PLACES]
-        cdef int i, kept = 0, best = 0, furthest = 0
+        cdef uint64_t left = self.live, kept = 0
+        cdef int i, best = 0, furthest = 0
         self.pause = max(self.pause - <int>min(n, LONGEST_PAUSE), 0)
         if n > AHEAD:  # no draft was
             self.asked = False
-            self.n = self.longest = 0
+            self.live = self.longest = 0
             self.since = NONE
             self.copied_to = NONE
             return
         if self.since != NONE:
             self.since += <int>n
             self.pass_over(&self.resume, n)
-        for i in range(self.n):
+        while left:
+            i = lowest(left)
+            left &= left - 1
             agrees[i] = self.continued(&self.places[i], new, n)
-        self.count_right(agrees, n)
-        for i in range(self.n):
             if agrees[i] == n:
-                self.places[i].skip += <int>n
-                self.places[i].length += <int>n
-                if kept != i:
-                    self.places[kept] = self.places[i]
-                kept += 1
+                kept |= <uint64_t>1 << i
             elif agrees[i] > furthest:
                 furthest, best = agrees[i], i
+        self.count_right(agrees, n)
         if kept == 0 and furthest:
             self.resume = self.places[best]
             self.resume.length += furthest
             self.resume_earlier = self.source.earlier(self.resume.at)
             self.since = <int>n - furthest - 1
             self.pass_over(&self.resume, n)
-        self.judge(kept or furthest)
-        if kept and self.places[0].length == self.longest + n:
+        self.judge(kept != 0 or furthest > 0)
+        self.live = left = kept
+        while left:
+            i = lowest(left)
+            left &= left - 1
+            self.places[i].skip += <int>n
+            self.places[i].length += <int>n
+        if kept and self.places[lowest(kept)].length == self.longest + n:
             self.longest += <int>n
         else:
             self.longest = 0
-        self.n = kept
 
     cdef void credit(self, int n) noexcept nogil:
         """Count accepted tokens of the last draft for the store of its longest match."""
-        if self.n:
-            self.source.credit(self.places[0].at, n)
+        if self.live:
+            self.source.credit(self.places[lowest(self.live)].at, n)
         elif self.since != NONE:
             self.source.credit(self.resume.at, n)
 
@@ -267,3 +280,23 @@ cdef class StoreReader:
         """Forget how many look-ups there were, and that they failed."""
         self.look_ups = self.hits = 0
         self.missed = self.pause = 0
+
+
+cdef inline void find_leading(Votes* votes) noexcept nogil:
+    """Find the leading tokens of votes by each measure."""
+    cdef float most = 0
+    cdef int k
+    votes.leading = votes.leading_other = 0
+    votes.familiar = votes.nearest = NONE
+    for k in range(votes.n):
+        if votes.count[k] > votes.count[votes.leading]:
+            votes.leading = k
+        if votes.other[k] > votes.other[votes.leading_other]:
+            votes.leading_other = k
+        if votes.copied[k] > most or (
+            votes.familiar != NONE and votes.copied[k] == most
+            and votes.count[k] > votes.count[votes.familiar]
+        ):
+            votes.familiar, most = k, votes.copied[k]
+        if votes.nearest == NONE or votes.distance[k] < votes.distance[votes.nearest]:
+            votes.nearest = k

@@ -1,0 +1,64 @@
+"""A position of a draft: what is known there, and its candidates."""
+
+from libc.stdint cimport int32_t, uint64_t
+
+from ngramspec._native.calibration cimport Candidate, Inputs
+from ngramspec._native.contexts cimport LEADERS
+from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys
+from ngramspec._native.places cimport PLACES
+from ngramspec._native.runners cimport RANKS
+from ngramspec._native.store_reader cimport STORE_LEADERS, Votes
+
+cdef enum:
+    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 2 * RANKS + 1
+    FROM_COPY = 0           # sources of a drafted token
+    FROM_RESUME = 1
+    FROM_NGRAM = 2
+    FROM_UNIGRAM = 3
+    FROM_STORE = 4
+    FROM_RUNNER = 5
+
+cdef struct Position:       # behind the committed text and a path of drafted tokens
+    int32_t context[ORDERS + 1]     # the last tokens, and room for a guess at the next
+    int32_t have            # of the last tokens
+    int32_t depth           # tokens in the path
+    float reach             # P(the path)
+    bint follows[PLACES]    # whether the path is what comes at a place; a resumed copy: always
+    int32_t length          # of the match, while the path follows it
+    int32_t placed[PLACES]  # the token at each place, or NONE
+    Keys copied             # of the contexts behind the match's token
+    uint64_t live           # the store's places that the path follows
+    Votes votes             # what comes next at them
+    bint fallback           # whether the only candidate is the most frequent token
+    int32_t count
+    int32_t recycled        # candidates from here on only the target's runners-up give
+    int32_t best            # the most probable candidate
+    Inputs inputs           # of the candidates' mix
+    Candidate candidates[MOST_CANDIDATES]
+
+
+cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
+    cdef int i
+    for i in range(at.count):
+        if at.candidates[i].token == token:
+            return True
+    return False
+
+
+cdef inline int source_of(const Position* at, int32_t token, int otherwise) noexcept nogil:
+    """Which source a token has, see ``ValueEngine.draft``; ``otherwise``, if no more is known."""
+    cdef int i
+    if token == at.placed[0]:
+        return FROM_COPY
+    for i in range(1, PLACES):
+        if token == at.placed[i]:
+            return FROM_RESUME
+    for i in range(at.votes.n):
+        if token == at.votes.token[i]:
+            return FROM_STORE
+    if token == at.votes.resumed:
+        return FROM_STORE
+    for i in range(at.recycled, at.count):
+        if token == at.candidates[i].token:
+            return FROM_RUNNER
+    return otherwise
