@@ -8,23 +8,31 @@ from libc.math cimport exp
 from libc.stdint cimport int8_t, int16_t, int32_t
 
 from ngramspec._native.cells cimport CELLS, INPUTS, SETS, STANDINGS
+from ngramspec._native.contexts cimport LEADERS
+from ngramspec._native.keys cimport CONTEXTS
+from ngramspec._native.places cimport PLACES
+from ngramspec._native.runners cimport RANKS
+from ngramspec._native.store_reader cimport STORE_LEADERS
 
 cdef struct Cell:       # 12 bytes
     float right         # fading count of right candidates, prior included
     float tested        # fading count of all
     float stretch       # log-odds of right / tested
 
-cdef struct Inputs:     # of the mix, the same for all candidates of a position
-    int32_t n
-    int8_t of[INPUTS - 1]
+cdef enum:
+    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 2 * RANKS + 1
+    ROOM = (MOST_CANDIDATES + 3) // 4 * 4   # see lanes.pxd
 
-cdef struct Candidate:  # 48 bytes
-    int32_t token
-    float odds          # log-odds of its being the next token
-    float p             # its probability, where ``squash`` was asked
-    int16_t set         # of weights
-    int16_t standing    # of further ones
-    int16_t cell[INPUTS - 1]    # of each input, in their order
+cdef struct Candidates:     # of a position
+    int32_t n
+    int32_t inputs          # of the mix, the same for all of them
+    int8_t input[INPUTS - 1]
+    int32_t token[ROOM]
+    float odds[ROOM]        # log-odds of its being the next token
+    float p[ROOM]           # its probability, in a tree
+    int16_t set[ROOM]       # of weights
+    int16_t standing[ROOM]  # of further ones
+    int16_t cell[INPUTS - 1][ROOM]  # by input, in their order
 
 
 cdef inline float squash(float odds) noexcept nogil:
@@ -39,12 +47,10 @@ cdef class Calibration:
 
     cdef int begin(self, int cell, float prior, float tested=*) except -1
     cdef int begin_pair(self, int cell, float other, float same) except -1
-    cdef void mix(self, Candidate* candidates, int count, const Inputs* inputs) noexcept nogil
+    cdef void mix(self, Candidates* all) noexcept nogil
     cdef inline float share(self, int cell) noexcept nogil:
         """P(a recent or unsaid token is next) where no candidate is."""
         return self.cells[cell].right / self.cells[cell].tested
 
     cdef void learn_share(self, int cell, bint right) noexcept nogil
-    cdef void learn(
-        self, const Candidate* c, float p, const Inputs* inputs, bint right
-    ) noexcept nogil
+    cdef void learn(self, const Candidates* all, int k, float p, bint right) noexcept nogil

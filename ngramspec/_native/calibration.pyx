@@ -228,22 +228,21 @@ cdef class Calibration:
         weights += [self.further[s][i] for s in range(STANDINGS) for i in range(INPUTS)]
         return np.concatenate((np.array(cells, np.float32).ravel(), np.array(weights, np.float32)))
 
-    cdef void mix(self, Candidate* candidates, int count, const Inputs* inputs) noexcept nogil:
+    cdef void mix(self, Candidates* all) noexcept nogil:
         """Set the candidates' log-odds from their cells."""
-        cdef const Candidate* c
         cdef const float* weights
         cdef const float* further
         cdef float z
         cdef int i, k
-        for k in range(count):
-            c = &candidates[k]
-            weights, further = self.weights[c.set], self.further[c.standing]
+        for k in range(all.n):
+            weights, further = self.weights[all.set[k]], self.further[all.standing[k]]
             z = (weights[BIAS] + further[BIAS]) * CONSTANT
-            for i in range(inputs.n):
+            for i in range(all.inputs):
                 z += (
-                    (weights[inputs.of[i]] + further[inputs.of[i]]) * self.cells[c.cell[i]].stretch
+                    (weights[all.input[i]] + further[all.input[i]])
+                    * self.cells[all.cell[i][k]].stretch
                 )
-            candidates[k].odds = min(max(z, <float>-12), <float>12)
+            all.odds[k] = min(max(z, <float>-12), <float>12)
 
     cdef void learn_share(self, int which, bint right) noexcept nogil:
         """Learn whether a recent or unsaid token was next where no candidate was."""
@@ -254,15 +253,13 @@ cdef class Calibration:
             cell.right *= 0.5
             cell.tested *= 0.5
 
-    cdef void learn(
-        self, const Candidate* c, float p, const Inputs* inputs, bint right
-    ) noexcept nogil:
-        """Learn whether a candidate of probability ``p`` was the next token."""
+    cdef void learn(self, const Candidates* all, int k, float p, bint right) noexcept nogil:
+        """Learn whether the ``k``-th candidate, of probability ``p``, was the next token."""
         cdef float wrong = <float>right - p
         cdef float error = wrong * RATE
-        cdef float error_further = wrong * (RATE_FURTHER if c.standing else 0)
-        cdef float* weights = self.weights[c.set]
-        cdef float* further = self.further[c.standing]
+        cdef float error_further = wrong * (RATE_FURTHER if all.standing[k] else 0)
+        cdef float* weights = self.weights[all.set[k]]
+        cdef float* further = self.further[all.standing[k]]
         cdef float counted[INPUTS]
         cdef float tested[INPUTS]
         cdef float stretches[INPUTS]
@@ -270,17 +267,17 @@ cdef class Calibration:
         cdef int i
         for i in range(INPUTS):
             counted[i], tested[i] = 1, 2
-        for i in range(inputs.n):
-            cell = &self.cells[c.cell[i]]
-            weights[inputs.of[i]] += error * cell.stretch
-            further[inputs.of[i]] += error_further * cell.stretch
+        for i in range(all.inputs):
+            cell = &self.cells[all.cell[i][k]]
+            weights[all.input[i]] += error * cell.stretch
+            further[all.input[i]] += error_further * cell.stretch
             counted[i], tested[i] = cell.right + right, cell.tested + 1
             if tested[i] > HALVE_AT:
                 counted[i] *= 0.5
                 tested[i] *= 0.5
         stretch_all(counted, tested, stretches, INPUTS)
-        for i in range(inputs.n):
-            cell = &self.cells[c.cell[i]]
+        for i in range(all.inputs):
+            cell = &self.cells[all.cell[i][k]]
             cell.right, cell.tested, cell.stretch = counted[i], tested[i], stretches[i]
         weights[BIAS] += error * CONSTANT
         further[BIAS] += error_further * CONSTANT

@@ -22,7 +22,7 @@ cdef class Estimator:
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil
     cdef int collect(
-        self, Position* at, const Slot** known, const Row** rows, float least, int32_t* tokens
+        self, Position* at, const Slot** known, const Row** rows, float least
     ) noexcept nogil
     cdef void describe(self, Position* at, const Slot** known, const Row** rows) noexcept nogil
     cdef int collect_store(

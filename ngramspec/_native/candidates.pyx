@@ -3,13 +3,13 @@
 The candidates are the token at each place, the leading continuations of each context, and where
 there are none the sequence's most frequent token. Each is described by cells (cells.pxd), which the
 calibration mixes to P(it is next). A position costs MOST_CANDIDATES estimates at most, in a chain
-nine. A further source of candidates adds places or contexts, its cells, and its turn in
-``collect``. One thread at a time.
+nine. A further source of candidates adds places or contexts, its cells, its turn in ``collect`` and
+its inputs in ``describe``. One thread at a time.
 """
 
-from libc.stdint cimport int16_t, int32_t
+from libc.stdint cimport int32_t
 
-from ngramspec._native.calibration cimport Candidate, squash
+from ngramspec._native.calibration cimport ROOM, Candidates, squash
 from ngramspec._native.cells cimport (
     ACCEPTANCES, LENGTHS, PAIR_CELLS, PAIR_INPUT, RUNNER_CELLS, RUNNER_INPUT, length_bucket,
     recent_cell, store_set, unsaid_cell,
@@ -17,8 +17,9 @@ from ngramspec._native.cells cimport (
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport LEADERS, leader
 from ngramspec._native.keys cimport ORDERS, SKIP, keys_of
+from ngramspec._native.lanes cimport set_cells
 from ngramspec._native.places cimport MATCH, PLACES, RESUME, Place, token_at
-from ngramspec._native.position cimport MOST_CANDIDATES, Position, is_candidate
+from ngramspec._native.position cimport Position, is_candidate
 from ngramspec._native.recent cimport Recent
 from ngramspec._native.runners cimport FAINT, Row, Unsaid
 from ngramspec._native.situations cimport add_contexts, add_places, add_row, add_store
@@ -59,7 +60,7 @@ cdef class Estimator:
             known: its contexts, NULL where one never occurred.
             least: the share from which every kept continuation is a candidate; > 1: only leaders.
         """
-        cdef int32_t tokens[MOST_CANDIDATES]
+        cdef Candidates* all = &at.candidates
         cdef const Place* places = self.committed.places
         cdef const Row* rows[2]
         cdef int i
@@ -77,25 +78,23 @@ cdef class Estimator:
         rows[0] = rows[1] = NULL
         if self.runners is not None:
             self.find_rows(at, rows)
-        at.count = self.collect(at, known, rows, least, tokens)
-        for i in range(at.count):
-            at.candidates[i].token = tokens[i]
-        at.best = at.inputs.n = 0
-        if at.count == 0:
+        all.n = self.collect(at, known, rows, least)
+        at.best = all.inputs = 0
+        if all.n == 0:
             return
         self.describe(at, known, rows)
-        self.calibration.mix(at.candidates, at.count, &at.inputs)
-        for i in range(1, at.count):
-            if at.candidates[i].odds > at.candidates[at.best].odds:
+        self.calibration.mix(all)
+        for i in range(1, all.n):
+            if all.odds[i] > all.odds[at.best]:
                 at.best = i
 
     cdef void describe(self, Position* at, const Slot** known, const Row** rows) noexcept nogil:
         """Set the inputs of a position's candidates, and the cells and weights of each."""
-        cdef int own[MOST_CANDIDATES]
-        cdef Candidate* c
+        cdef Candidates* all = &at.candidates
+        cdef int32_t own[ROOM]
         cdef int acceptance = min(<int>(ACCEPTANCES * self.acceptance), ACCEPTANCES - 1)
         cdef int32_t resumed = at.placed[RESUME]
-        cdef int orders = 0, i, length, weights
+        cdef int orders = 0, length, weights
         while orders < ORDERS and known[orders] != NULL:
             orders += 1
         length = length_bucket(max(at.length, orders))
@@ -104,20 +103,19 @@ cdef class Estimator:
             weights += 3 * LENGTHS * store_set(
                 max(at.length, orders), at.votes.length, self.store.earlier
             )
-        for i in range(at.count):
-            c = &at.candidates[i]
-            c.standing = 0
-            c.set = <int16_t>(
-                weights if resumed == NONE else weights + 2 - (c.token == resumed)
-            )
+        if resumed == NONE:
+            set_cells(all.token, all.n, NONE, 0, weights, all.set)
+        else:
+            set_cells(all.token, all.n, resumed, weights + 1, weights + 2, all.set)
+        set_cells(all.token, all.n, NONE, 0, 0, all.standing)
         add_contexts(at, known, own)
         add_places(at, self.committed.places, acceptance, length)
         if self.store is not None:
             add_store(at, self.store, own)
         if rows[0] != NULL:
-            add_row(at, RUNNER_INPUT, RUNNER_CELLS, rows[0], self.committed.text.n)
+            add_row(all, RUNNER_INPUT, RUNNER_CELLS, rows[0], self.committed.text.n)
         if rows[1] != NULL:
-            add_row(at, PAIR_INPUT, PAIR_CELLS, rows[1], self.committed.text.n)
+            add_row(all, PAIR_INPUT, PAIR_CELLS, rows[1], self.committed.text.n)
 
     cdef void count_unsaid(self) noexcept nogil:
         """List what the target left unsaid, before a tree."""
@@ -134,9 +132,14 @@ cdef class Estimator:
             rows[1] = self.runners.pair_of(at.context[ORDERS - 2], at.context[ORDERS - 1])
 
     cdef int collect(
-        self, Position* at, const Slot** known, const Row** rows, float least, int32_t* tokens
+        self, Position* at, const Slot** known, const Row** rows, float least
     ) noexcept nogil:
-        """The different tokens that may come next, in the order of preference among equals."""
+        """Set the different tokens that may come next, in the order of preference among equals.
+
+        Returns:
+            How many there are.
+        """
+        cdef int32_t* tokens = at.candidates.token
         cdef int count = 0, m, i
         if at.placed[MATCH] != NONE:
             tokens[0] = at.placed[MATCH]
@@ -199,16 +202,15 @@ cdef class Estimator:
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil:
         """Compare a position's candidates, in a tree recent tokens too, with what came there."""
         cdef const Recent* recent = &self.committed.recent
-        cdef const Candidate* c
+        cdef const Candidates* all = &at.candidates
         cdef int i, age = 0
         cdef bint right, any = False
-        for i in range(at.count):
-            c = &at.candidates[i]
-            right = c.token == token
-            self.calibration.learn(c, c.p if tree else squash(c.odds), &at.inputs, right)
+        for i in range(all.n):
+            right = all.token[i] == token
+            self.calibration.learn(all, i, all.p[i] if tree else squash(all.odds[i]), right)
             any = any or right
-        if at.count:
-            right = at.candidates[at.best].token == token
+        if all.n:
+            right = all.token[at.best] == token
             self.acceptance += ACCEPTANCE_RATE * (<float>right - self.acceptance)
         if any or not tree or not self.falls_back:
             return

@@ -67,12 +67,3 @@ cdef inline int leader(const Slot* c) noexcept nogil:
         if c.count[i] > c.count[best]:
             best = i
     return best
-
-
-cdef inline int count_of(const Slot* c, int32_t token, bint* newest) noexcept nogil:
-    """How often ``token`` followed, 0 if it is not kept; and whether it did the last time."""
-    cdef int i, count = 0
-    newest[0] = c.token[0] == token
-    for i in range(LEADERS):  # kept once; without branches, that would often be guessed wrong
-        count += c.count[i] if c.token[i] == token else 0
-    return count

@@ -2,15 +2,12 @@
 
 from libc.stdint cimport int32_t, uint64_t
 
-from ngramspec._native.calibration cimport Candidate, Inputs
-from ngramspec._native.contexts cimport LEADERS
-from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys
+from ngramspec._native.calibration cimport Candidates
+from ngramspec._native.keys cimport ORDERS, Keys
 from ngramspec._native.places cimport PLACES
-from ngramspec._native.runners cimport RANKS
-from ngramspec._native.store_reader cimport STORE_LEADERS, Votes
+from ngramspec._native.store_reader cimport Votes
 
 cdef enum:
-    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 2 * RANKS + 1
     FROM_COPY = 0           # sources of a drafted token
     FROM_RESUME = 1
     FROM_NGRAM = 2
@@ -30,17 +27,15 @@ cdef struct Position:       # behind the committed text and a path of drafted to
     uint64_t live           # the store's places that the path follows
     Votes votes             # what comes next at them
     bint fallback           # whether the only candidate is the most frequent token
-    int32_t count
     int32_t recycled        # candidates from here on only the target's runners-up give
     int32_t best            # the most probable candidate
-    Inputs inputs           # of the candidates' mix
-    Candidate candidates[MOST_CANDIDATES]
+    Candidates candidates
 
 
 cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
     cdef int i
-    for i in range(at.count):
-        if at.candidates[i].token == token:
+    for i in range(at.candidates.n):
+        if at.candidates.token[i] == token:
             return True
     return False
 
@@ -58,7 +53,7 @@ cdef inline int source_of(const Position* at, int32_t token, int otherwise) noex
             return FROM_STORE
     if token == at.votes.resumed:
         return FROM_STORE
-    for i in range(at.recycled, at.count):
-        if token == at.candidates[i].token:
+    for i in range(at.recycled, at.candidates.n):
+        if token == at.candidates.token[i]:
             return FROM_RUNNER
     return otherwise

@@ -12,7 +12,7 @@ Memory: about 2.3 kB per node of the largest draft so far. One thread at a time.
 from libc.stdint cimport int32_t
 from libc.stdlib cimport free
 
-from ngramspec._native.calibration cimport Candidate, squash
+from ngramspec._native.calibration cimport Candidates, squash
 from ngramspec._native.cells cimport recent_cell, unsaid_cell
 from ngramspec._native.common cimport NONE, reserve
 from ngramspec._native.frontier cimport Node, Ranked, child, insert, ranked
@@ -189,7 +189,7 @@ cdef class DraftSearch:
 
         The remaining probability is spread over the recent tokens.
         """
-        cdef Candidate* c
+        cdef Candidates* all = &at.candidates
         cdef float rest = 1, scale, least = 2
         cdef int i, counted
         if self.tree and at.reach > self.least:
@@ -197,18 +197,15 @@ cdef class DraftSearch:
         self.estimator.estimate(at, known, least)
         counted = FROM_UNIGRAM if at.fallback else FROM_NGRAM
         if not self.tree:
-            if at.count:
-                c = &at.candidates[at.best]
-                self.offer(at, parent, c.token, squash(c.odds), counted)
+            if all.n:
+                self.offer(at, parent, all.token[at.best], squash(all.odds[at.best]), counted)
             return
-        for i in range(at.count):
-            c = &at.candidates[i]
-            c.p = squash(c.odds)
-            rest -= c.p
+        for i in range(all.n):
+            all.p[i] = squash(all.odds[i])
+            rest -= all.p[i]
         scale = 1 if rest >= 0 else 1 / (1 - rest)
-        for i in range(at.count):
-            c = &at.candidates[i]
-            self.offer(at, parent, c.token, c.p * scale, counted)
+        for i in range(all.n):
+            self.offer(at, parent, all.token[i], all.p[i] * scale, counted)
         if self.estimator.falls_back and rest * at.reach > self.least_rest:
             self.offer_recent(at, parent, rest)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ngramspec._native.store_codes cimport Key, code_at, key_tokens, pack
 from ngramspec._native.store_corpus cimport (
-    DEEPEST, LEADING, STEP, WIDE, CorpusIndex, Interval, Wide,
+    DEEPEST, LEADING, STEP, WIDE, CorpusIndex, Interval, Wide, find_wide,
 )
 from ngramspec._native.store_tally cimport SEPARATOR
 
@@ -60,7 +60,9 @@ cdef int check_wide(CorpusIndex corpus) except -1:
         wide = &corpus.wides[i]
         assert wide.first + WIDE < wide.end <= corpus.m, f"wide interval {i} is none"
         found.first, found.end = wide.first, wide.end
-        assert corpus.ahead(&found) == wide, f"wide interval {i} cannot be found"
+        assert find_wide(
+            corpus.wides, corpus.slots, corpus.wide_n, corpus.slot_n, &found
+        ) == wide, f"wide interval {i} cannot be found"
         following = np.asarray([
             code_at(corpus.next, corpus.width, corpus.limit, k) for k in range(wide.first, wide.end)
         ])

@@ -25,6 +25,7 @@ cdef enum:
     WIDE = 128          # places whose continuations are counted at look-up: TALLIED
     LEADING = 8         # continuations computed ahead for a wider interval
     PROBES = 64         # slots looked at
+    GALLOP = 8          # places looked at by steps; beyond, an edge is searched from the top
     BACKOFFS = 3        # intervals that places are taken from, each inside the next
 
 cdef struct Wide:       # 72 bytes
@@ -42,6 +43,29 @@ cdef inline uint64_t slot_of(uint32_t first, uint32_t end) noexcept nogil:
     cdef uint64_t x = (<uint64_t>first << 32 | end) * P1
     x = (x ^ (x >> 29)) * P2
     return x >> 20
+
+
+cdef inline const Wide* find_wide(
+    const Wide* wides, const uint32_t* slots, uint64_t wide_n, uint64_t slot_n,
+    const Interval* found
+) noexcept nogil:
+    """What was computed ahead for an interval, or NULL."""
+    cdef uint64_t i = slot_of(<uint32_t>found.first, <uint32_t>found.end)
+    cdef uint32_t entry
+    cdef int _k
+    if wide_n == 0:
+        return NULL
+    for _k in range(PROBES):
+        entry = slots[i & (slot_n - 1)]
+        if entry == 0 or entry > wide_n:
+            return NULL
+        if (
+            wides[entry - 1].first == <uint32_t>found.first
+            and wides[entry - 1].end == <uint32_t>found.end
+        ):
+            return &wides[entry - 1]
+        i += 1
+    return NULL
 
 
 cdef class CorpusIndex(StoreSource):
@@ -70,11 +94,14 @@ cdef class CorpusIndex(StoreSource):
     cdef uint64_t narrow(
         self, const Query* q, int level, uint64_t low, uint64_t high, int most, bint ties
     ) noexcept nogil
-    cdef int64_t bound(self, const Query* q, int most, bint ties) noexcept nogil
+    cdef void bound(
+        self, const Query* q, int most, int first, int behind, int64_t* into
+    ) noexcept nogil
     cdef int find(self, const Query* q, Interval* found) noexcept nogil
+    cdef void around(self, const Query* q, const Interval* inner, Interval* found) noexcept nogil
     cdef void prefetch(self, int64_t place) noexcept nogil
+    cdef void prefetch_edges(self, int64_t first, int64_t end) noexcept nogil
     cdef int64_t edge(self, const Query* q, int64_t at, int length, int side) noexcept nogil
-    cdef const Wide* ahead(self, const Interval* found) noexcept nogil
     cdef int leaders(
         self, const Interval* found, int32_t* tokens, int64_t* counts, int most
     ) noexcept nogil

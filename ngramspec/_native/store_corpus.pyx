@@ -213,8 +213,7 @@ cdef class CorpusIndex(StoreSource):
     cdef uint64_t narrow(
         self, const Query* q, int level, uint64_t low, uint64_t high, int most, bint ties
     ) noexcept nogil:
-        """The first of at most ``STEP`` sampled keys whose place does not precede, see ``bound``.
-        """
+        """The first of at most ``STEP`` sampled keys whose place does not precede."""
         cdef uint64_t middle, below, equal, apart = <uint64_t>1 << (4 * (level + 1))
         count_keys(self.keys[level], low, high, q, self.width, most, &below, &equal)
         if most <= key_tokens(self.width):
@@ -227,25 +226,37 @@ cdef class CorpusIndex(StoreSource):
                 equal = middle
         return below
 
-    cdef int64_t bound(self, const Query* q, int most, bint ties) noexcept nogil:
-        """The first place that does not precede: the interval's first, or with ``ties`` its end."""
-        cdef uint64_t low = 0, middle
-        cdef uint64_t high = self.key_n[self.levels - 1] if self.levels else self.m
-        cdef int level
+    cdef void bound(
+        self, const Query* q, int most, int first, int behind, int64_t* into
+    ) noexcept nogil:
+        """Find an interval's first place (side 0) and its end (1), of sides first..behind - 1.
+
+        Of both, what one waits for is loaded together with the other's.
+        """
+        cdef uint64_t low[2]
+        cdef uint64_t high[2]
+        cdef uint64_t middle
+        cdef int level, side
+        for side in range(first, behind):
+            low[side] = 0
+            high[side] = self.key_n[self.levels - 1] if self.levels else self.m
         for level in range(self.levels - 1, -1, -1):
-            low = self.narrow(q, level, low, high, most, ties)
-            # the bound lies behind entry low - 1 of this level, and not behind entry low
-            high = min(low * STEP, self.key_n[level - 1] if level else self.m)
-            low = (low - 1) * STEP + 1 if low else 0
-        for middle in range(low, high):  # what will be compared, loaded at once
-            self.prefetch(middle)
-        while low < high:
-            middle = (low + high) >> 1
-            if self.precedes(q, middle, most, ties):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+            for side in range(first, behind):
+                middle = self.narrow(q, level, low[side], high[side], most, side)
+                # it lies behind entry middle - 1 of this level, and not behind entry middle
+                high[side] = min(middle * STEP, self.key_n[level - 1] if level else self.m)
+                low[side] = (middle - 1) * STEP + 1 if middle else 0
+        for side in range(first, behind):
+            for middle in range(low[side], high[side]):  # what will be compared, loaded at once
+                self.prefetch(middle)
+        for side in range(first, behind):
+            while low[side] < high[side]:
+                middle = (low[side] + high[side]) >> 1
+                if self.precedes(q, middle, most, side):
+                    low[side] = middle + 1
+                else:
+                    high[side] = middle
+            into[side] = low[side]
 
     cdef void prefetch(self, int64_t place) noexcept nogil:
         """Start loading the text around a place."""
@@ -254,33 +265,51 @@ cdef class CorpusIndex(StoreSource):
 
     cdef int find(self, const Query* q, Interval* found) noexcept nogil:
         """The places of the longest match; its length, 0 without one."""
-        cdef int64_t at, apart
-        cdef int left, right
+        cdef Interval none
         found.first = found.end = 0
         found.length = 0
         if q.have == 0 or self.m == 0:
             return 0
-        at = self.bound(q, q.have, False)
-        for apart in range(4):  # where ``edge`` may look
-            self.prefetch(at - (<int64_t>2 << apart))
-            self.prefetch(at + (<int64_t>2 << apart) - 1)
-        left, right = self.agreement(q, at - 1, q.have), self.agreement(q, at, q.have)
-        found.length = max(left, right)
-        if found.length:
-            found.first = self.edge(q, at, found.length, -1) if left == found.length else at
-            found.end = self.edge(q, at, found.length, 1) if right == found.length else at
+        self.bound(q, q.have, 0, 1, &none.first)
+        none.end = none.first
+        self.around(q, &none, found)
         return found.length
 
+    cdef void around(self, const Query* q, const Interval* inner, Interval* found) noexcept nogil:
+        """The places beside an interval that agree longest, with those inside; length 0: none."""
+        cdef int64_t bounds[2]
+        cdef int left, right, length
+        self.prefetch_edges(inner.first, inner.end)
+        left = self.agreement(q, inner.first - 1, q.have)
+        right = self.agreement(q, inner.end, q.have)
+        found.length = length = max(left, right)
+        found.first = found.end = 0
+        if length == 0:
+            return
+        bounds[0] = self.edge(q, inner.first, length, -1) if left == length else inner.first
+        bounds[1] = self.edge(q, inner.end, length, 1) if right == length else inner.end
+        if bounds[0] == NONE or bounds[1] == NONE:
+            self.bound(q, length, bounds[0] != NONE, 1 + (bounds[1] == NONE), bounds)
+        found.first, found.end = bounds[0], bounds[1]
+
+    cdef void prefetch_edges(self, int64_t first, int64_t end) noexcept nogil:
+        """Start loading what ``edge`` may compare around places."""
+        cdef int64_t apart = 1
+        while apart <= 2 * GALLOP:
+            self.prefetch(first - apart)
+            self.prefetch(end - 1 + apart)
+            apart *= 2
+
     cdef int64_t edge(self, const Query* q, int64_t at, int length, int side) noexcept nogil:
-        """Where the places that agree for ``length`` tokens end, from ``at`` to one side."""
+        """Where the places beside ``at`` that agree for ``length`` tokens end; NONE: far away."""
         cdef int64_t inside = at if side > 0 else at - 1    # agrees
         cdef int64_t outside, middle, apart = 1
         while True:
             outside = inside + side * apart
             if self.agreement(q, outside, length) < length:
                 break
-            if apart > 16:  # wide: from the top again
-                return self.bound(q, length, side > 0)
+            if apart == GALLOP:
+                return NONE
             inside = outside
             apart *= 2
         while outside - inside > 1 or inside - outside > 1:
@@ -290,25 +319,6 @@ cdef class CorpusIndex(StoreSource):
             else:
                 inside = middle
         return inside + 1 if side > 0 else inside
-
-    cdef const Wide* ahead(self, const Interval* found) noexcept nogil:
-        """What was computed ahead for an interval, or NULL."""
-        cdef uint64_t i = slot_of(<uint32_t>found.first, <uint32_t>found.end)
-        cdef uint32_t entry
-        cdef int _k
-        if self.wide_n == 0:
-            return NULL
-        for _k in range(PROBES):
-            entry = self.slots[i & (self.slot_n - 1)]
-            if entry == 0 or entry > self.wide_n:
-                return NULL
-            if (
-                self.wides[entry - 1].first == <uint32_t>found.first
-                and self.wides[entry - 1].end == <uint32_t>found.end
-            ):
-                return &self.wides[entry - 1]
-            i += 1
-        return NULL
 
     cdef int leaders(
         self, const Interval* found, int32_t* tokens, int64_t* counts, int most
@@ -324,7 +334,7 @@ cdef class CorpusIndex(StoreSource):
             for i in range(found.first, min(found.end, <int64_t>self.m)):
                 count_in(&tally, code_at(self.next, self.width, self.limit, i))
             return best(&tally, tokens, counts, most, WIDE)
-        wide = self.ahead(found)
+        wide = find_wide(self.wides, self.slots, self.wide_n, self.slot_n, found)
         if wide == NULL:
             begin(&tally)
             for i in range(WIDE):
@@ -346,7 +356,7 @@ cdef class CorpusIndex(StoreSource):
         """Places of the longest match, evenly spread; then of the next shorter ones there are."""
         cdef Query q
         cdef Interval inner, outer
-        cdef int n = 0, left, right, _k
+        cdef int n = 0, _k
         inner.first = inner.end = 0
         inner.length = 0
         if self.ask(end, have, &q) == 0 or self.find(&q, &outer) == 0:
@@ -354,15 +364,11 @@ cdef class CorpusIndex(StoreSource):
         for _k in range(BACKOFFS):
             n += self.spread(&outer, &inner, into + n, most - n)
             inner = outer
-            left = self.agreement(&q, inner.first - 1, q.have)
-            right = self.agreement(&q, inner.end, q.have)
-            outer.length = max(left, right)
-            if n == most or outer.length == 0:
+            if n == most:
                 break
-            if left == outer.length:
-                outer.first = self.edge(&q, inner.first, left, -1)
-            if right == outer.length:
-                outer.end = self.edge(&q, inner.end, right, 1)
+            self.around(&q, &inner, &outer)
+            if outer.length == 0:
+                break
         return n
 
     cdef int spread(

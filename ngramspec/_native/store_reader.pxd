@@ -14,7 +14,7 @@ from ngramspec._native.store_source cimport Found, StoreSource
 cdef enum:
     STORE_PLACES = 32   # followed at once, bits of ``live``
     AHEAD = 64          # tokens held of each
-    CHUNK = 16          # tokens copied from the store at once
+    CHUNK = 8           # tokens copied from the store at once
     STORE_LEADERS = 8   # different tokens kept of what comes next
     FAR_OFF = 0x7fffffff    # a distance that is not known, or longer
     COPIED = 3          # tokens of a match whose place counts as copied from
