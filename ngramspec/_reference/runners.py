@@ -66,7 +66,7 @@ class RunnersUp:
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.pairs: dict[int, Row] = {}  # by slot
-        self.latest: dict[int, Row] = {}  # by position
+        self.latest: dict[int, Row] = {}  # by position, modulo LATEST
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -97,15 +97,15 @@ class RunnersUp:
     def put_latest(self, last: int) -> None:
         """Note that the row just written behind ``last`` is of the text itself."""
         if last in self.rows:
-            self.latest[self.rows[last].since] = self.rows[last]
+            self.latest[self.rows[last].since % LATEST] = self.rows[last]
 
     def unsaid(self, text: Sequence[int], recent: Container[int]) -> list[Unsaid]:
         """The tokens that the target found possible at the last positions, and did not say."""
         found: dict[int, Unsaid] = {}
         for back in range(min(LATEST, len(text))):
             at = len(text) - 1 - back
-            row = self.latest.get(at)
-            if row is None:
+            row = self.latest.get(at % LATEST)
+            if row is None or row.since != at:
                 continue
             for token, bucket in zip(row.tokens, row.buckets, strict=True):
                 if token != text[at] and token not in found:
