@@ -7,7 +7,7 @@ for ``ngramspec bench replay --corpus``. Every repository is played by the plain
 calibration of its own, as chains on the gpu curve. Each candidate gives one row: the log-odds of
 its cells, its situation, and whether it was right. The weights are a logistic regression on them
 with a ridge, by Newton's method; a row of a trace's output counts as much as ``OUTPUT`` rows of its
-prompt. Takes hours: a second or two for each row of a hundred.
+prompt. Two thousand rows take a second or two.
 """
 
 from __future__ import annotations
@@ -47,29 +47,35 @@ class Recorder(Calibration):
     """A calibration that keeps what it learned from, where a store knows something.
 
     Attributes:
-        rows: (log-odds by input, row of each table, -1 where no further weights count; right).
-        weight: of the next rows.
+        rows: (log-odds by input as they were for the draft; row of each table, -1 where no further
+            weights count; right; weight).
+        counts_as: how much the next rows count.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[tuple[list[float], list[int], bool, float]] = []
-        self.weight = 1.0
+        self.counts_as = 1.0
+        self._inputs: dict[int, list[float]] = {}
+
+    def mix(self, candidate: Candidate) -> Candidate:
+        x = [0.0] * len(starts.INPUTS)
+        for name, situation in candidate.situations.items():
+            x[starts.INPUTS.index(name)] = float(self.cell(situation).stretch())
+        x[-1] = float(CONSTANT)
+        self._inputs[id(candidate)] = x
+        return super().mix(candidate)
 
     def learn(self, candidate: Candidate, right: bool) -> None:
         length, agrees, stored = candidate.set
         if stored:
-            x = [0.0] * len(starts.INPUTS)
-            for name, situation in candidate.situations.items():
-                x[starts.INPUTS.index(name)] = float(self.cell(situation).stretch())
-            x[-1] = float(CONSTANT)
             further = (-1, -1)
             if candidate.standing is not None:
                 _, own, says, store_length = candidate.standing
                 further = starts.SAYS * own + says, store_length
             agreement = 0 if agrees is None else 1 if agrees else 2
             where = [(stored - 1) % 3, length, agreement, *further]
-            self.rows.append((x, where, right, self.weight))
+            self.rows.append((self._inputs[id(candidate)], where, right, self.counts_as))
         super().learn(candidate, right)
 
 
@@ -107,11 +113,11 @@ class RecordingDrafter(ValueDrafter):
         return other
 
     def start(self, tokens: Int32) -> ValueSession:
-        self.recorder.weight = 1.0
+        self.recorder.counts_as = 1.0
         store = Places(self.stores[0].index)  # type: ignore[union-attr]
         engine = ValueEngine(self.recorder, store=store)
         session = ValueSession(engine, tokens, rehearsed=REHEARSED)
-        self.recorder.weight = OUTPUT
+        self.recorder.counts_as = OUTPUT
         return session
 
 
