@@ -47,6 +47,8 @@ cdef class Calibration:
 
     cdef int begin(self, int cell, float prior, float tested=*) except -1
     cdef int begin_pair(self, int cell, float other, float same) except -1
+    cdef void begin_known(self, int s) noexcept
+    cdef void begin_further(self, int s) noexcept
     cdef void mix(self, Candidates* all) noexcept nogil
     cdef inline float share(self, int cell) noexcept nogil:
         """P(a recent or unsaid token is next) where no candidate is."""

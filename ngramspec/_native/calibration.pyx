@@ -15,12 +15,13 @@ tokens were right. Sequences that share it can tell that much of each other; see
 
 import numpy as np
 
+from ngramspec._native import starts
 from ngramspec._native.cells cimport (
     ACCEPTANCES, AGES, BIAS, COPIED_COUNTS, COUNTS, DISTANCES, FAMILIAR_CELLS, KNOWN, LENGTHS,
-    MATCH_CELLS, MATCH_INPUT, NEAR_CELLS, NEAR_LENGTHS, NEAR_SINCE, NEAREST_CELLS, PAIR_CELLS,
-    RANKED, RECENT_CELLS, RESUME_CELLS, RESUMED, RUNNER_CELLS, RUNNER_RANKS, SESSION_CELLS,
-    SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES, STORE_INPUT, STORE_OTHER_INPUT,
-    STORE_RESUME_CELLS, STORE_RESUME_INPUT, STORE_STANDINGS, UNSAID_CELLS,
+    MATCH_CELLS, MATCH_INPUT, NEAR_CELLS, NEAR_LENGTHS, NEAR_SINCE, NEAREST_CELLS, OWN_STANDINGS,
+    PAIR_CELLS, RANKED, RECENT_CELLS, RESUME_CELLS, RESUMED, RUNNER_CELLS, RUNNER_RANKS,
+    SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES, STORE_RESUME_CELLS,
+    STORE_STANDINGS, UNSAID_CELLS,
 )
 from ngramspec._native.keys cimport CONTEXTS
 from ngramspec._native.runners cimport AGED, LATEST, PROBABILITIES
@@ -64,9 +65,11 @@ cdef enum:
     HALVE_SHARE_AT = 10000
 
 cdef float RATE = 0.02      # of the weights
-cdef float RATE_FURTHER = 0.005  # of those that are added
+cdef float RATE_STORE = 0.005    # of those where a store knows something: fitted, see starts.py
+cdef float RATE_FURTHER = 0.00125  # of those that are added there
 cdef float CONSTANT = 0.3   # the bias's input
 cdef float PRIOR = 4.0      # tested candidates that a cell begins with
+cdef float PRIOR_STORE = 64.0    # the same of a store's cells
 cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' begins with
 
 # Where it starts: round figures, measured on other texts (library sources in two releases, answers
@@ -84,10 +87,13 @@ cdef float[12] STORE_SURE = [0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15,
 # with what was right in the region.
 cdef float[12] PLACE_SURE = [0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40]
 cdef float[6] FAMILIAR = [0.5, 0.375, 0.5, 0.75, 1, 1.25]
-# Begin of the further weights, by what the store says: 0: other tokens, to 4: this one first.
-cdef float[5] FURTHER_STORE = [0, -0.05, -0.1, 0, 0.1]
-cdef float[5] FURTHER_OTHER = [-0.05, -0.05, 0, -0.05, 0.1]
-cdef float[5] FURTHER_SESSION = [0.1, 0, -0.05, 0, -0.1]
+# Weights where a store knows something: sums of a row of each of the first three tables, further
+# ones of the last two.
+cdef float[KNOWN][INPUTS] BY_KNOWN = starts.BY_KNOWN
+cdef float[LENGTHS][INPUTS] BY_LENGTH = starts.BY_LENGTH
+cdef float[3][INPUTS] BY_AGREEMENT = starts.BY_AGREEMENT
+cdef float[OWN_STANDINGS * STORE_STANDINGS][INPUTS] BY_STANDING = starts.BY_STANDING
+cdef float[LENGTHS][INPUTS] BY_STORE_LENGTH = starts.BY_STORE_LENGTH
 # P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
 cdef float[9] RUNNER = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
 cdef float[9] NO_RUNNER = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]
@@ -170,9 +176,10 @@ cdef class Calibration:
             for i in range(2 * LENGTHS * COUNTS * COUNTS):
                 self.begin(STORE_CELLS + s * STORE_BLOCK + i, store_prior(
                     i // (COUNTS * COUNTS) % LENGTHS, i // COUNTS % COUNTS, i % COUNTS
-                ))
+                ), PRIOR_STORE)
             for i in range(RESUMED * LENGTHS):
-                self.begin_pair(STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i, 0.13, 0.08)
+                self.begin(STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i, 0.13, PRIOR_STORE)
+                self.begin(STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i + 1, 0.08, PRIOR_STORE)
         for i in range(RUNNER_RANKS * PROBABILITIES * AGED):
             m = i // AGED % PROBABILITIES
             least = i // (AGED * PROBABILITIES)
@@ -186,26 +193,20 @@ cdef class Calibration:
         for i in range(2 * RANKED * COPIED_COUNTS * LENGTHS):
             self.begin(FAMILIAR_CELLS + i, familiar_prior(
                 i // (LENGTHS * COPIED_COUNTS) % RANKED, i // LENGTHS % COPIED_COUNTS, i % LENGTHS
-            ))
+            ), PRIOR_STORE)
         for i in range(2 * RANKED * STORE_DISTANCES * LENGTHS):
             self.begin(NEAREST_CELLS + i, nearest_prior(
                 i // (LENGTHS * STORE_DISTANCES) % RANKED, i // LENGTHS % STORE_DISTANCES,
                 i % LENGTHS,
-            ))
+            ), PRIOR_STORE)
         for s in range(SETS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
             self.weights[s][MATCH_INPUT] += 0.05 * (s // 3 % LENGTHS)
             if s >= 3 * LENGTHS:
-                self.weights[s][SESSION_INPUT] = -0.1
-                self.weights[s][STORE_INPUT] = 0.6 if (s // (3 * LENGTHS) - 1) % KNOWN else 0.3
-                self.weights[s][STORE_OTHER_INPUT] = 0.15
-                self.weights[s][STORE_RESUME_INPUT] = -0.05
+                self.begin_known(s)
         for s in range(1, STANDINGS):
-            i = (s - 1) // LENGTHS % STORE_STANDINGS
-            self.further[s][STORE_INPUT] = FURTHER_STORE[i]
-            self.further[s][STORE_OTHER_INPUT] = FURTHER_OTHER[i]
-            self.further[s][SESSION_INPUT] = FURTHER_SESSION[i]
+            self.begin_further(s)
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
 
@@ -220,6 +221,21 @@ cdef class Calibration:
         self.cells[cell].tested = tested
         self.cells[cell].stretch = stretch(self.cells[cell].right, self.cells[cell].tested)
         return 0
+
+    cdef void begin_known(self, int s) noexcept:
+        """Begin a set of weights where a store knows something."""
+        cdef const float* known = BY_KNOWN[(s // (3 * LENGTHS) - 1) % KNOWN]
+        cdef const float* length = BY_LENGTH[s // 3 % LENGTHS]
+        cdef int i
+        for i in range(INPUTS):
+            self.weights[s][i] = known[i] + length[i] + BY_AGREEMENT[s % 3][i]
+
+    cdef void begin_further(self, int s) noexcept:
+        """Begin a set of further weights."""
+        cdef const float* length = BY_STORE_LENGTH[(s - 1) % LENGTHS]
+        cdef int i, standing = (s - 1) // LENGTHS % (OWN_STANDINGS * STORE_STANDINGS)
+        for i in range(INPUTS):
+            self.further[s][i] = BY_STANDING[standing][i] + length[i]
 
     def to_array(self):
         """Every count and weight, float32 (n,): for tests, and to see there is no text in it."""
@@ -256,7 +272,7 @@ cdef class Calibration:
     cdef void learn(self, const Candidates* all, int k, float p, bint right) noexcept nogil:
         """Learn whether the ``k``-th candidate, of probability ``p``, was the next token."""
         cdef float wrong = <float>right - p
-        cdef float error = wrong * RATE
+        cdef float error = wrong * (RATE_STORE if all.set[k] >= 3 * LENGTHS else RATE)
         cdef float error_further = wrong * (RATE_FURTHER if all.standing[k] else 0)
         cdef float* weights = self.weights[all.set[k]]
         cdef float* further = self.further[all.standing[k]]

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec._native import starts
+
 Real = np.float32
-RATE, RATE_FURTHER = Real(0.02), Real(0.005)
+RATE, RATE_STORE, RATE_FURTHER = Real(0.02), Real(0.005), Real(0.00125)
 CONSTANT, STRONGEST = Real(0.3), Real(7.6)
 GUESS = 0.05  # P(right) of the most frequent token where nothing else is known
 ALONE = (0, None, 0)  # the set of weights there
-PRIOR, PRIOR_SHARE, HALVE_AT, HALVE_SHARE_AT = Real(4), Real(100), 600, 10000
+PRIOR, PRIOR_STORE, PRIOR_SHARE = Real(4), Real(64), Real(100)
+HALVE_AT, HALVE_SHARE_AT = 600, 10000
 OLDEST = 6  # bucket of the age of recent tokens
 Situation = tuple[Any, ...]
 
@@ -37,6 +40,10 @@ WEIGHTS = {
     "familiar": 0.2,
     "nearest": 0.1,
 }
+# Tested candidates that a situation begins with, PRIOR elsewhere.
+STRENGTH = {"recent": PRIOR_SHARE, "unsaid": PRIOR_SHARE} | dict.fromkeys(
+    ("store", "store other", "store resume", "familiar", "nearest"), PRIOR_STORE
+)
 # P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
 RUNNER = (0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03)
 NO_RUNNER = (0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03)
@@ -47,12 +54,6 @@ STORE_SURE = (0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40)
 # with what was right in the region.
 PLACE_SURE = (0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40)
 FAMILIAR = (0.5, 0.375, 0.5, 0.75, 1, 1.25)
-# Begin of the further weights, by what the store says.
-FURTHER = {
-    "store": (0, -0.05, -0.1, 0, 0.1),
-    "store other": (-0.05, -0.05, 0, -0.05, 0.1),
-    "session": (0.1, 0, -0.05, 0, -0.1),
-}
 
 LN2 = Real(0.69314718)
 LN = (0.99998116, -0.49947178, 0.32824221, -0.22589801, 0.13467453, -0.05514520, 0.01076451)
@@ -123,6 +124,21 @@ def store_prior(length: int, seen: int, others: int) -> float:
     return float(max(share, faint))
 
 
+def known_weight(set: Situation, i: int) -> Real:
+    """The weight of the ``i``-th input that a set begins with where a store knows something."""
+    length, agrees, stored = set
+    agreement = 0 if agrees is None else 1 if agrees else 2
+    rows = starts.BY_KNOWN[(stored - 1) % 3], starts.BY_LENGTH[length]
+    return Real(rows[0][i]) + Real(rows[1][i]) + Real(starts.BY_AGREEMENT[agreement][i])
+
+
+def further_weight(standing: Situation, i: int) -> Real:
+    """The weight of the ``i``-th input that a further set begins with."""
+    _, own, says, length = standing
+    standing_row = starts.BY_STANDING[starts.SAYS * own + says]
+    return Real(standing_row[i]) + Real(starts.BY_STORE_LENGTH[length][i])
+
+
 @dataclass
 class Candidate:
     """A token that may come next, the situations that speak for it, and P(it is next)."""
@@ -175,7 +191,7 @@ class Calibration:
     def cell(self, situation: Situation) -> Cell:
         """A situation's counts; a new one begins with its prior."""
         if situation not in self.cells:
-            tested = PRIOR_SHARE if situation[0] in ("recent", "unsaid") else PRIOR
+            tested = STRENGTH.get(situation[0], PRIOR)
             self.cells[situation] = Cell(tested * Real(self.prior(situation)), tested)
         return self.cells[situation]
 
@@ -224,15 +240,11 @@ class Calibration:
         """The weight of an input in a set; a new one begins as WEIGHTS says, 0.3 elsewhere."""
         if (set, name) in self.weights:
             return self.weights[set, name]
+        if set[2]:
+            return known_weight(set, starts.INPUTS.index(name))
         begin = Real(WEIGHTS.get(name, 0.3))
         if name == "match":
             begin = Real(float(begin) + 0.05 * set[0])
-        if set[2] and name == "session":
-            return Real(-0.1)
-        if set[2] and name == "store":
-            return Real(0.3 if set[2] in (1, 4) else 0.6)
-        if set[2] and name in ("store other", "store resume"):
-            return Real(0.15 if name == "store other" else -0.05)
         if set == ALONE and name in ("session", "bias"):
             begin = Real(name == "session")
         return begin
@@ -254,9 +266,10 @@ class Calibration:
         return weight + self.added(candidate.standing, name)
 
     def added(self, standing: Situation, name: str) -> Real:
-        """What is added to the weight of an input; it begins as FURTHER says, 0 elsewhere."""
-        begin = FURTHER[name][standing[2]] if name in FURTHER else 0
-        return self.further.get((standing, name), Real(begin))
+        """What is added to the weight of an input."""
+        if (standing, name) in self.further:
+            return self.further[standing, name]
+        return further_weight(standing, starts.INPUTS.index(name))
 
     def learn(self, candidate: Candidate, right: bool) -> None:
         """One step down the coding cost's gradient for the weights; count in every cell."""
@@ -270,7 +283,8 @@ class Calibration:
     def add(self, candidate: Candidate, name: str, wrong: Real, value: Real) -> None:
         """Change the weights of an input that had a value."""
         key = candidate.set, name
-        self.weights[key] = self.weight(*key) + wrong * RATE * value
+        rate = RATE_STORE if candidate.set[2] else RATE
+        self.weights[key] = self.weight(*key) + wrong * rate * value
         if candidate.standing is not None:
             added = self.added(candidate.standing, name) + wrong * RATE_FURTHER * value
             self.further[candidate.standing, name] = added
