@@ -116,6 +116,17 @@ TestRunnersMachine = RunnersMachine.TestCase
 TestRunnersMachine.settings = settings(QUICK, max_examples=60)
 
 
+def test_of_the_texts_own_rows_the_last_four_positions_are_kept():
+    """Also of positions that the text has not reached."""
+    native, twin = engines()
+    ahead = ids([1] * 5), np.array([[7], [8], [8], [8], [8]], np.int32)
+    for engine in (native, twin):
+        engine.extend(ids([0, 1]))
+        engine.recycle(*behind(*ahead, np.zeros((5, 1), np.float32), (0, 1, 2, 3, 4)))
+        engine.extend(ids([1]))
+    same(native.draft_tree(20), twin.draft_tree(20))
+
+
 def test_runners_up_are_branches_by_what_the_target_thought_of_them():
     engine = ValueEngine(Calibration(), *OPTIONS)
     engine.extend(ids([1, 2, 3, 4]))
