@@ -114,7 +114,7 @@ class RecordingDrafter(ValueDrafter):
 
     def start(self, tokens: Int32) -> ValueSession:
         self.recorder.counts_as = 1.0
-        store = Places(self.stores[0].index)  # type: ignore[union-attr]
+        store = Places(self.stores[0].index)
         engine = ValueEngine(self.recorder, store=store)
         session = ValueSession(engine, tokens, rehearsed=REHEARSED)
         self.recorder.counts_as = OUTPUT
