@@ -46,7 +46,7 @@ cdef class Calibration:
     cdef float further[STANDINGS][INPUTS]   # added to those
 
     cdef int begin(self, int cell, float prior, float tested=*) except -1
-    cdef int begin_pair(self, int cell, float other, float same) except -1
+    cdef int begin_pair(self, int cell, float other, float same, float tested=*) except -1
     cdef void begin_known(self, int s) noexcept
     cdef void begin_further(self, int s) noexcept
     cdef void mix(self, Candidates* all) noexcept nogil

@@ -65,7 +65,7 @@ cdef enum:
     HALVE_SHARE_AT = 10000
 
 cdef float RATE = 0.02      # of the weights
-cdef float RATE_STORE = 0.005    # of those where a store knows something: fitted, see starts.py
+cdef float RATE_STORE = 0.005    # of those where a store knows something: they begin fitted
 cdef float RATE_FURTHER = 0.00125  # of those that are added there
 cdef float CONSTANT = 0.3   # the bias's input
 cdef float PRIOR = 4.0      # tested candidates that a cell begins with
@@ -178,8 +178,9 @@ cdef class Calibration:
                     i // (COUNTS * COUNTS) % LENGTHS, i // COUNTS % COUNTS, i % COUNTS
                 ), PRIOR_STORE)
             for i in range(RESUMED * LENGTHS):
-                self.begin(STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i, 0.13, PRIOR_STORE)
-                self.begin(STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i + 1, 0.08, PRIOR_STORE)
+                self.begin_pair(
+                    STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i, 0.13, 0.08, PRIOR_STORE
+                )
         for i in range(RUNNER_RANKS * PROBABILITIES * AGED):
             m = i // AGED % PROBABILITIES
             least = i // (AGED * PROBABILITIES)
@@ -199,21 +200,23 @@ cdef class Calibration:
                 i // (LENGTHS * STORE_DISTANCES) % RANKED, i // LENGTHS % STORE_DISTANCES,
                 i % LENGTHS,
             ), PRIOR_STORE)
-        for s in range(SETS):
+        for s in range(3 * LENGTHS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
-            self.weights[s][MATCH_INPUT] += 0.05 * (s // 3 % LENGTHS)
-            if s >= 3 * LENGTHS:
-                self.begin_known(s)
+            self.weights[s][MATCH_INPUT] += 0.05 * (s // 3)
+        for s in range(3 * LENGTHS, SETS):
+            self.begin_known(s)
         for s in range(1, STANDINGS):
             self.begin_further(s)
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
 
-    cdef int begin_pair(self, int cell, float other, float same) except -1:
+    cdef int begin_pair(
+        self, int cell, float other, float same, float tested=PRIOR
+    ) except -1:
         """Priors of a candidate that is not the token at a place, and of one that is."""
-        self.begin(cell, other)
-        self.begin(cell + 1, same)
+        self.begin(cell, other, tested)
+        self.begin(cell + 1, same, tested)
         return 0
 
     cdef int begin(self, int cell, float prior, float tested=PRIOR) except -1:
