@@ -4,6 +4,7 @@ Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a 
 cost what all its positions together do.
 """
 
+from libc.math cimport NAN, isnan
 from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
@@ -13,12 +14,12 @@ cnp.import_array()
 
 def worthwhile_heads(
     confidences, const float[::1] curve not None, bint chains=True, double lasting=1.0,
-    weights=None,
+    weights=None, double rate=NAN,
 ):
-    """How long the heads of a batch's drafts are where its expected tokens per cost are highest.
+    """How long the heads of a batch's drafts are where its expected tokens are worth most.
 
     The likeliest tokens of all rows first; of equal ones those of the first row. Of equal values
-    per cost the longest drafts are taken.
+    the longest drafts are taken.
 
     Args:
         confidences: of each row a contiguous float32 array (n,): P(accepted | those before are) of
@@ -28,6 +29,8 @@ def worthwhile_heads(
         chains: what the confidences are.
         lasting: P(a token is still wanted | the one before it is), of chains.
         weights: floats, of the rows: what a token of each is worth; None: 1.
+        rate: a row's tokens per cost in all steps: what a step's cost could give elsewhere is
+            taken from its tokens. NaN: this step's own tokens per cost are made highest.
 
     Returns:
         list of the rows' lengths.
@@ -64,7 +67,8 @@ def worthwhile_heads(
                 all_rows[row].reach *= lasting
             if weights is not None:
                 all_rows[row].weight = weights[row]
-        highest = expected / curve[0]
+        rate *= rows
+        highest = worth(expected, curve[0], rate)
         for total in range(1, most + 1):
             next_row = likeliest(all_rows, rows)
             if next_row == NULL:
@@ -77,7 +81,7 @@ def worthwhile_heads(
                     if chains
                     else next_row.sure[next_row.taken]
                 )
-            value = expected / curve[total]
+            value = worth(expected, curve[total], rate)
             if value >= highest:
                 highest = value
                 for row in range(rows):
@@ -87,17 +91,20 @@ def worthwhile_heads(
         free(all_rows)
 
 
-def may_pay(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k):
+def may_pay(
+    const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k, double rate=1.0
+):
     """Whether drafts that are sure would be worth their cost.
 
     Args:
         curve: float32 (n,), n >= 1: [d] the cost of a step with d drafted tokens in all.
         rows: of the batch.
         k: most drafted tokens of a row.
+        rate: a row's tokens per cost in all steps.
     """
     cdef Py_ssize_t drafted
     for drafted in range(1, min(curve.shape[0], rows * k + 1)):
-        if rows + drafted > rows * <double>curve[drafted]:
+        if drafted > rate * rows * (<double>curve[drafted] - 1.0):
             return True
     return False
 
@@ -131,6 +138,11 @@ def generous_cost(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k
     for i in range(1, k + 1):
         cost[i + 1] = <float>1.0 + each * <float>i
     return found
+
+
+cdef inline double worth(double expected, double cost, double rate) noexcept nogil:
+    """Of a step; see ``worthwhile_heads``. ``rate`` is of all rows."""
+    return expected / cost if isnan(rate) else expected - rate * cost
 
 
 cdef struct Row:

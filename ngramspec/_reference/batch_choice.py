@@ -14,8 +14,9 @@ def worthwhile_heads(
     chains: bool = True,
     lasting: float = 1.0,
     weights: Sequence[float] | None = None,
+    rate: float = float("nan"),
 ) -> list[int]:
-    """How long the heads of a batch's drafts are where its expected tokens per cost are highest."""
+    """How long the heads of a batch's drafts are where its expected tokens are worth most."""
     rows = len(confidences)
     if not rows:
         return []
@@ -26,16 +27,18 @@ def worthwhile_heads(
         reach *= np.array(weights, np.float64)[row]
     order = np.argsort(-reach, kind="stable")[: len(curve) - 1]
     expected = np.cumsum(np.concatenate(([rows], reach[order])))
-    value = expected / curve[: len(expected)]
+    cost = curve[: len(expected)].astype(np.float64)
+    value = expected / cost if np.isnan(rate) else expected - rate * rows * cost
     best = len(value) - 1 - int(value[::-1].argmax())
     lengths: list[int] = np.bincount(row[order[:best]], minlength=rows).tolist()
     return lengths
 
 
-def may_pay(curve: npt.NDArray[np.float32], rows: int, k: int) -> bool:
+def may_pay(curve: npt.NDArray[np.float32], rows: int, k: int, rate: float = 1.0) -> bool:
     """Whether drafts that are sure would be worth their cost."""
-    tokens = rows + np.arange(min(len(curve), rows * k + 1))
-    return bool((tokens[1:] > rows * curve[1 : len(tokens)].astype(np.float64)).any())
+    drafted = np.arange(min(len(curve), rows * k + 1))
+    more = curve[: len(drafted)].astype(np.float64) - 1.0
+    return bool((drafted > rate * rows * more)[1:].any())
 
 
 def generous_cost(curve: npt.NDArray[np.float32], rows: int, k: int) -> npt.NDArray[np.float32]:

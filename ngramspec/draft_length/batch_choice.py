@@ -7,6 +7,7 @@ as wide as the widest: only the width is chosen (``common_length``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ __all__ = ["common_length", "generous_cost", "lags", "may_pay", "urgencies", "wo
 
 URGENCY = 4.0  # power of a row's steps left beside the most; 1.6 times plain's speed instead of
 # 1.3 on recorded edits in batches of 16, and no slower anywhere
-LAG = 2.0  # power of a row's tokens in a step, in an engine's batch
+LAG = 2.5  # power of a row's tokens in a step, in an engine's batch
 BEGUN = 8  # steps of one token each that a row's rate begins with
 
 
@@ -29,12 +30,15 @@ def worthwhile_rows(
     curve: Float32,
     lasting: float = 1.0,
     weights: Sequence[float] | None = None,
+    rate: float = math.nan,
 ) -> list[Draft]:
-    """Cut a batch's drafts where its expected tokens per cost are highest.
+    """Cut a batch's drafts where its expected tokens are worth most.
 
     Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a batch whose
     steps cost what all its positions together do: the likeliest tokens first, whichever row they
-    are of, as many as pay.
+    are of, as many as pay. That theorem has one acceptance rate for all steps. Where they differ,
+    the most tokens per cost over all steps come where each has the highest expected tokens less
+    its cost at the rate of all steps (renewal reward; Dinkelbach 1967).
 
     Args:
         drafts: of the rows, empty ones included; without confidence each token counts a half.
@@ -42,6 +46,7 @@ def worthwhile_rows(
         lasting: P(a token is still wanted | the one before it is), 0..1, of chains: behind the end
             of a request they are lost.
         weights: of the rows: what a token of each is worth; None: 1.
+        rate: a row's tokens per cost in all steps; NaN: each step's own ratio is made highest.
 
     Example:
         >>> sure = Draft(np.array([1, 2], np.int32), None, np.array([0.9, 0.9], np.float32))
@@ -52,7 +57,7 @@ def worthwhile_rows(
     """
     trees = [draft for draft in drafts if draft.parents is not None]
     confidences = [_reach(draft) if trees else _confidence(draft) for draft in drafts]
-    kept = worthwhile_heads(confidences, curve, not trees, lasting, weights)
+    kept = worthwhile_heads(confidences, curve, not trees, lasting, weights, rate)
     return [
         draft if n == len(draft.tokens) else draft.first(n)
         for draft, n in zip(drafts, kept, strict=True)
@@ -73,7 +78,7 @@ def _reach(draft: Draft) -> Float32:
     return falling
 
 
-def lags(emitted: Sequence[int], steps: Sequence[int]) -> list[float]:
+def lags(emitted: Sequence[int], steps: Sequence[int], power: float = LAG) -> list[float]:
     """What a token of each row is worth where nobody knows how much rows have before them.
 
     Rows that got few tokens in their steps end last, and hold up who waits for the batch; their
@@ -83,15 +88,16 @@ def lags(emitted: Sequence[int], steps: Sequence[int]) -> list[float]:
     Args:
         emitted: tokens of each row so far.
         steps: in which it got them.
+        power: of the tokens; 0 where nobody waits for a row.
 
     Returns:
         as many weights, with a mean of 1.
 
     Example:
         >>> [round(each, 2) for each in lags([10, 40], [10, 10])]
-        [1.75, 0.25]
+        [1.84, 0.16]
     """
-    slow = [((n + BEGUN) / (got + BEGUN)) ** LAG for got, n in zip(emitted, steps, strict=True)]
+    slow = [((n + BEGUN) / (got + BEGUN)) ** power for got, n in zip(emitted, steps, strict=True)]
     mean = sum(slow) / len(slow)
     return [each / mean for each in slow]
 

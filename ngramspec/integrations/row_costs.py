@@ -93,10 +93,6 @@ class LearnedCosts:
     SOON = 2  # so many, and half as many as there were so far;
     PATIENCE = 6  # or so many in a row, if they cannot be timed
     MARGIN = 0.02  # by which a draft must be worth more than it costs
-    # In a batch its tokens cost so many times what they take: a step is saved only if the slowest
-    # rows need one less. Where rows end together, tokens of the others save a row, and not their
-    # share of a step.
-    BATCH = 1.5
 
     def __init__(self, k: int, device: str = "gpu", dtype: str = "bfloat16") -> None:
         self._k = k
@@ -116,8 +112,6 @@ class LearnedCosts:
         known = self._curves.get(rows)
         if known is None or steps - known[0] > min(steps // OFTEN[0], OFTEN[1]):
             curve = self._costs.curve(rows, min(rows * self._k, MOST_DRAFTED))
-            if rows > 1:
-                curve += np.float32(self.BATCH - 1.0) * (curve - 1.0)
             curve[1:] *= np.float32(1.0 + self.MARGIN)
             known = self._curves[rows] = (steps, curve)
         return known[1]

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32
-from ngramspec.draft_length.batch_choice import generous_cost, lags, may_pay, worthwhile_rows
+from ngramspec.draft_length.batch_choice import LAG, generous_cost, lags, may_pay, worthwhile_rows
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.errors import check_bool, check_int
 from ngramspec.integrations.row_costs import BatchCosts
+from ngramspec.integrations.row_pace import Pace
 from ngramspec.integrations.row_sessions import RowSessions, RowsStats
 from ngramspec.integrations.row_texts import Row, RowText
 
@@ -37,8 +38,9 @@ class Rows:
     Sessions are bounded in number and bytes. The least recently seen are closed; one that returns
     is opened again from its tokens. A row for which there is no room goes undrafted.
 
-    Drafts end where the expected tokens of the whole batch per cost are highest: each row's next
-    token competes with those of all others.
+    Drafts end where the expected tokens of the whole batch are worth most, at the tokens per cost
+    of all its steps: each row's next token competes with those of all others. Where requests that
+    end are not followed by others, tokens of the slowest rows count more: the others wait for them.
 
     Not for several threads at once.
 
@@ -87,6 +89,7 @@ class Rows:
             check_int("max_bytes", max_bytes, 1),
         )
         self._texts = self._sessions.texts
+        self._pace = Pace()
         self._clock = clock
         self._returned: float | None = None  # when the last call did
 
@@ -150,15 +153,19 @@ class Rows:
         drafts = [EMPTY_DRAFT] * len(rows)
         if not texts:
             return drafts
-        curve = None
+        curve, price = None, self._pace.price(len(texts))
         if self.costs is not None:
             if timed and self._returned is not None:
                 self.costs.took(len(texts), drafted, began - self._returned)
             curve = self.costs.curve(len(texts))
-        if self.costs is None or (curve is not None and may_pay(curve, len(texts), self.k)):
-            for (place, text), draft in zip(texts, self._draft(rows, texts, curve), strict=True):
+        asked = 0
+        if self.costs is None or (curve is not None and may_pay(curve, len(texts), self.k, price)):
+            found = self._draft(rows, texts, curve, price)
+            for (place, text), draft in zip(texts, found, strict=True):
                 text.draft = drafts[place] = draft
-                self.stats.drafted += len(draft.tokens)
+                asked += len(draft.tokens)
+        self.stats.drafted += asked
+        self._pace.drafted(1.0 if curve is None else float(curve[asked]))
         self._sessions.shrink()
         return drafts
 
@@ -172,6 +179,7 @@ class Rows:
         self._texts.begin_call()
         texts: list[tuple[int, RowText]] = []
         drafted, timed = 0, True
+        kept = tokens = 0  # rows of the last call, and what they got
         for place, row in enumerate(rows):
             if not len(row.new):
                 self._texts.keep_row(place)
@@ -186,17 +194,24 @@ class Rows:
                     told = row.length - text.text.count
                     timed = timed and told <= asked + 1  # else it had a prefill
                     drafted += asked
+                    kept += 1
+                    tokens += len(row.new)
                 texts.append((place, self._sessions.advance(place, row, text)))
             except Exception as error:
                 timed = False
                 self._sessions.fault(error)
         self._sessions.rows_known()
+        self._pace.step(len(texts), kept, tokens)
         return texts, drafted, timed
 
     def _draft(
-        self, rows: Sequence[Row], texts: list[tuple[int, RowText]], curve: Float32 | None
+        self,
+        rows: Sequence[Row],
+        texts: list[tuple[int, RowText]],
+        curve: Float32 | None,
+        price: float,
     ) -> list[Draft]:
-        """Ask every row's session, and cut what is not worth its cost."""
+        """Ask every row's session, and cut what is not worth its cost; see ``Pace.price``."""
         cost = None if curve is None else generous_cost(curve, len(texts), self.k)
         found: list[Draft] = []
         ask, k, most = self._sessions.ask, self.k, self.max_len - 1
@@ -205,10 +220,9 @@ class Rows:
             found.append(ask(text, room, cost) if room > 0 else EMPTY_DRAFT)
         if curve is None:
             return found
-        known = [text for _, text in texts]
-        weights = (
-            lags([text.emitted for text in known], [text.steps for text in known])
-            if len(known) > 1
-            else None
-        )
-        return worthwhile_rows(found, curve, LASTING, weights)
+        weights = None
+        if len(texts) > 1:
+            emitted = [text.emitted for _, text in texts]
+            steps = [text.steps for _, text in texts]
+            weights = lags(emitted, steps, LAG * (1.0 - self._pace.refilled))
+        return worthwhile_rows(found, curve, LASTING, weights, price)

@@ -37,32 +37,36 @@ def arrays(batch):
     curve=CURVES,
     lasting=st.sampled_from([0.5, 1.0]),
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=5, max_size=5) | st.none(),
+    rate=st.sampled_from([1.0, 1.5, 4.0, np.nan]),
 )
-def test_it_does_what_its_twin_does(batch, curve, lasting, weights):
+def test_it_does_what_its_twin_does(batch, curve, lasting, weights, rate):
     chains = arrays(batch)
     weights = weights and weights[: len(batch)]
     for rows, are_chains in (chains, True), ([np.sort(x)[::-1].copy() for x in chains], False):
-        ours = worthwhile_heads(rows, curve, are_chains, lasting, weights)
-        assert ours == reference.worthwhile_heads(rows, curve, are_chains, lasting, weights)
+        ours = worthwhile_heads(rows, curve, are_chains, lasting, weights, rate)
+        assert ours == reference.worthwhile_heads(rows, curve, are_chains, lasting, weights, rate)
 
 
 @QUICK
 @given(
     batch=st.lists(st.lists(st.sampled_from([0.25, 0.5, 1.0]), max_size=3), max_size=3),
     curve=CURVES,
+    rate=st.sampled_from([None, 1.0, 1.5, 4.0]),
 )
-def test_no_other_lengths_are_worth_more(batch, curve):
+def test_no_other_lengths_are_worth_more(batch, curve, rate):
     def value(lengths):
         expected = len(batch) + sum(
             float(np.prod(each[: n + 1]))
             for each, length in zip(batch, lengths, strict=True)
             for n in range(length)
         )
-        return expected / curve[sum(lengths)]
+        cost = curve[sum(lengths)]
+        return expected / cost if rate is None else expected - rate * len(batch) * cost
 
     every = itertools.product(*(range(len(each) + 1) for each in batch))
     best = max(value(lengths) for lengths in every if sum(lengths) < len(curve))
-    assert value(worthwhile_heads(arrays(batch), curve)) == pytest.approx(best)
+    given = {} if rate is None else {"rate": rate}
+    assert value(worthwhile_heads(arrays(batch), curve, **given)) == pytest.approx(best)
 
 
 def test_wrong_input_is_named():
@@ -85,7 +89,8 @@ def test_examples():
 @QUICK
 @given(curve=CURVES, rows=st.integers(1, 9), k=st.integers(1, 6), noise=st.integers(0, 99))
 def test_a_row_s_cost_is_its_twin_s(curve, rows, k, noise):
-    assert may_pay(curve, rows, k) == reference.may_pay(curve, rows, k)
+    for rate in (1.0, 1.5, 2.0):
+        assert may_pay(curve, rows, k, rate) == reference.may_pay(curve, rows, k, rate)
     uneven = curve * np.random.default_rng(noise).uniform(0.5, 2, len(curve)).astype(np.float32)
     for each in (curve, uneven):
         ours = generous_cost(each, rows, k)

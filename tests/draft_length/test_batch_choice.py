@@ -52,10 +52,25 @@ def test_tokens_of_rows_that_lag_behind_are_worth_more():
     drafts = [chain(0.3), chain(0.3)]
     curve = (1 + 0.2 * np.arange(3)).astype(np.float32)
     assert [len(each) for each in worthwhile_rows(drafts, curve)] == [0, 0]
-    weights = lags([10, 20], [10, 10])
+    weights = lags([10, 20], [10, 10], 2.0)
     assert weights == pytest.approx([2 * 28**2 / (18**2 + 28**2), 2 * 18**2 / (18**2 + 28**2)])
     assert [len(each) for each in worthwhile_rows(drafts, curve, 1.0, weights)] == [1, 0]
     assert lags([5, 5, 5], [3, 3, 3]) == [1.0, 1.0, 1.0]
+    assert lags([10, 20], [10, 10])[0] > weights[0]
+    assert lags([10, 20], [10, 10], 0.0) == [1.0, 1.0]
+
+
+def test_a_token_must_be_worth_what_its_cost_gives_elsewhere():
+    """By hand: a token costs .2 of a step. Where steps give 1 token each .25 is worth it, where
+    they give 2 it is not; and among sure tokens, .45 is, though it lowers this step's ratio."""
+    curve = (1 + 0.2 * np.arange(6)).astype(np.float32)
+    rare, late = [chain(0.25)], [chain(1.0, 1.0, 1.0, 0.45)]
+    lengths = [[len(each) for each in worthwhile_rows(rare, curve, rate=r)] for r in (1.0, 2.0)]
+    assert lengths == [[1], [0]]
+    assert [len(each) for each in worthwhile_rows(late, curve, rate=2.0)] == [4]
+    assert [len(each) for each in worthwhile_rows(late, curve)] == [3]
+    assert may_pay(curve, rows=1, k=3, rate=4.0)
+    assert not may_pay(curve, rows=1, k=3, rate=6.0)
 
 
 def test_the_choice_is_the_best_of_all_choices():
