@@ -25,7 +25,7 @@ CPU = {"float32": (0.06, 0.04), "bfloat16": (0.04, 0.03)}
 # Standard deviations, of the logarithm of a step's time, before anything is measured: of each
 # doubling of the positions, the same for all of them; of each by itself; of having drafted
 # anything; of positions that are all drafted. A CPU's steps are known to be nearly linear.
-SPREADS = {"cpu": (0.4, 0.03, 0.02, 0.05), "gpu": (0.5, 0.1, 0.05, 0.1)}
+SPREADS = {"cpu": (0.2, 0.01, 0.01, 0.1), "gpu": (0.5, 0.1, 0.05, 0.1)}
 FADE = 1 / 8192  # of what is known, forgotten at each step
 CAUTION = {"cpu": 0.0, "gpu": 0.5}  # so many of them are added to what is believed,
 BOLDER = 64  # and after so many steps half as many: what is never drafted is never measured

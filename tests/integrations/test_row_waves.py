@@ -96,7 +96,8 @@ def test_waves_of_copies_are_faster(rows, least):
 @pytest.mark.parametrize("rows", [4, 8, 16])
 def test_one_request_that_cannot_be_predicted_does_not_make_a_wave_slower(rows):
     """The others' drafts cannot end it sooner, and it must not pay for them."""
-    assert speed(Server(), [[0.02] + [0.6] * (rows - 1)] * 8) > 0.98
+    waves = [[0.02] + [0.6] * (rows - 1)] * 8
+    assert np.mean([speed(Server(seed=seed), waves) for seed in range(4)]) > 0.98
 
 
 @pytest.mark.parametrize(("rows", "least"), [(4, 1.3), (8, 1.2), (16, 1.1)])
