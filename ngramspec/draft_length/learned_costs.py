@@ -79,14 +79,18 @@ class Corrections:
     Args:
         covariance: float64 (n, n), of the coefficients before anything is measured.
         fade: of what is known, forgotten at each step.
+        revived: share of what was unknown at first that is so again after a swing of the
+            machine's speed. The more, the sooner other costs are believed, and the more stalls
+            bend those that are known.
 
     Attributes:
         mean: float64 (n,), of the coefficients.
     """
 
-    def __init__(self, covariance: Float64, fade: float = FADE) -> None:
+    def __init__(self, covariance: Float64, fade: float = FADE, revived: float = REVIVED) -> None:
         self._before = covariance
         self._keep = 1.0 - fade
+        self._revived = revived
         self.mean = np.zeros(len(covariance))
         self._covariance = covariance.copy()
         self._noise = NOISE**2  # variance of the logarithm of a step's time
@@ -142,9 +146,8 @@ class Corrections:
         gain = likely / variance * spread
         self.mean += gain * error
         self._covariance -= np.outer(gain, spread)
-        self._covariance += (
-            (1 - likely) * REVIVED * self._before
-        )  # if it comes again, it is believed
+        # If it comes again, it is believed.
+        self._covariance += (1 - likely) * self._revived * self._before
         heard = max(error**2 - known, QUIETEST**2)
         self._noise += likely * HEARD * (heard - self._noise)
         return likely

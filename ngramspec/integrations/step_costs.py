@@ -1,20 +1,24 @@
 """What an engine's steps cost, learned from their times for all numbers of rows at once.
 
-A step's time is taken to depend on its positions, those of rows and of drafted tokens, on the share
-of them that is drafted, and on whether anything is: attention, sampling and bookkeeping may take
-another path then. So a step of any number of rows says something of all others: a serving
-engine, whose batches change at every step, is known after a few dozen steps.
+A step's time is taken to depend on its rows, on its drafted tokens, and on whether anything is
+drafted: attention, sampling and bookkeeping may take another path then. So a step of any number of
+rows says something of all others: a serving engine, whose batches change at every step, is known
+after a few dozen steps.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec.draft import Float32
 from ngramspec.draft_length.cost_curve import assumed_cost
 from ngramspec.draft_length.learned_costs import Comparison, Corrections, Float64
+
+Int64 = NDArray[np.int64]
 
 OCTAVES = 13  # doublings of the positions with a correction of their own
 
@@ -24,9 +28,13 @@ CPU = {"float32": (0.06, 0.04), "bfloat16": (0.04, 0.03)}
 
 # Standard deviations, of the logarithm of a step's time, before anything is measured: of each
 # doubling of the positions, the same for all of them; of each by itself; of having drafted
-# anything; of positions that are all drafted. A CPU's steps are known to be nearly linear.
-SPREADS = {"cpu": (0.2, 0.01, 0.01, 0.1), "gpu": (0.5, 0.1, 0.05, 0.1)}
+# anything. A CPU's steps are known to be nearly linear.
+SPREADS = {"cpu": (0.0, 0.01, 0.01), "gpu": (0.5, 0.1, 0.05)}
+APART = 0.7  # of the logarithm of what a CPU's row, or drafted token, adds
+SHARE = 0.1  # of positions that are all drafted, on a GPU
 FADE = 1 / 8192  # of what is known, forgotten at each step
+REVIVED = 0.01  # see Corrections; with 0.1, stalls and swings of the machine's speed made the cost
+# of drafted tokens uncertain by half as much again, and now and then a quarter of what it is
 CAUTION = {"cpu": 0.0, "gpu": 0.5}  # so many of them are added to what is believed,
 BOLDER = 64  # and after so many steps half as many: what is never drafted is never measured
 
@@ -48,10 +56,10 @@ class StepCosts:
     def __init__(self, device: str, dtype: str, most: int) -> None:
         self.steps = 0
         self._most = most
-        self._row, self._token = CPU.get(dtype, CPU["float32"])
-        self._known = None if device == "cpu" else np.log(assumed_cost("gpu", most, dtype=dtype))
+        self._assumed: _Assumed = _Linear(dtype) if device == "cpu" else _Table(most, dtype)
         self._basis = _hats(most + 1)
-        self._model = Corrections(_covariance(*SPREADS[device]), FADE)
+        spreads = (*SPREADS[device], *self._assumed.spreads)
+        self._model = Corrections(_covariance(*spreads), FADE, REVIVED)
         self._before = Comparison()
         self._caution = CAUTION[device]
 
@@ -64,15 +72,13 @@ class StepCosts:
         self.steps += 1
         rows = min(rows, self._most)
         drafted = min(drafted, self._most - rows)
-        share = drafted / (rows + drafted)
-        features = np.empty(OCTAVES + 2)
-        features[:OCTAVES] = self._basis[rows + drafted]
-        features[-2:] = drafted > 0, share
-        if self._known is None:
-            assumed = math.log(1.0 + self._row * (rows - 1) + self._token * drafted)
-        else:
-            assumed = float(self._known[rows + drafted])
-        return self._model.learn(self._before, features, math.log(max(seconds, 1e-9)) - assumed)
+        logs, features = self._steps(rows, np.array((drafted,)))
+        residual = math.log(max(seconds, 1e-9)) - float(logs[0])
+        # What is learned is linear in the coefficients near those believed (an extended Kalman
+        # filter): the residual is of coefficients of 0.
+        return self._model.learn(
+            self._before, features[0], residual + float(features[0] @ self._model.mean)
+        )
 
     def curve(self, rows: int, most: int) -> Float32:
         """float32 (n,), [d] a step of d drafted tokens, in steps without; it never falls.
@@ -85,30 +91,74 @@ class StepCosts:
         """
         rows = min(rows, self._most)
         most = min(most, self._most - rows)
-        assumed = self._assumed(rows, most)
-        more = self._more(rows, most)
-        logs = assumed - assumed[0] + more @ self._model.mean
+        logs, features = self._steps(rows, np.arange(most + 1))
+        logs -= logs[0]
         if self._caution and self.steps < 8 * BOLDER:
             caution = self._caution * 0.5 ** (self.steps / BOLDER)
-            logs += caution * self._model.deviations(more)
+            logs += caution * self._model.deviations(features - features[0])
         curve: Float32 = np.maximum.accumulate(np.exp(logs)).astype(np.float32)
         return curve
 
-    def _more(self, rows: int, most: int) -> Float64:
-        """Features of steps with 0..most drafted tokens, less those of one without."""
-        drafted = np.arange(most + 1)
-        more = np.empty((most + 1, OCTAVES + 2))
-        np.subtract(self._basis[rows : rows + most + 1], self._basis[rows], out=more[:, :OCTAVES])
-        more[:, -2] = drafted > 0
-        more[:, -1] = drafted / (rows + drafted)
-        return more
+    def _steps(self, rows: int, drafted: Int64) -> tuple[Float64, Float64]:
+        """Steps of so many rows, as far as they are known.
 
-    def _assumed(self, rows: int, most: int) -> Float64:
-        """The logarithm of the times of steps with 0..most drafted tokens, in any unit."""
-        if self._known is not None:
-            return self._known[rows : rows + most + 1]
-        logs: Float64 = np.log(1.0 + self._row * (rows - 1) + self._token * np.arange(most + 1))
-        return logs
+        Args:
+            drafted: int64 (n,), tokens of each step.
+
+        Returns:
+            float64 (n,), the logarithms of their times in any unit; and float64 (n, coefficients),
+            the derivatives of those.
+        """
+        mean, own = self._model.mean, OCTAVES + 1
+        logs, assumed = self._assumed.steps(rows, drafted, mean[own:])
+        features = np.empty((len(drafted), len(mean)))
+        features[:, :OCTAVES] = self._basis[rows + drafted]
+        features[:, OCTAVES] = drafted > 0
+        features[:, own:] = assumed
+        logs += features[:, :own] @ mean[:own]
+        return logs, features
+
+
+class _Assumed(Protocol):
+    """The form that times are taken to have, with coefficients of its own, 0 at first.
+
+    Attributes:
+        spreads: standard deviations of the coefficients before anything is measured.
+    """
+
+    spreads: tuple[float, ...]
+
+    def steps(self, rows: int, drafted: Int64, own: Float64) -> tuple[Float64, Float64]:
+        """Logarithms of times and their derivatives in ``own``, as of ``StepCosts._steps``."""
+
+
+class _Linear:
+    """Of a CPU: each row and each drafted token adds something, more or less than assumed."""
+
+    spreads: tuple[float, ...] = (APART, APART)
+
+    def __init__(self, dtype: str) -> None:
+        self._row, self._token = CPU.get(dtype, CPU["float32"])
+
+    def steps(self, rows: int, drafted: Int64, own: Float64) -> tuple[Float64, Float64]:
+        added = np.empty((len(drafted), 2))
+        added[:, 0] = self._row * math.exp(own[0]) * (rows - 1)
+        np.multiply(self._token * math.exp(own[1]), drafted, out=added[:, 1])
+        times = 1.0 + added.sum(axis=1)
+        return np.log(times), added / times[:, None]
+
+
+class _Table:
+    """Of a GPU: positions as of ``assumed_cost``, and a share of drafted ones that may differ."""
+
+    spreads: tuple[float, ...] = (SHARE,)
+
+    def __init__(self, most: int, dtype: str) -> None:
+        self._known = np.log(assumed_cost("gpu", most, dtype=dtype)).astype(np.float64)
+
+    def steps(self, rows: int, drafted: Int64, own: Float64) -> tuple[Float64, Float64]:
+        share = drafted / (rows + drafted)
+        return self._known[rows + drafted] + own[0] * share, share[:, None]
 
 
 def _hats(size: int) -> Float64:
@@ -121,11 +171,10 @@ def _hats(size: int) -> Float64:
     return hats
 
 
-def _covariance(trend: float, wider: float, drafted: float, share: float) -> Float64:
+def _covariance(trend: float, wider: float, drafted: float, *own: float) -> Float64:
     """Of all corrections before anything is measured."""
     octaves = np.arange(1.0, OCTAVES + 1)
     nearer = np.minimum(octaves[:, None], octaves[None, :])
-    covariance = np.zeros((OCTAVES + 2, OCTAVES + 2))
-    covariance[:-2, :-2] = trend**2 * np.outer(octaves, octaves) + wider**2 * nearer
-    covariance[-2, -2], covariance[-1, -1] = drafted**2, share**2
+    covariance = np.diag(np.square((0.0,) * OCTAVES + (drafted, *own)))
+    covariance[:OCTAVES, :OCTAVES] = trend**2 * np.outer(octaves, octaves) + wider**2 * nearer
     return covariance
