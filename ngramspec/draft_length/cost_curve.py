@@ -163,7 +163,7 @@ class CostCurve:
                 self._saved, self.dropped = None, True
                 self._logs.clear()
                 self.learned.forget()
-                before.features = None
+                before.forget()
         return likely
 
 

@@ -17,7 +17,7 @@ from ngramspec.integrations.step_costs import StepCosts
 
 MOST_DRAFTED = 1024  # tokens in a batch; the curve's last value holds behind
 MOST_POSITIONS = 4096  # of a step
-OFTEN = 24, 32  # a curve is read anew after this part of all steps, and after so many at most
+OFTEN = 24, 64  # a curve is read anew after this part of all steps, and after so many at most
 
 
 class BatchCosts(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec.integrations.step_costs import StepCosts
+from ngramspec.integrations.step_costs import OCTAVES, StepCosts, _hats, _Linear, _octaves, _Table
 
 MOST = 1024
 ROWS = (1, 2, 3, 4, 6, 8, 11, 16)
@@ -102,6 +102,22 @@ def test_other_costs_are_learned_after_those_of_the_past():
         costs.took(rows, drafted, seconds(rows, drafted) * np.exp(0.04 * random.standard_normal()))
     for rows in ROWS:
         assert off(costs, dearer, rows, 4) < 1.15
+
+
+def test_one_step_has_the_features_that_it_has_in_an_array():
+    hats = _hats(MOST + 1)
+    for positions in range(1, MOST + 1):
+        row = np.zeros(OCTAVES)
+        for at, share in _octaves(positions):
+            row[at] = share
+        np.testing.assert_allclose(row, hats[positions], atol=1e-12)
+    for form, own in ((_Linear("float32"), np.array((0.3, -0.2))), (_Table(64, "float32"), [0.1])):
+        drafted = np.arange(24)
+        logs, features = form.steps(5, drafted, own)
+        for d in drafted.tolist():
+            log, feature = form.step(5, d, own)
+            assert log == pytest.approx(logs[d])
+            assert feature == pytest.approx(features[d])
 
 
 def test_a_curve_begins_with_one_and_never_falls():
