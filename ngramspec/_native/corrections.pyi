@@ -9,6 +9,7 @@ class Comparison:
 class Corrections:
     mean: npt.NDArray[np.float64]
     covariance: npt.NDArray[np.float64]
+    revived: float
     def __init__(
         self, covariance: npt.NDArray[np.float64], fade: float, revived: float
     ) -> None: ...

@@ -46,6 +46,7 @@ cdef class Corrections:
     Attributes:
         mean: float64 (n,), of the coefficients; a view.
         covariance: float64 (n, n), of them; a view.
+        revived: as given; it may change.
 
     Raises:
         ValueError: a covariance that is not square.
@@ -54,7 +55,8 @@ cdef class Corrections:
     cdef readonly object mean, covariance
     cdef double[::1] _mean, _difference, _spread
     cdef double[:, ::1] _covariance, _before
-    cdef double _keep, _revived, _noise
+    cdef public double revived
+    cdef double _keep, _noise
 
     def __init__(self, covariance, double fade, double revived):
         self._before = np.array(covariance, np.float64, order="C")
@@ -66,7 +68,7 @@ cdef class Corrections:
         self._covariance, self._mean = self.covariance, self.mean
         self._difference, self._spread = np.zeros(n), np.zeros(n)
         self._keep = 1.0 - fade
-        self._revived = revived
+        self.revived = revived
         self._noise = NOISE * NOISE     # variance of the logarithm of a step's time
 
     def learn(self, Comparison before not None, features, double residual):
@@ -135,7 +137,7 @@ cdef class Corrections:
         variance = known + self._noise * (1.0 + (1.0 - RECENT) / (1.0 + RECENT))
         normal = exp(-error * error / variance / 2.0) / sqrt(2.0 * M_PI * variance)
         likely = (1.0 - SWINGS) * normal / ((1.0 - SWINGS) * normal + SWINGS / RANGE)
-        revived = (1.0 - likely) * self._revived  # if it comes again, it is believed
+        revived = (1.0 - likely) * self.revived  # if it comes again, it is believed
         for i in range(n):
             gain = likely / variance * self._spread[i]
             self._mean[i] += gain * error

@@ -31,7 +31,7 @@ class Corrections:
     def __init__(self, covariance: Float64, fade: float, revived: float) -> None:
         self._before = covariance
         self._keep = 1.0 - fade
-        self._revived = revived
+        self.revived = revived
         self.mean = np.zeros(len(covariance))
         self.covariance = covariance.copy()
         self._noise = NOISE**2
@@ -65,7 +65,7 @@ class Corrections:
         likely = float((1 - SWINGS) * normal / ((1 - SWINGS) * normal + SWINGS / RANGE))
         self.mean += likely / variance * spread * error
         self.covariance -= likely / variance * np.outer(spread, spread)
-        self.covariance += (1 - likely) * self._revived * self._before
+        self.covariance += (1 - likely) * self.revived * self._before
         heard = max(error**2 - known, QUIETEST**2)
         self._noise += likely * HEARD * (heard - self._noise)
         return likely

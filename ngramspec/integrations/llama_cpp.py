@@ -50,7 +50,7 @@ class LlamaCosts(LearnedCosts):
     MOST = 6.0  # of what was won that is kept
 
     def __init__(self, k: int) -> None:
-        super().__init__(k, "cpu", "float32")
+        super().__init__(k, "cpu", "quantized")
         self._dear = k + 1.0  # more than all tokens of a draft are worth
         self._assumed = (1.0 + self.SLOPE * np.arange(k + 1)).astype(np.float32)
         self._believed = self._assumed

@@ -22,19 +22,26 @@ Int64 = NDArray[np.int64]
 
 OCTAVES = 13  # doublings of the positions with a correction of their own
 
-# Of a CPU: what a row, and a drafted token, add to a step of one row without a draft. Measured in
-# float32: 0.057 and 0.035 (vLLM, SmolLM2-135M, one core). In bfloat16 they are guessed.
-CPU = {"float32": (0.06, 0.04), "bfloat16": (0.04, 0.03)}
+# Of a CPU: what a row, and a drafted token, add to a step of one row without a draft; and the
+# standard deviation of the logarithm of what having drafted anything costs. Measured in float32:
+# 0.057 and 0.035 (vLLM, SmolLM2-135M, one core). In bfloat16 they are guessed. "quantized" is
+# llama.cpp's: 0.1 to 0.7, by the type of the weights.
+CPU = {
+    "float32": (0.06, 0.04, 0.01),
+    "bfloat16": (0.04, 0.03, 0.01),
+    "quantized": (0.3, 0.2, 0.05),
+}
 
-# Standard deviations, of the logarithm of a step's time, before anything is measured: of each
-# doubling of the positions, the same for all of them; of each by itself; of having drafted
-# anything. A CPU's steps are known to be nearly linear.
-SPREADS = {"cpu": (0.0, 0.01, 0.01), "gpu": (0.5, 0.1, 0.05)}
+# Standard deviations, of the logarithm of a step's time, before anything is measured:
+NEARLY = 0.01  # of each doubling of the positions, by itself: a CPU's steps are nearly linear
 APART = 0.7  # of the logarithm of what a CPU's row, or drafted token, adds
-SHARE = 0.1  # of positions that are all drafted, on a GPU
+GPU = 0.5, 0.1, 0.05  # of each doubling, the same for all of them; of each by itself; of having
+# drafted anything; all on a GPU,
+SHARE = 0.1  # as that of positions that are all drafted
 FADE = 1 / 8192  # of what is known, forgotten at each step
 REVIVED = 0.01  # see Corrections; with 0.1, stalls and swings of the machine's speed made the cost
 # of drafted tokens uncertain by half as much again, and now and then a quarter of what it is
+EARLY = 1.0  # the same, at the first step; then less by the number of steps
 CAUTION = {"cpu": 0.0, "gpu": 0.5}  # so many of them are added to what is believed,
 BOLDER = 64  # and after so many steps half as many: what is never drafted is never measured
 
@@ -46,7 +53,7 @@ class StepCosts:
 
     Args:
         device: "cpu" or "gpu".
-        dtype: of the model, by name.
+        dtype: of the model, by name; of a CPU also "quantized".
         most: positions of a step whose costs are told apart.
 
     Attributes:
@@ -58,8 +65,7 @@ class StepCosts:
         self._most = most
         self._assumed: _Assumed = _Linear(dtype) if device == "cpu" else _Table(most, dtype)
         self._basis = _hats(most + 1)
-        spreads = (*SPREADS[device], *self._assumed.spreads)
-        self._model = Corrections(_covariance(*spreads), FADE, REVIVED)
+        self._model = Corrections(_covariance(*self._assumed.spreads), FADE, REVIVED)
         self._before = Comparison()
         self._caution = CAUTION[device]
 
@@ -70,6 +76,7 @@ class StepCosts:
             the probability that it was not changed by a swing of the machine's speed.
         """
         self.steps += 1
+        self._model.revived = max(REVIVED, EARLY / self.steps)
         rows = min(rows, self._most)
         drafted = min(drafted, self._most - rows)
         log, own = self._assumed.step(rows, drafted, self._model.mean[OCTAVES + 1 :])
@@ -133,7 +140,7 @@ class _Assumed(Protocol):
     """The form that times are taken to have, with coefficients of its own, 0 at first.
 
     Attributes:
-        spreads: standard deviations of the coefficients before anything is measured.
+        spreads: standard deviations before anything is measured, as ``_covariance`` takes them.
     """
 
     spreads: tuple[float, ...]
@@ -148,10 +155,9 @@ class _Assumed(Protocol):
 class _Linear:
     """Of a CPU: each row and each drafted token adds something, more or less than assumed."""
 
-    spreads: tuple[float, ...] = (APART, APART)
-
     def __init__(self, dtype: str) -> None:
-        self._row, self._token = CPU.get(dtype, CPU["float32"])
+        self._row, self._token, drafted = CPU.get(dtype, CPU["float32"])
+        self.spreads: tuple[float, ...] = (0.0, NEARLY, drafted, APART, APART)
 
     def step(self, rows: int, drafted: int, own: Float64) -> tuple[float, tuple[float, ...]]:
         more = self._row * math.exp(own[0]) * (rows - 1), self._token * math.exp(own[1]) * drafted
@@ -169,7 +175,7 @@ class _Linear:
 class _Table:
     """Of a GPU: positions as of ``assumed_cost``, and a share of drafted ones that may differ."""
 
-    spreads: tuple[float, ...] = (SHARE,)
+    spreads: tuple[float, ...] = (*GPU, SHARE)
 
     def __init__(self, most: int, dtype: str) -> None:
         self._known = np.log(assumed_cost("gpu", most, dtype=dtype)).astype(np.float64)

@@ -79,6 +79,35 @@ def test_swings_of_the_machine_s_speed_are_not_taken_for_costs():
         assert off(costs, measured, rows, 6) < 1.25
 
 
+@pytest.mark.parametrize("token", [0.004, 0.012])
+@pytest.mark.parametrize("first", [0.0, 0.004])
+def test_twenty_steps_of_quantized_weights_are_enough_where_tokens_are_dear(token, first):
+    """llama.cpp: 0.2 or 0.6 of a step for each drafted token, and more for the first one."""
+
+    def quantized(rows, drafted):
+        return 0.02 + token * drafted + first * (drafted > 0)
+
+    random = np.random.default_rng(5)
+    costs = StepCosts("cpu", "quantized", MOST)
+    for _ in range(20):
+        drafted = int(random.choice((0, 1, 2, 4)))
+        costs.took(1, drafted, quantized(1, drafted) * np.exp(0.04 * random.standard_normal()))
+    assert off(costs, quantized, 1, 6) < 1.2
+
+
+def test_dear_tokens_are_soon_believed_though_they_were_taken_to_be_cheap():
+    """Weights of which nothing is known, whose drafted tokens are fifteen times as dear."""
+    for seed in range(8):
+        random = np.random.default_rng(seed)
+        costs = StepCosts("cpu", "float32", MOST)
+        for _ in range(20):
+            drafted = int(random.choice((0, 1, 2, 4)))
+            seconds = (0.02 + 0.012 * drafted) * np.exp(0.04 * random.standard_normal())
+            costs.took(1, drafted, seconds)
+        price = costs.curve(1, 4)[-1] - 1.0
+        assert price == pytest.approx(4 * 0.6, rel=0.25)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_stalls_of_a_cpu_s_steps_do_not_bend_what_is_known(seed):
     """A tenth of all steps stall, and the machine's speed changes every thirty steps."""
