@@ -40,7 +40,7 @@ GPU = 0.5, 0.1, 0.05  # of each doubling, the same for all of them; of each by i
 SHARE = 0.1  # as that of positions that are all drafted
 FADE = 1 / 8192  # of what is known, forgotten at each step
 REVIVED = 0.01  # see Corrections; with 0.1, stalls and swings of the machine's speed made the cost
-# of drafted tokens uncertain by half as much again, and now and then a quarter of what it is
+# of drafted tokens twice as uncertain, in simulated steps of which a tenth stalled
 EARLY = 1.0  # the same, at the first step; then less by the number of steps
 CAUTION = {"cpu": 0.0, "gpu": 0.5}  # so many of them are added to what is believed,
 BOLDER = 64  # and after so many steps half as many: what is never drafted is never measured
