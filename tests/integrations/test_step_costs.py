@@ -157,3 +157,16 @@ def test_a_curve_begins_with_one_and_never_falls():
         assert curve[0] == 1.0
         assert np.all(np.diff(curve) >= 0)
         assert len(curve) == 1 + min(24, max(MOST - rows, 0))
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_times_that_mean_nothing_do_no_harm(device):
+    """Of any length, or none at all, and numbers of rows and tokens beyond what is told apart."""
+    random = np.random.default_rng(11)
+    costs = StepCosts(device, "float32", 64)
+    for step in range(4000):
+        seconds = float(10.0 ** random.uniform(-12, 9)) * (step % 7 > 0)
+        likely = costs.took(int(random.integers(1, 90)), int(random.integers(0, 90)), seconds)
+        assert 0 <= likely <= 1
+    for rows in (1, 8, 64, 90):
+        assert np.isfinite(costs.curve(rows, 90)).all()
