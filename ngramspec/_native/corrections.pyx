@@ -84,10 +84,13 @@ cdef class Corrections:
 
         Raises:
             IndexError: a feature that there is not; nothing was learned.
+            ValueError: a comparison with steps of another number of features; likewise.
         """
         cdef Py_ssize_t n = self._mean.shape[0], at
         cdef double likely = 1.0, error = residual
         cdef bint begun = before.features is not None
+        if begun and before.features.shape[0] != n:
+            raise ValueError(f"before must have {n} features, got {before.features.shape[0]}")
         cdef double[::1] now = self._difference
         now[:] = 0.0
         for which, value in features:

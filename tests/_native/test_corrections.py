@@ -55,6 +55,10 @@ def test_what_cannot_be_learned_from_is_refused():
             model.learn(before, [(0, 1.0), (at, 1.0)], 0.5)
     with pytest.raises(TypeError):
         model.learn(None, [], 0.5)
+    other = native.Comparison()
+    native.Corrections(np.eye(2), 0.1, 0.1).learn(other, [], 0.5)
+    with pytest.raises(ValueError, match="before must have 3 features, got 2"):
+        model.learn(other, [], 0.5)
     assert not model.mean.any()
     assert np.array_equal(model.covariance, np.eye(3))
 
