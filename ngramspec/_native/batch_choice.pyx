@@ -179,10 +179,10 @@ cdef Row* likeliest(Row* rows, Py_ssize_t count) noexcept nogil:
     """The row whose next token is worth most; NULL: all tokens are taken."""
     cdef Row* found = NULL
     cdef Py_ssize_t row
-    cdef double worth, most = 0.0
+    cdef double value, most = 0.0
     for row in range(count):
         if rows[row].taken < rows[row].count:
-            worth = rows[row].reach * rows[row].weight
-            if found == NULL or worth > most:
-                found, most = &rows[row], worth
+            value = rows[row].reach * rows[row].weight
+            if found == NULL or value > most:
+                found, most = &rows[row], value
     return found

@@ -65,7 +65,7 @@ class StepCosts:
         self._most = most
         self._assumed: _Assumed = _Linear(dtype) if device == "cpu" else _Table(most, dtype)
         self._basis = _hats(most + 1)
-        self._model = Corrections(_covariance(*self._assumed.spreads), FADE, REVIVED)
+        self._model = Corrections(_covariance(*self._assumed.spreads), FADE, EARLY)
         self._before = Comparison()
         self._caution = CAUTION[device]
 
