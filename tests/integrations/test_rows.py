@@ -255,6 +255,7 @@ def test_trees_are_best_first_nodes():
 
 
 WITHOUT = """
+import itertools
 import sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
@@ -265,7 +266,7 @@ import numpy as np
 from ngramspec.integrations.row_costs import LearnedCosts
 from ngramspec.integrations.rows import Row, Rows
 from ngramspec.integrations.vllm import NgramspecProposer
-rows = Rows("auto", 2, 50, 100, LearnedCosts(2))
+rows = Rows("auto", 2, 50, 100, LearnedCosts(2), clock=itertools.count().__next__)
 text = np.array([5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8], np.int32)
 drafts = [rows.step([Row(None, text, n, [1])])[0] for n in range(5, 17)]
 assert drafts[-1].tokens.tolist() == [5, 6], drafts[-1]
