@@ -11,11 +11,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from prompts import PROMPTS
 
 from ngramspec.bench.models import gguf_read_once
 from ngramspec.decoding import setup
 from ngramspec.draft_length import cost_curve, joint_costs, step_cost
+
+# No test depends on how fast the machine is.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

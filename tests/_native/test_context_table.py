@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestMachine.settings = settings(max_examples=25, stateful_step_count=20)
 
 
 def test_a_new_continuation_takes_the_place_of_the_rarest():

@@ -131,16 +131,16 @@ def crafted_slots():
 
 
 @pytest.mark.parametrize(
-    ("flood", "least"),
+    ("flood", "least", "most"),  # by chance more than most in less than one run in a million
     [
-        (crafted_contexts, 300),
-        (crafted_continuations, 300),
-        (crafted_edges, 300),
-        (crafted_tokens, 300),
-        (crafted_slots, 150),
+        (crafted_contexts, 300, 100),
+        (crafted_continuations, 300, 100),
+        (crafted_edges, 300, 100),
+        (crafted_tokens, 300, 100),
+        (crafted_slots, 150, 150),  # its segment is nearly full, where probes are long
     ],
 )
-def test_a_flood_meets_only_under_the_salt_it_was_crafted_for(flood, least):
+def test_a_flood_meets_only_under_the_salt_it_was_crafted_for(flood, least, most):
     with salted(0):
         known = flood()
     assert known.longest_probe() > least
@@ -148,7 +148,7 @@ def test_a_flood_meets_only_under_the_salt_it_was_crafted_for(flood, least):
     for salt in SALTS:
         with salted(salt):
             unknown = flood()
-        assert unknown.longest_probe() < 64  # by chance in less than one run in a million
+        assert unknown.longest_probe() <= most
         unknown.check_integrity()
 
 

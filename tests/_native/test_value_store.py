@@ -70,7 +70,7 @@ def test_native_equals_twin(engines, seed, vocab, slope):
     assert native.store_counts()[1] > 5
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     documents=st.lists(st.lists(st.integers(0, 3), max_size=90), min_size=1, max_size=4).filter(
         any

@@ -57,7 +57,7 @@ def test_native_trees_equal_the_twins(seed, vocab, slope):
         twin.extend(text[begin : begin + 5])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=14),
     st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=14, max_size=14),
@@ -89,7 +89,7 @@ def test_trees_after_a_long_text_equal_the_twins():
         assert native.draft(8)[0].tolist() == twin.draft(8)[0].tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=14),
     st.lists(st.integers(0, 9), min_size=14, max_size=14),

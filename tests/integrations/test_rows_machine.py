@@ -115,6 +115,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestMachine.settings = settings(max_examples=60, stateful_step_count=40, derandomize=True)

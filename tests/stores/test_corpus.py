@@ -60,7 +60,7 @@ def assert_equals_twin(corpus, twin, context):
 
 
 @given(documents=DOCUMENTS, other=st.lists(INDICES, max_size=80), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_look_ups_equal_the_twins(tmp_path_factory, documents, other, seed):
     corpus = build(tmp_path_factory.mktemp("corpus"), documents)
     corpus.verify()

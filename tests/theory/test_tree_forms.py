@@ -62,7 +62,7 @@ def test_there_are_as_many_forests_as_catalan_says():
     assert [len(_forests(nodes)) for nodes in range(7)] == [1, 1, 2, 5, 14, 42, 132]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(SHARES, min_size=1, max_size=4), st.integers(0, 6))
 def test_no_small_tree_is_better_than_the_best(shares, nodes):
     rates = [_rates(row) for row in shares]
@@ -82,7 +82,7 @@ def test_ranks_that_rise_are_looked_through_too():
     assert sorted(tree.ranks[tree.parents == -1].tolist()) == [0, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SHARES, st.integers(1, 24))
 def test_the_best_tree_is_well_formed_and_worth_what_it_says(shares, nodes):
     rates = _rates(shares)
@@ -97,7 +97,7 @@ def test_the_best_tree_is_well_formed_and_worth_what_it_says(shares, nodes):
     assert trees.best_tree_values(rates, nodes)[nodes] == pytest.approx(tree.expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SHARES.map(lambda shares: sorted(_rates(shares), reverse=True)), st.integers(1, 30))
 def test_with_falling_ranks_taking_the_likeliest_node_next_is_best(rates, nodes):
     total, reachable = 0.0, [(rates[0], 1.0, 0)]  # reach, its parent's, rank; it opens two more
