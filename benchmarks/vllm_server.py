@@ -1,6 +1,7 @@
 """vLLM's server with and without drafts, by the ``openai`` client: plain, ngram, suffix, ngramspec.
 
-Method "shared" is ngramspec with a store to which all requests add what they say.
+Method "shared" is ngramspec with a store to which all requests add what they say, "forgetful" is
+suffix without its memory of earlier requests, and "nothing" is ngramspec that never drafts.
 
 Two commands. The first starts one server for each method, all with the same model, eager, in
 float32, each worker bound to the same core, and keeps them until it is interrupted. The second
@@ -38,10 +39,14 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "suffix": {"method": "suffix"},
     "ngramspec": {"method": "custom_class", "model": PROPOSER},
     "shared": {"method": "custom_class", "model": PROPOSER},
+    "forgetful": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
+    "nothing": {"method": "custom_class", "model": PROPOSER},
 }
+USUAL = ("plain", "ngram", "suffix", "ngramspec", "shared")
 OPTIONS: dict[str, dict[str, Any]] = {  # of ngramspec
     "ngramspec": {},
     "shared": {"stores": [{"namespace": "all", "max_bytes": 1 << 26, "namespace_bytes": 1 << 26}]},
+    "nothing": {"drafter": "none"},
 }
 COPIES = ("code_edit", "summarization", "context_qa")  # groups of prompts that answers copy from
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -56,7 +61,7 @@ def main() -> None:
     start = commands.add_parser("serve", help="start the servers and keep them")
     start.add_argument("--model", type=Path, required=True)
     start.add_argument("--servers", type=Path, required=True, help="file to write, for measure")
-    start.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    start.add_argument("--methods", nargs="+", choices=METHODS, default=USUAL)
     start.add_argument("--k", type=int, default=24, help="most tokens drafted; ngram has it too")
     start.add_argument("--core", default="0")
     start.add_argument("--options", type=json.loads, default={}, help="of ngramspec, as JSON")
