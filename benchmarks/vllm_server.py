@@ -113,6 +113,21 @@ def read_prompts(path: Path, most: int) -> list[dict[str, Any]]:
     return prompts
 
 
+def take_fresh(
+    prompts: list[dict[str, Any]], used: set[str], kind: str, wanted: int
+) -> list[dict[str, Any]]:
+    """So many prompts of a kind that are not in ``used``, and are now; SystemExit: too few."""
+    fresh = [
+        each
+        for each in prompts
+        if each["id"] not in used and (kind == "mixed" or each["group"] in COPIES)
+    ][:wanted]
+    if len(fresh) < wanted:
+        raise SystemExit(f"{kind}: {wanted} fresh prompts are wanted, and {len(fresh)} are left")
+    used |= {each["id"] for each in fresh}
+    return fresh
+
+
 def ask_all(server: Server, prompts: list[Any], at_once: int, tokens: int) -> dict[str, float]:
     """One measurement: all prompts, so many at once."""
     import openai
@@ -167,15 +182,7 @@ def measure(args: argparse.Namespace) -> None:
     for repeat in range(args.repeats):
         for kind in args.kinds:
             for at_once in args.concurrency:
-                wanted = max(args.requests, at_once)
-                fresh = [
-                    each
-                    for each in prompts
-                    if each["id"] not in used and (kind == "mixed" or each["group"] in COPIES)
-                ][:wanted]
-                if len(fresh) < wanted:
-                    raise SystemExit(f"no fresh prompts are left in {args.prompts}")
-                used |= {each["id"] for each in fresh}
+                fresh = take_fresh(prompts, used, kind, max(args.requests, at_once))
                 order = list(servers)
                 order = order[repeat % len(order) :] + order[: repeat % len(order)]
                 texts = [each["prompt"] for each in fresh]

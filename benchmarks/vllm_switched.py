@@ -2,7 +2,7 @@
 
 Steps of one process can be 10 % faster than those of the next one, all its life, so that servers
 compared with each other differ by more than their drafts. Here one process asks whichever method
-a file names. Each is compared with "none", which is asked and drafts nothing::
+a file names. Each is compared with "nothing", which is asked and drafts nothing::
 
     python benchmarks/vllm_switched.py --model FOLDER --prompts prompts.jsonl --json switched.json
 
@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from vllm_server import COPIES, OPTIONS, ask_all, mean, read_prompts, versions
+from vllm_server import OPTIONS, ask_all, mean, read_prompts, take_fresh, versions
 
 from ngramspec.bench.engine_server import serve
 from ngramspec.draft import Int32
 from ngramspec.integrations.vllm import NgramspecProposer
 
-OURS = {"none": OPTIONS["nothing"], "ngramspec": {}, "shared": OPTIONS["shared"]}
 CACHED = {"suffix": 10_000, "forgetful": 0}  # earlier requests that suffix decoding remembers
-METHODS = ("none", "suffix", "forgetful", "ngramspec", "shared")
+METHODS = ("nothing", "suffix", "forgetful", "ngramspec", "shared")
 FILE = "VLLM_SWITCHED"  # variable with the path of the file that names the method
 DEPTH = 24  # of suffix trees, as in vLLM's own method, like the probability
 LEAST = 0.1
@@ -48,8 +47,13 @@ class Suffix:
         self._count = 0
 
     def propose(
-        self, sampled: Sequence[Sequence[int]], lengths: Int32, tokens: Int32
+        self,
+        sampled: Sequence[Sequence[int]],
+        lengths: Int32,
+        tokens: Int32,
+        slot_mappings: Any = None,
     ) -> list[list[int]]:
+        """As ``NgramspecProposer.propose``."""
         drafts: list[list[int]] = []
         seen: set[int] = set()
         for text, length, new in zip(tokens, lengths.tolist(), sampled, strict=False):
@@ -90,7 +94,7 @@ class Switched:
         k = vllm_config.speculative_config.num_speculative_tokens
         max_len = vllm_config.model_config.max_model_len
         self.methods: dict[str, Any] = {}
-        for name, options in OURS.items():
+        for name, options in OPTIONS.items():
             config = copy.copy(vllm_config)
             config.additional_config = {"ngramspec": options}
             self.methods[name] = NgramspecProposer(config)
@@ -100,17 +104,9 @@ class Switched:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """There is none to load."""
 
-    def propose(
-        self,
-        sampled_token_ids: Sequence[Sequence[int]],
-        num_tokens_no_spec: Int32,
-        token_ids_cpu: Int32,
-        slot_mappings: Any = None,
-    ) -> list[list[int]]:
-        method = self.methods[self._file.read_text()]
-        drafts: list[list[int]] = method.propose(
-            sampled_token_ids, num_tokens_no_spec, token_ids_cpu
-        )
+    def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
+        """As ``NgramspecProposer.propose``."""
+        drafts: list[list[int]] = self.methods[self._file.read_text()].propose(*args, **kwargs)
         return drafts
 
 
@@ -131,13 +127,11 @@ def main() -> None:
         switch = Path(folder) / "method"
         os.environ[FILE] = str(switch)
         runs = measure(args, switch)
-    result = {"k": args.k, "tokens": args.tokens, "versions": versions(), "runs": runs}
-    args.json.write_text(json.dumps(result, indent=1) + "\n")
     print(table(runs))
 
 
 def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
-    """All figures: of each repeat, kind and concurrency, the same fresh prompts by all methods."""
+    """The figures, also in the file: the same fresh prompts by all methods, for each repeat."""
     speculative = {
         "method": "custom_class",
         "model": "vllm_switched.Switched",
@@ -145,8 +139,9 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
     }
     prompts, used = read_prompts(args.prompts, args.most), set[str]()
     runs: list[dict[str, Any]] = []
+    result = {"k": args.k, "tokens": args.tokens, "versions": versions(), "runs": runs}
     log, here = switch.with_suffix(".log"), Path(__file__).parent
-    switch.write_text("none")
+    switch.write_text("nothing")
     with serve(args.model, speculative, cores=args.core, log=log, path=here) as server:
         for name in METHODS:  # the first steps are slow
             switch.write_text(name)
@@ -154,15 +149,8 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
         for repeat in range(args.repeats):
             for kind in ("mixed", "copies"):
                 for at_once in args.concurrency:
-                    fresh = [
-                        each
-                        for each in prompts
-                        if each["id"] not in used and (kind == "mixed" or each["group"] in COPIES)
-                    ][:at_once]
-                    if len(fresh) < at_once:
-                        raise SystemExit(f"no fresh prompts are left in {args.prompts}")
+                    fresh = take_fresh(prompts, used, kind, at_once)
                     names, figures = [each["id"] for each in fresh], {}
-                    used |= set(names)
                     first = repeat % len(METHODS)
                     for name in (*METHODS[first:], *METHODS[:first]):
                         switch.write_text(name)
@@ -170,6 +158,7 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
                         figures[name] = ask_all(server, texts, at_once, args.tokens)
                     run = {"kind": kind, "concurrency": at_once, "prompts": names}
                     runs.append(run | {"figures": figures})
+                    args.json.write_text(json.dumps(result, indent=1) + "\n")
     return runs
 
 
@@ -181,7 +170,9 @@ def table(runs: list[dict[str, Any]]) -> str:
         of_cell = [r["figures"] for r in runs if (r["kind"], r["concurrency"]) == (kind, at_once)]
         for name in METHODS[1:]:
             speed = "tokens_per_second"
-            cell += f" {mean([each[name][speed] / each['none'][speed] for each in of_cell]):.3f} |"
+            cell += (
+                f" {mean([each[name][speed] / each['nothing'][speed] for each in of_cell]):.3f} |"
+            )
         lines.append(cell)
     return "\n".join(lines)
 
