@@ -17,11 +17,6 @@ PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# The folders whose files are all named.
-PLACES = (  # whose files are all named
-    *("_native", "bench", "cli", "decoding", "draft_length", "drafters"),
-    *("integrations", "target", "theory", "verification"),
-)
 
 
 def name(path: Path) -> str:
@@ -36,8 +31,8 @@ def links(path: Path) -> list[str]:
 
 
 def rows() -> dict[str, str]:
-    """The rooms of the internals' table: what is in each, by its name."""
-    text = (DOCS / "internals" / "rooms.md").read_text(encoding="utf-8")
+    """The table of the code layout: the contents of each folder or file, by its name."""
+    text = (DOCS / "internals" / "layout.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^\| `([\w.]+)/?` \| (.*) \|$", text, re.MULTILINE))
 
 
@@ -92,20 +87,10 @@ def test_the_reference_lists_the_public_names():
     assert sorted(re.findall(r"^::: ngramspec\.(\w+)$", text, re.MULTILINE)) == ngramspec.__all__
 
 
-def test_the_rooms_are_those_of_the_package():
+def test_the_layout_lists_every_folder_and_file_of_the_package():
     files = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py", "__main__.py"}
     folders = {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))}
     assert rows().keys() == files | folders
-
-
-@pytest.mark.parametrize("room", PLACES)
-def test_a_room_names_its_files(room):
-    files = {
-        path.stem for kind in ("py", "pyx", "pxd") for path in (PACKAGE / room).glob(f"*.{kind}")
-    }
-    below = {path.parent.name for path in (PACKAGE / room).glob("*/*.py")}
-    said = set(re.findall(r"`(\w+)/?`", rows()[room])) - {"ngramspec"}
-    assert said - below == files - {"__init__"}
 
 
 def test_twins_have_the_names_of_their_natives():
@@ -115,7 +100,7 @@ def test_twins_have_the_names_of_their_natives():
 
 def answers() -> list[tuple[str, str, str]]:
     """The questions of a newcomer, with the file and the name that answer them."""
-    text = (DOCS / "internals" / "rooms.md").read_text(encoding="utf-8")
+    text = (DOCS / "internals" / "layout.md").read_text(encoding="utf-8")
     return re.findall(r"^\| ([^|]*\?) \| `([\w/.]+)` \| `(\w+)` \|$", text, re.MULTILINE)
 
 
@@ -127,7 +112,7 @@ def test_a_question_leads_to_a_file(question, file, name):
 
 def test_a_newcomer_finds_the_parts_of_the_algorithm():
     asked = " ".join(question for question, _, _ in answers())
-    for part in ("cache rolled back", "Algorithm 1", "draft length", "add a drafter"):
+    for part in ("cache rolled back", "Algorithm 1", "draft length", "add a drafter", "add an engine"):
         assert part in asked
 
 

@@ -15,8 +15,8 @@ MODULES = sorted(
     for each in pkgutil.walk_packages(ngramspec.__path__, "ngramspec.")
     if not each.name.endswith("__main__") and ".custom_generate" not in each.name
 )
-# Adapters whose engine has to be installed to import them; tests/integrations tests them.
-ENGINES = {f"ngramspec.integrations.{name}" for name in ("llama_cpp", "tensorrt_llm", "vllm")}
+# Adapters whose engine has to be installed to import them; tests/engines tests them.
+ENGINES = {f"ngramspec.engines.{name}" for name in ("llama_cpp", "tensorrt_llm", "vllm")}
 FOUND = {
     test.name: test
     for module in MODULES

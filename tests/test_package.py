@@ -15,7 +15,7 @@ import ngramspec
 ROOT = Path(ngramspec.__file__).parent
 # What each room may import beside itself. Rooms that are not here yet have their place.
 FLOOR = {"errors", "rng", "draft", "stats"}
-WINGS = {"drafters", "target", "verification", "draft_length"}
+WINGS = {"drafters", "hf_model", "verification", "draft_length", "costs"}
 CORE = FLOOR | WINGS | {"decoding", "persistence", "stores"}
 MAY_IMPORT = {
     "errors": set(),
@@ -26,25 +26,28 @@ MAY_IMPORT = {
     "draft": {"errors"},
     "stats": {"draft", "errors"},
     "stores": FLOOR | {"_native"},
-    "draft_length": FLOOR | {"_native"},
+    "costs": FLOOR | {"_native"},
+    "draft_length": FLOOR | {"_native", "costs"},
     "drafters": FLOOR | {"stores", "_native", "draft_length"},
-    "target": FLOOR,
+    "hf_model": FLOOR,
     "verification": FLOOR,
     "decoding": FLOOR | WINGS,
     "persistence": FLOOR | {"drafters"},
     "speculator": CORE,
     "hf": CORE | {"speculator"},
-    "stand_in": {"hf", "speculator"},
+    "enabling": {"hf", "speculator"},
     "stepwise": CORE | {"hf", "speculator"},
-    "__init__": CORE | {"speculator", "hf", "stand_in"},
-    "integrations": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
+    "__init__": CORE | {"speculator", "hf", "enabling"},
+    "engines": FLOOR | {"costs", "draft_length", "drafters", "stores", "_native"},
+    "server": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
+    "wrap": CORE | {"speculator", "hf", "__init__"},
     "bench": CORE | {"speculator", "hf", "__init__", "_native", "_reference", "theory", "stores"},
-    "cli": CORE | {"speculator", "hf", "__init__", "bench", "integrations", "stores"},
+    "cli": CORE | {"speculator", "hf", "__init__", "bench", "server", "wrap", "stores"},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (
     *("draft", "stats", "errors", "rng", "theory"),
-    *("drafters", "draft_length", "persistence", "stores"),
+    *("costs", "drafters", "draft_length", "persistence", "stores"),
 )
 
 
@@ -142,7 +145,7 @@ def test_transformers_is_imported_lazily_and_only_at_the_boundary(path):
             names = [node.module or ""]
         if any(name.split(".")[0] == "transformers" for name in names):
             assert node not in tree.body, f"{path.name} imports transformers when it is imported"
-            rooms = {"target", "integrations", "bench", "cli"}
+            rooms = {"hf_model", "engines", "server", "wrap", "bench", "cli"}
             assert path.relative_to(ROOT).parts[0] in {*rooms, "hf.py"}
 
 

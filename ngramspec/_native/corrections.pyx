@@ -1,4 +1,4 @@
-"""Corrections of costs, learned from differences between steps; see ``draft_length.learned_costs``.
+"""Corrections of costs, learned from differences between steps; see ``costs.learned``.
 
 Recursive least squares (a Kalman filter without dynamics of its own), in which a difference counts
 as much as it is probably no swing of the machine's speed (probabilistic data association,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import worthwhile_path
 from ngramspec.errors import check_int
@@ -175,6 +176,24 @@ class CostGamma(GammaController):
             return draft
         nodes = worthwhile_path(draft.parents, draft.confidence, self._cost(), times)
         return draft if nodes is None else draft.path(nodes)
+
+
+class RowGamma(CostGamma):
+    """CostGamma for one of several rows whose drafts are cut together afterwards.
+
+    Args:
+        gamma_max: most tokens in a draft.
+        costs: of the batch's forwards.
+    """
+
+    def __init__(self, gamma_max: int, costs: BatchStepCosts) -> None:
+        super().__init__(gamma_max, costs.cost)
+        self._costs = costs
+
+    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+        if estimates:
+            return self._max, self._costs.cost_alone()
+        return super().plan(estimates)
 
 
 class PrefillDraftLength:
