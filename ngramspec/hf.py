@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from ngramspec.decoding.call import decode_call
+from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
 from ngramspec.hf_model.support import REMOTE, refusal
@@ -17,59 +19,45 @@ from ngramspec.stores.choice import open_stores
 ASSISTANTS = ("assistant_model", "assistant_tokenizer")
 
 
-class BoundSpeculator:
-    """A Speculator with the arguments that transformers does not pass on to it.
+class GenerateHook:
+    """The ``custom_generate`` callable of a call: it gathers the call's arguments and runs it.
+
+    transformers passes a callable only the arguments that its signature names, and some of these
+    not at all. So the hook has the signature of ``Speculator.__call__`` and is given the rest.
+
+    Args:
+        run: what to do with the gathered call.
+        own_cache: whether the caller brought no cache.
+        **dropped: the arguments that transformers does not pass to a callable.
 
     Attributes:
         called: whether ``generate`` has called it.
     """
 
     def __init__(
-        self,
-        speculator: Speculator,
-        streamer: Any,
-        synced_gpus: bool | None = None,
-        own_cache: bool = False,
+        self, run: Callable[[GenerateCall], Any], *, own_cache: bool, **dropped: Any
     ) -> None:
-        self.speculator = speculator
-        self.streamer = streamer
-        self.synced_gpus = synced_gpus
-        self.own_cache = own_cache  # the caller brought none
         self.called = False
+        self._run, self._own_cache, self._dropped = run, own_cache, dropped
+        self.__signature__ = _HOOK_SIGNATURE
 
-    def __call__(
-        self,
-        model: Any,
-        input_ids: Any,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        reference_ids: Any = None,
-        stores: Any = None,
-        extra_stores: Any = None,
-        inputs_tensor: Any = None,
-        generator: Any = None,
-        **model_kwargs: Any,
-    ) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.called = True
-        cache = model_kwargs.get("past_key_values")
-        if self.own_cache and cache is not None:
+        bound = _HOOK_SIGNATURE.bind(*args, **kwargs | self._dropped)
+        bound.apply_defaults()
+        call = GenerateCall(**bound.arguments)
+        cache = call.model_kwargs.get("past_key_values")
+        if self._own_cache and cache is not None:
             mark_as_made_by_generate(cache)
-        return self.speculator(
-            model,
-            input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            streamer=self.streamer,
-            reference_ids=reference_ids,
-            stores=stores,
-            extra_stores=extra_stores,
-            inputs_tensor=inputs_tensor,
-            generator=generator,
-            synced_gpus=self.synced_gpus,
-            **model_kwargs,
-        )
+        return self._run(call)
+
+
+def _signature_without_self(function: Any) -> inspect.Signature:
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+_HOOK_SIGNATURE = _signature_without_self(Speculator.__call__)
 
 
 def generate(
@@ -170,9 +158,16 @@ def _generate(
     _check_stores(speculator, kwargs)
     own_cache = kwargs.get("past_key_values") is None
     synced_gpus = kwargs.pop("synced_gpus", None)
-    bound = BoundSpeculator(speculator, kwargs.get("streamer"), synced_gpus, own_cache)
-    output = plain(*args, **kwargs | {"custom_generate": bound})
-    if not bound.called:
+    hook = GenerateHook(
+        lambda call: decode_call(speculator.settings(), call),
+        own_cache=own_cache,
+        streamer=kwargs.get("streamer"),
+        synced_gpus=synced_gpus,
+    )
+    # transformers prepares inputs, cache, processors and criteria, and then calls the hook in place
+    # of its own loop: from there on ``decode_call`` has control.
+    output = plain(*args, **kwargs | {"custom_generate": hook})
+    if not hook.called:
         speculator.log_once(
             f"decoding without speculation: the generate of {type(model).__name__} did not call"
             " the custom_generate that it was given"

@@ -353,19 +353,17 @@ class Speculator:
             UnsupportedError: the request cannot be speculated, and unsupported="error".
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
-        if model_kwargs.get("use_cache", True) is None:  # not said: there is one, so it is used
-            model_kwargs["use_cache"] = True
         call = GenerateCall(
             model=model,
             input_ids=input_ids,
-            config=generation_config,
-            processors=logits_processor,
-            criteria=stopping_criteria,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
             streamer=streamer,
             reference_ids=reference_ids,
             stores=stores,
             extra_stores=extra_stores,
-            encoded=inputs_tensor,
+            inputs_tensor=inputs_tensor,
             generator=generator,
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,

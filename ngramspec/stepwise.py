@@ -7,10 +7,8 @@ from typing import Any
 from ngramspec.decoding.call import open_call
 from ngramspec.decoding.joint_steps import Added, JointSteps
 from ngramspec.decoding.open_generation import OpenGeneration
-from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf import checked, checked_arguments
-from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
+from ngramspec.hf import GenerateHook, checked, checked_arguments
 from ngramspec.speculator import Speculator
 
 __all__ = ["Added", "JointSteps", "OpenGeneration", "open_generation"]
@@ -44,52 +42,14 @@ def open_generation(
     """
     speculator = checked(speculator)
     args = checked_arguments(model, args, kwargs)
-    own_cache = kwargs.get("past_key_values") is None
-    opening = _Opening(speculator, kwargs.get("streamer"), own_cache)
-    opened = model.generate(*args, **kwargs | {"custom_generate": opening})
+    hook = GenerateHook(
+        lambda call: open_call(speculator.settings(), call),
+        own_cache=kwargs.get("past_key_values") is None,
+        streamer=kwargs.get("streamer"),
+        synced_gpus=False,
+    )
+    opened = model.generate(*args, **kwargs | {"custom_generate": hook})
     if not isinstance(opened, OpenGeneration):
         name = type(model).__name__
         raise UnsupportedError(f"the generate of {name} does not return what custom_generate does")
     return opened
-
-
-class _Opening:
-    """A ``custom_generate`` that begins a generation instead of running it."""
-
-    def __init__(self, speculator: Speculator, streamer: Any, own_cache: bool) -> None:
-        self.speculator, self.streamer, self.own_cache = speculator, streamer, own_cache
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: Any,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        reference_ids: Any = None,
-        stores: Any = None,
-        extra_stores: Any = None,
-        inputs_tensor: Any = None,
-        generator: Any = None,
-        **model_kwargs: Any,
-    ) -> OpenGeneration:
-        if self.own_cache and model_kwargs.get("past_key_values") is not None:
-            mark_as_made_by_generate(model_kwargs["past_key_values"])
-        if model_kwargs.get("use_cache", True) is None:
-            model_kwargs["use_cache"] = True
-        call = GenerateCall(
-            model=model,
-            input_ids=input_ids,
-            config=generation_config,
-            processors=logits_processor,
-            criteria=stopping_criteria,
-            streamer=self.streamer,
-            reference_ids=reference_ids,
-            stores=stores,
-            extra_stores=extra_stores,
-            encoded=inputs_tensor,
-            generator=generator,
-            synced_gpus=False,
-            model_kwargs=model_kwargs,
-        )
-        return open_call(self.speculator.settings(), call)

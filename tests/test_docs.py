@@ -112,7 +112,8 @@ def test_a_question_leads_to_a_file(question, file, name):
 
 def test_a_newcomer_finds_the_parts_of_the_algorithm():
     asked = " ".join(question for question, _, _ in answers())
-    for part in ("cache rolled back", "Algorithm 1", "draft length", "add a drafter", "add an engine"):
+    parts = ("cache rolled back", "Algorithm 1", "draft length", "add a drafter", "add an engine")
+    for part in (*parts, "add a cache kind"):
         assert part in asked
 
 

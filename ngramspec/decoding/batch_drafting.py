@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ngramspec.costs.batch import BatchStepCosts
-from ngramspec.decoding.distributed import ALONE
+from ngramspec.costs.joint import AnyStepCosts
+from ngramspec.decoding.distributed import ALONE, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
 from ngramspec.draft_length.batch_choice import common_length, urgencies
-from ngramspec.draft_length.schedule import CostGamma
+from ngramspec.draft_length.schedule import CostGamma, PrefillDraftLength
+from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import Computed
 
 NO_LIMIT = 1 << 20  # tokens of a draft, where nothing else says
@@ -19,24 +20,41 @@ LEAVE = 0.75  # share of the rows in a forward that are left when those that hav
 
 
 class BatchDrafting:
-    """The DraftRunners of a run's rows.
+    """The DraftRunners of a batch's rows.
 
     Args:
-        run: whose rows they are.
         groups: the rows that advance together, all rows of the batch in order.
+        target: that verifies the drafts, not yet prefilled.
+        make_runner: makes a row's DraftRunner once the vocabulary is known; called with the row's
+            index and the vocabulary's size.
+        costs: of the forwards; None: they are not known, and the prefill verifies no draft.
+        prefill_length: how many draft tokens the prefill verifies.
+        ranks: the processes that decode together with this one.
+        max_length: most tokens of a row, the prompt included; None: no limit is known.
     """
 
-    def __init__(self, run: Generation, groups: Sequence[Group]) -> None:
-        self._run = run
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        *,
+        target: Target,
+        make_runner: Callable[[int, int], DraftRunner],
+        costs: AnyStepCosts | None,
+        prefill_length: PrefillDraftLength,
+        ranks: Ranks,
+        max_length: int | None,
+    ) -> None:
         self._groups = groups
-        self._rows = range(run.target.prompt.shape[0])
+        self._target, self._make_runner, self._costs = target, make_runner, costs
+        self._prefill_length, self._ranks, self._max_length = prefill_length, ranks, max_length
+        self._rows = range(target.prompt.shape[0])
         self._runners: list[DraftRunner] = []
         self._steps = 0
 
     def start(self, vocab: int) -> None:
         """Begin every row's drafting, unless it has begun, for a vocabulary of that size."""
         for row in self._rows[len(self._runners) :]:
-            self._runners.append(self._run.make_runner(row, vocab))
+            self._runners.append(self._make_runner(row, vocab))
 
     def finish(self) -> None:
         """The call ended well: what its rows said may be shared."""
@@ -55,12 +73,12 @@ class BatchDrafting:
 
     def propose_for_prefill(self) -> list[Draft]:
         """Each row's draft after the prompt; all empty where the prefill is to verify none."""
-        target, group, costs = self._run.target, self._groups[0], self._run.step_costs
+        target, group, costs = self._target, self._groups[0], self._costs
         drafts = [EMPTY_DRAFT] * len(self._rows)
-        room, learned = target.prefill_room(), self._run.prefill_length.limit
+        room, learned = target.prefill_room(), self._prefill_length.limit
         limit = min(room, self.draft_limit(group), learned)
         vocab = target.vocab
-        if limit < 1 or vocab is None or costs is None or self._run.ranks is not ALONE:
+        if limit < 1 or vocab is None or costs is None or self._ranks is not ALONE:
             return drafts
         costs.at(group.length)
         self.start(vocab)
@@ -71,16 +89,16 @@ class BatchDrafting:
         drafts = [EMPTY_DRAFT] * len(self._rows)
         self._steps += 1
         self.drop_ended()
-        costs = self._run.step_costs
+        costs = self._costs
         if costs is not None:
-            target = self._run.target
+            target = self._target
             pending = len(target.pending) if target.traits.recurrent else None
             costs.at(max(group.length for group in self._groups), pending)
             if costs.plain():
                 return drafts
         for group in self._groups:
             ended = len(group.rows) - len(group.going)
-            if group.stopped or (ended and self._run.target.traits.unplaced is not None):
+            if group.stopped or (ended and self._target.traits.unplaced is not None):
                 continue  # an ended row's padding would take no position
             self.propose_for(group, drafts)
         if len(self._groups) > 1:
@@ -93,7 +111,7 @@ class BatchDrafting:
         Deterministic ones are cut to the shortest. Sampled ones are not: letting sampled tokens
         decide the length would bias the output.
         """
-        limit, room = self.draft_limit(group), self._run.target.room(group.new)
+        limit, room = self.draft_limit(group), self._target.room(group.new)
         going = [group.rows[row] for row in group.going]
         if len(group.rows) == 1:
             for row in going:
@@ -109,7 +127,7 @@ class BatchDrafting:
 
     def drop_ended(self) -> None:
         """Let rows that have ended leave the batch, once enough have."""
-        target, costs = self._run.target, self._run.step_costs
+        target, costs = self._target, self._costs
         going = [row for group in self._groups for row in group.rows if not group.stopped]
         few = len(self._groups) > 1 and 0 < len(going) <= LEAVE * target.rows
         if few and target.rows_may_leave:
@@ -124,7 +142,7 @@ class BatchDrafting:
         going = [drafts[row] for row in rows]
         estimated = all(draft.confidence is not None for draft in going if len(draft))
         sampled = any(draft.proposal is not None for draft in going)  # see propose_for
-        costs = self._run.step_costs
+        costs = self._costs
         if costs is None or sampled or not estimated:
             return drafts
         left = [self.tokens_left(group) for group in groups]
@@ -141,7 +159,7 @@ class BatchDrafting:
     def width(self, drafts: list[Draft]) -> int:
         """How many positions the forward runs: those of the longest draft, or more."""
         positions = 1 + max(len(draft) for draft in drafts)
-        costs, recurrent = self._run.step_costs, self._run.target.traits.recurrent
+        costs, recurrent = self._costs, self._target.traits.recurrent
         if costs is None or recurrent or any(draft.parents is not None for draft in drafts):
             return positions  # padding would be rejected, and a recurrent state undone with it
         room = min(self.draft_limit(group) for group in self._groups if not group.stopped)
@@ -150,14 +168,14 @@ class BatchDrafting:
     def draft_limit(self, group: Group) -> int:
         """Most tokens of a draft, by the maximum length and the target's positions."""
         limits = [self.tokens_left(group) - 1]
-        room = self._run.target.room(group.new)
+        room = self._target.room(group.new)
         if room is not None:
             limits.append(room)
         return min(limits)
 
     def tokens_left(self, group: Group) -> int:
         """Most tokens that a group's rows may still generate."""
-        longest = self._run.sampler.stop.max_length
+        longest = self._max_length
         return NO_LIMIT if longest is None else longest - group.length
 
     @property

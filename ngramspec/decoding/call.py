@@ -42,7 +42,7 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     finally:
         settings.count(run.stats)
     record = run.sampler.record
-    ranking = None if run.beams is None else run.beams.ranking(scores=record.scores is not None)
+    ranking = run.batch.ranking(scores=record.scores is not None)
     output = target.output(sequences, record.scores, record.logits, ranking)
     logger.info(
         "%d tokens in %d target calls after the prefill: %.2f per call",
@@ -63,8 +63,8 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
         ValueError: there are several rows, or the prompt is empty or has ids outside the
             vocabulary.
     """
-    check_request(call.config)
-    beams, rows = call.config.num_beams or 1, call.input_ids.shape[0]
+    check_request(call.generation_config)
+    beams, rows = call.generation_config.num_beams or 1, call.input_ids.shape[0]
     if beams > 1:
         raise UnsupportedError(
             f"num_beams={beams} cannot be decoded step by step, as no token is decided on before"
@@ -79,7 +79,7 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
 
 def _checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Target:
     """The target of a call; an UnsupportedError if it cannot be speculated."""
-    check_request(call.config)
+    check_request(call.generation_config)
     _check_beams(settings, call)
     check_adapter(call.model)
     return make_target(settings.config, ranks, call)
@@ -100,7 +100,7 @@ def _checked_run(
 
 def _check_beams(settings: Settings, call: GenerateCall) -> None:
     """Raise an UnsupportedError if beams are asked for together with what rules them out."""
-    beams = call.config.num_beams or 1
+    beams = call.generation_config.num_beams or 1
     if beams == 1:
         return
     if call.streamer is not None:
@@ -119,7 +119,7 @@ def _decode_plainly(
     settings: Settings, call: GenerateCall, error: UnsupportedError, *, synced_gpus: bool
 ) -> Any:
     """Have transformers decode the call; raise where that is not wanted or not possible."""
-    method = plain_method(call.config)
+    method = plain_method(call.generation_config)
     if settings.config.unsupported == "error" or method is None:
         raise error
     plain = getattr(type(call.model), method)
@@ -132,9 +132,9 @@ def _decode_plainly(
     return plain(
         call.model,
         call.input_ids,
-        logits_processor=call.processors,
-        stopping_criteria=call.criteria,
-        generation_config=call.config,
+        logits_processor=call.logits_processor,
+        stopping_criteria=call.stopping_criteria,
+        generation_config=call.generation_config,
         synced_gpus=synced_gpus,
         **given,
         **call.model_kwargs,

@@ -1,4 +1,4 @@
-"""One row's drafting: its session, replacing the drafter, and a drafter's faults."""
+"""One row's drafting: its session, its draft length, and replacing the drafter."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ import numpy as np
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Int32, Verdict
 from ngramspec.draft_length.optimal import likeliest_path
 from ngramspec.draft_length.schedule import GammaController
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, DraftModel
+from ngramspec.drafters.guarded import MAX_FAULTS, GuardedSession
 from ngramspec.drafters.stored import RowDrafter
-from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 from ngramspec.stats import DecodeStats
 from ngramspec.verification.evidence import Computed
 
 logger = logging.getLogger("ngramspec")
 
-FAULTS = 4  # after so many a drafter is not called any more: each may cost reading the whole text
-FORGIVEN = 8  # so many steps without a fault set the count of faults to 0
-
 
 class DraftRunner:
-    """Gets a row's drafts from the current drafter, and handles the drafter's errors.
+    """Gets a row's drafts from the current drafter.
 
-    If a drafter raises, or returns what cannot be verified, the step goes on without a draft. The
-    fault is logged once a generation and counted in the statistics. A session that raised is
-    closed, and a new one starts from the committed tokens. A drafter that failed ``FAULTS`` times
-    in a row, or with fewer than ``FORGIVEN`` sound steps in between, is not called any more in this
-    generation; the count starts again when another drafter replaces it.
+    A drafter's errors cost drafts only, see ``GuardedSession``. The first fault of a generation is
+    logged, and every fault is counted in the statistics.
 
     Drafters never see ids that the target has no logits for: placeholders of images, for example,
     or a reference text's ids of another vocabulary. The target never emits them. And a stochastic
@@ -87,26 +81,19 @@ class DraftRunner:
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)
-        self._drafter: Drafter | None = None
-        self._tiers: tuple[str, ...] = ()
-        self._session: DraftSession | None = None
-        self._evidence: EvidenceRequest | None = None  # what the session asks for,
-        self._wanted = True  # and whether it wants it of the coming forward
-        self._proposed = EMPTY_DRAFT  # as the session proposed it
-        self._sound = False  # whether the step's draft was
-        self._sound_steps = 0  # since the last fault
-        self._faults = 0  # not forgiven
-        self._stopped = False
+        self._guarded = GuardedSession(vocab, self._report_fault)
+        self._proposed = EMPTY_DRAFT  # the session's own draft, as far as it is verified
+        self._stopped: Drafter | None = None  # the drafter that is not called any more
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Tier names that the sources of the last draft index, as they were at the start."""
-        return self._tiers
+        """Names that the sources of the last draft index, as they were at the start."""
+        return self._guarded.tiers
 
     @property
     def evidence(self) -> EvidenceRequest | None:
-        """What the session asks of the next forward; None: nothing, or no session runs."""
-        return self._evidence if self._session is not None and self._wanted else None
+        """What the session asks of the next forward; None: nothing, or there is no session."""
+        return self._guarded.evidence
 
     def propose(self, limit: int, nodes: int = 0, *, tree: bool = True) -> Draft:
         """A draft of paths of at most ``limit`` tokens, or the empty one.
@@ -118,24 +105,19 @@ class DraftRunner:
             tree: whether it may be a tree. A tree without branches is returned as a chain, which
                 needs no mask of its own.
         """
-        self._swap(self._current())
+        guarded = self._guarded
+        guarded.use(self._current())
         if limit < 1 or self._gave_up():
             return EMPTY_DRAFT
         try:
-            gamma, tree, draft = self._call(limit, nodes, tree and self._tree)
+            checked = self._call(limit, nodes, tree and self._tree)
         except Exception as error:
-            self._fault(error)
-            self.close()
+            guarded.fault(error)
+            guarded.close()
             return EMPTY_DRAFT
-        if not gamma:
+        if checked is None:
             return EMPTY_DRAFT
-        self._proposed = draft
-        try:
-            checked = check_draft(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
-            self._sound = True
-        except Exception as error:
-            self._fault(error)
-            checked = sound_head(draft, gamma, self._vocab, tree=tree, tiers=len(self._tiers))
+        self._proposed = guarded.returned
         part = checked.within(limit)
         if len(part) < len(checked):
             self._proposed = deepcopy(part)
@@ -169,45 +151,31 @@ class DraftRunner:
         wrong = (draft.tokens == self._unplaced).nonzero()[0]
         return draft.first(int(wrong[0])) if len(wrong) else draft
 
-    def _swap(self, drafter: Drafter) -> None:
-        """Let ``drafter`` be the current one."""
-        if drafter is self._drafter:
-            return
-        self.close()
-        self._drafter, self._tiers = drafter, ()
-        self._faults, self._stopped = 0, False
-
-    def _call(self, limit: int, nodes: int, tree: bool) -> tuple[int, bool, Draft]:
-        """Call the drafter: (gamma that it got, whether a tree was allowed, its draft)."""
-        drafter = self._drafter
+    def _call(self, limit: int, nodes: int, tree: bool) -> Draft | None:
+        """The session's draft, checked; None: the controller wants none. It may raise."""
+        guarded = self._guarded
+        if guarded.session is None:
+            self._start()
+        drafter = guarded.drafter
         assert drafter is not None
-        session = self._start(drafter) if self._session is None else self._session
         gamma, cost = self._controller.plan(drafter.estimates)
         tree = tree and (self.always_branches or (cost is not None and bool(drafter.branches)))
         gamma = min(max(limit, nodes) if tree else limit, gamma)
         if gamma < 1:
-            return 0, False, EMPTY_DRAFT
+            return None
         cost = None if cost is None else cost.copy()  # the controller's own stays as it is
-        draft = session.propose(gamma, cost, tree=tree)
-        self._wanted = self._evidence is not None and session.wants_evidence
-        return gamma, tree, draft
+        return guarded.propose(gamma, cost, tree=tree)
 
-    def _start(self, drafter: Drafter) -> DraftSession:
+    def _start(self) -> None:
         """Start a session from the committed tokens."""
-        self._tiers, self._evidence = check_tiers(drafter.tiers), check_evidence(drafter.evidence)
-        self._wanted = True
-        self._session = drafter.start(self._tokens[: self._count].copy())
-        if not isinstance(self._session, DraftSession):
-            what = type(self._session).__name__
-            raise TypeError(f"start must return a DraftSession, got {what}")
+        session = self._guarded.start(self._tokens[: self._count].copy())
         if self._load is not None:
-            self._session.begin_models(self._load)
+            session.begin_models(self._load)
         if self._temperature is not None:
-            self._session.begin_sampling(self._temperature, (*self._seed, self._count))
-        return self._session
+            session.begin_sampling(self._temperature, (*self._seed, self._count))
 
     def learn(self, draft: Draft, verdict: Verdict, computed: Computed | None = None) -> None:
-        """Tell the controller and the session what became of a draft, and what was committed.
+        """Tell the controller and the session the result of a draft, and what was committed.
 
         The session gets its own draft back, or the path of it that was chosen, as far as it was
         verified. It may change that draft and the lists of the verdict: nothing else uses them.
@@ -226,24 +194,13 @@ class DraftRunner:
         self._append(tokens)
         if self._shared is not None:
             self._shared.append(tokens)
-        if self._session is None:
-            return
-        try:
-            if len(draft) or evidence is not None:
-                proposed = self._proposed.first(len(draft)) if len(draft) else EMPTY_DRAFT
-                accepted = tuple(verdict.accepted)
-                hand_over(self._session, proposed, accepted, verdict.tested, evidence)
-            self._session.extend(tokens)
-        except Exception as error:
-            self._fault(error)
-            self.close()
-            return
-        self._sound_steps, self._sound = self._sound_steps + self._sound, False
-        if self._sound_steps >= FORGIVEN:
-            self._faults = 0
+        if self._guarded.session is not None:
+            proposed = self._proposed.first(len(draft)) if len(draft) else EMPTY_DRAFT
+            accepted = tuple(verdict.accepted)
+            self._guarded.learn(proposed, accepted, verdict.tested, evidence, tokens)
 
     def follow(self, other: DraftRunner, tokens: Sequence[int]) -> None:
-        """Begin anew with another's committed tokens and ``tokens`` behind them."""
+        """Start again from another row's committed tokens, followed by ``tokens``."""
         self.close()
         self._count = 0
         self._append(other._tokens[: other._count])
@@ -251,13 +208,7 @@ class DraftRunner:
 
     def close(self) -> None:
         """End the session; the next propose begins a new one."""
-        session, self._session = self._session, None
-        if session is None:
-            return
-        try:
-            session.close()
-        except Exception as error:
-            self._fault(error)
+        self._guarded.close()
 
     def end(self, *, well: bool) -> None:
         """End the row's text in shared stores; only one that ends well adds what is left of it."""
@@ -275,19 +226,20 @@ class DraftRunner:
         self._tokens[self._count : end] = tokens
         self._count = end
 
-    def _fault(self, error: Exception) -> None:
-        self._faults, self._sound_steps, self._sound = self._faults + 1, 0, False
+    def _report_fault(self, drafter: Drafter, error: Exception) -> None:
         if self._stats.count_fault():  # the first one of all rows
-            name = type(self._drafter).__name__
+            name = type(drafter).__name__
             logger.warning("%s failed, the step goes on undrafted: %r", name, error, exc_info=error)
 
     def _gave_up(self) -> bool:
         """Whether the drafter is not called any more; the first time, close its session."""
-        if not self._stopped and self._faults >= FAULTS:
-            self._stopped = True
-            self.close()
+        guarded = self._guarded
+        if guarded.gave_up and self._stopped is not guarded.drafter:
+            self._stopped = guarded.drafter
+            guarded.close()
             if self._stats.count_stopped_drafter():
-                name, faults = type(self._drafter).__name__, self._faults
                 what = "%s failed %d times and is not called any more in this generation"
-                logger.warning(what, name, faults)
-        return self._stopped
+                logger.warning(what, type(guarded.drafter).__name__, MAX_FAULTS)
+        elif not guarded.gave_up:
+            self._stopped = None
+        return guarded.gave_up

@@ -9,11 +9,10 @@ import torch
 
 from ngramspec.decoding.observer import NO_OBSERVER, STREAMING, Observer
 from ngramspec.draft import Draft, Verdict
-from ngramspec.verification.greedy import Tokens
 from ngramspec.verification.sampler import DraftCursor, TokenSampler
 
-ROOM = 256  # tokens that a group's buffer has room for at first
-NOTHING = Verdict((), 0, ())
+INITIAL_TOKENS = 256  # generated tokens that a group's buffer has room for at first
+NO_VERDICT = Verdict((), 0, ())
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ class Judged:
     def verdict(self) -> Verdict:
         """All of it."""
         if not self.emitted:
-            return NOTHING
+            return NO_VERDICT
         return Verdict(self.accepted, self.tested, tuple(self.emitted), self.rejected)
 
 
@@ -66,7 +65,8 @@ class Group:
         accepted_positions: positions of the step's forward that plain decoding would have computed.
         origins: which row of that forward each row continues; empty: its own.
         cursors: each row's draft, while it is verified.
-        position: of the forward, where verification needs the rows' tokens next; None: it is over.
+        position: of the forward, where verification needs the rows' next tokens; None: it has
+            ended.
         device: the prompt's.
     """
 
@@ -86,11 +86,12 @@ class Group:
         self.origins: Sequence[int] = ()
         self.cursors: list[DraftCursor] = []
         self.position: int | None = None
-        self._judged: list[Judged] = []
+        self._judged: list[Judged] = [Judged() for _ in self.rows]
         self.device = prompt.device
         self._observer = observer
         self._dtype = prompt.dtype  # plain decoding gives it up with the first token
-        self._host = torch.empty((len(rows), self.length + ROOM), dtype=torch.int64, device="cpu")
+        room = self.length + INITIAL_TOKENS
+        self._host = torch.empty((len(rows), room), dtype=torch.int64, device="cpu")
         self._host[:, : self.length] = prompt
         self._device = self._host  # on another device a copy, which ``ids`` completes
         if prompt.device.type != "cpu":
@@ -141,35 +142,20 @@ class Group:
         return self.ids().clone()
 
     def begin_step(self) -> None:
-        """Forget which positions of the last forward were accepted."""
-        self.accepted_positions = []
-
-    def verify(
-        self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: Sequence[Tokens] | None
-    ) -> list[Verdict]:
-        """Commit the target's tokens position by position, as far as all drafts agree.
-
-        Args:
-            drafts: each row's draft, in a group of several rows all chains; those of ended rows
-                are ignored.
-            logits: (rows, n + 1, vocab), at the last committed token and the n drafted ones.
-            sampled: the target's tokens, n + 1 for each row; None: sample them one by one, as far
-                as the drafts agree.
-        """
-        self.begin_verification(drafts)
-        while (position := self.position) is not None:
-            self.accepted_positions.append(position)  # plain decoding ran it before it sampled
-            known = None if sampled is None else [row[position] for row in sampled]
-            at = logits[:, position]
-            self.take(self.sampler.sample(at, self.cursors, position, self, known))
-        return self.verdicts()
+        """Reset what is known about the last forward."""
+        self.accepted_positions, self.position = [], None
+        self._judged = [Judged() for _ in self.rows]
 
     def begin_verification(self, drafts: Sequence[Draft]) -> None:
         """Begin to verify each row's draft: ``position`` is the first that needs tokens."""
         self.begin_step()
         self.cursors = [DraftCursor(draft) for draft in drafts]
-        self._judged = [Judged() for _ in self.rows]
         self.position = 0
+
+    def reach(self) -> None:
+        """Accept ``position``: the baseline runs it before it samples the next token."""
+        assert self.position is not None
+        self.accepted_positions.append(self.position)
 
     def take(self, tokens: list[int]) -> None:
         """Commit each row's token at ``position``, which becomes the next one, or None."""
@@ -183,7 +169,7 @@ class Group:
         self.position = None if node is None else node + 1
 
     def verdicts(self) -> list[Verdict]:
-        """What became of each row's draft so far."""
+        """The result of each row's verification in this step; an empty one for rows that ended."""
         return [each.verdict() for each in self._judged]
 
     def _padded(self, tokens: list[int]) -> list[int]:

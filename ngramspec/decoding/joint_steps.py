@@ -18,8 +18,8 @@ import torch
 
 from ngramspec.costs.joint import JointCosts, JointShare, StepCosts
 from ngramspec.costs.tracker import StepCostTracker
-from ngramspec.decoding.loop import PlannedStep
 from ngramspec.decoding.open_generation import OpenGeneration
+from ngramspec.decoding.recorder import Step
 from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.joint_forward import JointForward, share_of
@@ -34,15 +34,21 @@ class _Row:
 
     Attributes:
         generation: whose step it is.
-        planned: its step, once it has drafted.
+        proposed: its step, once it has drafted; None: it has not.
         inputs: of its forward.
         added: what the step added to it, or the error that closed it.
     """
 
     generation: OpenGeneration
-    planned: PlannedStep = field(default_factory=PlannedStep.nothing)
+    proposed: Step | None = None
     inputs: dict[str, Any] = field(default_factory=dict)
     added: Added = field(default_factory=list)
+
+    @property
+    def step(self) -> Step:
+        """Its step, which has drafted."""
+        assert self.proposed is not None
+        return self.proposed
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:
@@ -140,14 +146,14 @@ class JointSteps:
     def _step(self, rows: Sequence[_Row], tracker: StepCostTracker | None) -> None:
         for row in rows:
             with row.own_errors():
-                row.planned = row.generation.plan()
+                row.proposed = row.generation.begin_step()
         going = [row for row in rows if not isinstance(row.added, Exception)]
         if tracker is not None:
             _cut(going, tracker)
         began = perf_counter()
         for row in going:
             with row.own_errors():
-                row.inputs = row.generation.begin_forward(row.planned)
+                row.inputs = row.generation.begin_forward(row.step)
         going = [row for row in going if row.inputs]
         if not going:
             return
@@ -156,8 +162,8 @@ class JointSteps:
         forwarded = perf_counter()
         for row, result in zip(going, results, strict=True):
             with row.own_errors():
-                row.added = row.generation.take(row.planned, result)
-        waited = self._model.device.type == "cpu"  # others are not, see DecodeLoop.take
+                row.added = row.generation.end_step(result)
+        waited = self._model.device.type == "cpu"  # others are not, see StepRecorder.mark_forwarded
         if tracker is not None and len(going) == len(rows):
             _learn(tracker, going, (forwarded if waited else perf_counter()) - began)
 
@@ -168,17 +174,17 @@ def _cut(rows: Sequence[_Row], tracker: StepCostTracker) -> None:
     All stay as they are where one is sampled, as no sampled token may decide how many are verified,
     or where one generation has a gamma of its own.
     """
-    drafts = [row.planned.drafts[0] for row in rows]
+    drafts = [row.step.drafts[0] for row in rows]
     by_cost = all(row.generation.step_costs is not None for row in rows)
     if not by_cost or any(draft.proposal is not None for draft in drafts):
         return
     for row, draft in zip(rows, worthwhile_rows(drafts, tracker.cost()[1:]), strict=True):
-        row.planned.drafts, row.planned.width = [draft.as_chain()], 1 + len(draft)
+        row.step.drafts, row.step.width = [draft.as_chain()], 1 + len(draft)
 
 
 def _learn(tracker: StepCostTracker, rows: Sequence[_Row], seconds: float) -> None:
     """Learn what a joint step cost, and what its drafts were worth."""
-    drafts = [row.planned.drafts[0] for row in rows]
+    drafts = [row.step.drafts[0] for row in rows]
     drafted = sum(map(len, drafts))
     added = sum(len(row.added) for row in rows if not isinstance(row.added, Exception))
     tracker.took(1 + drafted, seconds, any(draft.parents is not None for draft in drafts))

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ngramspec.decoding.generation import Generation
-from ngramspec.decoding.loop import DecodeLoop, PlannedStep
+from ngramspec.decoding.loop import DecodeLoop, OpenStep, finish
+from ngramspec.decoding.recorder import Step
 from ngramspec.hf_model.joint_forward import JointResult, why_not_joint
 from ngramspec.stats import DecodeStats
 
@@ -40,6 +41,7 @@ class OpenGeneration:
         self._run, self._count, self._streamer = run, count, streamer
         self._loop = DecodeLoop(run)
         self._going, self._begun, self._closed = True, False, False
+        self._open_step: OpenStep | None = None  # a joint step before its forward
 
     @property
     def cache(self) -> Any:
@@ -54,12 +56,12 @@ class OpenGeneration:
     @property
     def length(self) -> int:
         """Tokens of the prompt and of the answer so far."""
-        return self._loop.groups[0].length
+        return self._loop.batch.groups[0].length
 
     @property
     def tokens(self) -> list[int]:
         """The generated tokens so far."""
-        group = self._loop.groups[0]
+        group = self._loop.batch.groups[0]
         return group.tokens_from(group.prompt_length)
 
     @property
@@ -93,24 +95,23 @@ class OpenGeneration:
             else:
                 self._begun = True
                 self._going = self._loop.advance()
-        return self._loop.groups[0].tokens_from(before)
+        return self._loop.batch.groups[0].tokens_from(before)
 
-    def plan(self) -> PlannedStep:
-        """The first part of a joint step: propose. If it raises, the generation is closed."""
+    def begin_step(self) -> Step:
+        """The first half of a joint step: propose. If it raises, the generation is closed."""
         with self._closed_by_errors():
-            return self._loop.plan()
+            self._open_step = self._loop.step()
+            return next(self._open_step)
 
-    def begin_forward(self, planned: PlannedStep) -> dict[str, Any]:
+    def begin_forward(self, step: Step) -> dict[str, Any]:
         """The arguments of the model's forward over a step's draft; errors close as before."""
         with self._closed_by_errors():
-            arguments = self._loop.arguments(planned.drafts, planned.width)
-            return self.target.begin_forward(*arguments)
+            return self.target.begin_forward(*self._loop.arguments(step))
 
-    def take(self, planned: PlannedStep, result: JointResult) -> list[int]:
-        """The rest of a joint step; errors close as before.
+    def end_step(self, result: JointResult) -> list[int]:
+        """The second half of a joint step, after its forward; errors close as before.
 
         Args:
-            planned: the step.
             result: this generation's share of the forward's.
 
         Returns:
@@ -118,9 +119,10 @@ class OpenGeneration:
         """
         before = self.length
         with self._closed_by_errors():
-            self._loop.take(planned, self.target.end_forward(result, result.hidden))
-            self._going = self._loop.ended_step()
-        return self._loop.groups[0].tokens_from(before)
+            assert self._open_step is not None
+            finish(self._open_step, self.target.end_forward(result, result.hidden))
+            self._going = self._loop.going()
+        return self._loop.batch.groups[0].tokens_from(before)
 
     @contextmanager
     def _closed_by_errors(self) -> Iterator[None]:

@@ -64,51 +64,34 @@ KEYS = ("reference_ids",)
 class GenerateCall:
     """The arguments of one call of ``generate``, as transformers has prepared them.
 
+    This is the only record of a call. Its fields have the names of ``Speculator.__call__``, which
+    describes them.
+
     Attributes:
-        model: a transformers model.
-        input_ids: the prompt, int64 (batch, n).
-        config: the prepared GenerationConfig.
-        processors: logits processors, or None.
-        criteria: stopping criteria, or None.
-        streamer: gets every token, or None.
-        reference_ids: text that drafters read before the prompt, or None.
-        stores: what to draft from in place of the Speculator's stores, or None.
-        extra_stores: what to draft from beside them, or None.
-        encoded: what the encoder of an encoder-decoder model read.
-        generator: what to sample with, or None: torch's global one.
-        synced_gpus: whether all processes do equally many forwards; None: where weights are
-            sharded over data.
         model_kwargs: what ``generate`` prepared for the model's forward.
     """
 
     model: Any
     input_ids: torch.Tensor
-    config: Any
-    processors: Any
-    criteria: Any
+    logits_processor: Any
+    stopping_criteria: Any
+    generation_config: Any
     streamer: Any
     reference_ids: Any
     stores: Any
     extra_stores: Any
-    encoded: Any
+    inputs_tensor: Any
     generator: torch.Generator | None
     synced_gpus: bool | None
     model_kwargs: dict[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a call says to drafters.
-
-    Attributes:
-        reference: text that drafters read before the prompt, int32 (n,).
-    """
-
-    reference: Int32
+    def __post_init__(self) -> None:
+        if self.model_kwargs.get("use_cache", True) is None:  # unset: the call has a cache
+            self.model_kwargs["use_cache"] = True
 
 
-def read_request(config: Any, reference_ids: Any = None) -> Request:
-    """The request of one call.
+def read_reference(config: Any, reference_ids: Any = None) -> Int32:
+    """The text that drafters read before a call's prompt, int32 (n,).
 
     Args:
         config: its GenerationConfig; an entry ``ngramspec``, a dict, may hold ``reference_ids``.
@@ -127,7 +110,7 @@ def read_request(config: Any, reference_ids: Any = None) -> Request:
         known = ", ".join(KEYS)
         raise ValueError(f"generation_config.ngramspec has no entry {unknown[0]!r}; known: {known}")
     given = reference_ids if reference_ids is not None else entry.get("reference_ids")
-    return Request(NO_TOKENS if given is None else _flat(given))
+    return NO_TOKENS if given is None else _flat(given)
 
 
 def _flat(given: Any) -> Int32:
@@ -145,12 +128,12 @@ def _flat(given: Any) -> Int32:
     return ids.astype(np.int32)
 
 
-def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int], Int32]:
+def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int], Int32]:
     """What each row's drafter reads first: reference, the encoder's input, the prompt.
 
     Args:
         target: whose prompt and masks they are.
-        request: with the reference.
+        reference: what the drafters read before that, int32 (n,).
         encoded: int64 (batch, n), what the encoder of an encoder-decoder model read; else unused.
 
     Returns:
@@ -163,7 +146,7 @@ def history_of(target: Target, request: Request, encoded: Any) -> Callable[[int]
     mask = decoder_mask if target.traits.encodes else encoder_mask
 
     def history(row: int) -> Int32:
-        texts = [request.reference]
+        texts = [reference]
         if target.traits.encodes and _holds_ids(encoded):
             each = target.prompt.shape[0] // encoded.shape[0]  # sequences of one encoded text
             mask_of = None if encoder_mask is None else encoder_mask[row]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -13,12 +14,18 @@ from ngramspec.costs.joint import AnyStepCosts, StepCosts
 from ngramspec.costs.saved import SavedCosts
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.assistants import Assistants
+from ngramspec.decoding.batch import Batch
+from ngramspec.decoding.batch_drafting import BatchDrafting
+from ngramspec.decoding.beams.batch import BeamBatch
+from ngramspec.decoding.beams.drafting import BeamDrafting
+from ngramspec.decoding.beams.group import BeamGroup
 from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.forced import forced_by
 from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import (
     HISTORY_FREE,
@@ -26,10 +33,9 @@ from ngramspec.decoding.request import (
     all_in,
     history_of,
     must_lockstep,
-    read_request,
+    read_reference,
     samplers_by_row,
 )
-from ngramspec.draft import Int32
 from ngramspec.draft_length.schedule import (
     GammaController,
     PrefillDraftLength,
@@ -88,14 +94,14 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
     target = Target(
         call.model,
         call.input_ids,
-        call.config,
+        call.generation_config,
         call.model_kwargs,
         width=config.fixed_width,
         compiled=config.compiled,
         gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
-        beams=call.config.num_beams or 1,
+        beams=call.generation_config.num_beams or 1,
     )
-    check_beams_of(target.model, call.config.num_beams or 1)
+    check_beams_of(target.model, call.generation_config.num_beams or 1)
     if ranks.synced and target.cache.capacity is not None:
         raise UnsupportedError(
             "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
@@ -115,28 +121,34 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         TypeError: ``reference_ids``, or the config's own entry, has the wrong type.
         ValueError: one of them has a wrong value.
     """
-    config, rows, stats = settings.config, target.prompt.shape[0], DecodeStats()
-    request = read_request(call.config, call.reference_ids)
+    config, stats = settings.config, DecodeStats()
     sampler = _sampler(settings, target, call)
-    beams = _beams(settings, target, call)
-    ragged = rows > 1 and beams is None and allows_ragged(target.traits, target.call)
-    if ragged and not must_lockstep(sampler, target):
+    search = _beam_search(target, call)
+    if search is None and _may_diverge(target, sampler):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
         settings.log_once(f"drafting nothing: {target.limits.unaligned}")
-    history = history_of(target, request, call.encoded)
     if config.planned_gamma == "auto":
         target.pending.most = MOST_PRICED
-    trees = _may_branch(config, target, stats, call.config.num_beams or 1)
+    trees = _may_branch(config, target, stats, call.generation_config.num_beams or 1)
     costs = _step_costs(settings, target, sampler.stop.max_length, trees)
+    learned = costs if config.planned_gamma == "auto" else None
+    drafting = {
+        "target": target,
+        "make_runner": _runners(settings, ranks, target, call, costs, trees, stats),
+        "costs": learned,
+        "prefill_length": settings.prefill_length,
+        "ranks": ranks,
+        "max_length": sampler.stop.max_length,
+    }
+    beam_nodes = config.tree if isinstance(config.tree, int) and trees else 0
+    batch, batch_drafting = _batch(target, sampler, search, settings.observer, beam_nodes, drafting)
     return Generation(
         target=target,
-        make_runner=_runners(settings, ranks, target, call, history, costs, trees, stats),
+        batch=batch,
+        drafting=batch_drafting,
         sampler=sampler,
-        beams=beams,
-        beam_nodes=config.tree if isinstance(config.tree, int) and trees else 0,
-        row_samplers=samplers_by_row(sampler, rows) if target.inputs.ragged else None,
-        step_costs=costs if config.planned_gamma == "auto" else None,
+        step_costs=learned,
         prefill_length=settings.prefill_length,
         stats=stats,
         on_step=settings.on_step,
@@ -145,9 +157,37 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     )
 
 
-def _beams(settings: Settings, target: Target, call: GenerateCall) -> BeamSearch | None:
+def _may_diverge(target: Target, sampler: TokenSampler) -> bool:
+    """Whether each row may advance by its own number of tokens."""
+    if target.prompt.shape[0] == 1 or not allows_ragged(target.traits, target.call):
+        return False
+    return not must_lockstep(sampler, target)
+
+
+def _batch(
+    target: Target,
+    sampler: TokenSampler,
+    search: BeamSearch | None,
+    observer: Observer,
+    beam_nodes: int,
+    drafting: dict[str, Any],
+) -> tuple[Batch, BatchDrafting]:
+    """The rows of the call, and what drafts for them with these keyword arguments."""
+    prompt, rows = target.prompt, range(target.prompt.shape[0])
+    if search is not None:
+        beams = BeamGroup(prompt, sampler, search, observer, branches=beam_nodes > 0)
+        return BeamBatch(beams), BeamDrafting(beams, beam_nodes=beam_nodes, **drafting)
+    if target.inputs.ragged:
+        own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
+        groups = [Group((row,), prompt[[row]], each, observer) for row, each in own]
+    else:
+        groups = [Group(tuple(rows), prompt, sampler, observer)]
+    return Batch(groups, sampler), BatchDrafting(groups, **drafting)
+
+
+def _beam_search(target: Target, call: GenerateCall) -> BeamSearch | None:
     """The call's beam search; None: it is none."""
-    config = call.config
+    config = call.generation_config
     if (config.num_beams or 1) == 1:
         return None
     search = BeamConfig(
@@ -159,7 +199,7 @@ def _beams(settings: Settings, target: Target, call: GenerateCall) -> BeamSearch
         early_stopping=config.early_stopping,
         max_length=config.max_length,
     )
-    return BeamSearch(target.prompt, search, call.criteria or ())
+    return BeamSearch(target.prompt, search, call.stopping_criteria or ())
 
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
@@ -176,27 +216,28 @@ def _runners(
     ranks: Ranks,
     target: Target,
     call: GenerateCall,
-    history: Callable[[int], Int32],
     costs: AnyStepCosts,
     trees: bool,
     stats: DecodeStats,
 ) -> Callable[[int, int], DraftRunner]:
     """What makes a row's DraftRunner; see Generation."""
     config, temperature, seed = settings.config, None, 0
+    reference = read_reference(call.generation_config, call.reference_ids)
+    history = history_of(target, reference, call.inputs_tensor)
     drafter = CallDrafter(settings.drafter, call.stores, call.extra_stores, settings.log_once)
     assistants = Assistants(target.model, settings.drafter())
-    if call.config.do_sample:
-        temperature = float(call.config.temperature or 1.0)
+    if call.generation_config.do_sample:
+        temperature = float(call.generation_config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
 
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
         of_row = drafter.row(vocab)
         current = of_row if follower is None else lambda: follower
-        beams = (call.config.num_beams or 1) > 1
+        beams = (call.generation_config.num_beams or 1) > 1
         forced = None
         if not beams:  # a beam's text moves from row to row
-            forced = forced_by(call.processors, row, target.prompt.shape[0], vocab)
+            forced = forced_by(call.logits_processor, row, target.prompt.shape[0], vocab)
         alone = follower is None and not beams  # no beam is an output yet
         return DraftRunner(
             current if forced is None else ForcedBefore(current, forced),
@@ -226,12 +267,12 @@ def _controller(config: Config, costs: AnyStepCosts) -> GammaController:
 
 def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSampler:
     """How the call's tokens are sampled."""
-    config = call.config
+    config = call.generation_config
     keep = config.return_dict_in_generate
-    stop = StopRules(call.criteria or ())
+    stop = StopRules(call.stopping_criteria or ())
     one_transfer = settings.observer.one_transfer or prefers_one_transfer(target.prompt.device)
     return TokenSampler(
-        processors=call.processors,
+        processors=call.logits_processor,
         stop=stop,
         rule=settings.rule(bool(config.do_sample), call.generator),
         pad=pad_token(config) if stop.pads else None,
@@ -241,7 +282,7 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
             [] if keep and config.output_logits else None,
         ),
         one_transfer=one_transfer,
-        history_free=all_in(call.processors, HISTORY_FREE),
+        history_free=all_in(call.logits_processor, HISTORY_FREE),
         beams=config.num_beams or 1,
     )
 

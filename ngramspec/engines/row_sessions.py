@@ -5,23 +5,18 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, fields
 
-import numpy as np
-
-from ngramspec._native.row_text import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.guarded import GuardedSession
 from ngramspec.drafters.stored import CallDrafter, RowDrafter
-from ngramspec.drafters.validation import check_draft
 from ngramspec.engines.row_choice import accepted_nodes
 from ngramspec.engines.row_texts import Row, RowText, RowTexts
 from ngramspec.stores.shared import Namespace
 
 logger = logging.getLogger("ngramspec")
 
-FAULTS = 4  # after so many in one text the drafter is not asked any more there:
-FORGIVEN = 8  # each may cost reading the text. Unless so many sound drafts came between
-IDLE = 4096  # calls after which a text that was not seen is dropped
-MEASURED = 64  # tokens after which a text's bytes are counted anew
+IDLE_CALLS = 4096  # calls after which a text that was not seen is dropped
+MEASURED_TOKENS = 64  # tokens after which a text's bytes are counted again
 
 
 @dataclass(slots=True)
@@ -82,7 +77,7 @@ class RowSessions:
         self.max_bytes = max_bytes
         shares = any(isinstance(store, Namespace) for store in drafter.stores)
         self._shared = CallDrafter(lambda: drafter, None, None, logger.warning) if shares else None
-        self.texts = RowTexts()
+        self.texts = RowTexts(lambda: GuardedSession(vocab, self._report_fault))
         self.stats = RowsStats()
         self.open = 0  # sessions
         self._per_token = 64.0  # bytes, of the texts that were opened
@@ -107,9 +102,9 @@ class RowSessions:
         text.emitted += len(row.new)
         if text.stored is not None:
             _store(text.stored, new, len(row.new), begin)
-        if text.session is not None:
+        if text.guarded.session is not None:
             self._learn(text, draft, row, begin, new)
-            if row.length // MEASURED != begin // MEASURED:
+            if row.length // MEASURED_TOKENS != begin // MEASURED_TOKENS:
                 self.texts.measure(text)
         return text
 
@@ -134,70 +129,39 @@ class RowSessions:
         }
 
     def _learn(self, text: RowText, draft: Draft, row: Row, begin: int, new: Int32) -> None:
-        assert text.session is not None
-        try:
-            if len(draft.tokens):
-                accepted = accepted_nodes(draft, row.tokens, begin, row.length)
-                self.stats.accepted += len(accepted)
-                whole = len(accepted) == row.length - begin  # the engine verified no more of it
-                text.session.observe(draft, accepted, len(accepted) if whole else None)
-            text.session.extend(new)
-        except Exception as error:
-            self.fault(error, text)
+        accepted: list[int] = []
+        verified: int | None = None
+        if len(draft.tokens):
+            accepted = accepted_nodes(draft, row.tokens, begin, row.length)
+            self.stats.accepted += len(accepted)
+            if len(accepted) == row.length - begin:  # the engine verified no more of it
+                verified = len(accepted)
+        text.guarded.learn(draft, accepted, verified, None, new)
+        self._settle(text)
 
     def ask(self, text: RowText, room: int, cost: Float32 | None) -> Draft:
-        """A sound draft of at most ``room`` nodes.
+        """A draft of at most ``room`` nodes that can be verified.
 
         Args:
             text: whose.
             room: >= 1.
             cost: float32 (room + 2,) or longer, for ``DraftSession.propose``; None: none is known.
         """
-        if text.faults >= FAULTS:
+        guarded = text.guarded
+        guarded.use(self.drafter if text.stored is None else text.stored())
+        if guarded.gave_up:
             return EMPTY_DRAFT
         try:
-            if text.session is None and not self._open(text):
+            if guarded.session is None and not self._open(text):
                 self.stats.crowded += 1
                 return EMPTY_DRAFT
-            assert text.session is not None
             given = None if cost is None else cost[: room + 2].copy()
-            draft = text.session.propose(room, given, tree=self.tree)
+            return guarded.propose(room, given, tree=self.tree, copied=False).as_chain()
         except Exception as error:
-            self.fault(error, text)
+            guarded.fault(error)
+            guarded.close()
+            self._settle(text)
             return EMPTY_DRAFT
-        try:
-            sound = self._checked(draft, room)
-        except Exception as error:
-            self.fault(error, text, close=False)
-            return self._sound_head(draft, room)
-        text.sound += 1
-        if text.sound >= FORGIVEN:
-            text.faults = 0
-        return sound
-
-    def _checked(self, draft: Draft, room: int) -> Draft:
-        """The draft, if it is sound, else an error. The usual chain is not copied."""
-        if self.tree:
-            tiers = len(self.drafter.tiers)
-            return check_draft(draft, room, self.vocab, tree=True, tiers=tiers).as_chain()
-        if (
-            type(draft) is Draft
-            and draft.parents is None
-            and draft.proposal is None
-            and sound_chain(draft.tokens, draft.confidence, room, self.vocab)
-        ):
-            return draft if len(draft.tokens) else EMPTY_DRAFT
-        return check_draft(draft, room, self.vocab)
-
-    def _sound_head(self, draft: object, room: int) -> Draft:
-        """The longest head of a chain that can be verified, without its confidence."""
-        if type(draft) is not Draft or type(draft.tokens) is not np.ndarray:
-            return EMPTY_DRAFT
-        tokens = draft.tokens[:room].copy() if draft.tokens.ndim == 1 else draft.tokens
-        if draft.parents is not None or tokens.dtype != np.int32 or tokens.ndim != 1:
-            return EMPTY_DRAFT
-        wrong = ((tokens < 0) | (tokens >= self.vocab)).nonzero()[0]
-        return Draft(tokens[: wrong[0]] if len(wrong) else tokens)
 
     def _open(self, text: RowText) -> bool:
         """Begin the text's session; False: there is no room."""
@@ -209,11 +173,8 @@ class RowSessions:
             if oldest is None:
                 return False
             self.drop(oldest, counted=True)
-        drafter = self.drafter if text.stored is None else text.stored()
-        session = drafter.start(tokens)
-        if not isinstance(session, DraftSession):
-            raise TypeError(f"start must return a DraftSession, got {type(session).__name__}")
-        text.session = session
+        text.guarded.start(tokens)
+        text.counted = True
         self.open += 1
         self.stats.opened += 1
         self.texts.measure(text)
@@ -226,12 +187,12 @@ class RowSessions:
         while (oldest := texts.oldest()) is not None and (
             len(texts) > self.max_sessions
             or texts.bytes > self.max_bytes
-            or oldest.seen + IDLE < texts.call
+            or oldest.seen + IDLE_CALLS < texts.call
         ):
             self.drop(oldest, counted=True)
         if len(texts) > self.max_sessions or texts.bytes > self.max_bytes:
             texts_of_call = texts.all()[::-1]
-            texts_of_call.sort(key=lambda text: text.session is not None)
+            texts_of_call.sort(key=lambda text: text.guarded.session is not None)
             for text in texts_of_call:  # their rows go without
                 if len(texts) <= self.max_sessions and texts.bytes <= self.max_bytes:
                     break
@@ -241,30 +202,27 @@ class RowSessions:
         """Close a text's session and forget it; ``counted`` in the statistics."""
         self.texts.drop(text)
         self.stats.dropped += counted
-        self._close(text)
+        text.guarded.close()
+        self._settle(text)
         if text.stored is not None:
             text.stored.end(well=True)
 
-    def _close(self, text: RowText) -> None:
-        session, text.session = text.session, None
-        if session is not None:
+    def _settle(self, text: RowText) -> None:
+        """Stop counting a text's session if it was closed."""
+        if text.counted and text.guarded.session is None:
+            text.counted = False
             self.open -= 1
-            try:
-                session.close()
-            except Exception as error:
-                self.fault(error)
+            self.texts.measure(text)
 
-    def fault(self, error: Exception, text: RowText | None = None, close: bool = True) -> None:
-        """Count a fault, log the first one, and close the session that raised it."""
+    def fault(self, error: Exception) -> None:
+        """Count a fault and log the first one."""
+        self._report_fault(self.drafter, error)
+
+    def _report_fault(self, drafter: Drafter, error: Exception) -> None:
         self.stats.faults += 1
         if self.stats.faults == 1:
-            name = type(self.drafter).__name__
+            name = type(drafter).__name__
             logger.warning("%s failed, rows go on undrafted: %r", name, error, exc_info=error)
-        if text is not None:
-            text.faults, text.sound = text.faults + 1, 0
-            if close:
-                self._close(text)
-                self.texts.measure(text)
 
 
 def _store(stored: RowDrafter, tokens: Int32, said: int, begin: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from ngramspec._native.row_text import TokenText, text_hash
 from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
-from ngramspec.drafters.base import DraftSession
+from ngramspec.drafters.guarded import GuardedSession
 from ngramspec.drafters.stored import RowDrafter
 
 
@@ -35,11 +35,10 @@ class RowText:
     Attributes:
         key: the engine's id, or None.
         text: its committed tokens.
-        session: None while there is none: before it begins, and after a fault.
+        guarded: the session that drafts for it.
+        counted: whether its session is counted as an open one.
         draft: what was drafted in the last call, as it was returned.
         seen: number of the last call that had this row.
-        faults: of the drafter in this text, not forgiven.
-        sound: drafts without a fault since the last one.
         size: bytes, as counted last.
         live: whether it is known still.
         stored: what it adds to shared stores, and the drafter that reads them; None: none.
@@ -49,16 +48,15 @@ class RowText:
     """
 
     __slots__ = (
-        *("key", "text", "session", "draft", "seen", "faults", "sound", "size", "live"),
+        *("key", "text", "guarded", "counted", "draft", "seen", "size", "live"),
         *("stored", "listed", "steps", "emitted"),
     )
 
-    def __init__(self, key: Hashable | None) -> None:
-        self.key = key
+    def __init__(self, key: Hashable | None, guarded: GuardedSession) -> None:
+        self.key, self.guarded, self.counted = key, guarded, False
         self.text = TokenText()
-        self.seen = self.faults = self.sound = self.size = self.steps = self.emitted = 0
+        self.seen = self.size = self.steps = self.emitted = 0
         self.live = True
-        self.session: DraftSession | None = None
         self.draft: Draft = EMPTY_DRAFT
         self.stored: RowDrafter | None = None
         self.listed: tuple[int, int] | None = None
@@ -69,8 +67,9 @@ class RowText:
         return self.text.count
 
     def measure(self) -> int:
-        """Count the bytes of the text and of the session's structures anew."""
-        own = None if self.session is None else self.session.sizeof()
+        """Count the bytes of the text and of the session's structures again."""
+        session = self.guarded.session
+        own = None if session is None else session.sizeof()
         self.size = self.text.sizeof() + (own or 0)
         return self.size
 
@@ -83,9 +82,13 @@ class RowTexts:
     tokens: equal texts are interchangeable. No text is given to two rows in one call.
 
     Not for several threads at once.
+
+    Args:
+        make_session: makes the guarded session of a new text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make_session: Callable[[], GuardedSession]) -> None:
+        self._make_session = make_session
         self._by_key: dict[Hashable, RowText] = {}
         self._by_hash: dict[tuple[int, int], list[RowText]] = {}  # but for those that grew
         self._grown: set[RowText] = set()  # since they were listed there
@@ -130,7 +133,7 @@ class RowTexts:
 
     def add(self, key: Hashable | None) -> RowText:
         """A new text, empty as yet."""
-        text = RowText(key)
+        text = RowText(key, self._make_session())
         if key is not None:
             self._by_key[key] = text
         self._order[id(text)] = text

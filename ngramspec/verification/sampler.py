@@ -73,13 +73,27 @@ class DraftCursor:
         return depths
 
 
-class Committed(Protocol):
-    """Rows that have equally many committed tokens."""
+class RowGroup(Protocol):
+    """Rows of a batch in lock-step, at one position of a forward.
 
-    device: torch.device  # the prompt's
+    Attributes:
+        rows: their indices in the batch, which are consecutive.
+        sampler: theirs.
+        cursors: each row's draft.
+        position: of the forward; None: none.
+        length: committed tokens of each row.
+        device: the prompt's.
+    """
+
+    rows: Sequence[int]
+    sampler: TokenSampler
+    cursors: list[DraftCursor]
+    position: int | None
+    length: int
+    device: torch.device
 
     def ids(self) -> torch.Tensor:
-        """Their tokens, int64 (rows, length)."""
+        """Their committed tokens, int64 (rows, length)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,31 +194,33 @@ class TokenSampler:
         tokens = self.choose(scores, [(each, at) for each in cursors for at in range(positions)])
         return SampledTokens(*fetched(tokens.view(rows, positions), beside))
 
-    def sample(
-        self,
-        logits: torch.Tensor,
-        cursors: Sequence[DraftCursor],
-        position: int,
-        rows: Committed,
-        known: list[int] | None = None,
-    ) -> list[int]:
-        """The tokens of some rows at one position of a forward, recorded.
+    def next_tokens(
+        self, groups: Sequence[RowGroup], logits: torch.Tensor, sampled: SampledTokens | None
+    ) -> list[list[int]]:
+        """The tokens of each group's rows at the group's position of a forward, recorded.
 
         Args:
-            logits: (rows, vocab), those of the position.
-            cursors: each row's draft.
-            position: of the forward.
-            rows: gives the committed tokens to processors.
-            known: the tokens, where ``sample_all`` found them.
+            groups: with positions; several groups have one row each.
+            logits: (batch, n + 1, vocab), of all rows of the batch.
+            sampled: the tokens of all positions, if ``sample_all`` sampled them.
         """
-        if known is not None and not self.record:
-            return known
-        logits = logits.to(copy=True, dtype=torch.float32, device=rows.device)
-        scores = self.processors(rows.ids(), logits) if self.processors else logits
-        self.record.append(scores, logits)
-        if known is None:
-            known = self.choose(scores, [(each, position) for each in cursors]).tolist()
-        return known
+        if sampled is None:
+            scores = self._scores(groups, logits)
+            spots = [(cursor, _position(group)) for group in groups for cursor in group.cursors]
+            tokens = self.choose(scores, spots).tolist()
+            return [tokens] if len(groups) == 1 else [[token] for token in tokens]
+        if self.record:
+            self._scores(groups, logits)
+        return [[sampled.tokens[row][_position(group)] for row in group.rows] for group in groups]
+
+    def _scores(self, groups: Sequence[RowGroup], logits: torch.Tensor) -> torch.Tensor:
+        """The processed scores of all rows of some groups, float32 (rows, vocab), recorded."""
+        own = [logits[each.rows[0] : each.rows[-1] + 1, _position(each)] for each in groups]
+        raw = own[0] if len(own) == 1 else torch.cat(own)
+        raw = raw.to(copy=True, dtype=torch.float32, device=groups[0].device)
+        scores = processed(raw, groups, self)
+        self.record.append(scores, raw)
+        return scores
 
     def _ignores(self, cursors: Sequence[DraftCursor]) -> bool:
         """Whether the tokens are independent of what was drafted."""
@@ -257,3 +273,42 @@ def drafted_at(
     tokens = [[cursor.tokens[node] for node in each] for cursor, each in pairs]
     drafts = [(cursor.draft, each) for cursor, each in pairs]
     return children_tensor(tokens, device), proposal_tensor(drafts, vocab, device)
+
+
+def processed(
+    scores: torch.Tensor, groups: Sequence[RowGroup], sampler: TokenSampler
+) -> torch.Tensor:
+    """The scores after each row's logits processors; one call for all rows of one length.
+
+    Args:
+        scores: float32 (rows, vocab), a copy of the logits.
+        groups: of the rows; several groups have one row each.
+        sampler: the batch's. A group's own processors differ from its processors at most where
+            one keeps something about each row.
+    """
+    if not sampler.processors:
+        return scores
+    if len(groups) == 1:
+        after: torch.Tensor = groups[0].sampler.processors(groups[0].ids(), scores)
+        return after
+    if sampler.history_free:
+        no_ids = torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
+        after = sampler.processors(no_ids, scores)
+        return after
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for at, group in enumerate(groups):
+        own = zip(group.sampler.processors, sampler.processors, strict=True)
+        same = all(mine is shared for mine, shared in own)
+        alike.setdefault((group.length,) if same else (group.length, at), []).append(at)
+    found: list[torch.Tensor] = [scores] * len(groups)
+    for places in alike.values():
+        ids = torch.cat([groups[at].ids() for at in places])
+        own_scores = groups[places[0]].sampler.processors(ids, scores[places])
+        for at, row in zip(places, own_scores, strict=True):
+            found[at] = row
+    return torch.stack(found)
+
+
+def _position(group: RowGroup) -> int:
+    assert group.position is not None
+    return group.position

@@ -158,7 +158,7 @@ def test_text_does_not_depend_on_padding():
 def test_what_the_machine_takes_is_what_is_learned(monkeypatch):
     model, clock = tiny_llama(), [0.0]
     forward = model.forward
-    monkeypatch.setattr("ngramspec.decoding.loop.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("ngramspec.decoding.recorder.perf_counter", lambda: clock[0])
 
     def slow(*args, **kwargs):
         clock[0] += 0.06 if kwargs["input_ids"].shape[1] > 1 else 0.01

@@ -22,10 +22,11 @@ from faulty_drafters import (
 )
 
 from ngramspec import Speculator, Verdict
-from ngramspec.decoding.draft_runner import FAULTS, FORGIVEN
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import make_controller
 from ngramspec.drafters import CalibratedDrafter, TieredDrafter
+from ngramspec.drafters.guarded import FORGIVING_DRAFTS as FORGIVEN
+from ngramspec.drafters.guarded import MAX_FAULTS as FAULTS
 from ngramspec.hf_model.cache.kv_cache import MARKING, transformers_before
 
 

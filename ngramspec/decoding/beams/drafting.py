@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from ngramspec.decoding.beams.branches import (
 )
 from ngramspec.decoding.beams.group import BeamGroup
 from ngramspec.decoding.distributed import ALONE
-from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
 from ngramspec.draft import Draft, Verdict
 from ngramspec.draft_length.optimal import worthwhile_nodes
@@ -79,16 +79,18 @@ class BeamOdds:
 
 
 class BeamDrafting(BatchDrafting):
-    """The DraftRunners of a run's beams.
+    """The DraftRunners of a call's beams.
 
     Args:
-        run: whose beams they are.
-        group: all of them.
+        group: all beams.
+        beam_nodes: how many nodes a beam's draft may have with its branches; 0: it has none.
+        **shared: the keyword arguments of BatchDrafting.
     """
 
-    def __init__(self, run: Generation, group: BeamGroup) -> None:
-        super().__init__(run, [group])
+    def __init__(self, group: BeamGroup, *, beam_nodes: int, **shared: Any) -> None:
+        super().__init__([group], **shared)
         self._beams = group
+        self._beam_nodes = beam_nodes
         beams = group.search.config.beams
         self._odds = BeamOdds(beams, len(group.rows) // beams)
         self._least: NDArray[np.float32] | None = None  # confidence at each depth of the drafts
@@ -107,8 +109,8 @@ class BeamDrafting(BatchDrafting):
         known, to the length of most expected tokens per cost. Where even drafts that are sure would
         not pay, no session is asked, or begun.
         """
-        costs = self._run.step_costs
-        limit = 0 if self._run.target.call.states else self.draft_limit(group)
+        costs = self._costs
+        limit = 0 if self._target.call.states else self.draft_limit(group)
         if self._branches and (costs is None or self._gain.pays()):
             self._propose_trees(limit, drafts)
             return
@@ -131,14 +133,13 @@ class BeamDrafting(BatchDrafting):
     @property
     def _branches(self) -> bool:
         """Whether drafts get branches. Evidence is of the drafter's own nodes."""
-        run = self._run
-        alone = run.ranks is ALONE and self.evidence is None
-        return run.beam_nodes > 0 and alone and run.target.traits.unplaced is None
+        alone = self._ranks is ALONE and self.evidence is None
+        return self._beam_nodes > 0 and alone and self._target.traits.unplaced is None
 
     def _propose_trees(self, limit: int, drafts: list[Draft]) -> None:
         """Put the beams' chains with the target's runners-up beside them into ``drafts``."""
         chains = [self._runners[row].propose(limit, tree=False) for row in self._rows]
-        most = min(self._run.beam_nodes, limit)  # a cache may have no room for more
+        most = min(self._beam_nodes, limit)  # a cache may have no room for more
         trees = self._trees(chains, most, limit)
         trees = self._trees(chains, most, min(depth_of(tree) for tree in trees))
         if all(map(len, trees)):
@@ -169,8 +170,8 @@ class BeamDrafting(BatchDrafting):
         if not self._runners or not paths[0].tokens:
             return
         self._judge(len(drafts[0]))
-        if self._chains is not None and self._run.step_costs is not None:
-            cost, width = self._run.step_costs.cost(), 1 + max(map(len, drafts))
+        if self._chains is not None and self._costs is not None:
+            cost, width = self._costs.cost(), 1 + max(map(len, drafts))
             self._gain.count(len(paths[0].tokens), float(cost[min(width, len(cost) - 1)]))
         before = self._runners
         first = {path.row: row for row, path in reversed([*enumerate(paths)])}
@@ -204,10 +205,3 @@ class BeamDrafting(BatchDrafting):
                 self._odds.count(whole or not last)
             if least is not None and step < drafted and (whole or not last):
                 self._odds.judge(float(least[step]), right or not last)
-
-
-def drafting_of(run: Generation, groups: Sequence[Group]) -> BatchDrafting:
-    """The drafting for a run's groups."""
-    if isinstance(groups[0], BeamGroup):
-        return BeamDrafting(run, groups[0])
-    return BatchDrafting(run, groups)

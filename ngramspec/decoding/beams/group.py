@@ -18,7 +18,6 @@ from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
 from ngramspec.draft import Draft, Verdict
-from ngramspec.verification.greedy import Tokens
 from ngramspec.verification.sampler import DraftCursor, TokenSampler
 
 
@@ -88,7 +87,7 @@ class BeamGroup(Group):
         return self.search.result().ids
 
     def begin_step(self) -> None:
-        """Forget what became of the last forward."""
+        """Reset what is known about the last forward."""
         super().begin_step()
         self.origins, self.paths, self._kept = (), [Path(row) for row in self.rows], []
 
@@ -97,18 +96,15 @@ class BeamGroup(Group):
         """Each beam's accepted positions of the row that it continues."""
         return self._kept or [()] * len(self.rows)
 
-    def verify(
-        self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: Sequence[Tokens] | None
-    ) -> list[Verdict]:
+    def verify(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Verdict]:
         """Replay beam steps on a forward's logits, as long as these are at hand for every beam.
 
         Args:
             drafts: each row's draft, a chain or a tree.
             logits: (rows, n + 1, vocab), at the last committed token and the n drafted ones.
-            sampled: None.
 
         Returns:
-            what became of each row's draft. ``emitted`` is of the best beam that continues the row;
+            each row's verdict. ``emitted`` is of the best beam that continues the row;
             where none does, of the beam that is in its place now.
         """
         cursors = [DraftCursor(draft) for draft in drafts]
@@ -153,7 +149,7 @@ class BeamGroup(Group):
         return self.search.step(log_probs, self.sampler.record.scores)
 
     def _verdict(self, row: int, cursor: DraftCursor, reached: Sequence[Path]) -> Verdict:
-        """What became of a row's draft.
+        """The result of a row's verification.
 
         Args:
             row: of the forward.

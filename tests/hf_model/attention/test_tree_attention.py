@@ -58,6 +58,7 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("says", "accepted", "tested", "emitted"), OUTCOMES)
 def test_every_greedy_outcome_of_stratos_tree(says, accepted, tested, emitted):
+    from ngramspec.decoding.batch import Batch
     from ngramspec.decoding.group import Group
     from ngramspec.verification.rule import Rule
     from ngramspec.verification.sampler import Record, TokenSampler
@@ -73,7 +74,7 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, tested, emitted):
             logits[0, at] = float("-inf")
             logits[0, at, token] = 1.0
             at = accepted[depth] + 1 if depth < len(accepted) else -1
-        (verdict,) = group.verify([STRATOS], logits, None)
+        (verdict,) = Batch([group], choosing).verify([STRATOS], logits, None)
         assert list(verdict.accepted) == accepted
         assert verdict.tested == tested
         assert list(verdict.emitted) == emitted

@@ -1,0 +1,143 @@
+"""All rows of a batch: their committed tokens, and the walk that verifies their drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ngramspec.decoding.group import Group
+from ngramspec.draft import Draft, Verdict
+from ngramspec.verification.sampler import SampledTokens, TokenSampler
+
+
+class Batch:
+    """The rows of a batch, in groups that each advance by their own number of tokens.
+
+    Args:
+        groups: all rows in order. Rows that advance in lock-step are one group.
+        sampler: of the batch. Each group's own sampler differs from it at most in processors that
+            keep something about each row.
+
+    Attributes:
+        groups: as given.
+        rows: the indices of all rows.
+    """
+
+    def __init__(self, groups: Sequence[Group], sampler: TokenSampler) -> None:
+        self.groups = groups
+        self.rows = range(sum(len(group.rows) for group in groups))
+        self._sampler = sampler
+
+    @property
+    def stopped(self) -> bool:
+        """Whether every row has ended."""
+        return all(group.stopped for group in self.groups)
+
+    @property
+    def accepted_paths(self) -> list[Sequence[int]]:
+        """Each row's positions of the last forward that the cache keeps."""
+        return [path for group in self.groups for path in group.accepted_paths]
+
+    @property
+    def origins(self) -> Sequence[int]:
+        """The row of the last forward that each row continues; empty: its own."""
+        return self.groups[0].origins
+
+    @property
+    def positions(self) -> int:
+        """How many positions of the last forward the longest accepted path has."""
+        return max(len(group.accepted_positions) for group in self.groups)
+
+    def begin_step(self) -> None:
+        """Reset what is known about the last forward: none of the next one is accepted yet."""
+        for group in self.groups:
+            group.begin_step()
+
+    def verify(
+        self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: SampledTokens | None
+    ) -> list[Verdict]:
+        """Commit the target's tokens of every row, up to the first that was not drafted.
+
+        All groups are walked in step: each group's next position is one on its own path. Where the
+        tokens are sampled position by position, all rows share the tensor operations and the
+        transfer of a position, so both depend on the longest accepted path and not on the number
+        of rows.
+
+        Args:
+            drafts: each row's; in a group of several rows all chains. Those of ended rows are
+                ignored.
+            logits: (batch, n + 1, vocab), at the last committed token and the n drafted tokens.
+            sampled: the target's tokens at all n + 1 positions; None: they are sampled one
+                position after another, as far as the drafts agree.
+        """
+        try:
+            self._walk(drafts, logits, sampled)
+        finally:  # an error in a streamer leaves the generator where the baseline would
+            if sampled is not None and len(self.groups) == 1 and self.positions:
+                sampled.rewind(self.positions)
+        return [verdict for group in self.groups for verdict in group.verdicts()]
+
+    def _walk(
+        self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: SampledTokens | None
+    ) -> None:
+        for group in self.groups:
+            if not group.stopped:
+                group.begin_verification([drafts[row] for row in group.rows])
+        while at := [group for group in self.groups if group.position is not None]:
+            for group in at:
+                group.reach()
+            found = self._sampler.next_tokens(at, logits, sampled)
+            for group, tokens in zip(at, found, strict=True):
+                group.take(tokens)
+
+    def sequences(self, pad: int) -> torch.Tensor:
+        """The committed tokens of all rows, int64 (batch, longest), padded with ``pad``."""
+        if len(self.groups) == 1:
+            return self.groups[0].sequences()
+        longest = max(group.length for group in self.groups)
+        device = self.groups[0].device
+        out = torch.full((len(self.rows), longest), pad, device=device)
+        for group in self.groups:
+            out[list(group.rows), : group.length] = group.ids()
+        return out
+
+    def ids(self) -> torch.Tensor | None:
+        """All committed tokens, int64 (batch, length); None if rows have different lengths."""
+        return self.groups[0].ids() if len(self.groups) == 1 else None
+
+    def block(
+        self, drafts: Sequence[Draft], width: int, pad: int, embeddings: int | None
+    ) -> torch.Tensor:
+        """Every row's last committed token and draft, int64 (batch, width), on the host.
+
+        The rest of a row repeats its last committed token, which is known to have an embedding. A
+        row that has ended is padded as the baseline pads it. If the padding token has no embedding,
+        which the baseline fails on, token 0 takes its place.
+
+        Args:
+            drafts: each row's, at most ``width - 1`` tokens.
+            width: positions of the forward.
+            pad: the token that ended rows are padded with.
+            embeddings: how many tokens the model has embeddings for; None: unknown.
+        """
+        last = [token for group in self.groups for token in group.last]
+        block = np.repeat(np.array(last, np.int64)[:, None], width, axis=1)
+        embedded = embeddings is None or 0 <= pad < embeddings
+        for group in self.groups if len(self.rows) > 1 else ():
+            ended = set(range(len(group.rows))) - set(group.going)
+            rows = [group.rows[row] for row in ended]
+            block[rows, 1:] = pad if embedded else 0
+            block[[row for row in rows if not embedded and last[row] == pad], 0] = 0
+        for row, draft in enumerate(drafts):
+            block[row, 1 : 1 + len(draft)] = draft.tokens
+        return torch.from_numpy(block)
+
+    def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None] | None:
+        """What beam search reports about the returned sequences; None: these rows are no beams.
+
+        Args:
+            scores: whether the call returns scores.
+        """
+        return None

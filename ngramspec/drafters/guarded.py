@@ -1,0 +1,155 @@
+"""A draft session whose errors cost drafts and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ngramspec._native.row_text import sound_chain
+from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
+
+MAX_FAULTS = 4  # then the drafter is not called again: a fault may cost reading the whole text
+FORGIVING_DRAFTS = 8  # drafts without a fault after which earlier faults are forgiven
+
+
+class GuardedSession:
+    """One text's draft session. Not for several threads at once.
+
+    If the session raises, it is closed, and the next draft comes from a new one, which starts from
+    the committed tokens. A draft that cannot be verified is a fault as well, but does not close the
+    session. After ``MAX_FAULTS`` faults with fewer than ``FORGIVING_DRAFTS`` sound drafts in
+    between, the drafter is not called any more.
+
+    Args:
+        vocab: size of the target's vocabulary.
+        on_fault: called with the drafter and the error at every fault.
+
+    Attributes:
+        drafter: the drafter in use, or None before the first.
+        tiers: names that the sources of its drafts index, as they were when the session started.
+        session: None before it starts, and after it was closed.
+        returned: the last draft as the session returned it.
+    """
+
+    __slots__ = (
+        *("drafter", "returned", "session", "tiers", "_evidence", "_faults"),
+        *("_on_fault", "_sound", "_vocab", "_wants_evidence"),
+    )
+
+    def __init__(self, vocab: int, on_fault: Callable[[Drafter, Exception], None]) -> None:
+        self.drafter: Drafter | None = None
+        self.tiers: tuple[str, ...] = ()
+        self.session: DraftSession | None = None
+        self.returned = EMPTY_DRAFT
+        self._vocab, self._on_fault = vocab, on_fault
+        self._evidence: EvidenceRequest | None = None
+        self._wants_evidence = True
+        self._faults = self._sound = 0
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the drafter failed too often to be called again."""
+        return self._faults >= MAX_FAULTS
+
+    @property
+    def evidence(self) -> EvidenceRequest | None:
+        """What the session asks of the next forward; None: nothing, or there is no session."""
+        return self._evidence if self.session is not None and self._wants_evidence else None
+
+    def use(self, drafter: Drafter) -> None:
+        """Use a drafter from now on. Another one than before starts without faults."""
+        if drafter is not self.drafter:
+            self.close()
+            self.drafter, self.tiers, self._faults, self._sound = drafter, (), 0, 0
+
+    def start(self, tokens: Int32) -> DraftSession:
+        """Start a session of the drafter in use from the committed tokens, int32 (n,).
+
+        It may raise, as everything that calls the drafter. ``guard`` turns that into a fault.
+        """
+        drafter = self.drafter
+        assert drafter is not None
+        self.tiers, self._evidence = check_tiers(drafter.tiers), check_evidence(drafter.evidence)
+        self._wants_evidence = True
+        session = drafter.start(tokens)
+        if not isinstance(session, DraftSession):
+            raise TypeError(f"start must return a DraftSession, got {type(session).__name__}")
+        self.session = session
+        return session
+
+    def propose(
+        self, gamma: int, cost: Float32 | None, *, tree: bool, copied: bool = True
+    ) -> Draft:
+        """A draft that can be verified, of at most ``gamma`` >= 1 tokens. It may raise.
+
+        Of a draft that cannot be verified, its sound part, see ``sound_head``.
+
+        Args:
+            gamma: most tokens, or nodes of a tree.
+            cost: as ``DraftSession.propose`` takes it.
+            tree: whether it may be a tree.
+            copied: whether the draft must be independent of what the session does later.
+        """
+        assert self.session is not None
+        draft = self.session.propose(gamma, cost, tree=tree)
+        self._wants_evidence = self._evidence is not None and self.session.wants_evidence
+        self.returned = draft
+        if not copied and self._is_plain_chain(draft, gamma):
+            self._count_sound()
+            return draft if len(draft.tokens) else EMPTY_DRAFT
+        tiers = len(self.tiers)
+        try:
+            checked = check_draft(draft, gamma, self._vocab, tree=tree, tiers=tiers)
+        except Exception as error:
+            self.fault(error)
+            return sound_head(draft, gamma, self._vocab, tree=tree, tiers=tiers)
+        self._count_sound()
+        return checked
+
+    def _is_plain_chain(self, draft: object, gamma: int) -> bool:
+        return (
+            type(draft) is Draft
+            and draft.parents is None
+            and draft.proposal is None
+            and bool(sound_chain(draft.tokens, draft.confidence, gamma, self._vocab))
+        )
+
+    def _count_sound(self) -> None:
+        self._sound += 1
+        if self._sound >= FORGIVING_DRAFTS:
+            self._faults = 0
+
+    def learn(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        verified: int | None,
+        evidence: Evidence | None,
+        tokens: Int32,
+    ) -> None:
+        """Tell the session the result of a draft, if there is one, and the committed tokens."""
+        if self.session is None:
+            return
+        try:
+            if len(draft.tokens) or evidence is not None:
+                hand_over(self.session, draft, accepted, verified, evidence)
+            self.session.extend(tokens)
+        except Exception as error:
+            self.fault(error)
+            self.close()
+
+    def close(self) -> None:
+        """Close the session, if there is one; an error in it is a fault."""
+        session, self.session = self.session, None
+        if session is not None:
+            try:
+                session.close()
+            except Exception as error:
+                self.fault(error)
+
+    def fault(self, error: Exception) -> None:
+        """Count a fault of the drafter and report it."""
+        self._faults, self._sound = self._faults + 1, 0
+        assert self.drafter is not None
+        self._on_fault(self.drafter, error)
