@@ -14,7 +14,6 @@ import torch
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
-from ngramspec.decoding.presets import preset_settings
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
@@ -235,6 +234,8 @@ class Speculator:
         Raises:
             ValueError: there is no such preset.
         """
+        from ngramspec.decoding.presets import preset_settings
+
         return cls(**(preset_settings(name) | arguments))
 
     def save_pretrained(self, folder: str | Path) -> Path:

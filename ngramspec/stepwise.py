@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ngramspec.decoding.call import open_call
 from ngramspec.decoding.joint_steps import Added, JointSteps
-from ngramspec.decoding.open_generation import OpenGeneration
+from ngramspec.decoding.open_generation import OpenGeneration, open_call
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf import GenerateHook, checked, checked_arguments
 from ngramspec.speculator import Speculator

@@ -9,7 +9,6 @@ from typing import Any
 from ngramspec.decoding.distributed import ALONE, Ranks, ranks_of
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import decode
-from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings, make_run, make_target
 from ngramspec.errors import UnsupportedError
@@ -33,10 +32,10 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     ranks = ALONE
     try:
         ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
-        target = _checked_target(settings, ranks, call)
+        target = checked_target(settings, ranks, call)
     except UnsupportedError as error:
         return _decode_plainly(settings, call, error, synced_gpus=ranks.synced)
-    run = _checked_run(settings, ranks, target, call)
+    run = checked_run(settings, ranks, target, call)
     try:
         sequences = decode(run)
     finally:
@@ -55,29 +54,7 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     return output
 
 
-def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
-    """Begin to decode a call of one row in this process, step by step.
-
-    Raises:
-        UnsupportedError: the request cannot be speculated, whatever ``unsupported`` says.
-        ValueError: there are several rows, or the prompt is empty or has ids outside the
-            vocabulary.
-    """
-    check_request(call.generation_config)
-    beams, rows = call.generation_config.num_beams or 1, call.input_ids.shape[0]
-    if beams > 1:
-        raise UnsupportedError(
-            f"num_beams={beams} cannot be decoded step by step, as no token is decided on before"
-            " the end; pass num_beams=1"
-        )
-    if rows != 1:
-        raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
-    target = _checked_target(settings, ALONE, call)
-    run = _checked_run(settings, ALONE, target, call)
-    return OpenGeneration(run, settings.count, call.streamer)
-
-
-def _checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Target:
+def checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Target:
     """The target of a call; an UnsupportedError if it cannot be speculated."""
     check_request(call.generation_config)
     _check_beams(settings, call)
@@ -85,9 +62,7 @@ def _checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Tar
     return make_target(settings.config, ranks, call)
 
 
-def _checked_run(
-    settings: Settings, ranks: Ranks, target: Target, call: GenerateCall
-) -> Generation:
+def checked_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCall) -> Generation:
     """The run that decodes a call; a ValueError if its prompt cannot be used."""
     check_prompt(call.model, call.input_ids, call.model_kwargs)
     if drops_out(call.model):

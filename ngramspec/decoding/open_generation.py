@@ -9,10 +9,16 @@ from typing import Any
 
 import torch
 
+from ngramspec.decoding.call import checked_run, checked_target
+from ngramspec.decoding.distributed import ALONE
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import DecodeLoop, OpenStep, finish
 from ngramspec.decoding.recorder import Step
+from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.setup import Settings
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.joint_forward import JointResult, why_not_joint
+from ngramspec.hf_model.support import check_request
 from ngramspec.stats import DecodeStats
 
 
@@ -161,3 +167,25 @@ class OpenGeneration:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
+    """Begin to decode a call of one row in this process, step by step.
+
+    Raises:
+        UnsupportedError: the request cannot be speculated, whatever ``unsupported`` says.
+        ValueError: there are several rows, or the prompt is empty or has ids outside the
+            vocabulary.
+    """
+    check_request(call.generation_config)
+    beams, rows = call.generation_config.num_beams or 1, call.input_ids.shape[0]
+    if beams > 1:
+        raise UnsupportedError(
+            f"num_beams={beams} cannot be decoded step by step, as no token is decided on before"
+            " the end; pass num_beams=1"
+        )
+    if rows != 1:
+        raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
+    target = checked_target(settings, ALONE, call)
+    run = checked_run(settings, ALONE, target, call)
+    return OpenGeneration(run, settings.count, call.streamer)

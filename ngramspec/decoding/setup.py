@@ -13,13 +13,8 @@ from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.joint import AnyStepCosts, StepCosts
 from ngramspec.costs.saved import SavedCosts
 from ngramspec.costs.tracker import StepCostTracker
-from ngramspec.decoding.assistants import Assistants
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
-from ngramspec.decoding.beams.batch import BeamBatch
-from ngramspec.decoding.beams.drafting import BeamDrafting
-from ngramspec.decoding.beams.group import BeamGroup
-from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
@@ -42,12 +37,12 @@ from ngramspec.draft_length.schedule import (
     RowGamma,
     make_controller,
 )
-from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.base import Drafter, DraftModel
 from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.recurrent_state import MOST_PRICED
-from ngramspec.hf_model.compat.hf_private import eos_tokens, pad_token
+from ngramspec.hf_model.compat.hf_private import pad_token
 from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.obstacles import allows_ragged, why_no_tree
 from ngramspec.hf_model.support import check_beams_of
@@ -123,8 +118,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     """
     config, stats = settings.config, DecodeStats()
     sampler = _sampler(settings, target, call)
-    search = _beam_search(target, call)
-    if search is None and _may_diverge(target, sampler):
+    if (call.generation_config.num_beams or 1) == 1 and _may_diverge(target, sampler):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
         settings.log_once(f"drafting nothing: {target.limits.unaligned}")
@@ -133,7 +127,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     trees = _may_branch(config, target, stats, call.generation_config.num_beams or 1)
     costs = _step_costs(settings, target, sampler.stop.max_length, trees)
     learned = costs if config.planned_gamma == "auto" else None
-    drafting = {
+    drafting: dict[str, Any] = {
         "target": target,
         "make_runner": _runners(settings, ranks, target, call, costs, trees, stats),
         "costs": learned,
@@ -141,8 +135,14 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         "ranks": ranks,
         "max_length": sampler.stop.max_length,
     }
-    beam_nodes = config.tree if isinstance(config.tree, int) and trees else 0
-    batch, batch_drafting = _batch(target, sampler, search, settings.observer, beam_nodes, drafting)
+    if (call.generation_config.num_beams or 1) > 1:
+        from ngramspec.decoding.beams.setup import make_beams  # most calls have none
+
+        nodes = config.tree if isinstance(config.tree, int) and trees else 0
+        batch, batch_drafting = make_beams(call, sampler, settings.observer, nodes, drafting)
+    else:
+        groups = _groups(target, sampler, settings.observer)
+        batch, batch_drafting = Batch(groups, sampler), BatchDrafting(groups, **drafting)
     return Generation(
         target=target,
         batch=batch,
@@ -164,42 +164,13 @@ def _may_diverge(target: Target, sampler: TokenSampler) -> bool:
     return not must_lockstep(sampler, target)
 
 
-def _batch(
-    target: Target,
-    sampler: TokenSampler,
-    search: BeamSearch | None,
-    observer: Observer,
-    beam_nodes: int,
-    drafting: dict[str, Any],
-) -> tuple[Batch, BatchDrafting]:
-    """The rows of the call, and what drafts for them with these keyword arguments."""
+def _groups(target: Target, sampler: TokenSampler, observer: Observer) -> list[Group]:
+    """The rows of the call: each by itself if they diverge, else one group."""
     prompt, rows = target.prompt, range(target.prompt.shape[0])
-    if search is not None:
-        beams = BeamGroup(prompt, sampler, search, observer, branches=beam_nodes > 0)
-        return BeamBatch(beams), BeamDrafting(beams, beam_nodes=beam_nodes, **drafting)
-    if target.inputs.ragged:
-        own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
-        groups = [Group((row,), prompt[[row]], each, observer) for row, each in own]
-    else:
-        groups = [Group(tuple(rows), prompt, sampler, observer)]
-    return Batch(groups, sampler), BatchDrafting(groups, **drafting)
-
-
-def _beam_search(target: Target, call: GenerateCall) -> BeamSearch | None:
-    """The call's beam search; None: it is none."""
-    config = call.generation_config
-    if (config.num_beams or 1) == 1:
-        return None
-    search = BeamConfig(
-        beams=config.num_beams,
-        returned=config.num_return_sequences or 1,
-        eos=eos_tokens(config),
-        pad=pad_token(config),
-        length_penalty=config.length_penalty,
-        early_stopping=config.early_stopping,
-        max_length=config.max_length,
-    )
-    return BeamSearch(target.prompt, search, call.stopping_criteria or ())
+    if not target.inputs.ragged:
+        return [Group(tuple(rows), prompt, sampler, observer)]
+    own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
+    return [Group((row,), prompt[[row]], each, observer) for row, each in own]
 
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
@@ -225,7 +196,7 @@ def _runners(
     reference = read_reference(call.generation_config, call.reference_ids)
     history = history_of(target, reference, call.inputs_tensor)
     drafter = CallDrafter(settings.drafter, call.stores, call.extra_stores, settings.log_once)
-    assistants = Assistants(target.model, settings.drafter())
+    model_loader = _model_loader(target.model, settings.drafter())
     if call.generation_config.do_sample:
         temperature = float(call.generation_config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
@@ -250,11 +221,26 @@ def _runners(
             temperature=temperature,
             seed=(seed, row),
             unplaced=target.traits.unplaced,
-            load=assistants.loader(vocab),
+            load=lambda drafter: model_loader(drafter, vocab),
             shared=of_row if alone else None,
         )
 
     return make
+
+
+def _model_loader(model: Any, drafter: Drafter) -> Callable[[Any, int], DraftModel]:
+    """What opens the models of drafters that draft by one; the given drafter's are checked now."""
+
+    def load(drafter: Any, vocab: int) -> DraftModel:
+        from ngramspec.decoding.assistants import Assistants  # most drafters have none
+
+        return Assistants(model, drafter).loader(vocab)(drafter)
+
+    if drafter.assistants:
+        from ngramspec.decoding.assistants import Assistants
+
+        Assistants(model, drafter)
+    return load
 
 
 def _controller(config: Config, costs: AnyStepCosts) -> GammaController:

@@ -1,16 +1,24 @@
-"""Drafters, one per file, and the registry that builds them from a string."""
+"""Drafters, one per file, and the registry that builds them from a string.
 
-from ngramspec.drafters.calibrated import CalibratedDrafter
-from ngramspec.drafters.copy import CopyDrafter
-from ngramspec.drafters.known import OracleDrafter, RandomDrafter
-from ngramspec.drafters.model import ModelDrafter
-from ngramspec.drafters.ngram import NGramDrafter
-from ngramspec.drafters.null import NullDrafter
-from ngramspec.drafters.recycle import RecycleDrafter
+A drafter's module is loaded when its class is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ngramspec.drafters.registry import build_drafter, register_drafter
-from ngramspec.drafters.tiers import TieredDrafter
-from ngramspec.drafters.unigram import UnigramDrafter
-from ngramspec.drafters.value import StoreDrafter, ValueDrafter
+
+if TYPE_CHECKING:
+    from ngramspec.drafters.calibrated import CalibratedDrafter
+    from ngramspec.drafters.copy import CopyDrafter
+    from ngramspec.drafters.known import OracleDrafter, RandomDrafter
+    from ngramspec.drafters.model import ModelDrafter
+    from ngramspec.drafters.ngram import NGramDrafter
+    from ngramspec.drafters.null import NullDrafter
+    from ngramspec.drafters.recycle import RecycleDrafter
+    from ngramspec.drafters.tiers import TieredDrafter
+    from ngramspec.drafters.unigram import UnigramDrafter
+    from ngramspec.drafters.value import StoreDrafter, ValueDrafter
 
 __all__ = [
     "CalibratedDrafter",
@@ -28,3 +36,25 @@ __all__ = [
     "build_drafter",
     "register_drafter",
 ]
+_MODULES = {
+    "CalibratedDrafter": "calibrated",
+    "CopyDrafter": "copy",
+    "ModelDrafter": "model",
+    "NGramDrafter": "ngram",
+    "NullDrafter": "null",
+    "OracleDrafter": "known",
+    "RandomDrafter": "known",
+    "RecycleDrafter": "recycle",
+    "StoreDrafter": "value",
+    "TieredDrafter": "tiers",
+    "UnigramDrafter": "unigram",
+    "ValueDrafter": "value",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a drafter's module at first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value

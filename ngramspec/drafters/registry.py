@@ -5,18 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.calibrated import CalibratedDrafter
-from ngramspec.drafters.copy import CopyDrafter
-from ngramspec.drafters.known import RandomDrafter
-from ngramspec.drafters.model import ModelDrafter
-from ngramspec.drafters.ngram import NGramDrafter
-from ngramspec.drafters.null import NullDrafter
-from ngramspec.drafters.recycle import RecycleDrafter
-from ngramspec.drafters.tiers import TieredDrafter
-from ngramspec.drafters.unigram import UnigramDrafter
-from ngramspec.drafters.value import RUNNERS_UP, SOURCES, StoreDrafter, ValueDrafter
+from ngramspec.drafters.value import RUNNERS_UP, SOURCES, ValueDrafter
 from ngramspec.errors import check_choice
 from ngramspec.stores.choice import Store, open_stores
 
@@ -27,15 +19,16 @@ CALIBRATIONS = ("shared", "request")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TIER = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
 
-_factories: dict[str, Callable[..., Drafter]] = {
-    "copy": CopyDrafter,
-    "ngram": NGramDrafter,
-    "unigram": UnigramDrafter,
-    "store": StoreDrafter,
-    "recycle": RecycleDrafter,
-    "model": ModelDrafter,
-    "random": RandomDrafter,
-    "none": NullDrafter,
+# The classes of ngramspec.drafters by their names in a spec; what ``register_drafter`` adds.
+_factories: dict[str, str | Callable[..., Drafter]] = {
+    "copy": "CopyDrafter",
+    "ngram": "NGramDrafter",
+    "unigram": "UnigramDrafter",
+    "store": "StoreDrafter",
+    "recycle": "RecycleDrafter",
+    "model": "ModelDrafter",
+    "random": "RandomDrafter",
+    "none": "NullDrafter",
 }
 PLAIN = {"model": "path"}  # tiers whose first argument may stand without its name
 # With these arguments a tier can be one of the value drafter's sources.
@@ -45,6 +38,17 @@ JOINABLE: dict[str, dict[str, object]] = {
     "unigram": {},
     "recycle": {"top_k": RUNNERS_UP, "always": ...},
 }
+
+
+def _factory(name: str) -> Callable[..., Drafter]:
+    """What makes the drafter of a name; its module is loaded now."""
+    factory = _factories[name]
+    return _class(factory) if isinstance(factory, str) else factory
+
+
+def _class(name: str) -> Callable[..., Drafter]:
+    found: Callable[..., Drafter] = getattr(import_module("ngramspec.drafters"), name)
+    return found
 
 
 def register_drafter(name: str, factory: Callable[..., Drafter]) -> None:
@@ -130,10 +134,10 @@ def _drafter(spec: str, policy: str) -> Drafter:
         given = {k: v for _, each in tiers for k, v in each.items() if k in ("min_match", "always")}
         names = [match["name"] for match, _ in tiers]
         return _made(text, tiers[0][0], ValueDrafter, {"sources": names, **given})
-    built = [_made(text, match, _factories[match["name"]], given) for match, given in tiers]
-    drafter = built[0] if len(built) == 1 else TieredDrafter(built)
+    built = [_made(text, match, _factory(match["name"]), given) for match, given in tiers]
+    drafter = built[0] if len(built) == 1 else _class("TieredDrafter")(built)
     own = len(built) > 1 or tiers[0][0]["name"] in SOURCES
-    return CalibratedDrafter(drafter) if policy == "value" and own else drafter
+    return _class("CalibratedDrafter")(drafter) if policy == "value" and own else drafter
 
 
 def _joinable(tiers: list[tuple[re.Match[str], dict[str, object]]]) -> bool:
@@ -160,7 +164,7 @@ def _arguments(text: str, match: re.Match[str]) -> dict[str, object]:
             if name in PLAIN and not keywords and "=" not in part:
                 part = f"{PLAIN[name]}={part}"
             key, equals, value = (piece.strip() for piece in part.partition("="))
-            allowed = list(inspect.signature(_factories[name]).parameters)
+            allowed = list(inspect.signature(_factory(name)).parameters)
             if not equals or not value or key not in allowed or key in keywords:
                 known = ", ".join(f"{each}=..." for each in allowed) or "no arguments"
                 raise _error(text, begin, end, f"is no argument of {name}; it takes {known}, once")
