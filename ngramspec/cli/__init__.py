@@ -46,8 +46,8 @@ def build_parser() -> Parser:
     """The parser of the whole command line; its result has ``run`` if a command was given."""
     parser = Parser(
         prog="ngramspec",
-        description="Speculative decoding without a draft model: fewer target calls, and the same text"
-        " in float32.",
+        description="Speculative decoding without a draft model: fewer target calls, and the same"
+        " text in float32.",
     )
     parser.add_argument("--version", action="version", version=f"ngramspec {version('ngramspec')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
