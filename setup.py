@@ -1,10 +1,12 @@
 """The compiled part of the package; everything else is declared in pyproject.toml.
 
-Set NGRAMSPEC_CHECKED=1 to compile with bounds checks, for a test run; NGRAMSPEC_SANITIZE=1 for
-sanitizers and allocations that fail when told to (``make sanitize``).
+Set NGRAMSPEC_CHECKED=1 to compile with bounds checks, for a test run; NGRAMSPEC_SYMBOLS=1 to keep
+debug information and symbols, for a debugger or a profiler; NGRAMSPEC_SANITIZE=1 for sanitizers and
+allocations that fail when told to (``make sanitize``).
 """
 
 import os
+import sys
 from pathlib import Path
 
 import numpy
@@ -14,6 +16,12 @@ from setuptools import Extension, setup
 checked = os.environ.get("NGRAMSPEC_CHECKED") == "1"
 # No fused multiply-adds: every machine rounds as the twin does.
 compile_args, link_args = ["-O3", "-ffp-contract=off"], []
+if os.environ.get("NGRAMSPEC_SYMBOLS") == "1":
+    compile_args += ["-g"]
+else:
+    compile_args += ["-g0"]  # after Python's own -g
+    if sys.platform == "linux":  # Apple's linker has no such option
+        link_args += ["-Wl,--strip-all"]
 if os.environ.get("NGRAMSPEC_SANITIZE") == "1":
     link_args = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
     header = Path("tests/sanitize/allocation.h").resolve()

@@ -15,7 +15,7 @@ QUESTIONS = [
 
 def main() -> None:
     """Ask the questions one after another; one Speculator serves all turns."""
-    options = smollm2.parser(__doc__, max_new_tokens=80).parse_args()
+    options = smollm2.parser(__doc__, max_new_tokens=64).parse_args()
     model, tokenizer = smollm2.load(options.model)
     speculator = Speculator()
     chat: list[dict[str, str]] = []
@@ -24,17 +24,16 @@ def main() -> None:
         inputs = tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
+        call = {**inputs, "max_new_tokens": options.max_new_tokens, "do_sample": False}
         speculator.reset()
-        out = model.generate(
-            **inputs,
-            max_new_tokens=options.max_new_tokens,
-            do_sample=False,
-            custom_generate=speculator,
-        )
+        _, baseline = smollm2.timed(model.generate, **call)
+        out, speculative = smollm2.timed(model.generate, **call, custom_generate=speculator)
         new = out[0, inputs["input_ids"].shape[1] :]
         answer = tokenizer.decode(new, skip_special_tokens=True)
         chat.append({"role": "assistant", "content": answer})
-        print(f"> {question}\n{answer}\n[{speculator.stats.tokens_per_call:.2f} tokens per call]\n")
+        print(f"> {question}\n{answer}\n")
+        smollm2.report(baseline, speculative, speculator.stats)
+        print()
 
 
 if __name__ == "__main__":

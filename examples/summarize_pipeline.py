@@ -8,24 +8,21 @@ from transformers import pipeline
 import ngramspec
 from ngramspec import Speculator
 
-TEXT = (
-    "The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef in "
-    "one winter. Its lamp could be seen from eighteen miles away. The keeper climbed the one "
-    "hundred and twelve steps every evening to light the lamp, and every morning to put it out."
-)
-
 
 def main() -> None:
-    """Summarize the text and print summary and statistics."""
-    options = smollm2.parser(__doc__, max_new_tokens=80).parse_args()
+    """Summarize the text, and print the summary, the times and the statistics."""
+    options = smollm2.parser(__doc__, max_new_tokens=64).parse_args()
     model, tokenizer = smollm2.load(options.model)
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    chat = [{"role": "user", "content": f"Summarize this text in two sentences:\n\n{TEXT}"}]
+    question = f"Summarize this text in two sentences:\n\n{smollm2.TEXT}"
+    chat = [{"role": "user", "content": question}]
+    call = {"max_new_tokens": options.max_new_tokens, "do_sample": False}
     speculator = Speculator()
+    _, baseline = smollm2.timed(pipe, chat, **call)
     with ngramspec.enabled(model, speculator):
-        answer = pipe(chat, max_new_tokens=options.max_new_tokens, do_sample=False)
+        answer, speculative = smollm2.timed(pipe, chat, **call)
     print(answer[0]["generated_text"][-1]["content"])
-    print(f"{speculator.stats.tokens_per_call:.2f} tokens per call")
+    smollm2.report(baseline, speculative, speculator.stats)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,26 @@
-"""Speculative decoding without a draft model: the same text, in fewer target calls.
+"""Speculative decoding without a draft model: fewer target calls, and the same text in float32.
 
-``Speculator``, ``generate`` and ``enabled`` need torch and transformers, and are loaded when they
-are first asked for. All else works without.
+Every public name is loaded when it is first asked for. ``Speculator``, ``generate`` and ``enabled``
+need torch and transformers; all others need NumPy. Without either the package can be imported, and
+the command ``ngramspec`` can print its help.
 """
 
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.draft import Draft, Evidence, EvidenceRequest, Proposal, Verdict
-from ngramspec.drafters import build_drafter, register_drafter
-from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.errors import UnsupportedError
-from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.stores import Corpus, SharedStore
+from ngramspec.errors import INSTALL
 
 if TYPE_CHECKING:
+    from ngramspec.draft import Draft, Evidence, EvidenceRequest, Proposal, Verdict
+    from ngramspec.drafters import build_drafter, register_drafter
+    from ngramspec.drafters.base import Drafter, DraftSession
     from ngramspec.enabling import enabled
+    from ngramspec.errors import UnsupportedError
     from ngramspec.hf import generate
     from ngramspec.speculator import Speculator
+    from ngramspec.stats import DecodeStats, StepEvent
+    from ngramspec.stores import Corpus, SharedStore
 
 __version__ = version("ngramspec")
 # fmt: off
@@ -28,20 +30,31 @@ __all__ = [
     "build_drafter", "enabled", "generate", "register_drafter",
 ]
 # fmt: on
-_LAZY = {"Speculator": "speculator", "generate": "hf", "enabled": "enabling"}
+_HOMES = {
+    "draft": ("Draft", "Evidence", "EvidenceRequest", "Proposal", "Verdict"),
+    "drafters": ("build_drafter", "register_drafter"),
+    "drafters.base": ("DraftSession", "Drafter"),
+    "errors": ("UnsupportedError",),
+    "hf": ("generate",),
+    "speculator": ("Speculator",),
+    "enabling": ("enabled",),
+    "stats": ("DecodeStats", "StepEvent"),
+    "stores": ("Corpus", "SharedStore"),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what stands on torch, at first use."""
-    if name not in _LAZY:
+    """Load a public name."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(import_module(f"ngramspec.{_LAZY[name]}"), name)
+        value = getattr(import_module(f"ngramspec.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
+        if error.name not in INSTALL:
             raise
         raise ModuleNotFoundError(
-            f"ngramspec.{name} needs {error.name}: pip install torch transformers", name=error.name
+            f"ngramspec.{name} needs {error.name}: {INSTALL[error.name]}", name=error.name
         ) from error
     globals()[name] = value
     return value

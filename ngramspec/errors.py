@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+INSTALL = {  # how to install a package that is missing
+    "numpy": "pip install numpy",
+    "torch": "pip install torch transformers",
+    "transformers": "pip install torch transformers",
+}
+
 
 class UnsupportedError(ValueError):
     """A request that cannot be speculated; the message names what, and the remedy.

@@ -107,6 +107,9 @@ class Speculator:
         8
     """
 
+    stats: DecodeStats
+    observer: Observer | None
+
     gamma = Setting[int | str]()
     gamma_max = Setting[int]()
     tree = Setting[int | str | None]()
@@ -165,7 +168,7 @@ class Speculator:
     def _begin(self, config: Config) -> None:
         """Make what this object alone has: what it counts, learns and has logged. See OWN."""
         self.stats = DecodeStats()
-        self.observer: Observer | None = None
+        self.observer = None
         self._lock = threading.Lock()
         self._logged: set[str] = set()
         self._config = config

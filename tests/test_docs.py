@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -16,6 +17,7 @@ PACKAGE = ROOT / "ngramspec"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MOST_COLUMNS = 95  # of code, on a page that is 1280 pixels wide
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -64,6 +66,19 @@ def test_the_nav_lists_every_page_once():
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
 
 
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_code_is_not_wider_than_its_box(path):
+    """Beyond ``MOST_COLUMNS`` a line of code lies under the copy button, or is cut off."""
+    code = "".join(block for _, block in FENCE.findall(path.read_text(encoding="utf-8")))
+    assert [line for line in code.splitlines() if len(line) > MOST_COLUMNS] == []
+
+
+def test_the_landing_page_leads_to_every_part():
+    targets = links(DOCS / "index.md")
+    parts = ("guide/stores.md", "guide/serve.md", "engines/index.md", "guide/serving.md")
+    assert [part for part in parts if part not in targets] == []
+
+
 def test_included_files_are_there():
     included = [
         file
@@ -85,6 +100,34 @@ def test_the_reference_lists_the_public_names():
 
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^::: ngramspec\.(\w+)$", text, re.MULTILINE)) == ngramspec.__all__
+
+
+def members(tree: ast.ClassDef) -> set[str]:
+    """What the API reference knows of a class: names of its body, and what ``__init__`` sets."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign | ast.FunctionDef):
+            found.add(node.target.id if isinstance(node, ast.AnnAssign) else node.name)
+        if isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets}
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            stored = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
+            found |= {each.attr for each in stored if isinstance(each.ctx, ast.Store)}
+    return found
+
+
+def test_the_reference_knows_the_types_of_attributes():
+    """Else mkdocstrings prints the type of the attribute before."""
+    unknown, checked = [], 0
+    for path in PACKAGE.rglob("*.py"):
+        for tree in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = ast.get_docstring(tree) if isinstance(tree, ast.ClassDef) else None
+            section = (text or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
+            named = re.findall(r"^    (\w+):", section, re.MULTILINE)
+            checked += len(named)
+            unknown += [f"{tree.name}.{each}" for each in named if each not in members(tree)]
+    assert checked > 100
+    assert unknown == []
 
 
 def test_the_layout_lists_every_folder_and_file_of_the_package():

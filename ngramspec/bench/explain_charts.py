@@ -74,8 +74,7 @@ def timeline(steps: Sequence[Mapping[str, Any]]) -> str:
         height = step["width"] / widest * 80
         spent = ", ".join(f"{part} {1000 * step[f'{part}_seconds']:.1f} ms" for part in PARTS)
         hint = (
-            f"step {step['index']}: {step['width']} positions, {len(step['emitted'])} tokens,"
-            f" {spent}"
+            f"step {step['index']}: width {step['width']}, tokens {len(step['emitted'])}, {spent}"
         )
         for part in PARTS:
             length = step[f"{part}_seconds"]

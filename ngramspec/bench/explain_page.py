@@ -90,9 +90,9 @@ def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
 def _summary(run: Run) -> str:
     stats = run.stats
     return (
-        f"{len(run.traces)} prompts, {stats.emitted} tokens in {stats.target_calls} forwards after"
-        f" the prefill: {stats.tokens_per_call:.2f} a forward. Drafter {run.settings['drafter']},"
-        f" gamma {run.settings['gamma']}, tree {run.settings['tree']}."
+        f"Prompts: {len(run.traces)}. After the prefill: tokens {stats.emitted}, forwards"
+        f" {stats.target_calls}, tokens per forward {stats.tokens_per_call:.2f}. Drafter"
+        f" {run.settings['drafter']}, gamma {run.settings['gamma']}, tree {run.settings['tree']}."
     )
 
 
@@ -180,7 +180,7 @@ def tree_text(step: Mapping[str, Any]) -> str:
     """A step's draft as indented lines: accepted nodes are ticked."""
     nodes = len(step["drafted"])
     milliseconds = 1000 * (step["draft_seconds"] + step["forward_seconds"] + step["other_seconds"])
-    head = f"step {step['index']}: {step['width']} positions, {milliseconds:.1f} ms"
+    head = f"step {step['index']}: width {step['width']}, {milliseconds:.1f} ms"
     if not nodes:
         return f"{head}, no draft"
     parents = list(range(-1, nodes - 1)) if step["parents"] is None else step["parents"]

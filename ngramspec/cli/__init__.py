@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from ngramspec.cli.subcommands import add_subcommands
 from ngramspec.cli.usage import UsageError
+from ngramspec.errors import INSTALL
 
 # A new command is a module here and its name in this list; see add_subcommands.
 COMMANDS = ("demo", "alpha", "explain", "plot", "bench", "calibrate", "corpus", "serve", "wrap")
@@ -45,7 +46,8 @@ def build_parser() -> Parser:
     """The parser of the whole command line; its result has ``run`` if a command was given."""
     parser = Parser(
         prog="ngramspec",
-        description="Speculative decoding without a draft model: the same text, fewer model calls.",
+        description="Speculative decoding without a draft model: fewer target calls, and the same"
+        " text in float32.",
     )
     parser.add_argument("--version", action="version", version=f"ngramspec {version('ngramspec')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -60,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None: those of the process.
 
     Returns:
-        The exit code: 0 for success, 2 for bad arguments, 130 after Ctrl-C, and what the
-        command returns otherwise.
+        The exit code: 0 for success, 2 for bad arguments and missing packages, 130 after Ctrl-C,
+        and what the command returns otherwise.
 
     Raises:
         SystemExit: from argparse, after ``--help``, ``--version`` and arguments it refuses.
@@ -75,6 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.run(arguments))
     except UsageError as error:
         print(f"{arguments.prog}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name not in INSTALL:
+            raise
+        needed = f"{error.name} is not installed; run: {INSTALL[error.name]}"
+        print(f"{arguments.prog}: {needed}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)  # after the terminal's ^C

@@ -1,5 +1,5 @@
 """Draw Figures 1 to 5 of Leviathan et al. 2023 as PNG and SVG. Figures 2 to 4 follow from the
-closed forms. Figure 1, a coloured text, needs a run that 'ngramspec explain --json' measured;
+closed forms. Figure 1, a coloured text, needs a run that 'ngramspec explain --json FILE' measured;
 Figure 5, a trace, is drawn of such a run, or simulated."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.cli.output import print_paths
-from ngramspec.cli.usage import UsageError, need_plots, usable, writable
+from ngramspec.cli.usage import UsageError, need_matplotlib, usable, writable
 
 SUMMARY = "draw Figures 1 to 5 of Leviathan et al. 2023"
 FIGURES = (1, 2, 3, 4, 5)
@@ -27,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="1 to 5 (default: all; Figure 1 only with --run)",
     )
     parser.add_argument(
-        "--run", dest="from_file", type=Path, metavar="FILE", help="what explain --json wrote"
+        "--run",
+        dest="from_file",
+        type=Path,
+        metavar="FILE",
+        help="what 'ngramspec explain --json FILE' wrote",
     )
     parser.add_argument(
         "--plots",
@@ -44,14 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: a number that is no figure's, or a run that cannot be read.
     """
-    need_plots(arguments.plots)
+    need_matplotlib("the figures need")
     for number in arguments.figures:
         if number not in FIGURES:
             raise UsageError(f"figures must be in 1..5, got {number}")
     source = None if arguments.from_file is None else read_run(arguments.from_file)
     wanted = arguments.figures or [each for each in FIGURES if each != 1 or source]
     if 1 in wanted and source is None:
-        raise UsageError("Figure 1 needs --run FILE, which 'ngramspec explain --json' writes")
+        raise UsageError("Figure 1 needs --run FILE; 'ngramspec explain --json FILE' writes it")
     from ngramspec.bench import figures
 
     for number in wanted:

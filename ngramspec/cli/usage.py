@@ -58,8 +58,18 @@ def check_least(arguments: argparse.Namespace, **bounds: int) -> None:
 
 def need_plots(folder: Path | None) -> None:
     """Refuse ``--plots`` without matplotlib, before anything is measured."""
-    if folder is not None and find_spec("matplotlib") is None:
-        raise UsageError(f"--plots needs matplotlib; run: {INSTALL_PLOTS}")
+    if folder is not None:
+        need_matplotlib("--plots needs")
+
+
+def need_matplotlib(what: str) -> None:
+    """Refuse to draw where matplotlib is not installed.
+
+    Args:
+        what: begins the message, such as "--plots needs".
+    """
+    if find_spec("matplotlib") is None:
+        raise UsageError(f"{what} matplotlib; run: {INSTALL_PLOTS}")
 
 
 def need_rich(what: str) -> None:

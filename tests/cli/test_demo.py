@@ -79,7 +79,7 @@ def test_text_that_differs_is_pointed_out_and_fails_in_float32(
     output = " ".join(capsys.readouterr().out.split())
     assert "prompt: differs from new token 6 on" in output
     assert re.search(r"the two best logits are [\d.]+ units? in the last place apart there", output)
-    assert ("1 of 1 texts differ from plain generate" in output) == (code == 1)
+    assert ("1 of 1 text differs from plain generate" in output) == (code == 1)
 
 
 def test_the_built_in_texts_are_four_and_end_without_a_newline():

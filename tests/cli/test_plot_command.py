@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from command import exit_code
 
-from ngramspec.cli import main
+from ngramspec.cli import build_parser, main, usage
 
 pytest.importorskip("matplotlib")
 
@@ -97,6 +99,19 @@ def test_bad_arguments_are_one_line(tmp_path, capsys, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_error_names_a_command_that_exists(tmp_path, capsys):
+    assert exit_code(["plot", "1", "--plots", str(tmp_path)]) == 2
+    named = re.search(r"'ngramspec (.*)'", capsys.readouterr().err)[1]
+    assert build_parser().parse_args(named.split()).json == Path("FILE")
+
+
+def test_without_matplotlib_no_option_is_blamed(monkeypatch, capsys):
+    monkeypatch.setattr(usage, "find_spec", lambda name: None)
+    assert exit_code(["plot", "2"]) == 2
+    error = capsys.readouterr().err
+    assert error == f"ngramspec plot: the figures need matplotlib; run: {usage.INSTALL_PLOTS}\n"
 
 
 def test_a_file_that_is_no_run_is_refused(tmp_path, capsys):

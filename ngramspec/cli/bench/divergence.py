@@ -21,7 +21,7 @@ from ngramspec.cli.options import (
     load_model,
     make_speculator,
 )
-from ngramspec.cli.output import write_json
+from ngramspec.cli.output import counted, write_json
 from ngramspec.cli.usage import UsageError, check_least, usable
 
 if TYPE_CHECKING:
@@ -166,9 +166,10 @@ def summary(found: Sequence[Comparison], dtype: torch.dtype, tokens_per_call: fl
 
     counts = outcomes(found, dtype)
     lines = [
-        f"{len(found)} prompts: {counts['identical']} identical,"
-        f" {counts['ties']} diverge at a tie, {counts['wrong']} are wrong;"
-        f" {sum(each.tokens for each in found)} tokens the same; {tokens_per_call:.2f} per call"
+        f"{counted(len(found), 'prompt')}; identical: {counts['identical']}, diverging at a tie:"
+        f" {counts['ties']}, wrong: {counts['wrong']};"
+        f" {counted(sum(each.tokens for each in found), 'token')} the same;"
+        f" {tokens_per_call:.2f} per call"
     ]
     divergences = [each.divergence for each in found if each.divergence is not None]
     if divergences:

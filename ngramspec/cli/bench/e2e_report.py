@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ngramspec.cli.output import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -32,9 +34,9 @@ def show(screen: Console, rows: Sequence[dict[str, Any]], measured: Measured) ->
     for way, reason in measured.skipped.items():
         screen.print(f"skipped: {way}: {reason}", markup=False, highlight=False)
     for way, count in measured.compiling.items():
-        screen.print(f"{way}: {count} calls repeated, something was compiled in them")
+        screen.print(f"{way}: {counted(count, 'call')} repeated after a compilation")
     for task, count in measured.left_out.items():
-        screen.print(f"{task}: {count} prompts left out, their plain output is too short")
+        screen.print(f"{task}: {counted(count, 'prompt')} left out: plain output too short")
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
@@ -43,9 +45,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 
     for task, length in dict.fromkeys((row["task"], row["length"]) for row in rows):
         same = [row for row in rows if (row["task"], row["length"]) == (task, length)]
-        prompts = same[0]["prompts"]
-        title = f"{task}, {prompts} prompt{'s' * (prompts != 1)}"
-        title += f" of {length} tokens" if length else ""
+        title = f"{task}, {counted(same[0]['prompts'], 'prompt')}"
+        title += f" of {counted(length, 'token')}" if length else ""
         table = Table(title=title, title_justify="left")
         for name in COLUMNS:
             table.add_column(name, justify="right" if name else "left")

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import add_count, add_drafters, add_gamma, add_outputs
-from ngramspec.cli.output import print_paths, print_skipped, write_json
+from ngramspec.cli.output import counted, print_paths, print_skipped, write_json
 from ngramspec.cli.usage import need_plots, usable
-from ngramspec.draft_length.schedule import NAMED
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
@@ -182,7 +181,8 @@ def run_rows(
         plan = BatchPlan(rows, gamma_max, check_int("--free", arguments.free, rows))
     results = {name: compare_rows(make, plan, traces) for name, make in makers.items()}
     for name, groups in results.items():
-        print(f"{name}, tokens per call: one row, {rows} rows with {plan.free} positions, share")
+        batch_name = f"{counted(rows, 'row')} with {counted(plan.free, 'position')}"
+        print(f"{name}, tokens per call: one row, {batch_name}, share")
         for group, found in groups.items():
             single, batch = (found[way]["tokens_per_call"] for way in ("single", "rows"))
             print(f"{group:<20}{single:>8.3f}{batch:>8.3f}{found['share']:>8.3f}")
@@ -219,7 +219,8 @@ def run_together(
     for (name, make), (curve, cost), rows in product(makers.items(), curves.items(), sizes):
         groups = compare_trees(make, GeneratePlan(rows, cost, gamma_max, new=new), traces)
         results.append({"drafter": name, "curve": curve, "rows": rows, "groups": groups})
-        print(f"{name}, {rows} rows, {curve}: tokens per call, speed to plain; chains, trees")
+        print(f"{name}, {counted(rows, 'row')}, {curve}:", end=" ")
+        print("tokens per call, speed to plain; chains, trees")
         for group, ways in groups.items():
             found = [ways[way][each] for each in MEASURES for way in ("chains", "trees")]
             print(f"{group:<20}" + "".join(f"{each:>8.3f}" for each in found))
@@ -234,6 +235,8 @@ def most_tokens(arguments: argparse.Namespace) -> int:
     Raises:
         TypeError, ValueError: one of the three cannot be used.
     """
+    from ngramspec.draft_length.schedule import NAMED
+
     gamma = arguments.gamma
     most = check_int("--gamma-max", arguments.gamma_max, 1, MOST_GAMMA)
     if arguments.tree is not None:
