@@ -157,7 +157,6 @@ class DraftRunner:
         if guarded.session is None:
             self._start()
         drafter = guarded.drafter
-        assert drafter is not None
         gamma, cost = self._controller.plan(drafter.estimates)
         tree = tree and (self.always_branches or (cost is not None and bool(drafter.branches)))
         gamma = min(max(limit, nodes) if tree else limit, gamma)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ngramspec._native.row_text import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
@@ -10,6 +11,7 @@ from ngramspec.drafters.base import Drafter, DraftSession, hand_over
 from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 
 MAX_FAULTS = 4  # then the drafter is not called again: a fault may cost reading the whole text
+NO_DRAFTER = object()
 FORGIVING_DRAFTS = 8  # drafts without a fault after which earlier faults are forgiven
 
 
@@ -26,7 +28,7 @@ class GuardedSession:
         on_fault: called with the drafter and the error at every fault.
 
     Attributes:
-        drafter: the drafter in use, or None before the first.
+        drafter: the drafter in use; ``NO_DRAFTER`` before the first.
         tiers: names that the sources of its drafts index, as they were when the session started.
         session: None before it starts, and after it was closed.
         returned: the last draft as the session returned it.
@@ -38,7 +40,7 @@ class GuardedSession:
     )
 
     def __init__(self, vocab: int, on_fault: Callable[[Drafter, Exception], None]) -> None:
-        self.drafter: Drafter | None = None
+        self.drafter: Any = NO_DRAFTER
         self.tiers: tuple[str, ...] = ()
         self.session: DraftSession | None = None
         self.returned = EMPTY_DRAFT
@@ -69,7 +71,6 @@ class GuardedSession:
         It may raise, as everything that calls the drafter. ``guard`` turns that into a fault.
         """
         drafter = self.drafter
-        assert drafter is not None
         self.tiers, self._evidence = check_tiers(drafter.tiers), check_evidence(drafter.evidence)
         self._wants_evidence = True
         session = drafter.start(tokens)
@@ -151,5 +152,4 @@ class GuardedSession:
     def fault(self, error: Exception) -> None:
         """Count a fault of the drafter and report it."""
         self._faults, self._sound = self._faults + 1, 0
-        assert self.drafter is not None
         self._on_fault(self.drafter, error)

@@ -193,8 +193,8 @@ def test_a_tier_that_fails_behind_some_tokens_biases_nothing(fault, calibrated):
 def test_the_loss_of_whole_drafts_would_be_seen(monkeypatch):
     """What the tests above are there for: the draft is lost where 1 was drawn first."""
     known = {(): {1: 1, 2: 1}, (1,): {3: 1, 9: 1}, (2,): {3: 1, 4: 1}}
-    runner = "ngramspec.decoding.draft_runner"
-    monkeypatch.setattr(f"{runner}.sound_head", lambda *args, **kwargs: EMPTY_DRAFT)
+    head = "ngramspec.drafters.guarded.sound_head"
+    monkeypatch.setattr(head, lambda *args, **kwargs: EMPTY_DRAFT)
     assert fits(two_tokens(Sampling(known), TEXT)[0]) < 1e-12
 
 
