@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ngramspec import DecodeStats, StepEvent, __version__
 from ngramspec.bench.measure import Row
+from ngramspec.bench.wording import counted
 from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pieces, printable
 
 STYLES = {ACCEPTED: "green", REJECTED: "red strike", CORRECTED: "bright_blue", PLAIN: ""}
@@ -149,7 +150,9 @@ class View:
     def title(self, title: str, prompt: str, tokens: int) -> None:
         """A text's title and the end of its prompt."""
         self.out.print()
-        self._line(Text.assemble((title, "bold"), (f"  (prompt of {tokens} tokens)", "dim")))
+        self._line(
+            Text.assemble((title, "bold"), (f"  (prompt of {counted(tokens, 'token')})", "dim"))
+        )
         end = Text(printable(prompt.rsplit("\n\n", 1)[-1]).strip("\n"), "dim")
         rows = list(end.wrap(self.out, self._width() - len(INDENT)))
         for row in rows[-PROMPT_ROWS:]:
@@ -168,7 +171,8 @@ class View:
         self.out.print()
         self._line(
             Text(
-                f"{INDENT}{stats.emitted + stats.runs} tokens, {stats.target_calls} target calls,"
+                f"{INDENT}{counted(stats.emitted + stats.runs, 'token')},"
+                f" {counted(stats.target_calls, 'target call')},"
                 f" {stats.tokens_per_call:.2f} tokens per call",
                 "dim",
             )

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ngramspec.bench.wording import counted
 from ngramspec.cli.options import (
     add_count,
     add_drafter,
@@ -166,9 +167,10 @@ def summary(found: Sequence[Comparison], dtype: torch.dtype, tokens_per_call: fl
 
     counts = outcomes(found, dtype)
     lines = [
-        f"{len(found)} prompts: {counts['identical']} identical,"
+        f"{counted(len(found), 'prompt')}: {counts['identical']} identical,"
         f" {counts['ties']} diverge at a tie, {counts['wrong']} are wrong;"
-        f" {sum(each.tokens for each in found)} tokens the same; {tokens_per_call:.2f} per call"
+        f" {counted(sum(each.tokens for each in found), 'token')} the same;"
+        f" {tokens_per_call:.2f} per call"
     ]
     divergences = [each.divergence for each in found if each.divergence is not None]
     if divergences:

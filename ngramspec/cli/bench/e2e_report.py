@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ngramspec.bench.wording import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -32,9 +34,10 @@ def show(screen: Console, rows: Sequence[dict[str, Any]], measured: Measured) ->
     for way, reason in measured.skipped.items():
         screen.print(f"skipped: {way}: {reason}", markup=False, highlight=False)
     for way, count in measured.compiling.items():
-        screen.print(f"{way}: {count} calls repeated, something was compiled in them")
+        screen.print(f"{way}: {counted(count, 'call')} repeated, something was compiled in them")
     for task, count in measured.left_out.items():
-        screen.print(f"{task}: {count} prompts left out, their plain output is too short")
+        left_out = counted(count, "prompt")
+        screen.print(f"{task}: {left_out} left out because the plain output is too short")
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
@@ -44,8 +47,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     for task, length in dict.fromkeys((row["task"], row["length"]) for row in rows):
         same = [row for row in rows if (row["task"], row["length"]) == (task, length)]
         prompts = same[0]["prompts"]
-        title = f"{task}, {prompts} prompt{'s' * (prompts != 1)}"
-        title += f" of {length} tokens" if length else ""
+        title = f"{task}, {counted(prompts, 'prompt')}"
+        title += f" of {counted(length, 'token')}" if length else ""
         table = Table(title=title, title_justify="left")
         for name in COLUMNS:
             table.add_column(name, justify="right" if name else "left")
