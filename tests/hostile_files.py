@@ -69,7 +69,7 @@ def mutated(content: bytes, kind: FileKind, rng: np.random.Generator) -> bytearr
 
 
 def laid_out(content: bytes, kind: FileKind, parts: Sequence[bytes]) -> bytes:
-    """A file with the header's own values of ``content`` and these sections, its checksums right."""
+    """A file with the header's values of ``content`` and these sections, its checksums right."""
     broken = bytearray(content[: kind.header_size])
     for i, part in enumerate(parts):
         broken += bytes(aligned(len(broken)) - len(broken))

@@ -90,11 +90,8 @@ def run_watch(arguments: argparse.Namespace) -> int:
     recipe = with_max_file(recipe_of(arguments.corpus), arguments.max_file)
     paths = [Path(each) for each in recipe["paths"]]
     print(f"watching {', '.join(map(str, paths))}", flush=True)
-    with usable():
-        try:
-            watch(paths, arguments.corpus, lambda: build(arguments.corpus, recipe))
-        except ModuleNotFoundError as error:
-            raise UsageError(str(error)) from error
+    with usable(), installed():
+        watch(paths, arguments.corpus, lambda: build(arguments.corpus, recipe))
     return 0
 
 
@@ -150,7 +147,18 @@ def opened(path: Path) -> Iterator[Corpus]:
     """A corpus that the user names."""
     from ngramspec.stores import Corpus
 
-    yield Corpus.open(path)
+    with installed():
+        corpus = Corpus.open(path)
+    yield corpus
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Raise an ImportError, whose message says what to install, as a UsageError."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(str(error)) from error
 
 
 def build(out: Path, recipe: dict[str, Any]) -> int:
@@ -169,7 +177,7 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
     with usable():
         tokenizer = load_tokenizer(recipe.get("tokenizer"))
         paths = [Path(each) for each in recipe["paths"]]
-        try:
+        with installed():
             files = list(find_files(paths, recipe.get("glob") or (), left_out))
             with progress(console, len(files)) as (advance, stage):
                 texts = read_texts(
@@ -178,8 +186,6 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
                 corpus = Corpus.build(
                     texts, out, tokenizer=tokenizer, recipe=recipe, on_stage=stage
                 )
-        except ImportError as error:
-            raise UsageError(str(error)) from error
     left_out.show(console)
     info = corpus.info()
     print(

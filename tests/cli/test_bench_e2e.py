@@ -59,7 +59,7 @@ def test_bench_e2e_prints_writes_and_draws(loaded, tmp_path, capsys):
 def test_bench_e2e_has_texts_of_its_own(loaded, capsys):
     command = ["bench", "e2e", "--tasks", "code_edit", "--repeats", "1", "--max-new-tokens", "9"]
     assert main([*command, "--least", "200", "--lookup"]) == 0
-    assert "code_edit: 1 prompts left out" in capsys.readouterr().out
+    assert "code_edit: 1 prompt left out" in capsys.readouterr().out
 
 
 def test_bench_profile_prints_and_writes(loaded, tmp_path, capsys):
