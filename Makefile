@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make fuzz | make sanitize | make test-slow | make test-matrix
+# make demo | make test | make lint | make fuzz | make fuzz-stores | make sanitize | make test-slow | make test-matrix
 # make test-engines | make test-llama | make test-serve
 # make docs | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-engines test-llama test-serve fuzz sanitize test-slow test-matrix lint format docs bench bench-native clean
+.PHONY: demo test test-engines test-llama test-serve fuzz fuzz-stores sanitize test-slow test-matrix lint format docs bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -29,6 +29,10 @@ CASES ?=
 fuzz: $(VENV)/.built
 	PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) --seed $(SEED) \
 	    --workers $(WORKERS) $(if $(CASES),--cases $(CASES)) $(ARGS)
+
+# Broken store files, CASES of each kind, the first one made from SEED.
+fuzz-stores: $(VENV)/.built
+	PYTHONPATH=tests $(BIN)/python -m fuzz_stores --seed $(SEED) --cases $(or $(CASES),10000)
 
 # The completion server under load for SERVE_SECONDS, and the openai package for node, in build/node.
 SERVE_SECONDS ?= 300

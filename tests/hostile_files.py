@@ -1,14 +1,21 @@
-"""Broken store files: mutations with wrong checksums and with right ones, truncations."""
+"""Broken store files.
+
+Mutations with wrong checksums and with right ones, truncations, sections of other sizes and with
+other content, sparse files of many GiB, and what is not a regular file.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ngramspec.stores.file_format import FileKind, Section, checksum
+from ngramspec.stores.file_format import FileKind, Section, aligned, checksum
 
 Use = Callable[[Path, np.random.Generator], str]
 
@@ -61,22 +68,121 @@ def mutated(content: bytes, kind: FileKind, rng: np.random.Generator) -> bytearr
     return broken[: len(content)]
 
 
+def laid_out(content: bytes, kind: FileKind, parts: Sequence[bytes]) -> bytes:
+    """A file with the header's values of ``content`` and these sections, its checksums right."""
+    broken = bytearray(content[: kind.header_size])
+    for i, part in enumerate(parts):
+        broken += bytes(aligned(len(broken)) - len(broken))
+        struct.pack_into(
+            "<QQQ", broken, first_section(kind) + 24 * i, len(broken), len(part), checksum(part)
+        )
+        broken += part
+    return sealed(broken, kind)
+
+
+def parts_of(content: bytes, kind: FileKind) -> list[bytes]:
+    """The content of each section."""
+    return [content[each.offset : each.offset + each.size] for each in sections(content, kind)]
+
+
+def resized(content: bytes, kind: FileKind, rng: np.random.Generator) -> bytes:
+    """One or two sections have another size, or another content."""
+    parts = parts_of(content, kind)
+    for i in rng.integers(0, len(parts), rng.integers(1, 3)):
+        size = int(rng.choice([0, 1, 4, 63, 64, 4096, 1 << 16, 1 << 20, 3 << 20]))
+        parts[i] = [
+            lambda part, size: part[: size % (len(part) + 1)],
+            lambda part, size: part[: -size % 4096] * 3,
+            lambda part, size: bytes(size),
+            lambda part, size: b"\xff" * size,
+            lambda part, size: struct.pack("<i", 2**31 - 1) * (size // 4),
+            lambda part, size: rng.integers(0, 256, size, np.uint8).tobytes(),
+            lambda part, size: bytes(parts[int(rng.integers(0, len(parts)))]),
+            lambda part, size: hostile_names(size, rng),
+        ][rng.integers(0, 8)](parts[i], size)
+    return laid_out(content, kind, parts)
+
+
+def hostile_names(size: int, rng: np.random.Generator) -> bytes:
+    """JSON of about ``size`` bytes, which a shared store's section of names may hold."""
+    count = size // 24 + 1
+    entries = [
+        lambda i: [str(i), 0, 0, 0, 0, 0],
+        lambda i: ["", 0, 0, 0, 0, 0],
+        lambda i: ["\U0001f600" * 256, i, 0, 0, 0, 0],
+        lambda i: ["a" * 5000, 0, 0, 0, 0, 0],
+        lambda i: [],
+        lambda i: {"a": i},
+        lambda i: [[str(i)], 2**62 - 1, 2**62, -1, 1.5, None],
+    ]
+    chosen = entries[rng.integers(0, len(entries))]
+    text = json.dumps([chosen(i) for i in range(min(count, 20_000))])
+    if rng.integers(0, 4) == 0:
+        text = "[" * size
+    return text[: int(rng.choice([len(text), size + 2]))].encode()
+
+
+def write_sparse(path: Path, content: bytes, kind: FileKind, rng: np.random.Generator) -> None:
+    """A file of many GiB that takes no room: its sections are where the header says."""
+    parts = parts_of(content, kind)
+    header = bytearray(content[: kind.header_size])
+    grown = int(rng.integers(0, len(parts)))
+    end, where = len(header), []
+    for i, part in enumerate(parts):
+        begin = aligned(end)
+        end = begin + (int(rng.integers(1 << 22, 1 << 36)) & ~63 if i == grown else len(part))
+        struct.pack_into(
+            "<QQQ", header, first_section(kind) + 24 * i, begin, end - begin, checksum(part)
+        )
+        where.append(begin)
+    with open(path, "wb") as file:
+        file.write(sealed(header, kind))
+        for begin, part in zip(where, parts, strict=True):
+            file.seek(begin)
+            file.write(part)
+        file.truncate(end)
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "FIFO": os.mkfifo,
+    "directory": Path.mkdir,
+    "socket": lambda path: socket.socket(socket.AF_UNIX).bind(os.fspath(path)),
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "link to a directory": lambda path: path.symlink_to("/"),
+    "link to itself": lambda path: path.symlink_to(path),
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+}
+
+
+def write_broken(path: Path, content: bytes, kind: FileKind, rng: np.random.Generator) -> None:
+    """Write a broken file."""
+    way = rng.integers(0, 40)
+    if way == 0:
+        write_sparse(path, content, kind, rng)
+    elif way < 10:
+        path.write_bytes(resized(content, kind, rng))
+    else:
+        broken = mutated(content, kind, rng)
+        if way < 18:
+            broken = broken[: rng.integers(0, len(broken))]
+        elif way < 25:
+            broken = bytearray(sealed(broken, kind))
+        elif way < 33:
+            broken = bytearray(made_right(broken, kind))
+        path.write_bytes(broken)
+
+
 def attack(
     content: bytes, kind: FileKind, use: Use, path: Path, times: int, seed: int
 ) -> dict[str, int]:
-    """Use so many broken files; how they ended."""
-    rng = np.random.default_rng(seed)
+    """Use so many broken files; how they ended. Each is made from its own seed."""
     ends: dict[str, int] = {}
-    for _ in range(times):
-        broken = mutated(content, kind, rng)
-        way = rng.integers(0, 4)
-        if way == 0:
-            broken = broken[: rng.integers(0, len(broken))]
-        elif way == 1:
-            broken = bytearray(sealed(broken, kind))
-        elif way == 2:
-            broken = bytearray(made_right(broken, kind))
-        path.write_bytes(broken)
-        end = use(path, rng)
+    for number in range(seed, seed + times):
+        rng = np.random.default_rng(number)
+        write_broken(path, content, kind, rng)
+        try:
+            end = use(path, rng)
+        except Exception as error:
+            raise AssertionError(f"broken file of seed {number}: {error!r}") from error
         ends[end] = ends.get(end, 0) + 1
     return ends

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ngramspec
@@ -132,6 +133,44 @@ else:
 
 def test_drafters_work_where_torch_is_not_installed():
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
+
+
+WITHOUT_XXHASH = """
+import sys
+sys.modules["xxhash"] = None
+import numpy as np
+from ngramspec import Corpus, SharedStore, build_drafter
+from ngramspec.cli import main
+path, store = sys.argv[1], SharedStore()
+store["a"].add(np.arange(9, dtype=np.int32))  # needs none
+build_drafter("auto", stores=[store["a"]])
+for use in (
+    lambda: Corpus.open(path),
+    lambda: build_drafter("auto", stores=[path]),
+    lambda: store.save(path + ".ngs"),
+    lambda: SharedStore.load(sys.argv[2]),
+):
+    try:
+        use()
+    except ImportError as error:
+        assert "need xxhash: pip install numpy xxhash" in str(error), error
+    else:
+        sys.exit("xxhash is there")
+sys.exit(main(["corpus", "info", path]))
+"""
+
+
+def test_without_xxhash_stores_say_how_to_install_it(tmp_path):
+    pytest.importorskip("pydivsufsort")
+    corpus, shared = tmp_path / "c.ngc", tmp_path / "s.ngs"
+    ngramspec.Corpus.build([np.arange(9, dtype=np.int32)], corpus)
+    ngramspec.SharedStore().save(shared)
+    command = [sys.executable, "-c", WITHOUT_XXHASH, corpus, shared]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.endswith(": files of stores need xxhash: pip install numpy xxhash\n")
+    assert done.stderr.count("\n") == 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c.ngc", "s.ngs"]
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))

@@ -49,7 +49,7 @@ cdef class StoreRing:
     cdef uint32_t* heads[RING_LEVELS]
     cdef uint32_t* links[RING_LEVELS]
     cdef readonly uint64_t capacity     # codes; 0: closed
-    cdef uint64_t written       # codes ever: the next one's position
+    cdef readonly uint64_t written      # codes ever: the next one's position
     cdef uint64_t oldest        # position of the oldest code that may be read
     cdef uint64_t owner         # stream of the last code; 0: none goes on there
     cdef uint64_t owners        # streams so far

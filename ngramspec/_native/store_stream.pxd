@@ -22,3 +22,4 @@ cdef class StoreStream(StoreSource):
 
     cdef void put(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil
     cdef void flush(self) noexcept nogil
+    cdef void end_document(self) noexcept nogil

@@ -58,6 +58,33 @@ cdef class StoreStream(StoreSource):
             self.put(new, n)
         self.busy = False
 
+    def append_documents(self, codes):
+        """Add documents, int32 (n,): token ids, with BORDER before each document.
+
+        The last document goes on with what is appended next. Empty documents add nothing.
+
+        Raises:
+            TypeError: not such an array.
+            ValueError: an id below 0; nothing was added.
+        """
+        cdef const int32_t[::1] view = token_view(codes, "codes")
+        cdef const int32_t* new = start_of(view)
+        cdef Py_ssize_t i, begin = 0, n = view.shape[0], bad = first_negative(new, n)
+        if bad >= 0:
+            raise_negative(new[bad], bad)
+        if self.busy:
+            raise RuntimeError("this stream is being used by another thread")
+        self.busy = True
+        with nogil:
+            for i in range(n):
+                if new[i] == SEPARATOR:
+                    self.put(new + begin, i - begin)
+                    self.flush()
+                    self.end_document()
+                    begin = i + 1
+            self.put(new + begin, n - begin)
+        self.busy = False
+
     def publish(self):
         """Add what is left, though the document may go on."""
         if self.busy:
@@ -73,8 +100,7 @@ cdef class StoreStream(StoreSource):
 
     def end(self):
         """End the document without what is left."""
-        self.pending_n = self.have = 0
-        self.ring.end(self.owner)
+        self.end_document()
 
     def find(self, context, int most=32):
         """Places behind a context: [(position, tokens that agree), ...], the longest first.
@@ -143,6 +169,11 @@ cdef class StoreStream(StoreSource):
             (self.have - kept) * sizeof(int32_t)
         )
         self.pending_n = 0
+
+    cdef void end_document(self) noexcept nogil:
+        """Let nothing follow what was added, and drop what is pending."""
+        self.pending_n = self.have = 0
+        self.ring.end(self.owner)
 
     cdef int look(
         self, const int32_t* end, Py_ssize_t have, Found* into, int most

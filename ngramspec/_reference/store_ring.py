@@ -137,6 +137,14 @@ class StoreStream:
             if len(self.pending) == BATCH:
                 self.flush()
 
+    def append_documents(self, codes: Sequence[int]) -> None:
+        """Add documents with BORDER before each; the last one goes on."""
+        for code in codes:
+            if code == BORDER:
+                self.finish()
+            else:
+                self.append([code])
+
     def flush(self) -> None:
         """Add what is pending."""
         if self.pending:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ngramspec.bench.wording import counted
+
 WIDTH, HEIGHT, MARGIN = 640, 220, 42
 PARTS = ("draft", "forward", "other")
 MOST_STEPS = 400  # of a timeline; the later ones are left out
@@ -74,7 +76,8 @@ def timeline(steps: Sequence[Mapping[str, Any]]) -> str:
         height = step["width"] / widest * 80
         spent = ", ".join(f"{part} {1000 * step[f'{part}_seconds']:.1f} ms" for part in PARTS)
         hint = (
-            f"step {step['index']}: width {step['width']}, tokens {len(step['emitted'])}, {spent}"
+            f"step {step['index']}: {counted(step['width'], 'position')},"
+            f" {counted(len(step['emitted']), 'token')}, {spent}"
         )
         for part in PARTS:
             length = step[f"{part}_seconds"]

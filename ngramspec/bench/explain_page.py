@@ -15,6 +15,7 @@ from ngramspec.bench.explain_advice import Advice, reliability
 from ngramspec.bench.explain_charts import bars, points, timeline
 from ngramspec.bench.explain_predict import Rung, batches, by_depth, by_tier
 from ngramspec.bench.replay import BINS
+from ngramspec.bench.wording import counted
 
 DEPTHS = 12  # shown
 COLOURS = ("#1a7f37", "#0b7285", "#9a6700", "#8250df", "#bf3989", "#57606a")  # by tier, in order
@@ -90,9 +91,10 @@ def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
 def _summary(run: Run) -> str:
     stats = run.stats
     return (
-        f"Prompts: {len(run.traces)}. After the prefill: tokens {stats.emitted}, forwards"
-        f" {stats.target_calls}, tokens per forward {stats.tokens_per_call:.2f}. Drafter"
-        f" {run.settings['drafter']}, gamma {run.settings['gamma']}, tree {run.settings['tree']}."
+        f"{counted(len(run.traces), 'prompt')}, {counted(stats.emitted, 'token')} in"
+        f" {counted(stats.target_calls, 'forward')} after the prefill:"
+        f" {stats.tokens_per_call:.2f} a forward. Drafter {run.settings['drafter']},"
+        f" gamma {run.settings['gamma']}, tree {run.settings['tree']}."
     )
 
 
@@ -180,7 +182,7 @@ def tree_text(step: Mapping[str, Any]) -> str:
     """A step's draft as indented lines: accepted nodes are ticked."""
     nodes = len(step["drafted"])
     milliseconds = 1000 * (step["draft_seconds"] + step["forward_seconds"] + step["other_seconds"])
-    head = f"step {step['index']}: width {step['width']}, {milliseconds:.1f} ms"
+    head = f"step {step['index']}: {counted(step['width'], 'position')}, {milliseconds:.1f} ms"
     if not nodes:
         return f"{head}, no draft"
     parents = list(range(-1, nodes - 1)) if step["parents"] is None else step["parents"]

@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ngramspec.bench.wording import counted
 from ngramspec.cli.usage import UsageError, need_rich, usable
+from ngramspec.errors import check_int
+from ngramspec.stores.documents import MAX_FILE
 
 if TYPE_CHECKING:
     from ngramspec.stores import Corpus
@@ -38,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--jsonl", metavar="FIELD", help="every line is a JSON object with a text in FIELD"
     )
+    add_max_file(build, f"{MAX_FILE}")
     for name, run, text in (
         ("info", run_info, "what a corpus holds"),
         ("verify", run_verify, "read a whole corpus and check everything in it"),
@@ -47,6 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = commands.add_parser(name, help=text)
         command.set_defaults(run=run, prog=command.prog)
         command.add_argument("corpus", type=Path, metavar="CORPUS", help="the file")
+        if run in (run_watch, run_update):
+            add_max_file(command, "as it was built")
+
+
+def add_max_file(parser: argparse.ArgumentParser, default: str) -> None:
+    """Declare the largest file that is read."""
+    parser.add_argument(
+        "--max-file",
+        type=int,
+        metavar="MIB",
+        help=f"leave out files of more than MIB mebibytes (default: {default})",
+    )
 
 
 def run_build(arguments: argparse.Namespace) -> int:
@@ -56,27 +72,26 @@ def run_build(arguments: argparse.Namespace) -> int:
         "paths": [str(path.absolute()) for path in arguments.paths],
         "glob": arguments.glob,
         "jsonl": arguments.jsonl,
+        "max_file": MAX_FILE,
     }
-    return build(arguments.out, recipe)
+    return build(arguments.out, with_max_file(recipe, arguments.max_file))
 
 
 def run_update(arguments: argparse.Namespace) -> int:
     """Build a corpus again."""
-    return build(arguments.corpus, recipe_of(arguments.corpus))
+    recipe = with_max_file(recipe_of(arguments.corpus), arguments.max_file)
+    return build(arguments.corpus, recipe)
 
 
 def run_watch(arguments: argparse.Namespace) -> int:
     """Build a corpus again whenever the files that it was built from have changed."""
     from ngramspec.server.watch import watch
 
-    recipe = recipe_of(arguments.corpus)
+    recipe = with_max_file(recipe_of(arguments.corpus), arguments.max_file)
     paths = [Path(each) for each in recipe["paths"]]
     print(f"watching {', '.join(map(str, paths))}", flush=True)
-    with usable():
-        try:
-            watch(paths, arguments.corpus, lambda: build(arguments.corpus, recipe))
-        except ModuleNotFoundError as error:
-            raise UsageError(str(error)) from error
+    with usable(), installed():
+        watch(paths, arguments.corpus, lambda: build(arguments.corpus, recipe))
     return 0
 
 
@@ -91,6 +106,18 @@ def recipe_of(path: Path) -> dict[str, Any]:
     if not isinstance(recipe.get("paths"), list):
         raise UsageError(f"{path} was not built by ngramspec corpus build")
     return recipe
+
+
+def with_max_file(recipe: dict[str, Any], max_file: int | None) -> dict[str, Any]:
+    """A recipe with another size of the largest file; None: with the one that it has.
+
+    Raises:
+        UsageError: the size is none.
+    """
+    if max_file is None:
+        max_file = recipe.get("max_file", MAX_FILE)
+    with usable():
+        return recipe | {"max_file": check_int("--max-file", max_file, 1)}
 
 
 def run_info(arguments: argparse.Namespace) -> int:
@@ -111,7 +138,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
         except StoreFileError as error:
             print(error)
             return 1
-        print(f"{arguments.corpus}: {len(corpus):,} tokens, nothing broken")
+        print(f"{arguments.corpus}: {counted(len(corpus), 'token')}, nothing broken")
     return 0
 
 
@@ -120,7 +147,18 @@ def opened(path: Path) -> Iterator[Corpus]:
     """A corpus that the user names."""
     from ngramspec.stores import Corpus
 
-    yield Corpus.open(path)
+    with installed():
+        corpus = Corpus.open(path)
+    yield corpus
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Raise an ImportError, whose message says what to install, as a UsageError."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(str(error)) from error
 
 
 def build(out: Path, recipe: dict[str, Any]) -> int:
@@ -139,19 +177,19 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
     with usable():
         tokenizer = load_tokenizer(recipe.get("tokenizer"))
         paths = [Path(each) for each in recipe["paths"]]
-        try:
+        with installed():
             files = list(find_files(paths, recipe.get("glob") or (), left_out))
             with progress(console, len(files)) as (advance, stage):
-                texts = read_texts(advance(files), recipe.get("jsonl"), left_out)
+                texts = read_texts(
+                    advance(files), recipe.get("jsonl"), left_out, recipe["max_file"]
+                )
                 corpus = Corpus.build(
                     texts, out, tokenizer=tokenizer, recipe=recipe, on_stage=stage
                 )
-        except ImportError as error:
-            raise UsageError(str(error)) from error
     left_out.show(console)
     info = corpus.info()
     print(
-        f"{out}: {info.tokens:,} tokens of {info.documents:,} documents,"
+        f"{out}: {counted(info.tokens, 'token')} of {counted(info.documents, 'document')},"
         f" {info.bytes / info.tokens:.1f} bytes a token"
     )
     return 0

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ngramspec import DecodeStats, StepEvent, __version__
 from ngramspec.bench.measure import Row
-from ngramspec.cli.output import counted
+from ngramspec.bench.wording import counted
 from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pieces, printable
 
 STYLES = {ACCEPTED: "green", REJECTED: "red strike", CORRECTED: "bright_blue", PLAIN: ""}

@@ -59,11 +59,6 @@ def write_json(path: Path | None, fields: dict[str, Any]) -> None:
         path.write_text(json.dumps({**where, **fields}, indent=1) + "\n", encoding="utf-8")
 
 
-def counted(count: int, noun: str) -> str:
-    """A number of things, such as "1 prompt" and "1,234 prompts"."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
 def print_skipped(skipped: dict[str, str]) -> None:
     """Say which peers are not installed, and how to install them."""
     for name, install in skipped.items():

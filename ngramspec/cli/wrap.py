@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ngramspec.bench.wording import counted
 from ngramspec.cli.options import add_count, add_drafter, add_gamma, add_policy
 from ngramspec.cli.usage import UsageError
 
@@ -122,4 +123,4 @@ def group_line(group: Group) -> str:
     power = min(int(math.log10(max(group.bytes, 1))) // 3, len(UNITS) - 1)
     size = group.bytes / 1000**power
     digits = 1 if power and size < 100 else 0
-    return f"{group.files} file{'s' * (group.files != 1)}, {size:.{digits}f} {UNITS[power]}"
+    return f"{counted(group.files, 'file')}, {size:.{digits}f} {UNITS[power]}"

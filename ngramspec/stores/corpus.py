@@ -88,7 +88,8 @@ class Corpus:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         content = map_file(self.path)
-        fields, self._sections = read_header(self.path, KIND, content)
+        header = content[: KIND.header_size]
+        fields, self._sections = read_header(self.path, KIND, header, len(content))
         self._content = content
         self._fields: tuple[Any, ...] = fields
         self._checked: weakref.ref[Any] | None = None
@@ -99,8 +100,9 @@ class Corpus:
         """Open a file that ``build`` or ``ngramspec corpus build`` wrote.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: it cannot be read, or is not a regular file.
             StoreFileError: it is no corpus, or broken; the message names it and says how.
+            ImportError: xxhash is not installed.
         """
         return cls(path)
 
@@ -130,7 +132,7 @@ class Corpus:
 
         Raises:
             TypeError, ValueError: a document that cannot be used; the message has its index.
-            ImportError: pydivsufsort is not installed.
+            ImportError: pydivsufsort or xxhash is not installed.
             OSError: the file cannot be written.
         """
         if isinstance(documents, str | bytes):
@@ -189,7 +191,8 @@ class Corpus:
         Raises:
             StoreFileError: something is broken; the message says what.
         """
-        check_checksums(self.path, KIND, self._content, self._sections)
+        view = memoryview(self._content)
+        check_checksums(self.path, KIND, self._sections, lambda each: [self._part(view, each)])
         try:
             check_corpus(self.index)
         except AssertionError as error:

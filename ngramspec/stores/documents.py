@@ -9,7 +9,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from ngramspec.stores.regular_file import open_regular
+
 IGNORED = ".gitignore"
+MAX_FILE = 64  # MiB of a file
 LOOKED_AT = 8192  # bytes, for a zero among them: as git tells binary files
 
 Skipped = Callable[[Path, str], None]
@@ -41,25 +44,31 @@ def find_files(
             rules = [rule for each in _above(folder) for rule in _rules(each)]
             yield from _walk(folder, folder, rules, globs, skipped)
         else:
-            raise FileNotFoundError(f"there is no file or folder {place}")
+            raise FileNotFoundError(f"there is no regular file or folder {place}")
 
 
 def read_texts(
-    files: Iterable[Path], field: str | None = None, skipped: Skipped = lambda path, why: None
+    files: Iterable[Path],
+    field: str | None = None,
+    skipped: Skipped = lambda path, why: None,
+    max_file: int = MAX_FILE,
 ) -> Iterator[str]:
-    """The text of each file; files that hold none are left out.
+    """The text of each file; files that hold none, and larger files, are left out.
+
+    Of a file that is left out, at most its first 8 KiB are read, unless it is not UTF-8.
 
     Args:
         files: as ``find_files`` gives them.
         field: None: a file is one document. A name: every line is a JSON object, and its field of
             that name is a document.
         skipped: called with a file that was left out, and why.
+        max_file: MiB of a file that is read, >= 1.
 
     Raises:
         ValueError: a line that is no such object; the message has its number.
     """
     for path in files:
-        text = _read(path, skipped)
+        text = _read(path, skipped, max_file)
         if text is None:
             continue
         if field is None:
@@ -70,23 +79,41 @@ def read_texts(
                     yield _field(line, field, f"{path}, line {number}")
 
 
-def _read(path: Path, skipped: Skipped) -> str | None:
+def _read(path: Path, skipped: Skipped, max_file: int) -> str | None:
     try:
-        content = path.read_bytes()
+        content = _content(path, max_file)
     except OSError as error:
         skipped(path, error.strerror or "cannot be read")
         return None
-    if b"\0" in content[:LOOKED_AT]:
-        skipped(path, "binary")
-        return None
-    if not content:
-        skipped(path, "empty")
+    except ValueError as error:
+        skipped(path, str(error))
         return None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         skipped(path, "not UTF-8")
         return None
+
+
+def _content(path: Path, max_file: int) -> bytes:
+    """A file's content.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is empty, binary or too large; the message says which.
+    """
+    most = max_file << 20
+    with open_regular(path) as file:
+        content = file.read(LOOKED_AT)
+        if not content:
+            raise ValueError("empty")
+        if b"\0" in content:
+            raise ValueError("binary")
+        if os.fstat(file.fileno()).st_size <= most:
+            content += file.read(most + 1 - len(content))  # the file may be growing
+            if len(content) <= most:
+                return content
+        raise ValueError(f"larger than --max-file {max_file} MiB")
 
 
 def _field(line: str, field: str, where: str) -> str:

@@ -10,20 +10,22 @@ later is trusted for its checksum.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import os
-import secrets
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ngramspec.stores.regular_file import open_regular
+from ngramspec.stores.replaced_file import replaced
+
 ORDER = 0x0A0B0C0D  # reads as another number on a machine of the other byte order
 ALIGNED = 64
-CHUNK = 1 << 24
+WRITTEN = 1 << 24  # bytes at a time
+READ = 1 << 20
 Content = bytes | memoryview | mmap.mmap
+INSTALL = "pip install numpy xxhash"
 
 
 class StoreFileError(ValueError):
@@ -100,36 +102,25 @@ def write_file(
         file.write(header + struct.pack("<Q", checksum(header)))
 
 
-@contextlib.contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` when the block ends well, else of nothing."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        with open(beside, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
 def read_header(
-    path: Path, kind: FileKind, content: Content
+    path: Path, kind: FileKind, header: bytes, file_size: int
 ) -> tuple[tuple[Any, ...], list[Section]]:
     """The header's own values and the sections of a file, checked against each other.
 
+    Args:
+        path: of the file, for messages.
+        kind: of file.
+        header: its first ``kind.header_size`` bytes, or all of a shorter file.
+        file_size: in bytes.
+
     Raises:
         StoreFileError: the file is none of this kind, or its header is broken.
+        ImportError: xxhash is not installed.
     """
-    view = memoryview(content)
-    if bytes(view[:8]) != kind.magic:
-        raise StoreFileError(f"{path} is no {kind.name}: it begins with {bytes(view[:8])!r}")
-    if len(view) < kind.header_size:
-        raise StoreFileError(f"{path} ends in its header, after {len(view)} bytes")
-    header = bytes(view[: kind.header_size])
+    if header[:8] != kind.magic:
+        raise StoreFileError(f"{path} is no {kind.name}: it begins with {header[:8]!r}")
+    if len(header) < kind.header_size:
+        raise StoreFileError(f"{path} ends in its header, after {file_size} bytes")
     version, order, size = struct.unpack_from("<III", header, 8)
     if order != ORDER:
         raise StoreFileError(f"{path} was written on a machine of the other byte order")
@@ -143,7 +134,7 @@ def read_header(
     count = len(kind.sections)
     numbers = values[-3 * count :]
     found = [Section(*numbers[3 * i : 3 * i + 3]) for i in range(count)]
-    _check_sections(path, kind, found, len(view))
+    _check_sections(path, kind, found, file_size)
     return values[4 : -3 * count], found
 
 
@@ -151,47 +142,86 @@ def map_file(path: Path) -> mmap.mmap:
     """A file's content, mapped for reading: pages are shared between all that map it.
 
     Raises:
-        OSError: it cannot be read.
-        StoreFileError: it is empty, or no file.
+        OSError: it cannot be read, or is not a regular file.
+        StoreFileError: it cannot be mapped, for example because it is empty.
     """
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            raise StoreFileError(f"{path} is empty")
+    with open_regular(path) as file:
         try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise StoreFileError(f"{path} cannot be mapped: {error}") from error
 
 
+def chunks_of(path: Path, file: BinaryIO, section: Section) -> Iterator[bytes]:
+    """A section's bytes, read in pieces of ``READ`` bytes.
+
+    Raises:
+        StoreFileError: the file ends in the section, because it was truncated while it was read.
+    """
+    for begin in range(0, section.size, READ):
+        file.seek(section.offset + begin)
+        wanted = min(READ, section.size - begin)
+        chunk = file.read(wanted)
+        if len(chunk) < wanted:
+            raise StoreFileError(f"{path} was truncated while it was read")
+        yield chunk
+
+
 def checksum(content: Content) -> int:
     """XXH3 of bytes, 64 bits."""
-    import xxhash
+    return _checksum_of([content])
 
-    return int(xxhash.xxh3_64_intdigest(content))
+
+def _checksum_of(parts: Iterable[Content]) -> int:
+    """XXH3 of the parts one after the other, 64 bits."""
+    digest = _new_digest()
+    for part in parts:
+        digest.update(part)
+    return int(digest.intdigest())
+
+
+def _new_digest() -> Any:
+    """An XXH3 digest of 64 bits, of nothing yet.
+
+    Raises:
+        ImportError: xxhash is not installed; the message says how to install it.
+    """
+    try:
+        from xxhash import xxh3_64
+    except ImportError as error:
+        raise ImportError(f"files of stores need xxhash: {INSTALL}") from error
+    return xxh3_64()
 
 
 def check_checksums(
-    path: Path, kind: FileKind, content: Content, sections: Sequence[Section]
+    path: Path,
+    kind: FileKind,
+    sections: Sequence[Section],
+    read: Callable[[Section], Iterable[Content]],
 ) -> None:
-    """Raise a StoreFileError that names the first section with other bytes than were written."""
+    """Raise a StoreFileError that names the first section with other bytes than were written.
+
+    Args:
+        path: of the file, for messages.
+        kind: of file.
+        sections: as the header has them.
+        read: gives a section's bytes, in pieces.
+    """
     for name, section in zip(kind.sections, sections, strict=True):
-        part = memoryview(content)[section.offset : section.offset + section.size]
-        if checksum(part) != section.checksum:
+        if _checksum_of(read(section)) != section.checksum:
             raise StoreFileError(f"{path}: section {name} is broken: its checksum is another")
 
 
 def _write_section(file: BinaryIO, parts: Sequence[Any]) -> Section:
-    import xxhash
-
     file.seek(aligned(file.tell()))
-    offset, size, digest = file.tell(), 0, xxhash.xxh3_64()
+    offset, size, digest = file.tell(), 0, _new_digest()
     for part in parts:
         view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
-        for begin in range(0, len(view), CHUNK):
-            file.write(view[begin : begin + CHUNK])
-            digest.update(view[begin : begin + CHUNK])
+        for begin in range(0, len(view), WRITTEN):
+            file.write(view[begin : begin + WRITTEN])
+            digest.update(view[begin : begin + WRITTEN])
         size += len(view)
-    return Section(offset, size, digest.intdigest())
+    return Section(offset, size, int(digest.intdigest()))
 
 
 def _check_sections(path: Path, kind: FileKind, sections: Sequence[Section], size: int) -> None:
@@ -205,17 +235,3 @@ def _check_sections(path: Path, kind: FileKind, sections: Sequence[Section], siz
         end = section.offset + section.size
     if end != size:
         raise StoreFileError(f"{path} has {size} bytes, its sections end at {end}")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last, where folders can be opened."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)

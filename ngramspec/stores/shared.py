@@ -16,13 +16,13 @@ from ngramspec.draft import Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file
 from ngramspec.stores.fingerprint import fingerprint
+from ngramspec.stores.regular_file import open_regular
+from ngramspec.stores.shared_file import LEAST_BYTES, MOST_NAME, SavedStore
 from ngramspec.stores.shared_request import SharedRequest
 
 DEFAULT_BYTES = 64 << 20
-LEAST_BYTES = 4096
 MOST_BYTES = 1 << 40
 SHARE = 8  # namespaces of the default size
-MOST_NAME = 256  # characters
 WRITES = ("outputs", "all", "none")
 
 
@@ -160,6 +160,7 @@ class SharedStore:
 
         Raises:
             OSError: it cannot be written.
+            ImportError: xxhash is not installed.
         """
         shared_file.save(Path(path), self._header(), self.rings())
 
@@ -175,23 +176,27 @@ class SharedStore:
 
         Args:
             path: the file.
-            max_bytes: of all namespaces: no file decides how much memory is taken. What does not
-                fit is left out, the oldest first, which is logged.
+            max_bytes: of all namespaces: no file decides how much memory is taken. Text that does
+                not fit is left out, the oldest first, which is logged. A file with more than
+                ``max_bytes`` bytes of text or of names is refused.
             namespace_bytes: of each; None: as the store had, but at most max_bytes.
 
         Raises:
-            OSError: the file cannot be read.
-            StoreFileError: it is no such file, or broken; the message says how.
+            OSError: the file cannot be read, or is not a regular file.
+            StoreFileError: it is no such file, is broken, or is too large; the message says how.
+            ImportError: xxhash is not installed.
         """
-        header, saved = shared_file.load(Path(path))
         store = cls(max_bytes)
-        if namespace_bytes is None:
-            namespace_bytes = max(min(header.namespace_bytes, max_bytes), LEAST_BYTES)
-        check_int("namespace_bytes", namespace_bytes, LEAST_BYTES, max_bytes)
-        store.namespace_bytes = namespace_bytes
-        store.write, store.live = WRITES[header.write], bool(header.live)
-        store.tokenizer = header.tokenizer
-        shared_file.restore(Path(path), saved, store.ring, max_bytes // store.namespace_bytes)
+        with open_regular(path) as file:
+            saved = SavedStore(Path(path), file, max_bytes)
+            header = saved.header
+            if namespace_bytes is None:
+                namespace_bytes = max(min(header.namespace_bytes, max_bytes), LEAST_BYTES)
+            check_int("namespace_bytes", namespace_bytes, LEAST_BYTES, max_bytes)
+            store.namespace_bytes = namespace_bytes
+            store.write, store.live = WRITES[header.write], bool(header.live)
+            store.tokenizer = header.tokenizer
+            saved.restore(store.ring, max_bytes // namespace_bytes)
         return store
 
     def sizeof(self) -> int:

@@ -4,31 +4,36 @@
     names   JSON: for each namespace, the one used longest ago first: its name, its codes, and the
             counts of its statistics
 
-Everything in a file is checked before it is used, and it decides nothing about memory.
+A file does not decide how much memory is taken: the sizes of its sections are checked before they
+are read, they are read in pieces, and what is in them is checked before it is used.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from ngramspec._native.store_ring import BORDER, StoreRing
+from ngramspec._native.store_ring import BORDER, BYTES_PER_CODE, StoreRing
 from ngramspec._native.store_stream import StoreStream
 from ngramspec.draft import Int32
 from ngramspec.stores.file_format import (
     FileKind,
+    Section,
     StoreFileError,
     check_checksums,
-    map_file,
+    chunks_of,
     read_header,
     write_file,
 )
+from ngramspec.stores.json_list import elements_of
 
 logger = logging.getLogger("ngramspec")
 
@@ -41,7 +46,10 @@ KIND = FileKind(
 )
 COUNTS = 4  # tokens ever, look-ups, hits, accepted tokens
 MOST_COUNT = 1 << 62
-MOST_NAMES = 1 << 26  # bytes of JSON that are read
+MOST_NAME = 256  # characters of a namespace's name
+LEAST_BYTES = 4096  # memory of a namespace
+LONGEST_ENTRY = 4096  # characters: a name of 256, each escaped as two of \\uxxxx, and five numbers
+LARGER = BYTES_PER_CODE // 4  # memory of a code for each byte of it in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +70,11 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """A namespace in a file: its name, its codes int32 (n,), and its counts."""
+class Entry:
+    """A namespace in a file: its name, the number of its codes, and its counts."""
 
     name: str
-    codes: Int32
+    codes: int
     counts: tuple[int, ...]
 
 
@@ -75,7 +83,7 @@ def save(path: Path, header: Header, rings: Mapping[str, StoreRing]) -> None:
     names: list[Any] = []
     parts: list[Int32] = []
     for name, ring in rings.items():
-        pieces = pieces_of(ring)
+        pieces = list(pieces_of(ring))
         names.append([name, sum(map(len, pieces)), *ring.counts()[1:]])
         parts += pieces
     fields = (
@@ -88,97 +96,168 @@ def save(path: Path, header: Header, rings: Mapping[str, StoreRing]) -> None:
     write_file(path, KIND, fields, [text, [json.dumps(names).encode()]])
 
 
-def pieces_of(ring: StoreRing) -> list[Int32]:
-    """The codes of a namespace, in order, in pieces."""
-    pieces: list[Int32] = []
-    at = end = 0
-    while True:
-        at, codes = ring.codes(at)
-        if not len(codes):
-            return pieces
-        if at > end and pieces:  # what lay between was overwritten meanwhile
-            pieces.append(np.array([BORDER], np.int32))
-        pieces.append(codes)
-        at = end = at + len(codes)
+def pieces_of(ring: StoreRing) -> Iterator[Int32]:
+    """The codes that a namespace has when this starts, in order, in pieces.
 
-
-def load(path: Path) -> tuple[Header, list[Saved]]:
-    """The settings and the namespaces of a file, checked.
-
-    Raises:
-        OSError: it cannot be read.
-        StoreFileError: it is no shared store, or broken.
+    Codes that are overwritten before they are copied are left out. Codes that are added meanwhile
+    are not copied, so the number of pieces is bounded.
     """
-    content = map_file(path)
-    fields, sections = read_header(path, KIND, content)
-    check_checksums(path, KIND, content, sections)
-    namespace_bytes, write, live, known = fields
-    if namespace_bytes < 1 or write > 2 or live > 1:
-        raise StoreFileError(f"{path} has broken settings: {namespace_bytes}, {write}, {live}")
-    header = Header(namespace_bytes, write, live, known.hex() if any(known) else "")
-    text, names = sections
-    if names.size > MOST_NAMES:
-        raise StoreFileError(f"{path}: section names has {names.size} bytes, at most {MOST_NAMES}")
-    if text.size % 4:
-        raise StoreFileError(f"{path}: section text has {text.size} bytes, no multiple of 4")
-    codes = np.frombuffer(content, "<i4", text.size // 4, text.offset)
-    if codes.size and int(codes.min()) < 0:
-        raise StoreFileError(f"{path}: section text has a negative token id")
-    found = _names(path, content[names.offset : names.offset + names.size], len(codes))
-    ends = np.cumsum([entry[1] for entry in found], dtype=np.int64).tolist()
-    return header, [
-        Saved(entry[0], codes[end - entry[1] : end], tuple(entry[2:]))
-        for entry, end in zip(found, ends, strict=True)
-    ]
+    at, end = 0, ring.written
+    while at < end:
+        begin, codes = ring.codes(at)
+        if 0 < at < begin < end:  # what lay between was overwritten meanwhile
+            yield np.array([BORDER], np.int32)
+        codes = codes[: max(end - begin, 0)]
+        if not len(codes):
+            return
+        yield codes
+        at = begin + len(codes)
 
 
-def _names(path: Path, content: bytes, codes: int) -> list[list[Any]]:
-    """The entries of the first section, each what it should be, and as many codes as there are."""
-    try:
-        names = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise StoreFileError(f"{path}: section names is broken: {error}") from error
-    if not isinstance(names, list) or not all(map(_is_entry, names)):
-        raise StoreFileError(f"{path}: section names is broken: it holds no list of namespaces")
-    if len({entry[0] for entry in names}) < len(names):
-        raise StoreFileError(f"{path}: section names is broken: it has a name twice")
-    if sum(entry[1] for entry in names) != codes:
-        raise StoreFileError(f"{path}: section names is broken: it is not of {codes} codes")
-    return names
+class SavedStore:
+    """An opened file of a shared store, of which all but the names and the codes is checked.
 
-
-def _is_entry(entry: Any) -> bool:
-    """Whether this is a namespace: its name, its codes, its counts."""
-    if not isinstance(entry, list) or len(entry) != 2 + COUNTS:
-        return False
-    name, *counts = entry
-    named = isinstance(name, str) and 1 <= len(name) <= 256
-    return named and all(type(each) is int and 0 <= each < MOST_COUNT for each in counts)
-
-
-def restore(
-    path: Path, saved: Sequence[Saved], ring_of: Callable[[str], StoreRing], most: int
-) -> None:
-    """Add saved namespaces to a store, as far as they fit.
+    Sections of more than ``max_bytes`` bytes are refused before they are read. A code takes
+    ``LARGER`` times as much memory as it takes bytes of the file. So the file of a store can be
+    read into one with a ``LARGER``-th of its ``max_bytes``.
 
     Args:
         path: of the file, for messages.
-        saved: the namespaces, the one used longest ago first.
-        ring_of: a namespace's text, by its name.
-        most: namespaces at most.
+        file: the file, open for reading as long as this is used.
+        max_bytes: of the store that it is read into.
+
+    Attributes:
+        header: the settings of the store that was saved.
+
+    Raises:
+        OSError: the file cannot be read.
+        StoreFileError: it is no shared store, is broken, or is too large.
+        ImportError: xxhash is not installed.
     """
-    left_out = sum(len(each.codes) for each in saved[:-most])
-    for each in saved[-most:]:
-        ring = ring_of(each.name)
-        codes = each.codes[-ring.capacity + 1 :]
-        left_out += len(each.codes) - len(codes)
-        borders = np.flatnonzero(codes == BORDER)
-        for document in np.split(codes, borders):
-            tokens = document[document != BORDER]
-            if len(tokens):
-                stream = StoreStream(ring)
-                stream.append(np.ascontiguousarray(tokens, np.int32))
-                stream.finish()
-        ring.count_on(each.counts)
-    if left_out:
-        logger.warning("%s: %d tokens do not fit into the store and are left out", path, left_out)
+
+    def __init__(self, path: Path, file: BinaryIO, max_bytes: int) -> None:
+        self._path, self._file, self._max_bytes = path, file, max_bytes
+        size = os.fstat(file.fileno()).st_size
+        fields, sections = read_header(path, KIND, file.read(KIND.header_size), size)
+        namespace_bytes, write, live, known = fields
+        if namespace_bytes < 1 or write > 2 or live > 1:
+            raise StoreFileError(f"{path} has broken settings: {namespace_bytes}, {write}, {live}")
+        self.header = Header(namespace_bytes, write, live, known.hex() if any(known) else "")
+        self._text, self._names = sections
+        for name, section in zip(KIND.sections, sections, strict=True):
+            if section.size > max_bytes:
+                raise StoreFileError(
+                    f"{path}: section {name} must have at most max_bytes={max_bytes} bytes, got"
+                    f" {section.size}; pass a larger max_bytes"
+                )
+        if self._text.size % 4:
+            raise StoreFileError(
+                f"{path}: section text has {self._text.size} bytes, no multiple of 4"
+            )
+        check_checksums(path, KIND, sections, self._chunks_of)
+
+    def restore(self, ring_of: Callable[[str], StoreRing], most: int) -> None:
+        """Add the namespaces that were used last to a store, as far as they fit.
+
+        Text that does not fit is left out, the oldest first, which is logged. Memory: that of the
+        store, the entries of its namespaces, and a piece of the file.
+
+        Args:
+            ring_of: a namespace's text, by its name.
+            most: namespaces at most, >= 1.
+
+        Raises:
+            StoreFileError: the names or the codes are broken, or there are too many names.
+        """
+        entries, passed_over = self._last_entries(most)
+        codes = _Codes(self._chunks_of(self._text))
+        left_out = _count_tokens(codes.take(passed_over))
+        for entry in entries:
+            ring = ring_of(entry.name)
+            fitting = min(entry.codes, ring.capacity - 1)
+            left_out += _count_tokens(codes.take(entry.codes - fitting))
+            stream = StoreStream(ring)
+            for piece in codes.take(fitting):
+                if int(piece.min()) < 0:
+                    raise StoreFileError(f"{self._path}: section text has a negative token id")
+                stream.append_documents(piece)
+            stream.finish()
+            ring.count_on(entry.counts)
+        if left_out:
+            logger.warning(
+                "%s: the oldest text does not fit into the store; tokens left out: %d",
+                self._path,
+                left_out,
+            )
+
+    def _last_entries(self, most: int) -> tuple[Sequence[Entry], int]:
+        """The last entries, at most ``most``, and the number of codes before theirs."""
+        entries: deque[Entry] = deque(maxlen=most)
+        total = self._text.size // 4
+        most_known = LARGER * self._max_bytes // LEAST_BYTES
+        codes = 0
+        for count, entry in enumerate(self._entries(), 1):
+            if count > most_known:
+                raise StoreFileError(
+                    f"{self._path} must have at most {most_known} namespaces with max_bytes="
+                    f"{self._max_bytes}, got more; pass a larger max_bytes"
+                )
+            entries.append(entry)
+            codes += entry.codes
+        if len({entry.name for entry in entries}) < len(entries):
+            raise self._broken("it has a name twice")
+        if codes != total:
+            raise self._broken(f"it has {codes} codes, section text has {total}")
+        return entries, total - sum(entry.codes for entry in entries)
+
+    def _entries(self) -> Iterator[Entry]:
+        try:
+            for element in elements_of(self._chunks_of(self._names), LONGEST_ENTRY):
+                yield _checked_entry(element)
+        except StoreFileError:
+            raise
+        except ValueError as error:
+            raise self._broken(error) from error
+
+    def _broken(self, why: object) -> StoreFileError:
+        return StoreFileError(f"{self._path}: section names is broken: {why}")
+
+    def _chunks_of(self, section: Section) -> Iterator[bytes]:
+        return chunks_of(self._path, self._file, section)
+
+
+class _Codes:
+    """Codes that are read one after the other."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._left = np.empty(0, np.int32)
+
+    def take(self, count: int) -> Iterator[Int32]:
+        """The next ``count`` codes, in pieces."""
+        while count:
+            if not len(self._left):
+                self._left = np.frombuffer(next(self._chunks), "<i4").astype(np.int32, copy=False)
+            piece, self._left = self._left[:count], self._left[count:]
+            count -= len(piece)
+            yield piece
+
+
+def _count_tokens(pieces: Iterable[Int32]) -> int:
+    return sum(int(np.count_nonzero(piece != BORDER)) for piece in pieces)
+
+
+def _checked_entry(element: Any) -> Entry:
+    """A namespace from its element of the section names.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(element, list) or len(element) != 2 + COUNTS:
+        raise ValueError("an element is no namespace")
+    name, *numbers = element
+    if not isinstance(name, str) or not 1 <= len(name) <= MOST_NAME:
+        raise ValueError(f"a name must be a string of 1..{MOST_NAME} characters")
+    if not all(type(each) is int and 0 <= each < MOST_COUNT for each in numbers):
+        raise ValueError(f"counts must be integers in 0..{MOST_COUNT - 1}")
+    return Entry(name, numbers[0], tuple(numbers[1:]))

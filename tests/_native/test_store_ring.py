@@ -58,6 +58,13 @@ class RingMachine(RuleBasedStateMachine):
         native.append(int32(tokens * times))
         twin.append(tokens * times)
 
+    @rule(which=STREAMS, documents=st.lists(CHUNKS, max_size=4), times=st.integers(1, 3))
+    def append_documents(self, which, documents, times):
+        codes = [code for tokens in documents for code in (*tokens * times, twin_module.BORDER)]
+        native, twin = self.streams[which]
+        native.append_documents(int32(codes[:-1]))
+        twin.append_documents(codes[:-1])
+
     @rule(which=STREAMS, well=st.booleans())
     def end(self, which, well):
         for stream in self.streams[which]:
@@ -91,6 +98,7 @@ class RingMachine(RuleBasedStateMachine):
         begin, codes = self.ring.codes(0)
         assert begin == self.ring_twin.oldest
         assert codes.tolist() == self.ring_twin.codes[begin:]
+        assert self.ring.written == len(self.ring_twin.codes)
         assert self.ring.counts()[0] == self.ring_twin.tokens()
         assert self.ring.largest_id() == self.ring_twin.largest
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
 from command import exit_code
 
 from ngramspec.cli import corpus as command
+from ngramspec.server import watch
 from ngramspec.stores import Corpus
 from ngramspec.stores.corpus import KIND
 
@@ -69,6 +71,54 @@ def test_build_info_verify_update(project, tmp_path, capsys):
     assert len(Corpus.open(out)) == 30
 
 
+def test_large_files_are_left_out_when_built_and_when_built_again(project, tmp_path, capsys):
+    out, large = tmp_path / "own.ngc", project / "large.txt"
+    large.write_bytes(b"a" * ((1 << 20) + 1))
+    build = ["corpus", "build", str(out), str(project), "--glob", "*.txt"]
+    assert exit_code([*build, "--max-file", "1"]) == 0
+    assert Corpus.open(out).recipe()["max_file"] == 1
+    told = capsys.readouterr()
+    assert f"{out}: 4 tokens of 1 document," in told.out
+    assert "left out, larger than --max-file 1 MiB: 1" in told.err.replace("\n", " ")
+    for arguments, documents, max_file in (
+        ([], 1, 1),
+        (["--max-file", "2"], 2, 2),
+        ([], 2, 2),
+        (["--max-file", "1"], 1, 1),
+    ):
+        assert exit_code(["corpus", "update", str(out), *arguments]) == 0
+        assert Corpus.open(out).info().documents == documents
+        assert Corpus.open(out).recipe()["max_file"] == max_file
+
+
+@pytest.mark.parametrize(("arguments", "max_file"), [([], 64), (["--max-file", "3"], 3)])
+def test_watch_builds_with_the_largest_file_that_it_is_given(
+    project, tmp_path, monkeypatch, arguments, max_file
+):
+    out = tmp_path / "own.ngc"
+    exit_code(["corpus", "build", str(out), str(project)])
+    monkeypatch.setattr(watch, "watch", lambda paths, corpus, rebuild: rebuild())
+    assert exit_code(["corpus", "watch", str(out), *arguments]) == 0
+    assert Corpus.open(out).recipe()["max_file"] == max_file
+
+
+def test_a_corpus_whose_recipe_has_no_largest_file(project, tmp_path):
+    recipe = {"tokenizer": None, "paths": [str(project)], "glob": [], "jsonl": None}
+    Corpus.build([np.arange(9, dtype=np.int32)], tmp_path / "old.ngc", recipe=recipe)
+    assert exit_code(["corpus", "update", str(tmp_path / "old.ngc")]) == 0
+    assert Corpus.open(tmp_path / "old.ngc").recipe()["max_file"] == 64
+
+
+def test_one_token_of_one_document(tmp_path, capsys):
+    out = str(tmp_path / "c.ngc")
+    (tmp_path / "a.txt").write_text("a")
+    assert exit_code(["corpus", "build", out, str(tmp_path / "a.txt")]) == 0
+    assert exit_code(["corpus", "verify", out]) == 0
+    told = capsys.readouterr().out
+    assert ": 1 token of 1 document," in told
+    assert ": 1 token, nothing broken" in told
+
+
 def test_json_lines(tmp_path, capsys):
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"text": "one"}\n{"text": "two"}\n')
@@ -92,10 +142,13 @@ def test_verify_finds_what_is_broken(project, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["build", "{out}"], "the following arguments are required: PATH"),
-        (["build", "{out}", "{nothing}"], "there is no file or folder"),
+        (["build", "{out}", "{nothing}"], "there is no regular file or folder"),
         (["build", "{out}", "{project}", "--glob", "*.rs"], "at least one token, got none"),
         (["build", "{nothing}/x.ngc", "{project}"], "No such file"),
         (["build", "{out}", "{project}/a.py", "--jsonl", "text"], "line 1: not JSON"),
+        (["build", "{out}", "{project}", "--max-file", "0"], "--max-file must be >= 1, got 0"),
+        (["info", "{fifo}"], "not a regular file but a FIFO"),
+        (["verify", "{fifo}"], "not a regular file but a FIFO"),
         (["info", "{nothing}"], "No such file"),
         (["info", "{project}/a.py"], "is no ngramspec corpus"),
         (["verify", "{project}/a.py"], "is no ngramspec corpus"),
@@ -104,7 +157,9 @@ def test_verify_finds_what_is_broken(project, tmp_path, capsys):
 )
 def test_bad_arguments_are_one_line(project, tmp_path, arguments, message, capsys):
     Corpus.build([np.arange(9, dtype=np.int32)], tmp_path / "plain.ngc")
+    os.mkfifo(tmp_path / "fifo")
     places = {
+        "fifo": tmp_path / "fifo",
         "out": tmp_path / "out.ngc",
         "project": project,
         "nothing": tmp_path / "nothing",

@@ -10,7 +10,7 @@ import numpy as np
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.store_corpus import CorpusIndex
-from ngramspec._native.store_ring import StoreRing
+from ngramspec._native.store_ring import BORDER, StoreRing
 from ngramspec._native.store_source import StorePair
 from ngramspec._native.store_stream import StoreStream
 from ngramspec._native.value import ValueEngine
@@ -48,8 +48,15 @@ def add_text(shared: Shared, source: Any) -> None:
     source.text = [*source.text, *tokens.tolist()][-500:]
 
 
+def add_documents(shared: Shared, source: Any) -> None:
+    codes = source.tokens(source.rng.choice((3, 40, 300)))
+    codes[codes % source.rng.choice((2, 5, 100)) == 0] = BORDER
+    source.rng.choice(shared.streams).append_documents(codes)
+
+
 def add_hostile(shared: Shared, source: Any) -> None:
-    shared.streams[1].append(source.hostile())
+    add = source.rng.choice((shared.streams[1].append, shared.streams[1].append_documents))
+    add(source.hostile())
 
 
 def find_and_read(shared: Shared, source: Any) -> None:
@@ -178,6 +185,7 @@ def corpora_arguments(rng: random.Random) -> tuple[Any, ...]:
 
 SHARED_USUAL = (
     *[add_text] * 3,
+    add_documents,
     *[find_and_read] * 3,
     *[draft_from_it] * 2,
     add_hostile,

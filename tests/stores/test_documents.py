@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
+from functools import partial
 
 import pytest
 
-from ngramspec.stores.documents import find_files, read_texts
+from ngramspec.stores import documents
+from ngramspec.stores.documents import LOOKED_AT, find_files, read_texts
 
 pytest.importorskip("pathspec")
 TREE = {
@@ -94,7 +98,7 @@ def test_globs_match_names_and_paths(tree):
 
 def test_a_file_that_is_named_is_taken(tree):
     assert found(tree, [tree / "deep/other.log"])[0] == ["deep/other.log"]
-    with pytest.raises(FileNotFoundError, match="there is no file or folder .*nothing"):
+    with pytest.raises(FileNotFoundError, match="there is no regular file or folder .*nothing"):
         found(tree, [tree / "nothing"])
 
 
@@ -115,6 +119,53 @@ def test_what_is_no_text_is_left_out(tmp_path):
     assert list(texts) == ["text\n", "x"]
     assert left_out.pop("gone")
     assert left_out == {"b": "binary", "c": "not UTF-8", "d": "empty"}
+
+
+def test_large_files_are_left_out(tmp_path):
+    (tmp_path / "a").write_bytes(b"x" * (1 << 20))
+    (tmp_path / "b").write_bytes(b"x" * ((1 << 20) + 1))
+    left_out = []
+    texts = list(read_texts([tmp_path / "a", tmp_path / "b"], None, left_out_in(left_out), 1))
+    assert list(map(len, texts)) == [1 << 20]
+    assert left_out == [("b", "larger than --max-file 1 MiB")]
+
+
+def left_out_in(found):
+    return lambda path, why: found.append((path.name, why))
+
+
+def test_of_files_that_are_left_out_no_more_than_8_kib_are_read(tmp_path):
+    """Files of 4 GiB that take no room: one looks like weights, one like text."""
+    for name, begin in (("weights", b"GGUF\0"), ("text", b"x" * LOOKED_AT)):
+        with open(tmp_path / name, "wb") as file:
+            file.write(begin)
+            file.truncate(4 << 30)
+    left_out = []
+    tracemalloc.start()
+    paths = [tmp_path / "weights", tmp_path / "text"]
+    assert list(read_texts(paths, None, left_out_in(left_out))) == []
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert left_out == [("weights", "binary"), ("text", "larger than --max-file 64 MiB")]
+
+
+def test_a_file_that_grows_while_it_is_read_is_left_out(tmp_path, monkeypatch):
+    path, left_out = tmp_path / "growing", []
+    path.write_bytes(b"x" * ((1 << 20) + 1))
+    size_before = os.stat(__file__)
+    monkeypatch.setattr(documents, "open_regular", partial(open, mode="rb"))
+    monkeypatch.setattr(documents.os, "fstat", lambda descriptor: size_before)
+    assert list(read_texts([path], None, left_out_in(left_out), 1)) == []
+    assert left_out == [("growing", "larger than --max-file 1 MiB")]
+
+
+def test_a_fifo_is_left_out(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    left_out = []
+    assert list(read_texts([tmp_path / "fifo"], None, left_out_in(left_out))) == []
+    assert left_out == [("fifo", "not a regular file but a FIFO")]
+    with pytest.raises(FileNotFoundError, match="there is no regular file or folder"):
+        list(find_files([tmp_path / "fifo"]))
 
 
 def test_json_lines(tmp_path):

@@ -7,62 +7,86 @@ import struct
 
 import numpy as np
 import pytest
-from hostile_files import attack, first_section, made_right, sealed, sections, with_number
+from fuzz_stores import corpus_file, use_corpus
+from hostile_files import (
+    SPECIAL,
+    attack,
+    first_section,
+    laid_out,
+    made_right,
+    parts_of,
+    sealed,
+    sections,
+    with_number,
+)
 
-from ngramspec.stores import Corpus, StoreFileError
+from ngramspec._native.calibration import Calibration
+from ngramspec._native.value import ValueEngine
+from ngramspec.stores import Corpus, SharedStore, StoreFileError
 from ngramspec.stores.corpus import KIND
 from ngramspec.stores.file_format import aligned, checksum
 
 pytest.importorskip("pydivsufsort")
 SECTIONS = first_section(KIND)
+KINDS_OF_FILE = ("FIFO", "directory", "socket", "link to a device", "link to a directory")
 
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory) -> bytes:
-    """A file with three levels of keys and some wide intervals."""
-    rng = np.random.default_rng(0)
-    base = (rng.zipf(1.4, 6000) % 300).astype(np.int32)
-    documents = [base, base[100:900], base[50:60], np.zeros(300, np.int32)]
-    path = tmp_path_factory.mktemp("hostile") / "c.ngc"
-    Corpus.build(documents, path)
-    return path.read_bytes()
+    return corpus_file(tmp_path_factory.mktemp("hostile"))
 
 
-def use(path, rng) -> str:
-    """Do all that can be done with a file; how it ended."""
-    try:
-        corpus = Corpus.open(path)
-    except StoreFileError:
-        return "refused"
-    limit = corpus.index.limit
-    for _ in range(12):
-        context = rng.integers(0, 6, rng.integers(0, 70)).astype(np.int32)
-        length, first, end = corpus.index.longest(context)
-        assert 0 <= length <= 64
-        assert 0 <= first <= end <= len(corpus.index)
-        for token, count in corpus.continuations(context):
-            assert 0 <= token < limit
-            assert count > 0
-        for place in (first, end - 1):
-            if end > first and corpus.index.place(place) >= 0:
-                read = corpus.index.tokens_at(corpus.index.place(place), 50)
-                assert ((read >= 0) & (read < limit)).all()
-    try:
-        corpus.verify()
-    except StoreFileError:
-        return "found broken"
-    return "unharmed"
-
-
-def test_random_mutations_and_truncations(content, tmp_path):
-    ends = attack(content, KIND, use, tmp_path / "broken.ngc", 600, seed=0)
+def test_broken_files(content, tmp_path):
+    ends = attack(content, KIND, use_corpus, tmp_path / "broken.ngc", 600, seed=0)
     assert ends["refused"] > 100
     assert ends["found broken"] > 50
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_mutations(content, tmp_path):
-    attack(content, KIND, use, tmp_path / "broken.ngc", 100_000, seed=1)
+def test_a_hundred_thousand_broken_files(content, tmp_path):
+    attack(content, KIND, use_corpus, tmp_path / "broken.ngc", 100_000, seed=1000)
+
+
+@pytest.mark.parametrize("open_store", [Corpus.open, SharedStore.load])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_only_regular_files_are_opened(tmp_path, monkeypatch, open_store, name):
+    path = tmp_path / "special"
+    SPECIAL[name](path)
+    kind = {"link to a device": "a character device"}.get(name, f"a {name.split()[-1]}")
+    says = f"not a regular file but {kind}" if name in KINDS_OF_FILE else "(?i)link|no such file"
+    monkeypatch.setattr(os, "open", None)  # refused before it is opened
+    with pytest.raises(OSError, match=says):
+        open_store(path)
+
+
+@pytest.mark.parametrize("open_store", [Corpus.open, SharedStore.load])
+def test_a_path_that_becomes_a_fifo_before_it_is_opened(tmp_path, monkeypatch, open_store):
+    path, other = tmp_path / "a", tmp_path / "regular"
+    os.mkfifo(path)
+    other.write_bytes(b"x")
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", lambda name, **options: stat(other if name == path else name))
+    with pytest.raises(OSError, match="not a regular file but a FIFO"):
+        open_store(path)
+
+
+@pytest.mark.parametrize(("seed", "attempts"), [(43, 12), (111, 5)])
+def test_places_come_by_length_however_the_keys_are_broken(tmp_path, seed, attempts):
+    """A search led astray by shuffled keys may find a longer match where it expects a shorter."""
+    text = np.random.default_rng(0).integers(0, 3, 3000).astype(np.int32)
+    path = tmp_path / "c.ngc"
+    Corpus.build([text, text[100:900], np.zeros(300, np.int32)], path)
+    rng = np.random.default_rng(seed)
+    parts = parts_of(path.read_bytes(), KIND)
+    keys = np.frombuffer(parts[3], np.uint8).reshape(-1, 16)
+    parts[3] = rng.permutation(keys).tobytes()
+    path.write_bytes(laid_out(path.read_bytes(), KIND, parts))
+    corpus = Corpus.open(path)
+    for _ in range(attempts):
+        engine = ValueEngine(Calibration(), True, True, True, 2, corpus.index)
+        engine.extend(rng.integers(0, 3, 20).astype(np.int32))
+        engine.draft_tree(8)
+        engine.check_integrity()
 
 
 HAND_MADE = {
@@ -135,7 +159,7 @@ def test_a_section_of_one_value(content, tmp_path, section, value):
     broken[where.offset : where.offset + where.size] = bytes([value]) * where.size
     path = tmp_path / "broken.ngc"
     path.write_bytes(made_right(broken, KIND))
-    assert use(path, np.random.default_rng(0)) == "found broken"
+    assert use_corpus(path, np.random.default_rng(0)) == "found broken"
 
 
 def test_a_corpus_of_nothing_but_its_header(content, tmp_path):

@@ -10,6 +10,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from fuzz_stores import BYTES, filled_store, shared_file_content, use_shared
 from hostile_files import attack, first_section, made_right, sealed, sections, with_number
 from native_strategies import int32
 
@@ -18,16 +19,6 @@ from ngramspec.stores import SharedStore, StoreFileError
 from ngramspec.stores.shared_file import KIND
 
 SECTIONS = first_section(KIND)
-BYTES = 1 << 16  # of the stores that broken files are loaded into
-
-
-def filled(**options):
-    store = SharedStore(1 << 18, namespace_bytes=1 << 15, **options)
-    rng = np.random.default_rng(0)
-    for name in ("a", "b", "ünï"):
-        for n in rng.integers(1, 200, 4):
-            store[name].add(rng.integers(0, 60, n).astype(np.int32))
-    return store
 
 
 def texts(store):
@@ -36,13 +27,11 @@ def texts(store):
 
 @pytest.fixture(scope="module")
 def content(tmp_path_factory):
-    path = tmp_path_factory.mktemp("shared") / "s.ngs"
-    filled().save(path)
-    return path.read_bytes()
+    return shared_file_content(tmp_path_factory.mktemp("shared"))
 
 
 def test_what_was_saved_is_loaded(tmp_path):
-    store = filled(write="all", live=False)
+    store = filled_store(write="all", live=False)
     store["b"].request().index.find(int32([1, 2]))
     store.save(tmp_path / "s.ngs")
     again = SharedStore.load(tmp_path / "s.ngs")
@@ -71,34 +60,19 @@ def test_text_that_does_not_fit_is_left_out_the_oldest_first(tmp_path, caplog):
     assert list(small) == ["n6", "n7"]
     kept = texts(small)["n7"]
     assert kept == [BORDER, *range(7250 - len(kept) + 1, 7250)]
-    assert "do not fit into the store and are left out" in caplog.text
+    assert "does not fit into the store; tokens left out: 1710" in caplog.text
     small.check_integrity()
 
 
-def use(path, rng):
-    """Do all that can be done with a file; how it ended."""
-    try:
-        store = SharedStore.load(path, BYTES)
-    except StoreFileError:
-        return "refused"
-    assert store.sizeof() <= BYTES + 4096
-    store.check_integrity()
-    for name in store:
-        reader = store[name].index
-        for at, _ in reader.find(rng.integers(0, 60, 9).astype(np.int32)):
-            assert (reader.tokens_at(at, 20) >= 0).all()
-    return "loaded"
-
-
-def test_random_mutations_and_truncations(content, tmp_path):
-    ends = attack(content, KIND, use, tmp_path / "broken.ngs", 400, seed=0)
+def test_broken_files(content, tmp_path):
+    ends = attack(content, KIND, use_shared, tmp_path / "broken.ngs", 400, seed=0)
     assert ends["refused"] > 200
     assert ends["loaded"] > 20
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_mutations(content, tmp_path):
-    ends = attack(content, KIND, use, tmp_path / "broken.ngs", 100_000, seed=1)
+def test_a_hundred_thousand_broken_files(content, tmp_path):
+    ends = attack(content, KIND, use_shared, tmp_path / "broken.ngs", 100_000, seed=1000)
     assert ends["loaded"] > 1000
 
 
@@ -188,14 +162,14 @@ def test_another_byte_in_a_section_is_found(content, tmp_path, section):
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "s.ngs"
-    filled().save(path)
+    filled_store().save(path)
     old = path.read_bytes()
 
     def full(*_):
         raise OSError("no space left")
 
     monkeypatch.setattr(os, "fsync", full)
-    store = filled()
+    store = filled_store()
     store["c"].add(int32([1, 2, 3]))
     with pytest.raises(OSError, match="no space left"):
         store.save(path)
@@ -227,7 +201,7 @@ def save_and_die(path, step, count):
         pathlib.Path.replace = dying(pathlib.Path.replace)
     else:
         file_format._write_section = dying(file_format._write_section)
-    store = filled()
+    store = filled_store()
     store["c"].add(int32([1, 2, 3]))
     store.save(path)
 
@@ -240,7 +214,7 @@ def save_and_die(path, step, count):
 )  # fmt: skip
 def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, step, count, new):
     path = tmp_path / "s.ngs"
-    filled().save(path)
+    filled_store().save(path)
     process = multiprocessing.get_context("spawn").Process(
         target=save_and_die, args=(path, step, count)
     )
@@ -248,3 +222,6 @@ def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, step, count, new):
     process.join()
     assert process.exitcode == 9
     assert ("c" in SharedStore.load(path)) is new
+    assert len(list(tmp_path.iterdir())) == (1 if new else 2)
+    filled_store().save(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["s.ngs"]

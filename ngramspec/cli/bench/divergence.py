@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ngramspec.bench.wording import counted
 from ngramspec.cli.options import (
     add_count,
     add_drafter,
@@ -21,7 +22,7 @@ from ngramspec.cli.options import (
     load_model,
     make_speculator,
 )
-from ngramspec.cli.output import counted, write_json
+from ngramspec.cli.output import write_json
 from ngramspec.cli.usage import UsageError, check_least, usable
 
 if TYPE_CHECKING:
@@ -166,8 +167,8 @@ def summary(found: Sequence[Comparison], dtype: torch.dtype, tokens_per_call: fl
 
     counts = outcomes(found, dtype)
     lines = [
-        f"{counted(len(found), 'prompt')}; identical: {counts['identical']}, diverging at a tie:"
-        f" {counts['ties']}, wrong: {counts['wrong']};"
+        f"{counted(len(found), 'prompt')}: {counts['identical']} identical,"
+        f" {counts['ties']} diverge at a tie, {counts['wrong']} are wrong;"
         f" {counted(sum(each.tokens for each in found), 'token')} the same;"
         f" {tokens_per_call:.2f} per call"
     ]

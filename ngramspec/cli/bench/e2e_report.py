@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.output import counted
+from ngramspec.bench.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,9 +34,10 @@ def show(screen: Console, rows: Sequence[dict[str, Any]], measured: Measured) ->
     for way, reason in measured.skipped.items():
         screen.print(f"skipped: {way}: {reason}", markup=False, highlight=False)
     for way, count in measured.compiling.items():
-        screen.print(f"{way}: {counted(count, 'call')} repeated after a compilation")
+        screen.print(f"{way}: {counted(count, 'call')} repeated, something was compiled in them")
     for task, count in measured.left_out.items():
-        screen.print(f"{task}: {counted(count, 'prompt')} left out: plain output too short")
+        left_out = counted(count, "prompt")
+        screen.print(f"{task}: {left_out} left out because the plain output is too short")
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
@@ -45,7 +46,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 
     for task, length in dict.fromkeys((row["task"], row["length"]) for row in rows):
         same = [row for row in rows if (row["task"], row["length"]) == (task, length)]
-        title = f"{task}, {counted(same[0]['prompts'], 'prompt')}"
+        prompts = same[0]["prompts"]
+        title = f"{task}, {counted(prompts, 'prompt')}"
         title += f" of {counted(length, 'token')}" if length else ""
         table = Table(title=title, title_justify="left")
         for name in COLUMNS:

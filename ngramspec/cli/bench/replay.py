@@ -10,8 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ngramspec.bench.wording import counted
 from ngramspec.cli.options import add_count, add_drafters, add_gamma, add_outputs
-from ngramspec.cli.output import counted, print_paths, print_skipped, write_json
+from ngramspec.cli.output import print_paths, print_skipped, write_json
 from ngramspec.cli.usage import need_plots, usable
 from ngramspec.errors import check_int
 

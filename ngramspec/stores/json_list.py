@@ -1,0 +1,58 @@
+"""A list in JSON, one element at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+
+def elements_of(chunks: Iterator[bytes], longest: int) -> Iterator[Any]:
+    """The elements of a list as ``json.dumps`` writes it.
+
+    Memory: a chunk and one element, however many elements the list has and whatever they hold.
+
+    Args:
+        chunks: the list's text, in pieces.
+        longest: characters of an element at most.
+
+    Raises:
+        ValueError: the text is no such list, or an element is longer.
+    """
+    decode = json.JSONDecoder().raw_decode
+    text = _Text(chunks)
+    if text.ahead(3) == "[]":
+        return
+    before = "["
+    while text.ahead(2) != "]":
+        if text.ahead(len(before)) != before:
+            raise ValueError(f"{before!r} is missing before an element")
+        text.skip(len(before))
+        try:
+            element, size = decode(text.ahead(longest))
+        except RecursionError as error:
+            raise ValueError("an element is nested too deeply") from error
+        text.skip(size)
+        yield element
+        before = ", "
+
+
+class _Text:
+    """ASCII text that is read as far as it is needed."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._text, self._at = "", 0
+
+    def ahead(self, count: int) -> str:
+        """The next characters; fewer at the end of the text."""
+        while len(self._text) - self._at < count:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                break
+            self._text, self._at = self._text[self._at :] + chunk.decode("ascii"), 0
+        return self._text[self._at : self._at + count]
+
+    def skip(self, count: int) -> None:
+        """Pass over characters that were looked at."""
+        self._at += count

@@ -1,0 +1,117 @@
+"""Files that are written whole or not at all.
+
+The new content is written to a temporary file ``.NAME.xxxxxxxx.new`` in the same folder, which is
+renamed to NAME at the end. The writer holds an exclusive ``flock`` on the temporary file until it
+is renamed or removed. The kernel releases the lock when the writer's process ends, however it ends.
+So a temporary file that can be locked belongs to no writer, and the next writer of NAME removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """A new file that replaces ``path`` if the block succeeds, and is removed if it raises.
+
+    Temporary files that earlier writers of ``path`` left when they were killed are removed first.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    remove_stale(path)
+    temporary, file = _create(path)
+    with file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    _sync_folder(path.parent)
+
+
+def remove_stale(path: Path) -> None:
+    """Remove the temporary files of ``path`` that belong to no writer.
+
+    A file whose writer is alive is locked and is kept. So is a file that cannot be opened or
+    locked for any other reason, such as its permissions or a file system without ``flock``.
+    """
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.new")
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(path.parent)):
+            if name.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    _remove_unlocked(Path(entry.path))
+
+
+def _remove_unlocked(temporary: Path) -> None:
+    """Remove a temporary file under its lock.
+
+    Raises:
+        OSError: it is locked, or cannot be opened, locked or removed.
+    """
+    # NFS grants exclusive locks only on files that are open for writing.
+    descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_file_at(descriptor, temporary):
+            temporary.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _create(path: Path) -> tuple[Path, BinaryIO]:
+    """A new temporary file of ``path``, locked if the file system has ``flock``.
+
+    Until the file is locked, another process may take it for stale and remove it. Then a further
+    one is created.
+    """
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+        file = open(temporary, "xb")  # noqa: SIM115 - the caller closes it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another process is removing it
+            file.close()
+            continue
+        except OSError:  # no flock here, so that no other process can lock and remove it either
+            return temporary, file
+        if _is_file_at(file.fileno(), temporary):
+            return temporary, file
+        file.close()
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    """Whether an open regular file is the one at a path."""
+    opened = os.fstat(descriptor)
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(opened.st_mode) and os.path.samestat(opened, found)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last, where folders can be opened."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

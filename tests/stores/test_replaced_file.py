@@ -1,0 +1,180 @@
+"""Files are replaced whole, and temporary files of writers that were killed are removed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ngramspec.stores import SharedStore, replaced_file
+from ngramspec.stores.replaced_file import remove_stale, replaced
+
+TEMPORARY = ".s.ngs.0123abcd.new"
+
+
+def names(folder):
+    return sorted(each.name for each in folder.iterdir())
+
+
+def write(path, content=b"content"):
+    with replaced(path) as file:
+        file.write(content)
+
+
+def test_a_file_without_a_writer_is_removed(tmp_path):
+    (tmp_path / TEMPORARY).write_bytes(b"half")
+    write(tmp_path / "s.ngs")
+    assert names(tmp_path) == ["s.ngs"]
+
+
+OTHERS = (
+    ".s.ngs.0123abcd.new.py",
+    ".sxngs.0123abcd.new",
+    ".s.ngs.new",
+    ".s.ngs.0123ABCD.new",
+    "s.ngs.0123abcd.new",
+    ".t.ngs.0123abcd.new",
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_names_are_kept(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    write(tmp_path / "s.ngs")
+    assert names(tmp_path) == sorted([name, "s.ngs"])
+
+
+def test_what_is_no_regular_file_is_kept(tmp_path):
+    os.mkfifo(tmp_path / TEMPORARY)
+    (tmp_path / ".s.ngs.00000000.new").mkdir()
+    (tmp_path / "other").write_bytes(b"")
+    (tmp_path / ".s.ngs.11111111.new").symlink_to(tmp_path / "other")
+    remove_stale(tmp_path / "s.ngs")
+    assert len(names(tmp_path)) == 4
+
+
+def test_a_writer_in_this_process_keeps_its_file(tmp_path):
+    path = tmp_path / "s.ngs"
+    with replaced(path) as file:
+        file.write(b"first")
+        write(path, b"second")
+        assert path.read_bytes() == b"second"
+        assert len(names(tmp_path)) == 2
+    assert path.read_bytes() == b"first"
+    assert names(tmp_path) == ["s.ngs"]
+
+
+def test_a_file_that_fails_is_removed(tmp_path):
+    with pytest.raises(TypeError, match="bytes-like"):
+        write(tmp_path / "s.ngs", "text")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_file_that_is_removed_before_it_is_locked_is_written_again(tmp_path, monkeypatch, moment):
+    """Another writer may come between the creation of a temporary file and its lock."""
+    path, lock, calls = tmp_path / "s.ngs", fcntl.flock, []
+
+    def flock(file, operation):
+        calls.append(operation)
+        if len(calls) == 1 and moment == "before":
+            remove_stale(path)
+            assert names(tmp_path) == []
+        if len(calls) == 1 and moment == "after":  # while the other one holds the lock
+            raise BlockingIOError
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    write(path)
+    assert path.read_bytes() == b"content"
+    monkeypatch.undo()
+    write(path)
+    assert names(tmp_path) == ["s.ngs"]
+
+
+def test_where_files_cannot_be_locked_nothing_is_removed(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / TEMPORARY).write_bytes(b"half")
+    write(tmp_path / "s.ngs")
+    assert names(tmp_path) == [TEMPORARY, "s.ngs"]
+
+
+def test_the_file_is_locked_until_it_is_renamed(tmp_path, monkeypatch):
+    path = tmp_path / "s.ngs"
+
+    def fsync(descriptor):
+        remove_stale(path)
+
+    monkeypatch.setattr(replaced_file.os, "fsync", fsync)
+    write(path)
+    assert names(tmp_path) == ["s.ngs"]
+
+
+SAVING = """
+import sys
+from pathlib import Path
+import numpy as np
+from ngramspec.stores import SharedStore
+store = SharedStore(1 << 22, namespace_bytes=1 << 19)
+for i in range(8):
+    store[str(i)].add(np.arange(15_000, dtype=np.int32))
+print("ready", flush=True)
+while True:
+    store.save(sys.argv[1])
+"""
+
+
+def saving(path):
+    """A process that saves to a path until it is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVING, os.fspath(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_writer_in_another_process_keeps_its_file(tmp_path):
+    """The other one is stopped, wherever it is, and goes on to save after this one has."""
+    path = tmp_path / "s.ngs"
+    process = saving(path)
+    own = SharedStore(1 << 16)
+    try:
+        for _ in range(40):
+            process.send_signal(signal.SIGSTOP)
+            own.save(path)
+            process.send_signal(signal.SIGCONT)
+            SharedStore.load(path)
+        assert process.poll() is None, "its save failed"
+    finally:
+        kill(process)
+    own.save(path)
+    assert names(tmp_path) == ["s.ngs"]
+
+
+@pytest.mark.slow
+def test_kills_at_many_moments_leave_nothing_after_the_next_save(tmp_path):
+    path, own, left = tmp_path / "s.ngs", SharedStore(1 << 16), 0
+    for _ in range(60):
+        process = saving(path)
+        while not path.exists():
+            pass
+        kill(process)
+        SharedStore.load(path)
+        left += len(names(tmp_path)) - 1
+        own.save(path)
+        assert names(tmp_path) == ["s.ngs"]
+        path.unlink()
+    print(f"{left} of 60 kills left a temporary file")

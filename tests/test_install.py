@@ -1,0 +1,80 @@
+"""The install without torch and transformers that docs/engines/index.md describes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ngramspec
+
+ROOT = Path(ngramspec.__file__).parent.parent
+USE = """
+import importlib.util
+import numpy as np
+from ngramspec import Corpus, SharedStore, build_drafter
+assert importlib.util.find_spec("torch") is None
+path, shared = sys.argv[1:]
+corpus = Corpus.open(path)
+corpus.verify()
+assert corpus.continuations(np.array([4, 5], np.int32)) == [(6, 1)]
+store = SharedStore()
+store["a"].add(np.arange(20, 30, dtype=np.int32))
+store.save(shared)
+loaded = SharedStore.load(shared)
+assert loaded["a"].statistics().tokens == 10
+drafter = build_drafter("auto", stores=[path, loaded["a"]])
+for prompt, token in (([4, 5], 6), ([24, 25], 26)):
+    assert drafter.start(np.array(prompt, np.int32)).propose(1).tokens.tolist() == [token]
+"""
+
+
+def documented() -> list[list[str]]:
+    """The pip commands of the page, with this checkout in place of the released package."""
+    page = (ROOT / "docs/engines/index.md").read_text(encoding="utf-8")
+    section = page.split("## Without torch and transformers")[1].split("\n## ")[0]
+    commands = [line.split() for line in re.findall(r"^pip (.+)$", section, re.MULTILINE)]
+    return [["." if word == "ngramspec" else word for word in words] for words in commands]
+
+
+def test_the_page_says_how_to_install():
+    assert documented() == [["install", "numpy", "xxhash"], ["install", "--no-deps", "."]]
+
+
+@pytest.mark.slow
+def test_stores_work_after_the_documented_install(tmp_path):
+    pytest.importorskip("pydivsufsort")
+    source, environment = tmp_path / "source", tmp_path / "environment"
+    shutil.copytree(
+        ROOT / "ngramspec", source / "ngramspec", ignore=shutil.ignore_patterns("*.so", "*.c")
+    )
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    venv.create(environment, with_pip=True)
+    inherited = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
+
+    def run(*command: object) -> str:
+        done = subprocess.run(
+            [environment / "bin" / command[0], *command[1:]],
+            cwd=source,
+            env=inherited,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    for words in documented():
+        run("pip", *words)
+    shutil.rmtree(source / "ngramspec")  # so that the installed package is used
+    corpus = tmp_path / "c.ngc"
+    ngramspec.Corpus.build([np.arange(9, dtype=np.int32)], corpus)
+    run("python", "-c", USE, corpus, tmp_path / "s.ngs")
+    assert '"tokens": 9' in run("ngramspec", "corpus", "info", corpus)
