@@ -12,14 +12,16 @@ import torch
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import DecodeLoop, PlannedStep
 from ngramspec.stats import DecodeStats
-from ngramspec.target.joint_forward import JointResult, why_not_joint
+from ngramspec.target.joint_forward import JointResult, Share, share_of, why_not_joint
 
 
 class OpenGeneration:
     """One row, decoded as far as its caller asks for; see ``stepwise.open_generation``.
 
     Between two steps, other generations of the model may take theirs, in the same thread.
-    Not safe for several threads at once.
+    Not safe for several threads at once. torch keeps its inference mode for each thread, so every
+    part of the generation runs in the mode in which it was opened, whichever mode its caller is in.
+    A tensor that is made in the mode can be changed in place only in the mode.
 
     Args:
         run: not yet prefilled.
@@ -38,6 +40,7 @@ class OpenGeneration:
     ) -> None:
         self.stats, self.target, self.step_costs = run.stats, run.target, run.step_costs
         self._run, self._count, self._streamer = run, count, streamer
+        self._inference_mode = torch.is_inference_mode_enabled()
         self._loop = DecodeLoop(run)
         self._going, self._begun, self._closed = True, False, False
 
@@ -74,7 +77,6 @@ class OpenGeneration:
             return "no step before the prefill, or after the end"
         return why_not_joint(self.target)
 
-    @torch.no_grad()
     def step(self) -> list[int]:
         """Run the prefill, or after it the next step.
 
@@ -100,11 +102,11 @@ class OpenGeneration:
         with self._closed_by_errors():
             return self._loop.plan()
 
-    def begin_forward(self, planned: PlannedStep) -> dict[str, Any]:
-        """The arguments of the model's forward over a step's draft; errors close as before."""
+    def begin_forward(self, planned: PlannedStep) -> Share:
+        """The generation's share of a joint forward over a step's draft; errors close as before."""
         with self._closed_by_errors():
             arguments = self._loop.arguments(planned.drafts, planned.width)
-            return self.target.begin_forward(*arguments)
+            return share_of(self.target.begin_forward(*arguments))
 
     def take(self, planned: PlannedStep, result: JointResult) -> list[int]:
         """The rest of a joint step; errors close as before.
@@ -125,10 +127,17 @@ class OpenGeneration:
     @contextmanager
     def _closed_by_errors(self) -> Iterator[None]:
         try:
-            yield
+            with self._as_opened():
+                yield
         except BaseException:
             self.close()
             raise
+
+    @contextmanager
+    def _as_opened(self) -> Iterator[None]:
+        """The context that ``generate`` would have run in: no gradients, and the opening's mode."""
+        with torch.inference_mode(self._inference_mode), torch.no_grad():
+            yield
 
     def finish(self) -> None:
         """End it as if a stopping rule had fired: its text may be shared as its stores say."""
@@ -136,14 +145,14 @@ class OpenGeneration:
             self._loop.drafting.finish()
         self.close()
 
-    @torch.no_grad()
     def close(self) -> None:
         """End it, once: the cache is left as plain decoding would leave it."""
         if self._closed:
             return
         self._closed = True
         try:
-            self._loop.close()
+            with self._as_opened():
+                self._loop.close()
         finally:
             self._count(self.stats)
             if self._streamer is not None:
