@@ -309,6 +309,7 @@ class DecodeLoop:
         verdicts = [NOTHING] * len(self.rows)
         groups = [group for group in self.groups if not group.stopped]
         together = sampled is None and len(self.groups) > 1
+        before = self.groups[0].length
         try:
             with self.section(VERIFICATION):
                 if together:
@@ -322,10 +323,9 @@ class DecodeLoop:
                         else group.verify(drafts[own], logits[own], known)
                     )
                     self.last[own] = group.last
-        finally:  # an error of a streamer, say, leaves the generator where plain decoding would
-            accepted = len(self.groups[0].accepted_positions)
-            if sampled is not None and len(self.groups) == 1 and accepted:
-                sampled.rewind(accepted)
+        finally:  # after errors, too, the generator is left where the baseline leaves it
+            if sampled is not None and len(self.groups) == 1:
+                sampled.rewind(self.groups[0].length - before)
         return verdicts
 
     def count(self, drafts: list[Draft], verdicts: list[Verdict]) -> None:

@@ -39,8 +39,8 @@ def verify_side_by_side(
         row, position = at.to(logits.device, non_blocking=True).unbind(dim=1)
         scores = logits[row, position].to(dtype=torch.float32, device=going[0].device)
         cursors = [(group.cursors[0], reached) for group, reached in spots]
-        tokens = sampler.choose(processed(scores, going, sampler), cursors)
-        for group, token in zip(going, tokens.tolist(), strict=True):
+        tokens = sampler.choose_next(processed(scores, going, sampler), cursors)
+        for group, token in zip(going, tokens, strict=True):
             group.take([token])
 
 
