@@ -20,7 +20,9 @@ def open_generation(
 
     For programs that do other things between steps, such as a server with several users. The text
     is that of ``generate``. A cache that is passed as ``past_key_values`` is, after ``close``, cut
-    to the tokens that were committed, so it can be passed again with a longer text.
+    to the tokens that were committed, so it can be passed again with a longer text. The steps run
+    in the inference mode (torch.inference_mode) in which this function is called, or outside of it.
+    So they may be called in another mode, or in another thread.
 
     Args:
         model: a transformers model.

@@ -21,6 +21,7 @@ from ngramspec.draft import Float32
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32, 48, 65)
 ROW_WIDTHS = (1, 2, 3, 5, 9, 17, 33)
 MOST_POSITIONS = 4097  # of a curve
+LEAST_NOISE = 0.01  # of a time; no measurement here is better than that
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Run:
         plain_seconds, speculative_seconds: of whole calls, medians, for each prompt.
         plain_first_seconds: of calls for a single token, for each prompt: the prefill.
         row_seconds: as ``seconds``, for batches, by their rows; empty if none were asked for.
+        plain_rounds, speculative_rounds: seconds of every timed call, by prompt and round.
     """
 
     model: str
@@ -53,6 +55,8 @@ class Run:
     speculative_seconds: list[float] = field(default_factory=list)
     plain_first_seconds: list[float] = field(default_factory=list)
     row_seconds: dict[int, dict[int, float]] = field(default_factory=dict)
+    plain_rounds: list[list[float]] = field(default_factory=list)
+    speculative_rounds: list[list[float]] = field(default_factory=list)
 
     @property
     def plain_token_seconds(self) -> float:
@@ -65,6 +69,31 @@ class Run:
     def measured(self) -> float:
         """Plain seconds / speculative seconds, of all calls together."""
         return sum(self.plain_seconds) / sum(self.speculative_seconds)
+
+    @property
+    def noise(self) -> float | None:
+        """By what share of their median the rounds of equal calls differ; None: there is one round.
+
+        Each round's time is that of all prompts together. The larger of the two ranges counts,
+        that of plain calls or that of speculative ones.
+        """
+        found: list[float] = []
+        for rounds in (self.plain_rounds, self.speculative_rounds):
+            totals = [sum(times) for times in zip(*rounds, strict=True)]
+            if len(totals) < 2:
+                return None
+            found.append((max(totals) - min(totals)) / median(totals))
+        return max(*found, LEAST_NOISE)
+
+    @property
+    def noise_says(self) -> str:
+        """``noise`` in words."""
+        if self.noise is None:
+            return "There is only one timed round, so the noise is unknown; pass --repeats 3."
+        return (
+            f"Rounds of the same calls differ by up to {self.noise:.0%}. Changes up to that size"
+            " are marked as noise."
+        )
 
     def cost(self) -> Float32:
         """cost[n] of a forward of n positions, in forwards of one; see ``curve``."""
@@ -165,6 +194,8 @@ def _measure_prompt(
     run.same.append(output == said)
     run.steps += [step_of(event, number, loaded.tokenizer) for event in events]
     run.stats.add(speculator.stats)
+    run.plain_rounds.append(plain)
+    run.speculative_rounds.append(spec)
     run.plain_seconds.append(median(plain))
     run.speculative_seconds.append(median(spec))
     run.plain_first_seconds.append(min(median(first), median(plain)))

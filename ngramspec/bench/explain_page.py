@@ -13,7 +13,7 @@ from typing import Any
 from ngramspec.bench.explain import Run
 from ngramspec.bench.explain_advice import Advice, reliability
 from ngramspec.bench.explain_charts import bars, points, timeline
-from ngramspec.bench.explain_predict import Rung, batches, by_depth, by_tier
+from ngramspec.bench.explain_predict import Rung, batches, by_depth, by_tier, rung_rows
 from ngramspec.bench.replay import BINS
 from ngramspec.bench.wording import counted
 
@@ -64,7 +64,8 @@ def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
         f"<p>{escape(_summary(run))}</p>",
         "<h2>Predicted and measured speed</h2>",
         _ladder_table(rungs),
-        bars([(rung.name, rung.speed, rung.says) for rung in rungs], mark=1.0),
+        bars([(rung.name, rung.speed, rung.says) for rung in rungs if rung.resolved], mark=1.0),
+        f"<p>{escape(run.noise_says)}</p>",
         "<h2>What would help most</h2>",
         _advice_table(advice),
         *_batches(run),
@@ -99,12 +100,7 @@ def _summary(run: Run) -> str:
 
 
 def _ladder_table(rungs: Sequence[Rung]) -> str:
-    rows, before = [], None
-    for rung in rungs:
-        change = "" if before is None else f"{rung.speed - before:+.2f}"
-        rows.append((rung.name, f"{rung.speed:.2f}", change, rung.says))
-        before = rung.speed
-    return _table(("takes into account", "speed", "change", "from"), rows)
+    return _table(("takes into account", "speed", "change", "from"), rung_rows(rungs))
 
 
 def _advice_table(advice: Sequence[Advice]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.bench.explain import Run, curve
+from ngramspec.bench.explain import LEAST_NOISE, Run, curve
 from ngramspec.draft import Float32
 from ngramspec.theory.walltime import improvement_at
 
@@ -25,11 +25,15 @@ class Rung:
         name: what it takes into account, beside those before.
         speed: plain time / speculative time.
         says: what was put in, in words.
+        noise: a change from the rung before that is not larger, as a share of its speed, is noise.
+        resolved: whether the measurement gives the speed at all; if not, ``says`` tells why.
     """
 
     name: str
     speed: float
     says: str
+    noise: float = 0.0
+    resolved: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,9 @@ class Share:
 def ladder(run: Run) -> list[Rung]:
     """The predictions, from the paper's to the measured speed.
 
-    Steps after the prefill count; the last two rungs are of whole calls.
+    Steps after the prefill count; the last two rungs are of whole calls. A plain step takes longer
+    than the forward in it. If it is measured shorter by more than the noise, the machine did other
+    work during one of the two measurements, and the rungs that combine them are not resolved.
     """
     stats, steps = run.stats, decoding_steps(run.steps)
     calls = max(stats.target_calls, 1)
@@ -58,7 +64,8 @@ def ladder(run: Run) -> list[Rung]:
     tokens = stats.tokens_per_call or 1.0
     wide = float(np.mean([cost[step["width"]] for step in steps])) if steps else 1.0
     forwards = wide * one * calls
-    plain = run.plain_token_seconds
+    plain, noise = run.plain_token_seconds, run.noise or LEAST_NOISE
+    resolved = plain - one >= -noise * one
     decode = forwards + stats.draft_seconds + stats.other_seconds
     emitted = max(stats.emitted, 1)
     paper = _at_gamma(stats.alpha, gamma) / (1 + drafting)
@@ -70,21 +77,63 @@ def ladder(run: Run) -> list[Rung]:
             tokens / (1 + drafting),
             f"{tokens:.2f} tokens a step: by depth, branches, steps without a draft",
         ),
-        Rung("cost(n)", tokens / (wide + drafting), f"a forward costs {wide:.2f} on average"),
+        Rung(
+            "cost(n)", tokens / (wide + drafting), f"a forward costs {wide:.2f} on average", noise
+        ),
         Rung(
             "overhead",
             emitted * plain / decode,
             f"{1000 * stats.other_seconds / calls:.2f} ms a step outside of drafting and forwards;"
-            f" plain: {1000 * (plain - one):.2f} ms",
+            f" plain: {_overhead(plain, one, noise)}"
+            if resolved
+            else _contradiction(plain, one),
+            noise,
+            resolved,
         ),
         Rung(
             "prefill",
             whole,
             f"{stats.prefill_seconds / max(stats.runs, 1):.3f} s a call; plain:"
-            f" {sum(run.plain_first_seconds) / max(stats.runs, 1):.3f} s",
+            f" {sum(run.plain_first_seconds) / max(stats.runs, 1):.3f} s"
+            if resolved
+            else "not resolved, for the same reason",
+            noise,
+            resolved,
         ),
-        Rung("measured", run.measured, "the rest: forwards that took other times than cost(n)"),
+        Rung(
+            "measured", run.measured, "the rest: forwards that took other times than cost(n)", noise
+        ),
     ]
+
+
+def _overhead(plain: float, one: float, noise: float) -> str:
+    """A plain step's time outside of its forward, in words; no figure if the noise is larger."""
+    if plain - one <= noise * one:
+        return f"below the noise of {1000 * noise * one:.2f} ms"
+    return f"{1000 * (plain - one):.2f} ms"
+
+
+def _contradiction(plain: float, one: float) -> str:
+    return (
+        f"not resolved: a plain step took {1000 * plain:.2f} ms, its forward alone"
+        f" {1000 * one:.2f} ms; repeat on an idle machine"
+    )
+
+
+def rung_rows(rungs: Sequence[Rung]) -> list[tuple[str, str, str, str]]:
+    """(name, speed, change from the last resolved one before, what was put in) of each rung."""
+    rows, before = [], None
+    for rung in rungs:
+        speed, change = "-", "-"
+        if rung.resolved:
+            speed, change = f"{rung.speed:.2f}", ""
+            if before is not None:
+                change = f"{rung.speed - before:+.2f}"
+                if abs(rung.speed - before) <= rung.noise * before:
+                    change += " (noise)"
+            before = rung.speed
+        rows.append((rung.name, speed, change, rung.says))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

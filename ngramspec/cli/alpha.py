@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import add_count, add_device, add_model, add_outputs, load_model
-from ngramspec.cli.output import console, write_json
+from ngramspec.cli.output import console, stages, write_json
 from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
 from ngramspec.errors import check_real
 
@@ -83,12 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
     with usable():
         plan = make_plan(arguments, loaded)
     rows: list[Row] = []
-    with screen.status("") as status, usable():
+    with stages(screen) as on_stage, usable():
         for temperature in arguments.temperatures:
             names = arguments.drafter or default_drafters(temperature, arguments.draft_temperatures)
             if plan.draft_model is not None:
                 names = [*names, "draft-model"]
-            rows += measure(loaded.model, plan, temperature, names, status.update)
+            rows += measure(loaded.model, plan, temperature, names, on_stage)
     for title, table in tables(rows, plan):
         screen.print(title)
         screen.print(table)

@@ -20,7 +20,7 @@ from ngramspec.cli.options import (
     load_model,
     make_speculator,
 )
-from ngramspec.cli.output import console, write_json
+from ngramspec.cli.output import console, stages, write_json
 from ngramspec.cli.usage import UsageError, check_least, need_plots, usable, writable
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     loaded = load_model(arguments, option="MODEL")
     prompts = encoded_prompts(arguments, loaded)
-    with screen.status("") as status:
+    with stages(screen) as on_stage:
         found = explain(
             loaded,
             prompts,
@@ -81,12 +81,17 @@ def run(arguments: argparse.Namespace) -> int:
             new=arguments.tokens,
             repeats=arguments.repeats,
             rows=arguments.rows,
-            on_stage=status.update,
+            on_stage=on_stage,
         )
         if not found.traces:
             raise UsageError("the model ends after one token on every prompt; give others")
         rungs, advice = ladder(found), advise(found)
-    for table in (rung_table(rungs), acceptance_table(found), advice_table(advice)):
+    for table in (
+        rung_table(rungs),
+        found.noise_says,
+        acceptance_table(found),
+        advice_table(advice),
+    ):
         screen.print(table)
     if found.row_seconds:
         screen.print(rows_table(batches(found)))
@@ -101,6 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
         "speculative_seconds": found.speculative_seconds,
         "plain_first_seconds": found.plain_first_seconds,
         "plain_token_seconds": found.plain_token_seconds,
+        "plain_rounds": found.plain_rounds,
+        "speculative_rounds": found.speculative_rounds,
+        "noise": found.noise,
         "rungs": [asdict(rung) for rung in rungs],
         "advice": [asdict(each) for each in advice],
         "row_seconds": found.row_seconds,
@@ -150,12 +158,11 @@ def encoded_prompts(
 
 def rung_table(rungs: Sequence[Rung]) -> Table:
     """Predictions, and what each adds to the one before."""
+    from ngramspec.bench.explain_predict import rung_rows
+
     table = _table("speed to plain", ("takes into account", "speed", "change", "from"))
-    before: float | None = None
-    for rung in rungs:
-        change = "" if before is None else f"{rung.speed - before:+.2f}"
-        table.add_row(rung.name, f"{rung.speed:.2f}", change, rung.says)
-        before = rung.speed
+    for row in rung_rows(rungs):
+        table.add_row(*row)
     return table
 
 

@@ -7,7 +7,8 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,25 @@ def console() -> Console:
 
     screen = Console()
     return screen if screen.is_terminal else Console(width=WIDTH)
+
+
+@contextmanager
+def stages(screen: Console) -> Iterator[Callable[[str], None]]:
+    """Show what a command is doing, for as long as the context lasts.
+
+    On a terminal it is one line that changes. Elsewhere, each stage is a line on stderr.
+
+    Args:
+        screen: where the results go.
+
+    Yields:
+        what is called with each stage as it begins.
+    """
+    if screen.is_terminal:
+        with screen.status("") as status:
+            yield status.update
+    else:
+        yield lambda stage: print(stage, file=sys.stderr, flush=True)
 
 
 def write_json(path: Path | None, fields: dict[str, Any]) -> None:

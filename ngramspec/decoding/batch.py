@@ -72,11 +72,12 @@ class Batch:
             sampled: the target's tokens at all n + 1 positions; None: they are sampled one
                 position after another, as far as the drafts agree.
         """
+        before = self.groups[0].length
         try:
             self._walk(drafts, logits, sampled)
-        finally:  # an error in a streamer leaves the generator where the baseline would
-            if sampled is not None and len(self.groups) == 1 and self.positions:
-                sampled.rewind(self.positions)
+        finally:  # after errors as well, the generator is left where the baseline leaves it
+            if sampled is not None and len(self.groups) == 1:
+                sampled.rewind(self.groups[0].length - before)
         return [verdict for group in self.groups for verdict in group.verdicts()]
 
     def _walk(

@@ -178,8 +178,7 @@ class Group:
         Raises:
             RuntimeError: a row's scores were no distribution.
         """
-        rows = zip(tokens, self.finished, strict=True)
-        if min((token for token, ended in rows if not ended), default=0) < 0:
+        if min(tokens) < 0:
             raise RuntimeError(
                 "the target's scores are no distribution: NaN, or -inf for every token, at"
                 f" position {self.length}"

@@ -22,7 +22,7 @@ from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.decoding.recorder import Step
 from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.joint_forward import JointForward, share_of
+from ngramspec.hf_model.joint_forward import JointForward, Share
 from ngramspec.hf_model.joint_probe import why_not_tried
 
 Added = list[int] | Exception
@@ -35,13 +35,13 @@ class _Row:
     Attributes:
         generation: whose step it is.
         proposed: its step, once it has drafted; None: it has not.
-        inputs: of its forward.
+        share: of the joint forward, once it has begun.
         added: what the step added to it, or the error that closed it.
     """
 
     generation: OpenGeneration
     proposed: Step | None = None
-    inputs: dict[str, Any] = field(default_factory=dict)
+    share: Share | None = None
     added: Added = field(default_factory=list)
 
     @property
@@ -153,12 +153,13 @@ class JointSteps:
         began = perf_counter()
         for row in going:
             with row.own_errors():
-                row.inputs = row.generation.begin_forward(row.step)
-        going = [row for row in going if row.inputs]
+                row.share = row.generation.begin_forward(row.step)
+        going = [row for row in going if row.share is not None]
         if not going:
             return
         hidden = any(row.generation.target.wants_hidden for row in going)
-        results = JointForward(self._model, [share_of(row.inputs) for row in going]).run(hidden)
+        shares = [row.share for row in going if row.share is not None]
+        results = JointForward(self._model, shares).run(hidden)
         forwarded = perf_counter()
         for row, result in zip(going, results, strict=True):
             with row.own_errors():

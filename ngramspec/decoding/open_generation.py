@@ -17,7 +17,7 @@ from ngramspec.decoding.recorder import Step
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.joint_forward import JointResult, why_not_joint
+from ngramspec.hf_model.joint_forward import JointResult, Share, share_of, why_not_joint
 from ngramspec.hf_model.support import check_request
 from ngramspec.stats import DecodeStats
 
@@ -26,7 +26,9 @@ class OpenGeneration:
     """One row, decoded as far as its caller asks for; see ``stepwise.open_generation``.
 
     Between two steps, other generations of the model may take theirs, in the same thread.
-    Not safe for several threads at once.
+    Not safe for several threads at once. torch keeps its inference mode for each thread, so every
+    part of the generation runs in the mode in which it was opened, whichever mode its caller is in.
+    A tensor that is made in the mode can be changed in place only in the mode.
 
     Args:
         run: not yet prefilled.
@@ -45,6 +47,7 @@ class OpenGeneration:
     ) -> None:
         self.stats, self.target, self.step_costs = run.stats, run.target, run.step_costs
         self._run, self._count, self._streamer = run, count, streamer
+        self._inference_mode = torch.is_inference_mode_enabled()
         self._loop = DecodeLoop(run)
         self._going, self._begun, self._closed = True, False, False
         self._open_step: OpenStep | None = None  # a joint step before its forward
@@ -82,7 +85,6 @@ class OpenGeneration:
             return "no step before the prefill, or after the end"
         return why_not_joint(self.target)
 
-    @torch.no_grad()
     def step(self) -> list[int]:
         """Run the prefill, or after it the next step.
 
@@ -109,10 +111,10 @@ class OpenGeneration:
             self._open_step = self._loop.step()
             return next(self._open_step)
 
-    def begin_forward(self, step: Step) -> dict[str, Any]:
-        """The arguments of the model's forward over a step's draft; errors close as before."""
+    def begin_forward(self, step: Step) -> Share:
+        """The generation's share of a joint forward over a step's draft; errors close as before."""
         with self._closed_by_errors():
-            return self.target.begin_forward(*self._loop.arguments(step))
+            return share_of(self.target.begin_forward(*self._loop.arguments(step)))
 
     def end_step(self, result: JointResult) -> list[int]:
         """The second half of a joint step, after its forward; errors close as before.
@@ -133,10 +135,17 @@ class OpenGeneration:
     @contextmanager
     def _closed_by_errors(self) -> Iterator[None]:
         try:
-            yield
+            with self._as_opened():
+                yield
         except BaseException:
             self.close()
             raise
+
+    @contextmanager
+    def _as_opened(self) -> Iterator[None]:
+        """The context that ``generate`` would have run in: no gradients, and the opening's mode."""
+        with torch.inference_mode(self._inference_mode), torch.no_grad():
+            yield
 
     def finish(self) -> None:
         """End it as if a stopping rule had fired: its text may be shared as its stores say."""
@@ -144,14 +153,14 @@ class OpenGeneration:
             self._loop.drafting.finish()
         self.close()
 
-    @torch.no_grad()
     def close(self) -> None:
         """End it, once: the cache is left as plain decoding would leave it."""
         if self._closed:
             return
         self._closed = True
         try:
-            self._loop.close()
+            with self._as_opened():
+                self._loop.close()
         finally:
             self._count(self.stats)
             if self._streamer is not None:

@@ -37,10 +37,11 @@ def draw_at_depths(
         generator: of the same device.
 
     Returns:
-        (int64 (rows, positions) tokens; the generator's states after 1, 2, ... samples).
+        (int64 (rows, positions) tokens; the generator's states after 0, 1, 2, ... samples).
     """
     rows, _, vocab = target_probs.shape
-    noise, states = target_probs.new_empty((max(map(max, depths)) + 1, rows, vocab)), []
+    noise = target_probs.new_empty((max(map(max, depths)) + 1, rows, vocab))
+    states = [generator.get_state()]
     for of_depth in noise:
         of_depth.exponential_(generator=generator)
         states.append(generator.get_state())

@@ -103,7 +103,7 @@ class SampledTokens:
     Attributes:
         tokens: for each row one for each position.
         beside: what came to the host with them, int32 (rows, positions, n), or None.
-        states: the generator's state after the samples of each depth, or None.
+        states: the generator's states after the samples of 0, 1, 2, ... depths, or None.
         generator: whose states they are.
     """
 
@@ -113,11 +113,9 @@ class SampledTokens:
     generator: torch.Generator | None = None
 
     def rewind(self, committed: int) -> None:
-        """Set the generator back to where plain sampling of ``committed`` >= 1 tokens leaves it."""
-        if self.states is None or self.generator is None:
-            return
-        if committed < len(self.states):
-            self.generator.set_state(self.states[committed - 1])
+        """Set the generator back to where the baseline's sampling of so many tokens leaves it."""
+        if self.states is not None and self.generator is not None:
+            self.generator.set_state(self.states[committed])
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +205,7 @@ class TokenSampler:
         if sampled is None:
             scores = self._scores(groups, logits)
             spots = [(cursor, _position(group)) for group in groups for cursor in group.cursors]
-            tokens = self.choose(scores, spots).tolist()
+            tokens = self.choose_next(scores, spots)
             return [tokens] if len(groups) == 1 else [[token] for token in tokens]
         if self.record:
             self._scores(groups, logits)
@@ -225,6 +223,25 @@ class TokenSampler:
     def _ignores(self, cursors: Sequence[DraftCursor]) -> bool:
         """Whether the tokens are independent of what was drafted."""
         return all(self.rule.ignores(cursor.draft) for cursor in cursors)
+
+    def choose_next(
+        self, scores: torch.Tensor, spots: Sequence[tuple[DraftCursor, int]]
+    ) -> list[int]:
+        """The rule's tokens at the positions that some rows have reached, on the host.
+
+        ``torch.multinomial`` checks all rows before it draws. On a CPU this is done here too: if a
+        row's scores are no distribution, all tokens are -1 and nothing is drawn. On other devices,
+        where the check would be a transfer, only that row's token is -1.
+
+        Args:
+            scores: float32 (m, vocab), processed.
+            spots: of m rows, as in ``choose``.
+        """
+        checks = self.rule.do_sample and scores.device.type == "cpu"
+        if checks and not scores.amax(dim=-1).isfinite().all():
+            return [-1] * len(spots)
+        tokens: list[int] = self.choose(scores, spots).tolist()
+        return tokens
 
     def choose(
         self, scores: torch.Tensor, spots: Sequence[tuple[DraftCursor, int]]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from itertools import count
+
 import numpy as np
 import pytest
+from forced_text import tiny_loaded
 
 from ngramspec import Speculator
-from ngramspec.bench.explain import Run
+from ngramspec.bench.explain import Run, explain
 from ngramspec.bench.explain_advice import advise, reliability, with_store
 from ngramspec.bench.explain_page import first_rejected, page, tree_text
 from ngramspec.bench.explain_predict import (
@@ -16,6 +20,7 @@ from ngramspec.bench.explain_predict import (
     by_depth,
     judged,
     ladder,
+    rung_rows,
 )
 from ngramspec.bench.traces import Trace
 from ngramspec.stats import DecodeStats, TierStats
@@ -106,6 +111,76 @@ def test_prefill_is_the_last_part():
     speeds = {rung.name: rung.speed for rung in ladder(run)}
     assert speeds["prefill"] == pytest.approx(speeds["measured"])
     assert speeds["prefill"] < speeds["overhead"]
+
+
+def test_a_plain_step_shorter_than_its_forward_is_not_resolved():
+    """As on a busy machine: the forwards alone took twenty times as long as in the calls."""
+    run = ideal_run()
+    run.seconds = {n: 20 * seconds for n, seconds in run.seconds.items()}
+    rungs = {rung.name: rung for rung in ladder(run)}
+    assert [name for name, rung in rungs.items() if not rung.resolved] == ["overhead", "prefill"]
+    assert rungs["overhead"].says == (
+        "not resolved: a plain step took 10.00 ms, its forward alone 200.00 ms; repeat on an idle"
+        " machine"
+    )
+    rows = {row[0]: row for row in rung_rows([*rungs.values()])}
+    assert rows["overhead"][1:3] == rows["prefill"][1:3] == ("-", "-")
+    change = run.measured - rungs["cost(n)"].speed
+    assert rows["measured"][2] == f"{change:+.2f} (noise)"
+    html = page(run, ladder(run), [])
+    assert "not resolved" in html
+    for text in (html, str(rows)):
+        assert not re.search(r"-\d+\.\d+ ms", text)
+
+
+@pytest.mark.parametrize(
+    ("plain", "says"),
+    [
+        (1.05, "plain: 0.50 ms"),
+        (1.01, "plain: below the noise of 0.20 ms"),
+        (0.99, "plain: below the noise of 0.20 ms"),
+        (0.97, "not resolved"),
+    ],
+)
+def test_a_part_below_the_noise_has_no_figure(plain, says):
+    run = ideal_run()
+    run.plain_seconds = [plain * run.plain_seconds[0]]
+    run.plain_rounds = run.speculative_rounds = [[0.49, 0.5, 0.5]]
+    assert run.noise == pytest.approx(0.02)
+    overhead = next(rung for rung in ladder(run) if rung.name == "overhead")
+    assert says in overhead.says
+    assert overhead.resolved == (says != "not resolved")
+
+
+def test_noise_is_the_range_of_the_rounds():
+    run = ideal_run()
+    assert run.noise is None
+    assert "only one timed round" in run.noise_says
+    run.plain_rounds = [[1.0, 1.5, 1.0], [2.0, 1.5, 2.6]]  # 3.0, 3.0, 3.6 together
+    run.speculative_rounds = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    assert run.noise == pytest.approx(0.2)
+    assert "differ by up to 20%" in run.noise_says
+    run.plain_rounds = run.speculative_rounds
+    assert run.noise == 0.01
+
+
+def test_every_round_of_a_run_is_kept(monkeypatch):
+    """By a clock that goes on by a second at each look."""
+    now = count()
+    monkeypatch.setattr("ngramspec.bench.explain.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(
+        "ngramspec.bench.explain.forward_seconds",
+        lambda model, context, widths, *rest: dict.fromkeys(widths, 2.0),
+    )
+    stages = []
+    prompts = [("a", [5, 6, 7, 5, 6, 7]), ("b", [8, 9, 8, 9])]
+    found = explain(
+        tiny_loaded(), prompts, Speculator("copy"), new=8, repeats=3, on_stage=stages.append
+    )
+    assert found.plain_rounds == found.speculative_rounds == [[1.0] * 3] * 2
+    assert found.noise == 0.01
+    assert "prompt 2 of 2: whole calls" in stages
+    assert not {rung.name: rung.resolved for rung in ladder(found)}["overhead"]
 
 
 def test_costs_between_and_beyond_the_measured():

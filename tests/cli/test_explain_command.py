@@ -6,12 +6,15 @@ import json
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from io import StringIO
 
 import pytest
 from command import exit_code
 from forced_text import tiny_loaded
+from rich.console import Console
 
 from ngramspec.cli import main
+from ngramspec.cli.output import stages
 
 SHORT = ["--tokens", "12", "--repeats", "1", "--count", "2"]
 VOID = {"meta", "rect", "line", "circle"}
@@ -75,6 +78,28 @@ def test_explain_prints_writes_and_draws(loaded, prompts, tmp_path, capsys):
     assert parser.open == []
     assert parser.classes.count("step") == len(written["steps"])
     assert main(["plot", "1", "--run", str(out), "--plots", str(plots)]) == 0
+
+
+def test_progress_is_a_line_for_each_stage_without_a_terminal(loaded, prompts, capsys):
+    assert main(["explain", *prompts, *SHORT, "--rows", "2"]) == 0
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [
+        "prompt 1 of 2: forwards",
+        "prompt 1 of 2: whole calls",
+        "prompt 2 of 2: forwards",
+        "prompt 2 of 2: whole calls",
+        "forwards of 2 rows",
+    ]
+    assert "\r" not in told.out + told.err
+    assert "only one timed round" in told.out
+
+
+def test_progress_is_one_line_on_a_terminal(capsys):
+    file = StringIO()
+    with stages(Console(file=file, force_terminal=True)) as on_stage:
+        on_stage("one")
+    assert capsys.readouterr().err == ""
+    assert file.getvalue()
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import torch
 
 from ngramspec import DecodeStats
 from ngramspec.bench.divergence import Comparison
+from ngramspec.bench.wording import counted
 from ngramspec.cli.bench import divergence, e2e_report
 from ngramspec.cli.demo_view import View
-from ngramspec.cli.output import counted
 
 
 def test_a_noun_agrees_with_its_number():

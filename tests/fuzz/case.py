@@ -31,13 +31,18 @@ class Case:
         options: arguments of ``generate``.
         as_config: whether options are given as a GenerationConfig.
         processors, criteria: names of user's own, see ``watchers``.
-        streamer: whether one is given.
+        streamer: whether one is given; "raises": one that raises.
         drafter: see ``drafters``.
         settings: other arguments of the Speculator.
         reference: text for drafters: "", "prompt", or "beyond": ids that the model does not know.
         swap: another drafter, set at the third step; or "".
         entry: "generate", "hook" (custom_generate=), "enabled", "overlapping" (two blocks of
-            enabled that end in the order they began), "generator" (a torch.Generator of its own).
+            enabled that end in the order they began), "generator" (a torch.Generator of its own),
+            "stepwise" (open_generation, one row).
+        mode: torch's inference mode: "" for none, "calls" in it, "inputs" made in it, "both", or
+            "turns": the first turn's call outside and the second one's in it.
+        steps: of "stepwise": "" in the mode of the opening, "outside", "inside", "mixed", or
+            "joint": mixed, together with another generation that was opened in the other mode.
     """
 
     seed: int = 0
@@ -56,12 +61,14 @@ class Case:
     as_config: bool = False
     processors: tuple[str, ...] = ()
     criteria: tuple[str, ...] = ()
-    streamer: bool = False
+    streamer: bool | str = False
     drafter: str = "auto"
     settings: dict[str, Any] = field(default_factory=dict)
     reference: str = ""
     swap: str = ""
     entry: str = "generate"
+    mode: str = ""
+    steps: str = ""
 
     @property
     def samples(self) -> bool:
@@ -90,7 +97,7 @@ class Case:
         for name in ("attention", "dtype", "default_dtype", "prompt_dtype", "mask", "inputs"):
             if getattr(self, name) != getattr(default, name):
                 yield f"{name} {getattr(self, name)}"
-        for name in ("cache", "turns", "entry", "reference"):
+        for name in ("cache", "turns", "entry", "reference", "mode", "steps"):
             if getattr(self, name) != getattr(default, name):
                 yield f"{name} {getattr(self, name)}"
         yield f"drafter {self.drafter.partition('(')[0] or 'auto'}"
@@ -103,6 +110,7 @@ class Case:
         yield from (f"criterion {each}" for each in self.criteria)
         yield from (f"{name}={value}" for name, value in self.settings.items())
         yield from ("streamer",) if self.streamer else ()
+        yield from ("streamer raises",) if self.streamer == "raises" else ()
         yield from ("as config",) if self.as_config else ()
 
 

@@ -139,5 +139,6 @@ def _watchers(case: Case, log: Log) -> dict[str, Any]:
             [Criterion(each, case.seed, log) for each in case.criteria]
         )
     if case.streamer:
-        own["streamer"] = Streamer(log)
+        at = random.Random(f"streamer {case.seed}").randrange(1, 14)
+        own["streamer"] = Streamer(log, at if case.streamer == "raises" else None)
     return own

@@ -179,4 +179,28 @@ KEPT: dict[str, Case] = {
         drafter="liar",
         settings={"gamma": 8},
     ),
+    "a generation opened in inference mode and stepped outside": Case(
+        entry="stepwise", mode="calls", steps="outside", options={"max_new_tokens": 40}
+    ),
+    "joint steps of generations that were opened in different modes": Case(
+        seed=3, entry="stepwise", mode="both", steps="joint", drafter="half"
+    ),
+    "scores without a distribution, before which nothing is drawn": Case(
+        seed=2,
+        options={"max_new_tokens": 16, "do_sample": True},
+        processors=("nothing",),
+        drafter="half",
+    ),
+    "a row of a batch without a distribution": Case(
+        seed=4,
+        prompts=(PROMPT, (7, 8, 9, 7, 8)),
+        options={"max_new_tokens": 16, "do_sample": True},
+        processors=("nan row",),
+    ),
+    "ids that plain decoding looks up and does not find": Case(
+        prompts=((10, 28, 10, 28, 10, 28), (35, 29)),
+        turns=2,
+        options={"max_new_tokens": 8, "num_beams": 4, "return_dict_in_generate": True},
+        criteria=("rows",),
+    ),
 }

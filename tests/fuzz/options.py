@@ -50,6 +50,7 @@ RULES = {
     "low_memory": lambda rng: True,
 }
 CACHES = ("static", "static", "static", "dynamic", "offloaded_static", "hybrid", "offloaded")
+MODES = ("calls", "inputs", "both", "turns")
 RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -71,14 +72,18 @@ def draw(seed: int) -> Case:
         "prompt_dtype": _rare(rng, 0.03, ("int32",), "int64"),
         "inputs": _inputs(rng, family),
         "as_config": rng.random() < 0.15,
-        "streamer": rng.random() < 0.15,
+        "streamer": rng.choices((False, True, "raises"), (84, 13, 3))[0],
         "processors": _some(rng, 0.15, watchers.PROCESSORS),
         "criteria": _some(rng, 0.12, watchers.CRITERIA),
         "reference": _rare(rng, 0.08, ("prompt", "beyond"), ""),
         "entry": rng.choices(
-            ("generate", "hook", "enabled", "overlapping", "generator"), (60, 20, 12, 2, 6)
+            ("generate", "hook", "enabled", "overlapping", "generator", "stepwise"),
+            (50, 18, 10, 2, 6, 14),
         )[0],
+        "mode": _rare(rng, 0.25, MODES, ""),
     }
+    if case["entry"] == "stepwise":
+        _draw_steps(rng, case, options)
     case["drafter"], case["settings"], case["swap"] = drafters.draw(rng)
     if not models.encodes(family) and not models.images_of(family):
         case["cache"] = _rare(rng, 0.16, ("dynamic", "static", "begun", "whole"), "own")
@@ -90,6 +95,15 @@ def draw(seed: int) -> Case:
     if case["entry"] == "hook" and case["streamer"]:
         case["streamer"] = False  # transformers does not pass it on
     return Case(options=options, **case)
+
+
+def _draw_steps(rng: random.Random, case: dict[str, Any], options: dict[str, Any]) -> None:
+    """A case of one row, and of what a generation tells of itself between its steps."""
+    case["steps"] = rng.choice(("", "outside", "inside", "mixed", "mixed", "joint", "joint"))
+    case["prompts"] = case["prompts"][:1]
+    beams = ("num_beams", "num_return_sequences", "length_penalty", "early_stopping")
+    for name in (*beams, "return_dict_in_generate", *RETURNED):
+        options.pop(name, None)
 
 
 def _prompts(rng: random.Random) -> tuple[tuple[int, ...], ...]:

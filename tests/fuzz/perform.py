@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 import ngramspec
-from fuzz import state
+from fuzz import state, stepwise
 from fuzz.case import Case
 from fuzz.drafters import drafter_of
 from fuzz.inputs import arguments, next_turn
@@ -115,6 +116,11 @@ def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
                 if case.entry == "overlapping":
                     second.__exit__(None, None, None)
 
+    elif case.entry == "stepwise":
+
+        def call(**kwargs: Any) -> Any:
+            return stepwise.drained(case, model, speculator, kwargs | extra)
+
     else:
 
         def call(**kwargs: Any) -> Any:
@@ -154,7 +160,8 @@ def _perform(
     generator: torch.Generator | None = None,
 ) -> Side:
     try:
-        kwargs = arguments(case, model, side.log)
+        with mode_of("inputs", case):
+            kwargs = arguments(case, model, side.log)
     except Exception as error:
         raise NotAsked(f"{type(error).__name__}: {error}") from error
     mask = kwargs.get("attention_mask")
@@ -165,7 +172,8 @@ def _perform(
     for turn in range(case.turns):
         before = state.of_arguments(kwargs)
         try:
-            output = call(**kwargs)
+            with mode_of("calls", case, turn):
+                output = call(**kwargs)
         except Exception as error:
             side.error = error
             break
@@ -176,7 +184,8 @@ def _perform(
         if turn + 1 < case.turns:
             if getattr(output, "past_key_values", None) is None or model.config.is_encoder_decoder:
                 break
-            kwargs = next_turn(case, output, {"attention_mask": mask}, side.log)
+            with mode_of("inputs", case, turn):
+                kwargs = next_turn(case, output, {"attention_mask": mask}, side.log)
     if state.of_process() != process:
         side.changed.append("the process's random states or modes")
     now = torch.get_rng_state()
@@ -187,6 +196,12 @@ def _perform(
     if cache is not None and side.outputs and side.error is None:
         side.on = _continued(case, model, side.sequences, cache, mask)
     return side
+
+
+def mode_of(what: str, case: Case, turn: int = 0) -> AbstractContextManager[Any]:
+    """The inference mode of a turn's "calls" or "inputs", or the absence of one."""
+    inside = case.mode in (what, "both") or (case.mode == "turns" and what == "calls" and turn > 0)
+    return torch.inference_mode() if inside else nullcontext()
 
 
 def _continued(case: Case, model: Any, ids: torch.Tensor, cache: Any, mask: Any) -> Any:

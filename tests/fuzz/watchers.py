@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 Log = list[tuple[Any, ...]]
-PROCESSORS = ("watch", "stateful", "history", "in place", "forbid last", "raises", "column bias")
+PROCESSORS = (
+    *("watch", "stateful", "history", "in place", "forbid last", "raises", "column bias"),
+    *("nothing", "nan row"),
+)
 CRITERIA = ("watch", "bool", "rows", "column", "scores", "raises", "list")
 
 
 class Processor:
-    """A logits processor of a kind; "stateful" and "raises" count their calls."""
+    """A logits processor of a kind; some count their calls."""
 
     def __init__(self, kind: str, seed: int, log: Log) -> None:
         self.kind, self.log, self.calls = kind, log, 0
@@ -38,6 +41,11 @@ class Processor:
             scores = scores.scatter(1, last, -float("inf"))
         elif self.kind == "column bias":  # rows look at one another
             scores = scores + scores.mean(dim=0, keepdim=True)
+        elif self.calls == self.at and self.kind == "nothing":
+            scores = torch.full_like(scores, -float("inf"))
+        elif self.calls == self.at and self.kind == "nan row":
+            scores = scores.clone()
+            scores[self.at % len(scores), 3] = float("nan")
         return scores
 
 
@@ -68,12 +76,15 @@ class Criterion:
 
 
 class Streamer:
-    """Writes down every ``put`` and ``end``."""
+    """Writes down every ``put`` and ``end``; it raises at the put ``last``."""
 
-    def __init__(self, log: Log) -> None:
-        self.log = log
+    def __init__(self, log: Log, last: int | None = None) -> None:
+        self.log, self.last, self.puts = log, last, 0
 
     def put(self, value: torch.Tensor) -> None:
+        self.puts += 1
+        if self.puts == self.last:
+            raise OSError("the streamer raises")
         self.log.append(("put", tuple(value.shape), str(value.dtype), value.tolist()))
 
     def end(self) -> None:

@@ -287,7 +287,7 @@ def test_drawing_ahead_is_drawing_one_after_another():
             rows = [row for row in range(2) if [depths[row][at] for at in path] == [0, 1, 2]]
             rows = rows or [0, 1]
             assert torch.equal(tokens[rows][:, path], one_by_one[rows])
-            assert torch.equal(states[len(path) - 1], torch.get_rng_state())
+            assert torch.equal(states[len(path)], torch.get_rng_state())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

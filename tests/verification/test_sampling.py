@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from conftest import tiny_llama
 from doubles import half_right, oracle, random_drafter
 
+import ngramspec
 from ngramspec import Speculator
 
 SETTINGS = [
@@ -67,6 +70,111 @@ def test_the_generator_stands_right_behind_eos(seed):
     assert plain.shape[1] < 70
     assert torch.equal(plain, ours)
     assert torch.equal(state, our_state)
+
+
+class Spoils:
+    """A processor that leaves no distribution in some rows at its n-th call."""
+
+    def __init__(self, value, rows=slice(None), at=6):
+        self.value, self.rows, self.left = value, rows, at
+
+    def __call__(self, ids, scores):
+        self.left -= 1
+        if not self.left:
+            scores = scores.clone()
+            scores[self.rows, :: 1 if self.value < 0 else 40] = self.value
+        return scores
+
+
+def failed(call):
+    """The error of a sampled call, and the states of torch's generator around it."""
+    torch.manual_seed(2)
+    with pytest.raises(RuntimeError, match=r"no distribution|probability tensor contains"):
+        call()
+    return torch.get_rng_state()
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
+@pytest.mark.parametrize("rows", [slice(None), slice(0, 1), slice(2, 3)])
+@pytest.mark.parametrize("at", [1, 6])
+def test_scores_that_are_no_distribution_draw_nothing(value, rows, at):
+    """Every row is checked before the first one draws."""
+    model = tiny_llama(initializer_range=0.15)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [7, 8, 9, 7, 8, 9, 7, 8, 9, 7], [4] * 10])
+    ids = ids if rows.start else ids[:1]
+    settings = {"do_sample": True, "max_new_tokens": 20}
+    torch.manual_seed(2)
+    text = model.generate(ids, **settings)[0].tolist()
+
+    def call(custom=None):
+        processors = [Spoils(value, rows, at)]
+        model.generate(ids, logits_processor=processors, custom_generate=custom, **settings)
+
+    plain = failed(call)
+    for drafter in ["none", oracle(text), random_drafter(97)]:
+        assert torch.equal(failed(lambda drafter=drafter: call(Speculator(drafter, 4))), plain)
+
+
+def test_a_row_that_has_ended_is_checked_too():
+    """The baseline samples a token for it, and then pads."""
+    model = tiny_llama(initializer_range=0.15)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [7, 8, 9, 7, 8, 9, 7, 8, 9, 7]])
+    torch.manual_seed(2)
+    text = model.generate(ids, do_sample=True, max_new_tokens=20)[0].tolist()
+    settings = {"do_sample": True, "max_new_tokens": 20, "eos_token_id": text[12]}
+
+    def call(custom=None):
+        processors = [Spoils(math.nan, slice(0, 1))]
+        model.generate(
+            ids, pad_token_id=0, logits_processor=processors, custom_generate=custom, **settings
+        )
+
+    assert torch.equal(failed(call), failed(lambda: call(Speculator(oracle(text), 4))))
+
+
+def nothing_after(model, token):
+    """Have the model's head give -inf for every token that follows one token."""
+    read, own = {}, model.lm_head.forward
+
+    def forward(states):
+        logits = own(states)
+        after = read["ids"][:, -logits.shape[1] :] == token
+        return logits.masked_fill(after[..., None], -math.inf)
+
+    def keep(module, args, kwargs):
+        read["ids"] = kwargs["input_ids"]
+
+    model.model.register_forward_pre_hook(keep, with_kwargs=True)
+    model.lm_head.forward = forward
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("new", [0, 1, 5])
+def test_a_generator_is_left_where_the_scores_end(ahead, new, monkeypatch):
+    """Also if a step's tokens are sampled at all positions at once, and behind accepted drafts."""
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
+    model = tiny_llama(initializer_range=0.15)
+    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+    settings = {"do_sample": True, "max_new_tokens": 20}
+    torch.manual_seed(2)
+    text = model.generate(ids, **settings)[0].tolist()
+    nothing_after(model, text[9 + new])
+    drawn = text[10:].index(text[9 + new]) + 1 if new else 0
+    plain = failed(lambda: model.generate(ids, **settings))
+    torch.manual_seed(2)
+    for _ in range(drawn):
+        torch.empty(97).exponential_()
+    assert torch.equal(torch.get_rng_state(), plain)
+    for drafter in ["none", oracle(text), random_drafter(97)]:
+        speculator = Speculator(drafter, 8)
+
+        def call(generator=None, speculator=speculator):
+            ngramspec.generate(model, ids, speculator=speculator, generator=generator, **settings)
+
+        assert torch.equal(failed(call), plain)
+        own = torch.Generator().manual_seed(2)
+        failed(lambda own=own, call=call: call(own))
+        assert torch.equal(own.get_state(), plain)
 
 
 def test_real_model_samples_the_same_text(smollm2, prompts):

@@ -118,7 +118,8 @@ class _Memory:
             or held.stride() != memory.stride()
         ):
             room = max(ROOM, whole // SHARE)
-            memory = held.new_empty((*held.shape[:2], whole + room, held.shape[3]))
+            with torch.inference_mode(False):  # calls outside of the mode may write to it, too
+                memory = held.new_empty((*held.shape[:2], whole + room, held.shape[3]))
             memory[:, :, :length] = held
             self._all = memory
         memory[:, :, length:whole] = new

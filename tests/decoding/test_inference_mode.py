@@ -1,0 +1,186 @@
+"""A generation runs in the inference mode in which it was opened, whichever mode steps it."""
+
+from __future__ import annotations
+
+import threading
+from itertools import product
+
+import pytest
+import torch
+from conftest import tiny_llama
+from doubles import bushy, half_right
+from families import CAUSAL, VOCAB, build
+from transformers import DynamicCache, StaticCache
+
+import ngramspec
+from ngramspec import Speculator
+from ngramspec.drafters import ModelDrafter
+from ngramspec.hf_model.cache.inplace_kv import grow_in_place
+from ngramspec.stepwise import JointSteps, open_generation
+
+PROMPT = torch.tensor([[1, 5, 9, 5, 9, 5, 9, 7]])
+PROMPTS = [PROMPT, PROMPT[:, 2:], PROMPT.flip(1), PROMPT[:, :3]]
+GREEDY = {"do_sample": False, "max_new_tokens": 40}
+MODES = [*product((False, True), repeat=2)]
+
+
+def mode(on):
+    return torch.inference_mode() if on else torch.no_grad()
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch):
+    """Buffers that are outgrown within a test."""
+    monkeypatch.setattr("ngramspec.decoding.group.ROOM", 8)
+    monkeypatch.setattr("ngramspec.hf_model.cache.inplace_kv.ROOM", 8)
+
+
+def opened(model, prompt, inside, speculator=None, **settings):
+    with mode(inside):
+        return open_generation(model, prompt, speculator=speculator, **settings)
+
+
+def drained(run, inside, close=None):
+    """All tokens of a generation that is stepped in a mode and closed in another one."""
+    while not run.finished:
+        with mode(inside):
+            run.step()
+        assert torch.is_inference_mode_enabled() is False
+    with mode(not inside if close is None else close):
+        run.close()
+    return run.tokens
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_any_model_can_be_opened_and_stepped_in_different_modes(name):
+    model = build(name)
+    text = model.generate(PROMPT, **GREEDY)[0].tolist()
+    for outer, inner in MODES:
+        speculator = Speculator(half_right(text, VOCAB), 5)
+        run = opened(model, PROMPT, outer, speculator, **GREEDY)
+        assert drained(run, inner) == text[8:]
+        assert run.stats.accepted > 5
+
+
+@pytest.mark.parametrize(("outer", "inner"), MODES)
+def test_sampled_text_and_its_generator_are_the_baselines(tiny, outer, inner):
+    sampling = {"do_sample": True, "temperature": 1.2, "repetition_penalty": 1.1}
+    torch.manual_seed(3)
+    text = tiny.generate(PROMPT, max_new_tokens=40, **sampling)[0].tolist()
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    speculator = Speculator(half_right(text, 97), 5)
+    run = opened(tiny, PROMPT, outer, speculator, max_new_tokens=40, **sampling)
+    assert drained(run, inner) == text[8:]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_steps_may_run_in_another_thread(tiny):
+    """torch keeps the mode for each thread."""
+    text = tiny.generate(PROMPT, **GREEDY)[0, 8:].tolist()
+    with torch.inference_mode():
+        run = open_generation(tiny, PROMPT, **GREEDY)
+        thread = threading.Thread(target=drained, args=(run, False))
+        thread.start()
+        thread.join()
+        assert run.finished
+        assert run.tokens == text
+        assert torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize(("outer", "inner"), MODES)
+def test_what_users_and_drafters_keep_between_steps_stays_usable(tiny, outer, inner):
+    """A processor's own state, changed in place, and the cache of a model that drafts."""
+
+    class Counts:
+        def __call__(self, ids, scores):
+            if not hasattr(self, "seen"):
+                self.seen = torch.zeros_like(scores)
+            self.seen.scatter_add_(1, ids[:, -1:], torch.ones_like(scores[:, :1]))
+            return scores - self.seen
+
+    text = tiny.generate(PROMPT, logits_processor=[Counts()], **GREEDY)[0, 8:].tolist()
+    speculator = Speculator(ModelDrafter(tiny_llama(), threshold=1e-9), 3)
+    run = opened(tiny, PROMPT, outer, speculator, logits_processor=[Counts()], **GREEDY)
+    assert drained(run, inner) == text
+    assert run.stats.accepted > 0
+
+
+def filled(model, kind, inside):
+    """A cache that holds the prompt's first tokens, computed in a mode."""
+    room = {"max_cache_len": 60} if kind is StaticCache else {}
+    cache = kind(config=model.config, **room)
+    with mode(inside):
+        model(PROMPT[:, :5], past_key_values=cache)
+    return cache
+
+
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize(("outer", "inner"), MODES)
+def test_a_given_cache_does_what_it_does_in_the_baseline(tiny, kind, made, outer, inner):
+    """A static one that was filled in the mode can be changed only in the mode."""
+
+    def told(call):
+        try:
+            with mode(outer):
+                return call(past_key_values=filled(tiny, kind, made))
+        except RuntimeError as error:
+            return str(error)
+
+    plain = told(lambda **cache: tiny.generate(PROMPT, **GREEDY, **cache)[0, 8:].tolist())
+    assert isinstance(plain, str) == (kind is StaticCache and made and not outer)
+    ours = told(lambda **cache: ngramspec.generate(tiny, PROMPT, **GREEDY, **cache)[0, 8:].tolist())
+    assert ours == plain
+
+    def stepped(**cache):
+        run = open_generation(tiny, PROMPT, **GREEDY, **cache)
+        while not run.finished:
+            with torch.inference_mode(inner):
+                run.step()
+        return run.tokens
+
+    assert told(stepped) == plain
+
+
+@pytest.mark.parametrize("modes", [(False, True, False), (True, False, True)])
+def test_a_cache_serves_generations_of_different_modes(tiny, modes):
+    """Its memory may be made in one mode and written to in another one."""
+    cache = DynamicCache(config=tiny.config)
+    for layer in cache.layers:
+        grow_in_place(layer)
+    text = tiny.generate(PROMPT, **GREEDY)[0].tolist()
+    known = PROMPT
+    for turn, inside in enumerate(modes):
+        settings = {"do_sample": False, "max_new_tokens": 13 + (turn == 2)}
+        run = opened(tiny, known, inside, past_key_values=cache, **settings)
+        known = torch.tensor([[*known[0].tolist(), *drained(run, not inside)]])
+    assert known[0].tolist() == text
+
+
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("tree", [None, 9])
+def test_joint_steps_of_generations_of_both_modes(tiny, tree, inner):
+    plain = [tiny.generate(each, **GREEDY)[0].tolist() for each in PROMPTS]
+    runs = []
+    for at, (prompt, text) in enumerate(zip(PROMPTS, plain, strict=True)):
+        drafter = bushy(text, 97) if tree else half_right(text, 97)
+        run = opened(tiny, prompt, at % 2 == 0, Speculator(drafter, 6, tree=tree), **GREEDY)
+        with mode(at < 2):
+            run.step()
+        runs.append(run)
+    with mode(not inner):
+        steps = JointSteps(tiny)
+    for turn in range(40):
+        going = [run for run in runs if not run.finished]
+        if turn % 3 == 2:  # steps of one generation come in between
+            for run in going:
+                with mode(not inner):
+                    run.step()
+        elif going:
+            with mode(inner):
+                added = steps.step(going)
+            assert not any(isinstance(each, Exception) for each in added)
+    assert [run.tokens for run in runs] == [text[-40:] for text in plain]
+    for run in runs:
+        run.close()
