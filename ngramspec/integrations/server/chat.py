@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
-from fastapi import Request
+from anyio.to_thread import run_sync
+from fastapi import Request, Response
 
 from ngramspec.draft import Int32
 from ngramspec.integrations.server import chat_answer
 from ngramspec.integrations.server.auth import Client
 from ngramspec.integrations.server.chat_answer import Reader
-from ngramspec.integrations.server.errors import bad, refuse_unless
+from ngramspec.integrations.server.errors import ApiError, bad, refuse_unless
 from ngramspec.integrations.server.grammars import grammar_of
 from ngramspec.integrations.server.job import Order
 from ngramspec.integrations.server.openai_types import ChatRequest, Message
@@ -30,11 +31,11 @@ async def chat(service: Service, body: ChatRequest, client: Client, request: Req
     Raises:
         ApiError: it cannot be answered; the error names the field.
     """
-    check(service, body)
-    prompt = service.check_prompt(encoded(service, body), "messages")
+    prompt = await service.reading.run(request, prompt_of, service, body)
     grammar = await asyncio.to_thread(grammar_of, service, body)
-    orders = orders_of(service, body, prompt, client, grammar)
-    readers = [reader_of(service, body, order) for order in orders]
+    orders, readers = await service.reading.run(
+        request, ordered, service, body, prompt, client, grammar
+    )
     answers = service.submit(orders, client)
     head: dict[str, Any] = {
         "id": f"chatcmpl-{uuid4().hex}",
@@ -45,13 +46,37 @@ async def chat(service: Service, body: ChatRequest, client: Client, request: Req
         events = chat_answer.chunks(service, body, answers, readers, head)
         return stream_of(events, answers.cancel)
     found = await answers.whole(request)
-    whole = chat_answer.whole(service, body, answers, found, readers, head)
-    return whole.model_dump(mode="json")
+    return await run_sync(whole, service, body, answers, found, readers, head)
+
+
+def whole(*given: Any) -> Response:
+    """The answer of a request that is not streamed, see ``chat_answer.whole``."""
+    answer = chat_answer.whole(*given)
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def prompt_of(service: Service, body: ChatRequest) -> Int32:
+    """Check a request, and encode its prompt. It may take seconds."""
+    check(service, body)
+    return service.check_prompt(encoded(service, body), "messages")
+
+
+def ordered(
+    service: Service,
+    body: ChatRequest,
+    prompt: Int32,
+    client: Client,
+    grammar: Callable[[], Any] | None,
+) -> tuple[list[Order], list[Reader]]:
+    """What each answer shall be, and what reads it."""
+    orders = orders_of(service, body, prompt, client, grammar)
+    return orders, [reader_of(service, body, order) for order in orders]
 
 
 def check(service: Service, body: ChatRequest) -> None:
     """Refuse what is not supported, by the field's name."""
     service.check_model(body.model)
+    service.check_count(body.n or 1, "n")
     refuse_unless(not body.functions, "functions", "not supported here; use tools")
     refuse_unless(body.modalities in (None, ["text"]), "modalities", "only ['text'] is supported")
     refuse_unless(
@@ -79,6 +104,8 @@ def encoded(service: Service, body: ChatRequest) -> list[int]:
     given = [message_of(service, each) for each in body.messages]
     try:
         return templated(service, given, body.offered)
+    except ApiError:
+        raise
     except Exception as error:  # whatever a template raises about its input
         blamed = "tools" if body.offered and takes(service, given) else "messages"
         raise bad(blamed, f"the model's template refuses them: {error}") from error
@@ -86,10 +113,10 @@ def encoded(service: Service, body: ChatRequest) -> list[int]:
 
 def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -> list[int]:
     """The ids that the model's template makes of messages and tools."""
-    found = service.tokenizer.apply_chat_template(
-        given, tools=tools or None, add_generation_prompt=True, tokenize=True, return_dict=True
+    text: str = service.tokenizer.apply_chat_template(
+        given, tools=tools or None, add_generation_prompt=True, tokenize=False
     )
-    return list(found["input_ids"])
+    return service.encode(text, "messages", framed=False)
 
 
 def takes(service: Service, given: list[Any]) -> bool:

@@ -6,12 +6,12 @@ several files of a repository. A family is recognized by the special tokens of t
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ngramspec.draft import Int32
+from ngramspec.integrations.server.encoding import longest_token, untruncated, without_gil
 from ngramspec.integrations.server.fim_families import FAMILIES, Family
 
 SMILE = "☺"  # a character that is a token of its own, to encode text behind it
@@ -43,6 +43,7 @@ class FillInTheMiddle:
         known = (each for each in (*family.ends, *family.tokens) if each in vocabulary)
         self.ends = tuple(vocabulary[each] for each in known)
         self._lead = leading_tokens(tokenizer)
+        self._longest = longest_token(tokenizer)
 
     def prompt(
         self,
@@ -63,10 +64,13 @@ class FillInTheMiddle:
             files: to be shown first.
             name: of the file that is edited.
             room: most tokens: files are left out, the least recent first, then the prefix loses its
-                beginning and the suffix its end; None: no limit.
+                beginning and the suffix its end; None: no limit. Text that is certainly left out is
+                not encoded.
         """
-        shown = [self._file(each) for each in files]
         outside, inside = self._own(name) if files else ([], [])
+        if room is not None:
+            most = room * self._longest  # characters
+            prefix, line, suffix = prefix[-most:], line[-most:], suffix[:most]
         parts = [
             self._behind(prefix) if inside else self.encode(prefix),
             self._behind(line) if prefix else self.encode(line),
@@ -74,11 +78,9 @@ class FillInTheMiddle:
         ]
         if room is not None:
             parts = fitted(parts, room - len(self._join(([], [], []), [], outside, inside)))
-        ids = self._join(parts, shown, outside, inside)
-        while room is not None and shown and len(ids) > room:
-            shown = shown[1:]
-            ids = self._join(parts, shown, outside, inside)
-        return ids
+        least = len(self._join(parts, [[]], outside, inside)) if files else 0
+        shown = self._fitting(files, None if room is None else room - least)
+        return self._join(parts, shown, outside, inside)
 
     def asked(self, prompt: Int32) -> bool:
         """Whether a prompt, int32 (n,), has this form: its client may have filled it in itself."""
@@ -111,6 +113,20 @@ class FillInTheMiddle:
         middle = [] if family.middle is None else [ids[family.middle]]
         both = [*back, *front] if family.suffix_first else [*front, *back]
         return [*self._lead, *around, *outside, *both, *middle]
+
+    def _fitting(self, files: Sequence[Snippet], room: int | None) -> list[list[int]]:
+        """The ids of the last files that have together at most ``room`` tokens; None: of all."""
+        shown: list[list[int]] = []
+        for each in reversed(files):
+            if room is not None and len(each.text) > room * self._longest:
+                break
+            shown.append(self._file(each))
+            if room is not None:
+                room -= len(shown[-1])
+                if room < 0:
+                    shown.pop()
+                    break
+        return shown[::-1]
 
     def _file(self, file: Snippet) -> list[int]:
         """Another file: its name, its text, and what divides it from the next."""
@@ -164,11 +180,9 @@ def plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    backend = copy.deepcopy(backend)
+    backend = untruncated(backend)
     backend.encode_special_tokens = True
-    backend.no_truncation()
-    backend.no_padding()
-    return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
+    return lambda text: without_gil(backend, text, add_special_tokens=False)
 
 
 def leading_tokens(tokenizer: Any) -> list[int]:

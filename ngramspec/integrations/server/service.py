@@ -14,9 +14,11 @@ from ngramspec.draft import Int32
 from ngramspec.integrations.server.auth import Client
 from ngramspec.integrations.server.engine import Engine
 from ngramspec.integrations.server.errors import ApiError, bad, refuse_unless
+from ngramspec.integrations.server.encoding import longest_token, prompt_encoder
 from ngramspec.integrations.server.fim import FillInTheMiddle, family_of, plain_encoder
 from ngramspec.integrations.server.job import CANCELLED, Job, Order, Piece
 from ngramspec.integrations.server.openai_types import Common, Extras
+from ngramspec.integrations.server.reading import Reading
 from ngramspec.integrations.server.sampling import Sampling
 from ngramspec.integrations.server.scheduler import QueueFullError
 from ngramspec.integrations.server.settings import ServerSettings
@@ -47,6 +49,9 @@ class Service:
         self.fim = None if family is None else FillInTheMiddle(family, tokenizer)
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)
         self.encode_plainly = plain_encoder(tokenizer)
+        self._encode = prompt_encoder(tokenizer)
+        self._longest = longest_token(tokenizer)
+        self.reading = Reading(settings.limits)
         self.vocabulary = embedding_count(model) or len(tokenizer)
         known = getattr(model.config, "max_position_embeddings", None)
         own = settings.limits.context
@@ -79,9 +84,37 @@ class Service:
                 self._grammars = xgrammar.GrammarCompiler(info, cache_limit_bytes=GRAMMARS)
             return self._grammars
 
-    def encode(self, text: str) -> list[int]:
-        """A prompt's ids, with what the tokenizer puts before every text."""
-        return list(self.tokenizer(text)["input_ids"])
+    def check_count(self, n: int, param: str, prompts: int = 1) -> None:
+        """Refuse a request for too many answers: ``n`` to each of some prompts."""
+        most = self.settings.limits.answers
+        given = f"{n} to each of {prompts} prompts" if prompts > 1 else str(n)
+        refuse_unless(
+            n * prompts <= most,
+            param if n > 1 else "prompt",
+            f"a request may have at most {most} answers, got {given}",
+        )
+
+    def check_text(self, text: str, param: str = "prompt") -> None:
+        """Refuse a text that has more tokens than the context, however it is encoded."""
+        most = self.context * self._longest
+        if len(text) > most:
+            raise bad(
+                param,
+                f"it must have at most {most} characters, which is {self.context} tokens of at most"
+                f" {self._longest} characters each, got {len(text)}",
+                "context_length_exceeded",
+            )
+
+    def encode(self, text: str, param: str = "prompt", *, framed: bool = True) -> list[int]:
+        """A prompt's ids.
+
+        Args:
+            text: the prompt.
+            param: the field to blame if it is too long.
+            framed: whether to add what the tokenizer puts around every text.
+        """
+        self.check_text(text, param)
+        return self._encode(text, framed)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some tokens, special ones included."""
@@ -140,12 +173,13 @@ class Service:
         corpora = self.corpora
         if extras.stores is None:
             return tuple(corpora.values())
-        for name in extras.stores:
+        names = dict.fromkeys(extras.stores)
+        for name in names:
             known = ", ".join(map(repr, corpora)) or "none"
             refuse_unless(
                 name in corpora, "ngramspec.stores", f"there is no {name!r}; known: {known}"
             )
-        return tuple(corpora[name] for name in extras.stores)
+        return tuple(corpora[name] for name in names)
 
     def reference(self, extras: Extras) -> Int32 | None:
         """The reference text of a request."""
@@ -179,7 +213,7 @@ class Service:
     def _logit_bias(self, given: Mapping[str, float]) -> dict[int, float]:
         found: dict[int, float] = {}
         for name, bias in given.items():
-            known = name.isdecimal() and int(name) < self.vocabulary
+            known = name.isascii() and name.isdigit() and int(name) < self.vocabulary
             refuse_unless(known, "logit_bias", f"{name!r} is no token id below {self.vocabulary}")
             if bias:
                 found[int(name)] = bias
@@ -187,10 +221,6 @@ class Service:
 
     def submit(self, orders: Sequence[Order], client: Client) -> Answers:
         """Begin the answers of one request."""
-        most = self.settings.limits.answers
-        refuse_unless(
-            len(orders) <= most, "n", f"at most {most} answers a request, got {len(orders)}"
-        )
         return Answers(self.engine, orders, client)
 
 
