@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
@@ -81,7 +82,8 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
-        yield
+        with without_collections():
+            yield
         engine.close(DRAIN)
 
     app = FastAPI(
@@ -96,6 +98,20 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     _add_answers(app, service)
     _add_views(app, service, metrics)
     return app
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Keep the garbage collector off what exists already.
+
+    A full collection visits every object of torch and transformers, and stops all threads for up to
+    a second. Large requests trigger full collections.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _client(

@@ -59,9 +59,7 @@ async def complete(
     return await run_sync(whole, service, asked, answers, found, head)
 
 
-def ordered(
-    service: Service, body: CompletionRequest, client: Client
-) -> tuple[Asked, list[Order]]:
+def ordered(service: Service, body: CompletionRequest, client: Client) -> tuple[Asked, list[Order]]:
     """Check and encode a request, and what each of its answers shall be. It may take seconds."""
     asked = read(service, body)
     return asked, orders_of(service, asked, client)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ngramspec.draft import Int32
-from ngramspec.integrations.server.encoding import longest_token, untruncated, without_gil
+from ngramspec.integrations.server.encoding import untruncated, without_gil
 from ngramspec.integrations.server.fim_families import FAMILIES, Family
 
+CHARACTERS = 16  # of a token: no text has more on average
 SMILE = "☺"  # a character that is a token of its own, to encode text behind it
 
 
@@ -43,7 +44,6 @@ class FillInTheMiddle:
         known = (each for each in (*family.ends, *family.tokens) if each in vocabulary)
         self.ends = tuple(vocabulary[each] for each in known)
         self._lead = leading_tokens(tokenizer)
-        self._longest = longest_token(tokenizer)
 
     def prompt(
         self,
@@ -64,13 +64,15 @@ class FillInTheMiddle:
             files: to be shown first.
             name: of the file that is edited.
             room: most tokens: files are left out, the least recent first, then the prefix loses its
-                beginning and the suffix its end; None: no limit. Text that is certainly left out is
-                not encoded.
+                beginning and the suffix its end; None: no limit.
         """
         outside, inside = self._own(name) if files else ([], [])
         if room is not None:
-            most = room * self._longest  # characters
-            prefix, line, suffix = prefix[-most:], line[-most:], suffix[:most]
+            prefix, line, suffix = (
+                shortened(prefix, -room),
+                shortened(line, -room),
+                shortened(suffix, room),
+            )
         parts = [
             self._behind(prefix) if inside else self.encode(prefix),
             self._behind(line) if prefix else self.encode(line),
@@ -118,7 +120,7 @@ class FillInTheMiddle:
         """The ids of the last files that have together at most ``room`` tokens; None: of all."""
         shown: list[list[int]] = []
         for each in reversed(files):
-            if room is not None and len(each.text) > room * self._longest:
+            if room is not None and len(each.text) > max(room, 0) * CHARACTERS:
                 break
             shown.append(self._file(each))
             if room is not None:
@@ -157,6 +159,20 @@ class FillInTheMiddle:
         return self.encode(SMILE + text)[len(self.encode(SMILE)) :]
 
 
+def shortened(text: str, room: int) -> str:
+    """A text without what certainly has no place in ``room`` tokens, so that it is not encoded.
+
+    Args:
+        text: the text.
+        room: tokens at its beginning; negative: at its end.
+    """
+    most = room * CHARACTERS
+    if len(text) <= abs(most) // 4:  # a character has four bytes at most
+        return text
+    raw = text.encode()
+    return (raw[:most] if most > 0 else raw[most:]).decode(errors="ignore")
+
+
 def fitted(parts: Sequence[list[int]], room: int) -> list[list[int]]:
     """Prefix, line and suffix cut so that three quarters at most, or what is left, are prefix."""
     prefix, line, suffix = parts
@@ -175,14 +191,17 @@ def family_of(tokenizer: Any) -> Family | None:
     )
 
 
-def plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """What encodes text without special tokens: none are added, and none are read from the text."""
+def plain_encoder(tokenizer: Any) -> Callable[..., list[int]]:
+    """What encodes text without special tokens: none are added, and none are read from the text.
+
+    It takes the text and, optionally, the most tokens, see ``without_gil``.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return lambda text, most=None: list(tokenizer(text, add_special_tokens=False)["input_ids"])
     backend = untruncated(backend)
     backend.encode_special_tokens = True
-    return lambda text: without_gil(backend, text, add_special_tokens=False)
+    return lambda text, most=None: without_gil(backend, text, add_special_tokens=False, most=most)
 
 
 def leading_tokens(tokenizer: Any) -> list[int]:

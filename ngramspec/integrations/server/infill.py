@@ -64,7 +64,9 @@ async def completion(service: Service, body: LlamaRequest, client: Client, reque
     Raises:
         ApiError: it cannot be answered; the error names the field.
     """
-    return await _answer(service, body, partial(prompt_of, service, body), client, request, TEMPERATURE)
+    return await _answer(
+        service, body, partial(prompt_of, service, body), client, request, TEMPERATURE
+    )
 
 
 def prompt_of(service: Service, body: LlamaRequest) -> list[int]:

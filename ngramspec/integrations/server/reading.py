@@ -1,7 +1,7 @@
 """Reading requests in worker threads, so that no request stops the event loop.
 
-A body of some megabytes takes up to seconds to validate and to encode. What holds the GIL meanwhile
-stops the event loop too, even in a thread, so the size of each such step is bounded before it begins.
+A body of some megabytes takes up to seconds to validate and to encode. A step that holds the GIL
+stops the event loop even from a thread, so the size of each such step is bounded before it begins.
 """
 
 from __future__ import annotations

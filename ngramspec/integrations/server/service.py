@@ -12,9 +12,13 @@ from fastapi import Request
 
 from ngramspec.draft import Int32
 from ngramspec.integrations.server.auth import Client
+from ngramspec.integrations.server.encoding import (
+    TooManyTokensError,
+    longest_token,
+    prompt_encoder,
+)
 from ngramspec.integrations.server.engine import Engine
 from ngramspec.integrations.server.errors import ApiError, bad, refuse_unless
-from ngramspec.integrations.server.encoding import longest_token, prompt_encoder
 from ngramspec.integrations.server.fim import FillInTheMiddle, family_of, plain_encoder
 from ngramspec.integrations.server.job import CANCELLED, Job, Order, Piece
 from ngramspec.integrations.server.openai_types import Common, Extras
@@ -26,6 +30,7 @@ from ngramspec.integrations.server.shelf import Shelf
 from ngramspec.integrations.server.tool_format import find_format
 from ngramspec.target.traits import embedding_count
 
+REFERENCE = 1 << 18  # tokens of a reference
 GRAMMARS = 64 << 20  # bytes of compiled grammars that are kept
 
 
@@ -114,7 +119,10 @@ class Service:
             framed: whether to add what the tokenizer puts around every text.
         """
         self.check_text(text, param)
-        return self._encode(text, framed)
+        try:
+            return self._encode(text, framed, self.context - 1)
+        except TooManyTokensError as error:
+            raise self._too_long(param, error.count) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some tokens, special ones included."""
@@ -130,12 +138,12 @@ class Service:
             f"token ids must be below {self.vocabulary}, got {max(ids)}",
         )
         if len(ids) >= self.context:
-            raise bad(
-                param,
-                f"it must have fewer than {self.context} tokens, got {len(ids)}",
-                "context_length_exceeded",
-            )
+            raise self._too_long(param, len(ids))
         return np.array(ids, np.int32)
+
+    def _too_long(self, param: str, tokens: int) -> ApiError:
+        message = f"it must have fewer than {self.context} tokens, got {tokens}"
+        return bad(param, message, "context_length_exceeded")
 
     def ends_of(self, prompt: Int32) -> tuple[int, ...]:
         """The ids that end an answer: more of them where the middle is filled in."""
@@ -186,10 +194,13 @@ class Service:
         given = extras.reference
         if given is None:
             return None
-        ids = self.encode_plainly(given) if isinstance(given, str) else given
-        refuse_unless(
-            len(ids) <= 1 << 20, "ngramspec.reference", f"at most {1 << 20} tokens, got {len(ids)}"
-        )
+        try:
+            ids = self.encode_plainly(given, REFERENCE) if isinstance(given, str) else given
+            count = len(ids)
+        except TooManyTokensError as error:
+            count = error.count
+        if count > REFERENCE:
+            raise bad("ngramspec.reference", f"at most {REFERENCE} tokens, got {count}")
         return np.array(ids, np.int32) if ids else None
 
     def sampling(self, body: Common, grammar: Any = None) -> Sampling:

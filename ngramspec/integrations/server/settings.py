@@ -46,13 +46,13 @@ class Limits:
 
     @property
     def values(self) -> int:
-        """Most JSON values of a body: as many as if each took 8 bytes."""
-        return max(self.body // 8, 1024)
+        """Most JSON values of a body: as many as if each took 16 bytes."""
+        return max(self.body // 16, 1024)
 
     @property
     def containers(self) -> int:
-        """Most JSON arrays and objects of a body: as many as if each took 64 bytes."""
-        return max(self.body // 64, 1024)
+        """Most JSON arrays and objects of a body: as many as if each took 128 bytes."""
+        return max(self.body // 128, 1024)
 
     def __post_init__(self) -> None:
         for name in ("body", "answers", "active", "waiting", "chunk"):
