@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,9 @@ from ngramspec.integrations.server.errors import ApiError, bad, refuse_unless
 from ngramspec.integrations.server.grammars import grammar_of
 from ngramspec.integrations.server.job import Order
 from ngramspec.integrations.server.openai_types import ChatRequest, Message
+from ngramspec.integrations.server.reading import json_value
 from ngramspec.integrations.server.service import Service
+from ngramspec.integrations.server.settings import Limits
 from ngramspec.integrations.server.sse import stream_of
 from ngramspec.integrations.server.tool_parsers import PlainParser
 
@@ -132,20 +133,24 @@ def message_of(service: Service, message: Message) -> dict[str, Any]:
     given: dict[str, Any] = message.model_dump(exclude_unset=True) | {"content": text_of(message)}
     if given.get("tool_calls"):
         refuse_unless(service.tool_format is not None, "messages", service.why_no_tools)
-        given["tool_calls"] = [call_of(each) for each in given["tool_calls"]]
+        calls, limits = given["tool_calls"], service.settings.limits
+        refuse_unless(isinstance(calls, list), "messages", "tool_calls must be a list")
+        given["tool_calls"] = [call_of(each, limits) for each in calls]
     return given
 
 
-def call_of(call: Any) -> dict[str, Any]:
+def call_of(call: Any, limits: Limits) -> dict[str, Any]:
     """A call of an earlier answer, with its arguments read."""
     try:
         function = call["function"]
         arguments = function["arguments"]
-        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+        read = arguments
+        if isinstance(arguments, str):
+            read = json_value(arguments.encode(), limits, "messages: arguments in tool_calls")
         if not isinstance(read, dict) or not isinstance(function["name"], str):
             raise TypeError
         return {**call, "function": {**function, "arguments": read}}
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         reason = "a call in tool_calls must have a function with a name and a JSON object"
         raise bad("messages", f"{reason} as its arguments") from error
 

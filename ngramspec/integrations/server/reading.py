@@ -127,19 +127,24 @@ def parsed(raw: bytes, limits: Limits) -> Any:
         ApiError: it has more values than ``limits`` allow.
         RequestValidationError: it is not JSON.
     """
-    check_shape(raw, limits)
     try:
-        return from_json(raw)
+        return json_value(raw, limits, "the body")
     except ValueError as error:
         found = {"type": "json_invalid", "loc": ("body",), "msg": str(error)}
         raise RequestValidationError([found]) from None
 
 
-def check_shape(raw: bytes, limits: Limits, place: str = "the body") -> None:
-    """Refuse a JSON text that has more values than ``limits`` allow, before it is parsed.
+def json_value(raw: bytes, limits: Limits, place: str) -> Any:
+    """The value of a JSON text; one that has too many values is not parsed.
+
+    Args:
+        raw: the text, in UTF-8.
+        limits: of requests.
+        place: what to blame.
 
     Raises:
-        ApiError: it has.
+        ApiError: it has more values than ``limits`` allow.
+        ValueError: it is not JSON, is nested too deeply, or has a lone surrogate.
     """
     values, containers = json_shape(raw)
     for name, most, given in (
@@ -152,3 +157,4 @@ def check_shape(raw: bytes, limits: Limits, place: str = "the body") -> None:
                 f"{place} must have at most {most} JSON {name}, got {given}",
                 code="too_many_values",
             )
+    return from_json(raw)
