@@ -22,6 +22,7 @@ from ngramspec.integrations.server.settings import Limits
 
 LARGE = 64 << 10  # bytes of a body whose reading may take more than some milliseconds
 SMALL_THREADS, LARGE_THREADS = 2, 1
+DIGITS = 400  # of a number, in a row: reading n of them takes a time that grows with n * n
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -146,15 +147,16 @@ def json_value(raw: bytes, limits: Limits, place: str) -> Any:
         ApiError: it has more values than ``limits`` allow.
         ValueError: it is not JSON, is nested too deeply, or has a lone surrogate.
     """
-    values, containers = json_shape(raw)
+    values, containers, digits = json_shape(raw)
     for name, most, given in (
-        ("arrays and objects", limits.containers, containers),
-        ("values", limits.values, values),
+        ("JSON arrays and objects", limits.containers, containers),
+        ("JSON values", limits.values, values),
+        ("digits in a row of a number", DIGITS, digits),
     ):
         if given > most:
             raise ApiError(
                 400,
-                f"{place} must have at most {most} JSON {name}, got {given}",
+                f"{place} must have at most {most} {name}, got {given}",
                 code="too_many_values",
             )
     return from_json(raw)

@@ -94,6 +94,27 @@ VALUES = {  # by JSON type, as JSON text: some of them are not valid JSON
         '{"a": ' * DEEP + "1" + "}" * DEEP,
     ],
 }
+NASTIEST = [
+    "null",
+    "-1",
+    "0.5",
+    str(2**64),
+    "9" * 5000,
+    "1e-38",
+    "1e400",
+    "NaN",
+    '""',
+    r'"\ud800"',
+    '"%s"' % ("9" * 5000),
+    "[]",
+    "[null]",
+    "[[]]",
+    r'["\ud800"]',
+    "{}",
+    '{"%s": 1}' % ("9" * 5000),
+    '{"$ref": "#"}',
+    '{"a": ' * DEEP + "1" + "}" * DEEP,
+]
 USER = {"role": "user", "content": "x"}
 TOOL = {
     "type": "function",
@@ -267,8 +288,12 @@ def test_every_place_is_found():
     assert any('"schema": "<the value>"' in text for text in texts)
 
 
-@pytest.mark.parametrize("kind_of_value", VALUES)
-def test_no_value_of_any_field_is_an_error_of_the_server(client, kind_of_value):
+@pytest.mark.parametrize(
+    "values",
+    [NASTIEST, *(pytest.param(each, marks=pytest.mark.slow) for each in VALUES.values())],
+    ids=["nastiest", *VALUES],
+)
+def test_no_value_of_any_field_is_an_error_of_the_server(client, values):
     headers = {"content-type": "application/json"}
     kinds = routes()
     assert {"/v1/completions", "/v1/chat/completions", "/completion", "/infill"} <= set(kinds)
@@ -276,7 +301,7 @@ def test_no_value_of_any_field_is_an_error_of_the_server(client, kind_of_value):
         if route == "/completions":  # the same function as /completion
             continue
         for body in bodies(kind):
-            for value in VALUES[kind_of_value]:
+            for value in values:
                 text = body.replace(f'"{PLACE}"', value)
                 answer = client.post(route, content=text.encode(), headers=headers)
                 try:

@@ -96,7 +96,7 @@ ENORMOUS = [
 ]
 
 
-@pytest.mark.parametrize(("route", "body", "param"), ENORMOUS, ids=str)
+@pytest.mark.parametrize(("route", "body", "param"), ENORMOUS)
 def test_too_many_answers_are_refused_before_one_is_made(client, monkeypatch, route, body, param):
     from ngramspec.integrations.server import chat, completions, infill
 
@@ -170,7 +170,6 @@ def test_a_body_of_too_many_values_is_not_parsed(client, monkeypatch, route, for
         ("/infill", {**ROUTES["/infill"], "input_extra": [{}] * 1001}, "input_extra", 1000),
         ("/completion", {"prompt": "x", "response_fields": ["a"] * 1001}, "response_fields", 1000),
     ],
-    ids=str,
 )
 def test_every_list_has_a_bound(client, route, body, param, most):
     error = refused(client.post(route, json=body))
@@ -334,6 +333,16 @@ def test_large_bodies_have_a_thread_to_themselves(model, tokenizer, monkeypatch)
         assert busy.status_code == 429
         assert busy.json()["error"]["code"] == "queue_full"
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+
+
+def test_a_number_of_too_many_digits_is_not_parsed(client, monkeypatch):
+    from ngramspec.integrations.server import reading
+
+    monkeypatch.setattr(reading, "from_json", lambda raw: pytest.fail("the body was parsed"))
+    for number in ("9" * 401, "-1." + "0" * 401, "1e" + "9" * 401):
+        body = f'{{"prompt": "x", "seed": {number}}}'
+        error = refused(client.post("/v1/completions", content=body, headers=JSON))
+        assert "at most 400 digits" in error["message"]
 
 
 def test_depth_and_declared_type_of_a_body(client):
