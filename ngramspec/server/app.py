@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
@@ -27,6 +28,7 @@ from ngramspec.server.openai_types import (
     InfillRequest,
     LlamaRequest,
 )
+from ngramspec.server.reading import Body
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Service
 from ngramspec.server.settings import ServerSettings
@@ -80,7 +82,8 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
-        yield
+        with without_collections():
+            yield
         engine.close(DRAIN)
 
     app = FastAPI(
@@ -97,6 +100,20 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     return app
 
 
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Keep the garbage collector off what exists already.
+
+    A full collection visits every object of torch and transformers, and stops all threads for up to
+    a second. Large requests trigger full collections.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _client(
     request: Request,
     authorization: Annotated[str | None, Header()] = None,
@@ -110,24 +127,40 @@ def _client(
 Asker = Annotated[Client, Depends(_client)]
 
 
+def _body(kind: type[Body]) -> Callable[[Request, Client], Awaitable[Body]]:
+    """What reads the body of a request whose key is right."""
+
+    async def read(request: Request, client: Asker) -> Body:
+        service: Service = request.app.state.service
+        return await service.reading.body(request, kind)
+
+    return read
+
+
+CompletionBody = Annotated[CompletionRequest, Depends(_body(CompletionRequest))]
+ChatBody = Annotated[ChatRequest, Depends(_body(ChatRequest))]
+InfillBody = Annotated[InfillRequest, Depends(_body(InfillRequest))]
+LlamaBody = Annotated[LlamaRequest, Depends(_body(LlamaRequest))]
+
+
 def _add_answers(app: FastAPI, service: Service) -> None:
     """The routes that generate."""
 
     @app.post("/v1/completions", response_model=None)
-    async def complete(client: Asker, body: CompletionRequest, request: Request) -> Any:
+    async def complete(client: Asker, body: CompletionBody, request: Request) -> Any:
         return await completions.complete(service, body, client, request)
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat_complete(client: Asker, body: ChatRequest, request: Request) -> Any:
+    async def chat_complete(client: Asker, body: ChatBody, request: Request) -> Any:
         return await chat.chat(service, body, client, request)
 
     @app.post("/infill", response_model=None)
-    async def fill_in(client: Asker, body: InfillRequest, request: Request) -> Any:
+    async def fill_in(client: Asker, body: InfillBody, request: Request) -> Any:
         return await infill.infill(service, body, client, request)
 
     @app.post("/completion", response_model=None)
     @app.post("/completions", response_model=None)
-    async def llama_complete(client: Asker, body: LlamaRequest, request: Request) -> Any:
+    async def llama_complete(client: Asker, body: LlamaBody, request: Request) -> Any:
         return await infill.completion(service, body, client, request)
 
 

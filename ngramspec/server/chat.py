@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
-from fastapi import Request
+from anyio.to_thread import run_sync
+from fastapi import Request, Response
 
 from ngramspec.draft import Int32
 from ngramspec.server import chat_answer
 from ngramspec.server.auth import Client
 from ngramspec.server.chat_answer import Reader
-from ngramspec.server.errors import bad, refuse_unless
+from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.grammars import grammar_of
 from ngramspec.server.job import Order
 from ngramspec.server.openai_types import ChatRequest, Message
+from ngramspec.server.reading import json_value
 from ngramspec.server.service import Service
+from ngramspec.server.settings import Limits
 from ngramspec.server.sse import stream_of
 from ngramspec.server.tool_parsers import PlainParser
 
@@ -30,11 +32,11 @@ async def chat(service: Service, body: ChatRequest, client: Client, request: Req
     Raises:
         ApiError: it cannot be answered; the error names the field.
     """
-    check(service, body)
-    prompt = service.check_prompt(encoded(service, body), "messages")
+    prompt = await service.reading.run(request, prompt_of, service, body)
     grammar = await asyncio.to_thread(grammar_of, service, body)
-    orders = orders_of(service, body, prompt, client, grammar)
-    readers = [reader_of(service, body, order) for order in orders]
+    orders, readers = await service.reading.run(
+        request, ordered, service, body, prompt, client, grammar
+    )
     answers = service.submit(orders, client)
     head: dict[str, Any] = {
         "id": f"chatcmpl-{uuid4().hex}",
@@ -45,13 +47,37 @@ async def chat(service: Service, body: ChatRequest, client: Client, request: Req
         events = chat_answer.chunks(service, body, answers, readers, head)
         return stream_of(events, answers.cancel)
     found = await answers.whole(request)
-    whole = chat_answer.whole(service, body, answers, found, readers, head)
-    return whole.model_dump(mode="json")
+    return await run_sync(whole, service, body, answers, found, readers, head)
+
+
+def whole(*given: Any) -> Response:
+    """The answer of a request that is not streamed, see ``chat_answer.whole``."""
+    answer = chat_answer.whole(*given)
+    return Response(answer.model_dump_json(), media_type="application/json")
+
+
+def prompt_of(service: Service, body: ChatRequest) -> Int32:
+    """Check a request, and encode its prompt. It may take seconds."""
+    check(service, body)
+    return service.check_prompt(encoded(service, body), "messages")
+
+
+def ordered(
+    service: Service,
+    body: ChatRequest,
+    prompt: Int32,
+    client: Client,
+    grammar: Callable[[], Any] | None,
+) -> tuple[list[Order], list[Reader]]:
+    """What each answer shall be, and what reads it."""
+    orders = orders_of(service, body, prompt, client, grammar)
+    return orders, [reader_of(service, body, order) for order in orders]
 
 
 def check(service: Service, body: ChatRequest) -> None:
     """Refuse what is not supported, by the field's name."""
     service.check_model(body.model)
+    service.check_count(body.n or 1, "n")
     refuse_unless(not body.functions, "functions", "not supported here; use tools")
     refuse_unless(body.modalities in (None, ["text"]), "modalities", "only ['text'] is supported")
     refuse_unless(
@@ -79,6 +105,8 @@ def encoded(service: Service, body: ChatRequest) -> list[int]:
     given = [message_of(service, each) for each in body.messages]
     try:
         return templated(service, given, body.offered)
+    except ApiError:
+        raise
     except Exception as error:  # whatever a template raises about its input
         blamed = "tools" if body.offered and takes(service, given) else "messages"
         raise bad(blamed, f"the model's template refuses them: {error}") from error
@@ -86,10 +114,10 @@ def encoded(service: Service, body: ChatRequest) -> list[int]:
 
 def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -> list[int]:
     """The ids that the model's template makes of messages and tools."""
-    found = service.tokenizer.apply_chat_template(
-        given, tools=tools or None, add_generation_prompt=True, tokenize=True, return_dict=True
+    text: str = service.tokenizer.apply_chat_template(
+        given, tools=tools or None, add_generation_prompt=True, tokenize=False
     )
-    return list(found["input_ids"])
+    return service.encode(text, "messages", framed=False)
 
 
 def takes(service: Service, given: list[Any]) -> bool:
@@ -105,20 +133,24 @@ def message_of(service: Service, message: Message) -> dict[str, Any]:
     given: dict[str, Any] = message.model_dump(exclude_unset=True) | {"content": text_of(message)}
     if given.get("tool_calls"):
         refuse_unless(service.tool_format is not None, "messages", service.why_no_tools)
-        given["tool_calls"] = [call_of(each) for each in given["tool_calls"]]
+        calls, limits = given["tool_calls"], service.settings.limits
+        refuse_unless(isinstance(calls, list), "messages", "tool_calls must be a list")
+        given["tool_calls"] = [call_of(each, limits) for each in calls]
     return given
 
 
-def call_of(call: Any) -> dict[str, Any]:
+def call_of(call: Any, limits: Limits) -> dict[str, Any]:
     """A call of an earlier answer, with its arguments read."""
     try:
         function = call["function"]
         arguments = function["arguments"]
-        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+        read = arguments
+        if isinstance(arguments, str):
+            read = json_value(arguments.encode(), limits, "messages: arguments in tool_calls")
         if not isinstance(read, dict) or not isinstance(function["name"], str):
             raise TypeError
         return {**call, "function": {**function, "arguments": read}}
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         reason = "a call in tool_calls must have a function with a name and a JSON object"
         raise bad("messages", f"{reason} as its arguments") from error
 

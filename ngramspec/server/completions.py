@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from fastapi import Request
+from anyio.to_thread import run_sync
+from fastapi import Request, Response
 from openai.types import Completion
 from openai.types.completion_choice import CompletionChoice, Logprobs
 
@@ -48,25 +49,20 @@ async def complete(
     Raises:
         ApiError: it cannot be answered; the error names the field.
     """
-    asked = read(service, body)
-    answers = service.submit(orders_of(service, asked, client), client)
+    asked, orders = await service.reading.run(request, ordered, service, body, client)
+    answers = service.submit(orders, client)
     name, key = service.settings.name, f"cmpl-{uuid4().hex}"
     head: dict[str, Any] = {"id": key, "created": int(time.time()), "model": name}
     if body.stream:
         return stream_of(chunks(service, asked, answers, head), answers.cancel)
     found = await answers.whole(request)
-    choices = [
-        CompletionChoice(
-            index=index,
-            text=_echo(asked, index) + "".join(piece.text for piece in pieces),
-            finish_reason=_reason(pieces[-1].ended),
-            logprobs=_logprobs(service, asked, index, pieces, 0),
-        )
-        for index, pieces in enumerate(found)
-    ]
-    usage = usage_of(answers.jobs, _sizes(asked), speculation=body.ngramspec.usage)
-    whole = Completion(object="text_completion", choices=choices, usage=usage, **head)
-    return whole.model_dump(mode="json")
+    return await run_sync(whole, service, asked, answers, found, head)
+
+
+def ordered(service: Service, body: CompletionRequest, client: Client) -> tuple[Asked, list[Order]]:
+    """Check and encode a request, and what each of its answers shall be. It may take seconds."""
+    asked = read(service, body)
+    return asked, orders_of(service, asked, client)
 
 
 def read(service: Service, body: CompletionRequest) -> Asked:
@@ -89,6 +85,7 @@ def _encoded(service: Service, body: CompletionRequest) -> tuple[list[str], list
     many: list[Any] = [given]
     if isinstance(given, list) and given and not isinstance(given[0], int):
         many = given
+    service.check_count(body.n or 1, "n", len(many))
     if body.suffix:
         refuse_unless(
             service.fim is not None,
@@ -99,6 +96,8 @@ def _encoded(service: Service, body: CompletionRequest) -> tuple[list[str], list
         refuse_unless(
             all(isinstance(each, str) for each in many), "suffix", "it needs a prompt that is text"
         )
+        for each in many:
+            service.check_text(each + body.suffix)
         return many, [service.fim.prompt(each, body.suffix) for each in many]
     ids = [service.encode(each) if isinstance(each, str) else each for each in many]
     if not body.echo:
@@ -125,6 +124,28 @@ def orders_of(service: Service, asked: Asked, client: Client) -> list[Order]:
             eos = service.ends_of(prompt)
             orders.append(Order(prompt=prompt, sampling=own, max_tokens=room, eos=eos, **common))
     return orders
+
+
+def whole(
+    service: Service,
+    asked: Asked,
+    answers: Answers,
+    found: Sequence[Sequence[Piece]],
+    head: dict[str, Any],
+) -> Response:
+    """The answer of a request that is not streamed. With log-probabilities it may take seconds."""
+    choices = [
+        CompletionChoice(
+            index=index,
+            text=_echo(asked, index) + "".join(piece.text for piece in pieces),
+            finish_reason=_reason(pieces[-1].ended),
+            logprobs=_logprobs(service, asked, index, pieces, 0),
+        )
+        for index, pieces in enumerate(found)
+    ]
+    usage = usage_of(answers.jobs, _sizes(asked), speculation=asked.body.ngramspec.usage)
+    answer = Completion(object="text_completion", choices=choices, usage=usage, **head)
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 async def chunks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -65,7 +66,7 @@ def add_handlers(app: FastAPI) -> None:
 
     async def on_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        found = _of_validation(max(error.errors(), key=lambda each: len(each["loc"])))
+        found = _of_validation(max(error.errors(), key=_depth))
         return JSONResponse(found.body(), found.status)
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
@@ -83,6 +84,11 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_other)
 
 
+def _depth(found: Any) -> tuple[bool, int]:
+    """How much of a body one of pydantic's findings has understood: of a union, the best counts."""
+    return found["type"] == "too_long", len(found["loc"])
+
+
 def _of_validation(found: Any) -> ApiError:
     """The error of one of pydantic's findings."""
     kind, message = str(found["type"]), str(found["msg"])
@@ -94,4 +100,7 @@ def _of_validation(found: Any) -> ApiError:
     if not names:
         return ApiError(400, f"the body must be a JSON object: {message}")
     param = ".".join(names[:2]) if names[0] == "ngramspec" else names[0]
+    given = found.get("input")
+    if isinstance(given, int | float | str):
+        message += f", got {reprlib.repr(given)}"
     return ApiError(400, f"{param}: {message}", param=param, code=kind)

@@ -6,14 +6,15 @@ several files of a repository. A family is recognized by the special tokens of t
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ngramspec.draft import Int32
+from ngramspec.server.encoding import untruncated, without_gil
 from ngramspec.server.fim_families import FAMILIES, Family
 
+CHARACTERS = 16  # of a token: no text has more on average
 SMILE = "☺"  # a character that is a token of its own, to encode text behind it
 
 
@@ -65,8 +66,13 @@ class FillInTheMiddle:
             room: most tokens: files are left out, the least recent first, then the prefix loses its
                 beginning and the suffix its end; None: no limit.
         """
-        shown = [self._file(each) for each in files]
         outside, inside = self._own(name) if files else ([], [])
+        if room is not None:
+            prefix, line, suffix = (
+                shortened(prefix, -room),
+                shortened(line, -room),
+                shortened(suffix, room),
+            )
         parts = [
             self._behind(prefix) if inside else self.encode(prefix),
             self._behind(line) if prefix else self.encode(line),
@@ -74,11 +80,9 @@ class FillInTheMiddle:
         ]
         if room is not None:
             parts = fitted(parts, room - len(self._join(([], [], []), [], outside, inside)))
-        ids = self._join(parts, shown, outside, inside)
-        while room is not None and shown and len(ids) > room:
-            shown = shown[1:]
-            ids = self._join(parts, shown, outside, inside)
-        return ids
+        least = len(self._join(parts, [[]], outside, inside)) if files else 0
+        shown = self._fitting(files, None if room is None else room - least)
+        return self._join(parts, shown, outside, inside)
 
     def asked(self, prompt: Int32) -> bool:
         """Whether a prompt, int32 (n,), has this form: its client may have filled it in itself."""
@@ -112,6 +116,20 @@ class FillInTheMiddle:
         both = [*back, *front] if family.suffix_first else [*front, *back]
         return [*self._lead, *around, *outside, *both, *middle]
 
+    def _fitting(self, files: Sequence[Snippet], room: int | None) -> list[list[int]]:
+        """The ids of the last files that have together at most ``room`` tokens; None: of all."""
+        shown: list[list[int]] = []
+        for each in reversed(files):
+            if room is not None and len(each.text) > max(room, 0) * CHARACTERS:
+                break
+            shown.append(self._file(each))
+            if room is not None:
+                room -= len(shown[-1])
+                if room < 0:
+                    shown.pop()
+                    break
+        return shown[::-1]
+
     def _file(self, file: Snippet) -> list[int]:
         """Another file: its name, its text, and what divides it from the next."""
         family = self.family
@@ -141,6 +159,20 @@ class FillInTheMiddle:
         return self.encode(SMILE + text)[len(self.encode(SMILE)) :]
 
 
+def shortened(text: str, room: int) -> str:
+    """A text without what certainly has no place in ``room`` tokens, so that it is not encoded.
+
+    Args:
+        text: the text.
+        room: tokens at its beginning; negative: at its end.
+    """
+    most = room * CHARACTERS
+    if len(text) <= abs(most) // 4:  # a character has four bytes at most
+        return text
+    raw = text.encode()
+    return (raw[:most] if most > 0 else raw[most:]).decode(errors="ignore")
+
+
 def fitted(parts: Sequence[list[int]], room: int) -> list[list[int]]:
     """Prefix, line and suffix cut so that three quarters at most, or what is left, are prefix."""
     prefix, line, suffix = parts
@@ -159,16 +191,17 @@ def family_of(tokenizer: Any) -> Family | None:
     )
 
 
-def plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """What encodes text without special tokens: none are added, and none are read from the text."""
+def plain_encoder(tokenizer: Any) -> Callable[..., list[int]]:
+    """What encodes text without special tokens: none are added, and none are read from the text.
+
+    It takes the text and, optionally, the most tokens, see ``without_gil``.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    backend = copy.deepcopy(backend)
+        return lambda text, most=None: list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    backend = untruncated(backend)
     backend.encode_special_tokens = True
-    backend.no_truncation()
-    backend.no_padding()
-    return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
+    return lambda text, most=None: without_gil(backend, text, add_special_tokens=False, most=most)
 
 
 def leading_tokens(tokenizer: Any) -> list[int]:

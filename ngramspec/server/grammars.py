@@ -77,10 +77,21 @@ def form_of(body: ChatRequest) -> dict[str, Any]:
 def _compiled(compile: Callable[[str], Any], param: str, text: str) -> Callable[[], Any]:
     refuse_unless(len(text) <= MOST_SCHEMA, param, f"at most {MOST_SCHEMA} bytes of schema")
     try:
-        return _processor(compile(text))
-    except RuntimeError as error:
+        grammar = compile(text)
+    except Exception as error:  # xgrammar raises errors of several types
         reason = str(error).partition("\n")[0]
         raise bad(param, f"the schema cannot be used: {reason}") from error
+    refuse_unless(allows_any(grammar), param, "the schema cannot be used: no text matches it")
+    return _processor(grammar)
+
+
+def allows_any(grammar: Any) -> bool:
+    """Whether there is a token that an answer can begin with."""
+    import xgrammar
+
+    allowed = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
+    xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(allowed)
+    return bool(allowed.any())
 
 
 def _processor(grammar: Any) -> Callable[[], Any]:

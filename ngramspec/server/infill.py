@@ -7,7 +7,8 @@ and that sampler's merging of tokens is not done. ``t_max_prompt_ms``, ``id_slot
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -39,10 +40,15 @@ async def infill(service: Service, body: InfillRequest, client: Client, request:
         "input_suffix",
         f"the model {service.settings.name!r} has no special tokens to fill in the middle",
     )
-    assert service.fim is not None
     refuse_unless(isinstance(body.prompt, str), "prompt", "it must be text here")
+    return await _answer(service, body, partial(infill_prompt, service, body), client, request, 0.0)
+
+
+def infill_prompt(service: Service, body: InfillRequest) -> list[int]:
+    """The ids of the prompt that asks for the middle."""
+    assert service.fim is not None
     answer = body.n_predict if body.n_predict >= 0 else service.settings.max_tokens
-    ids = service.fim.prompt(
+    return service.fim.prompt(
         body.input_prefix,
         body.input_suffix,
         line=str(body.prompt),
@@ -50,7 +56,6 @@ async def infill(service: Service, body: InfillRequest, client: Client, request:
         name=body.filename,
         room=max(service.context - min(answer, service.context // 2) - 1, 1),
     )
-    return await _answer(service, body, ids, client, request, 0.0)
 
 
 async def completion(service: Service, body: LlamaRequest, client: Client, request: Request) -> Any:
@@ -59,23 +64,32 @@ async def completion(service: Service, body: LlamaRequest, client: Client, reque
     Raises:
         ApiError: it cannot be answered; the error names the field.
     """
-    ids = service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
-    return await _answer(service, body, ids, client, request, TEMPERATURE)
+    return await _answer(
+        service, body, partial(prompt_of, service, body), client, request, TEMPERATURE
+    )
+
+
+def prompt_of(service: Service, body: LlamaRequest) -> list[int]:
+    """The ids of the prompt that is continued."""
+    return service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
 
 
 async def _answer(
     service: Service,
     body: LlamaRequest,
-    ids: list[int],
+    encode: Callable[[], list[int]],
     client: Client,
     request: Request,
     temperature: float,
 ) -> Any:
+    """Answer a request whose prompt has the ids that ``encode`` returns."""
     service.check_model(body.model)
     for name in ("grammar", "json_schema"):
         refuse_unless(getattr(body, name) is None, name, "not supported on this route")
     refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
-    orders = orders_of(service, body, ids, client, temperature)
+    orders = await service.reading.run(
+        request, orders_of, service, body, encode, client, temperature
+    )
     answers = service.submit(orders, client)
     if body.stream:
         return stream_of(chunks(service, body, answers), answers.cancel, done=False)
@@ -90,12 +104,13 @@ async def _answer(
 def orders_of(
     service: Service,
     body: LlamaRequest,
-    ids: list[int],
+    encode: Callable[[], list[int]],
     client: Client,
     temperature: float,
 ) -> list[Order]:
-    """What each answer shall be."""
-    prompt = service.check_prompt(ids)
+    """What each answer shall be. It may take seconds."""
+    service.check_count(body.n_cmpl, "n_cmpl")
+    prompt = service.check_prompt(encode())
     asked = None if body.n_predict < 0 else body.n_predict
     given = temperature if body.temperature is None else max(body.temperature, 0.0)
     eos = service.ends_of(prompt)

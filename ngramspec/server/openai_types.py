@@ -8,11 +8,43 @@ from openai.types.chat.chat_completion_function_tool import ChatCompletionFuncti
 from openai.types.chat.chat_completion_named_tool_choice_param import (
     ChatCompletionNamedToolChoiceParam,
 )
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+MOST_ANSWERS = 128  # of a prompt, and prompts of a request, as OpenAI's API; settings allow fewer
+LEAST_TEMPERATURE = 1e-6  # logits divided by it are far from the end of float32's range
+
+
+def _usable(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise PydanticCustomError(
+            "temperature_too_low",
+            "Input should be 0, which is greedy, or at least {least}",
+            {"least": LEAST_TEMPERATURE},
+        )
+    return temperature
+
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
+Name = Annotated[str, StringConstraints(max_length=1000)]
+Names = Annotated[list[Name], Field(max_length=1000, fail_fast=True)]
+Path = Annotated[str, StringConstraints(max_length=4096)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-Stops = Annotated[list[Stop], Field(max_length=16)]
+Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Answers = Annotated[int, Field(ge=1, le=MOST_ANSWERS)]
+Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_usable)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100)]
+LogitBias = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=20)], Annotated[float, Field(ge=-100, le=100)]
+    ],
+    Field(max_length=1000),
+]
+Tools = Annotated[list[ChatCompletionFunctionTool], Field(max_length=128, fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)]
 
 
 class Extras(BaseModel):
@@ -27,8 +59,8 @@ class Extras(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    stores: list[str] | None = None
-    reference: str | list[TokenId] | None = None
+    stores: Names | None = None
+    reference: str | Tokens | None = None
     namespace: Annotated[str, StringConstraints(max_length=200)] | None = None
     usage: bool = False
 
@@ -42,22 +74,24 @@ class StreamOptions(BaseModel):
 class Common(BaseModel):
     """What completions and chats have in common."""
 
-    model: str | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    model: Name | None = None
+    max_tokens: Count | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Probability | None = None
+    n: Answers | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: Stop | Stops | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    user: str | None = None
+    user: Name | None = None
     ngramspec: Extras = Field(default_factory=Extras)
 
     @property
@@ -69,11 +103,16 @@ class Common(BaseModel):
 class CompletionRequest(Common):
     """The body of ``/v1/completions``."""
 
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: (
+        str
+        | Tokens
+        | Annotated[list[str], Field(max_length=MOST_ANSWERS, fail_fast=True)]
+        | Annotated[list[Tokens], Field(max_length=MOST_ANSWERS, fail_fast=True)]
+    )
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: int | None = None
+    best_of: Answers | None = None
 
 
 class Message(BaseModel):
@@ -81,8 +120,8 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: str
-    content: str | list[dict[str, Any]] | None = None
+    role: Name
+    content: str | Objects | None = None
 
 
 class ResponseFormat(BaseModel):
@@ -95,18 +134,18 @@ class ResponseFormat(BaseModel):
 class ChatRequest(Common):
     """The body of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[ChatCompletionFunctionTool] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["auto", "none", "required"] | ChatCompletionNamedToolChoiceParam | None = (
         None
     )
     parallel_tool_calls: bool | None = None
-    functions: list[dict[str, Any]] | None = None
-    modalities: list[str] | None = None
+    functions: Objects | None = None
+    modalities: Names | None = None
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -147,31 +186,33 @@ class ExtraFile(BaseModel):
     """One entry of ``input_extra``."""
 
     text: str = ""
-    filename: str = ""
+    filename: Path = ""
 
 
 class LlamaRequest(BaseModel):
     """What ``/completion`` and ``/infill`` have in common, of llama.cpp's server."""
 
-    model: str | None = None
-    prompt: str | list[TokenId] = ""
-    n_predict: Annotated[int, Field(ge=-1)] = -1
-    n_indent: Annotated[int, Field(ge=0)] = 0
-    n_cmpl: Annotated[int, Field(ge=1)] = 1
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    model: Name | None = None
+    prompt: str | Tokens = ""
+    n_predict: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    n_indent: Count = 0
+    n_cmpl: Answers = 1
     stop: Stops = Field(default_factory=list)
     stream: bool = False
-    temperature: float | None = None
-    top_k: int = 40
-    top_p: Annotated[float, Field(ge=0, le=1)] = 0.95
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.05
-    repeat_penalty: Annotated[float, Field(gt=0)] = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = -1
+    temperature: Annotated[float, Field(le=100), AfterValidator(_usable)] | None = None
+    top_k: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 40
+    top_p: Probability = 0.95
+    min_p: Probability = 0.05
+    repeat_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Annotated[float, Field(ge=-100, le=100)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = -1
     ignore_eos: bool = False
-    samplers: list[str] | None = None
+    samplers: Names | None = None
     t_max_predict_ms: Annotated[float, Field(ge=0)] = 0.0
-    response_fields: list[str] | None = None
+    response_fields: Names | None = None
     return_tokens: bool = False
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
@@ -183,5 +224,7 @@ class InfillRequest(LlamaRequest):
 
     input_prefix: str
     input_suffix: str
-    input_extra: list[ExtraFile] = Field(default_factory=list)
-    filename: str = ""
+    input_extra: Annotated[list[ExtraFile], Field(max_length=1000, fail_fast=True)] = Field(
+        default_factory=list
+    )
+    filename: Path = ""

@@ -13,17 +13,24 @@ from fastapi import Request
 from ngramspec.draft import Int32
 from ngramspec.hf_model.traits import embedding_count
 from ngramspec.server.auth import Client
+from ngramspec.server.encoding import (
+    TooManyTokensError,
+    longest_token,
+    prompt_encoder,
+)
 from ngramspec.server.engine import Engine
 from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.fim import FillInTheMiddle, family_of, plain_encoder
 from ngramspec.server.job import CANCELLED, Job, Order, Piece
 from ngramspec.server.openai_types import Common, Extras
+from ngramspec.server.reading import Reading
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.scheduler import QueueFullError
 from ngramspec.server.settings import ServerSettings
 from ngramspec.server.shelf import Shelf
 from ngramspec.server.tool_format import find_format
 
+REFERENCE = 1 << 18  # tokens of a reference
 GRAMMARS = 64 << 20  # bytes of compiled grammars that are kept
 
 
@@ -47,6 +54,9 @@ class Service:
         self.fim = None if family is None else FillInTheMiddle(family, tokenizer)
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)
         self.encode_plainly = plain_encoder(tokenizer)
+        self._encode = prompt_encoder(tokenizer)
+        self._longest = longest_token(tokenizer)
+        self.reading = Reading(settings.limits)
         self.vocabulary = embedding_count(model) or len(tokenizer)
         known = getattr(model.config, "max_position_embeddings", None)
         own = settings.limits.context
@@ -79,9 +89,40 @@ class Service:
                 self._grammars = xgrammar.GrammarCompiler(info, cache_limit_bytes=GRAMMARS)
             return self._grammars
 
-    def encode(self, text: str) -> list[int]:
-        """A prompt's ids, with what the tokenizer puts before every text."""
-        return list(self.tokenizer(text)["input_ids"])
+    def check_count(self, n: int, param: str, prompts: int = 1) -> None:
+        """Refuse a request for too many answers: ``n`` to each of some prompts."""
+        most = self.settings.limits.answers
+        given = f"{n} to each of {prompts} prompts" if prompts > 1 else str(n)
+        refuse_unless(
+            n * prompts <= most,
+            param if n > 1 else "prompt",
+            f"a request may have at most {most} answers, got {given}",
+        )
+
+    def check_text(self, text: str, param: str = "prompt") -> None:
+        """Refuse a text that has more tokens than the context, however it is encoded."""
+        most = self.context * self._longest
+        if len(text) > most:
+            raise bad(
+                param,
+                f"it must have at most {most} characters, which is {self.context} tokens of at most"
+                f" {self._longest} characters each, got {len(text)}",
+                "context_length_exceeded",
+            )
+
+    def encode(self, text: str, param: str = "prompt", *, framed: bool = True) -> list[int]:
+        """A prompt's ids.
+
+        Args:
+            text: the prompt.
+            param: the field to blame if it is too long.
+            framed: whether to add what the tokenizer puts around every text.
+        """
+        self.check_text(text, param)
+        try:
+            return self._encode(text, framed, self.context - 1)
+        except TooManyTokensError as error:
+            raise self._too_long(param, error.count) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some tokens, special ones included."""
@@ -97,12 +138,12 @@ class Service:
             f"token ids must be below {self.vocabulary}, got {max(ids)}",
         )
         if len(ids) >= self.context:
-            raise bad(
-                param,
-                f"it must have fewer than {self.context} tokens, got {len(ids)}",
-                "context_length_exceeded",
-            )
+            raise self._too_long(param, len(ids))
         return np.array(ids, np.int32)
+
+    def _too_long(self, param: str, tokens: int) -> ApiError:
+        message = f"it must have fewer than {self.context} tokens, got {tokens}"
+        return bad(param, message, "context_length_exceeded")
 
     def ends_of(self, prompt: Int32) -> tuple[int, ...]:
         """The ids that end an answer: more of them where the middle is filled in."""
@@ -140,22 +181,26 @@ class Service:
         corpora = self.corpora
         if extras.stores is None:
             return tuple(corpora.values())
-        for name in extras.stores:
+        names = dict.fromkeys(extras.stores)
+        for name in names:
             known = ", ".join(map(repr, corpora)) or "none"
             refuse_unless(
                 name in corpora, "ngramspec.stores", f"there is no {name!r}; known: {known}"
             )
-        return tuple(corpora[name] for name in extras.stores)
+        return tuple(corpora[name] for name in names)
 
     def reference(self, extras: Extras) -> Int32 | None:
         """The reference text of a request."""
         given = extras.reference
         if given is None:
             return None
-        ids = self.encode_plainly(given) if isinstance(given, str) else given
-        refuse_unless(
-            len(ids) <= 1 << 20, "ngramspec.reference", f"at most {1 << 20} tokens, got {len(ids)}"
-        )
+        try:
+            ids = self.encode_plainly(given, REFERENCE) if isinstance(given, str) else given
+            count = len(ids)
+        except TooManyTokensError as error:
+            count = error.count
+        if count > REFERENCE:
+            raise bad("ngramspec.reference", f"at most {REFERENCE} tokens, got {count}")
         return np.array(ids, np.int32) if ids else None
 
     def sampling(self, body: Common, grammar: Any = None) -> Sampling:
@@ -179,7 +224,7 @@ class Service:
     def _logit_bias(self, given: Mapping[str, float]) -> dict[int, float]:
         found: dict[int, float] = {}
         for name, bias in given.items():
-            known = name.isdecimal() and int(name) < self.vocabulary
+            known = name.isascii() and name.isdigit() and int(name) < self.vocabulary
             refuse_unless(known, "logit_bias", f"{name!r} is no token id below {self.vocabulary}")
             if bias:
                 found[int(name)] = bias
@@ -187,10 +232,6 @@ class Service:
 
     def submit(self, orders: Sequence[Order], client: Client) -> Answers:
         """Begin the answers of one request."""
-        most = self.settings.limits.answers
-        refuse_unless(
-            len(orders) <= most, "n", f"at most {most} answers a request, got {len(orders)}"
-        )
         return Answers(self.engine, orders, client)
 
 

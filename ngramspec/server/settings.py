@@ -44,6 +44,16 @@ class Limits:
     pool_of_key: int = 1024 * MIB
     chunk: int = 128
 
+    @property
+    def values(self) -> int:
+        """Most JSON values of a body: as many as if each took 16 bytes."""
+        return max(self.body // 16, 1024)
+
+    @property
+    def containers(self) -> int:
+        """Most JSON arrays and objects of a body: as many as if each took 128 bytes."""
+        return max(self.body // 128, 1024)
+
     def __post_init__(self) -> None:
         for name in ("body", "answers", "active", "waiting", "chunk"):
             check_int(name, getattr(self, name), 1)
