@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(limits, "--shared", 64, "MiB of answers that later requests of a user draft from")
     add_count(limits, "--active", 8, "answers that take turns")
     add_count(limits, "--waiting", 64, "answers that wait; more are refused")
+    add_count(limits, "--grammar-seconds", 10, "that compiling one JSON schema may take")
     add_count(limits, "--drain", 30, "seconds that running answers have after SIGTERM")
 
 
@@ -75,7 +76,15 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.integrations.server.settings import check_host
 
     check_least(
-        arguments, cache=0, cache_of_key=0, shared=0, active=1, waiting=1, max_body=1, drain=0
+        arguments,
+        cache=0,
+        cache_of_key=0,
+        shared=0,
+        active=1,
+        waiting=1,
+        max_body=1,
+        grammar_seconds=1,
+        drain=0,
     )
     keys = read_keys(arguments.api_key, os.environ.get("NGRAMSPEC_API_KEYS", ""))
     with usable():
@@ -108,6 +117,7 @@ def settings_of(
         waiting=arguments.waiting,
         pool=arguments.cache * MIB,
         pool_of_key=arguments.cache_of_key * MIB,
+        grammar_seconds=arguments.grammar_seconds,
         chunk=CHUNK_OF_CPU if arguments.device == "cpu" else CHUNK,
     )
     return ServerSettings(

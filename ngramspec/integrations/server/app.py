@@ -81,6 +81,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
         yield
+        await service.grammars.close()
         engine.close(DRAIN)
 
     app = FastAPI(

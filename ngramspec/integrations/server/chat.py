@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from ngramspec.integrations.server.errors import bad, refuse_unless
 from ngramspec.integrations.server.grammars import grammar_of
 from ngramspec.integrations.server.job import Order
 from ngramspec.integrations.server.openai_types import ChatRequest, Message
-from ngramspec.integrations.server.service import Service
+from ngramspec.integrations.server.service import Service, while_connected
 from ngramspec.integrations.server.sse import stream_of
 from ngramspec.integrations.server.tool_parsers import PlainParser
 
@@ -32,7 +31,7 @@ async def chat(service: Service, body: ChatRequest, client: Client, request: Req
     """
     check(service, body)
     prompt = service.check_prompt(encoded(service, body), "messages")
-    grammar = await asyncio.to_thread(grammar_of, service, body)
+    grammar = await while_connected(request, grammar_of(service, body, client))
     orders = orders_of(service, body, prompt, client, grammar)
     readers = [reader_of(service, body, order) for order in orders]
     answers = service.submit(orders, client)

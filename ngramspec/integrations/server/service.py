@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import Request
 
 from ngramspec.draft import Int32
-from ngramspec.integrations.server.auth import Client
+from ngramspec.integrations.server.auth import ANYONE, Client
 from ngramspec.integrations.server.engine import Engine
 from ngramspec.integrations.server.errors import ApiError, bad, refuse_unless
 from ngramspec.integrations.server.fim import FillInTheMiddle, family_of, plain_encoder
+from ngramspec.integrations.server.grammar_pool import GrammarPool
 from ngramspec.integrations.server.job import CANCELLED, Job, Order, Piece
 from ngramspec.integrations.server.openai_types import Common, Extras
 from ngramspec.integrations.server.sampling import Sampling
@@ -24,7 +24,7 @@ from ngramspec.integrations.server.shelf import Shelf
 from ngramspec.integrations.server.tool_format import find_format
 from ngramspec.target.traits import embedding_count
 
-GRAMMARS = 64 << 20  # bytes of compiled grammars that are kept
+T = TypeVar("T")
 
 
 class Service:
@@ -52,8 +52,8 @@ class Service:
         own = settings.limits.context
         self.context: int = min(each for each in (known, own, 1 << 20) if each is not None)
         self.eos = _eos_ids(model, tokenizer)
-        self._grammars: Any = None
-        self._lock = threading.Lock()  # of the compiler's making
+        limits, users = settings.limits, list(settings.keys) or [ANYONE]
+        self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
@@ -65,19 +65,15 @@ class Service:
                 code="model_not_found",
             )
 
-    def grammars(self) -> Any:
-        """xgrammar's compiler for the model's vocabulary; it keeps what it has compiled."""
-        with self._lock:
-            if self._grammars is None:
-                import xgrammar
+    def _vocabulary(self) -> Any:
+        """The model's vocabulary, as xgrammar knows it."""
+        import xgrammar
 
-                info = xgrammar.TokenizerInfo.from_huggingface(
-                    self.tokenizer,
-                    vocab_size=self.model.config.get_text_config().vocab_size,
-                    stop_token_ids=list(self.eos),
-                )
-                self._grammars = xgrammar.GrammarCompiler(info, cache_limit_bytes=GRAMMARS)
-            return self._grammars
+        return xgrammar.TokenizerInfo.from_huggingface(
+            self.tokenizer,
+            vocab_size=self.model.config.get_text_config().vocab_size,
+            stop_token_ids=list(self.eos),
+        )
 
     def encode(self, text: str) -> list[int]:
         """A prompt's ids, with what the tokenizer puts before every text."""
@@ -243,16 +239,9 @@ class Answers:
 
     async def whole(self, request: Request) -> list[list[Piece]]:
         """All pieces of each answer; nothing is made any more once the client has gone."""
-        collecting = asyncio.ensure_future(self._collect())
-        watching = asyncio.ensure_future(_gone(request))
         try:
-            await asyncio.wait({collecting, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                raise ApiError(499, "the client closed the connection")
-            return await collecting
+            return await while_connected(request, self._collect())
         finally:
-            for task in (collecting, watching):
-                task.cancel()
             self.cancel()
 
     async def _collect(self) -> list[list[Piece]]:
@@ -260,6 +249,24 @@ class Answers:
         async for index, piece in self.pieces():
             found[index].append(piece)
         return found
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns; it is cancelled once the client closes the connection.
+
+    Raises:
+        ApiError: the client closed the connection.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(499, "the client closed the connection")
+        return await working
+    finally:
+        for task in (working, watching):
+            task.cancel()
 
 
 async def _gone(request: Request) -> None:

@@ -33,6 +33,7 @@ class Limits:
         pool_of_key: bytes of those of one API key.
         chunk: most prompt tokens of one forward while several requests take turns; four times as
             many while there is one. A cancelled request stops after it.
+        grammar_seconds: that the compilation of one grammar may take.
     """
 
     body: int = 4 * MIB
@@ -43,12 +44,15 @@ class Limits:
     pool: int = 2048 * MIB
     pool_of_key: int = 1024 * MIB
     chunk: int = 128
+    grammar_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("body", "answers", "active", "waiting", "chunk"):
             check_int(name, getattr(self, name), 1)
         for name in ("pool", "pool_of_key"):
             check_int(name, getattr(self, name), 0)
+        if not self.grammar_seconds > 0:
+            raise ValueError(f"grammar_seconds must be > 0, got {self.grammar_seconds}")
         if self.context is not None:
             check_int("context", self.context, 2)
 
