@@ -43,6 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of ngramspec corpus build, to draft from; NAME=FILE names it; may be repeated",
     )
     parser.add_argument("--host", default="127.0.0.1", help="to bind to (default: 127.0.0.1)")
+    parser.add_argument(
+        "--allowed-hosts",
+        action="append",
+        default=[],
+        metavar="NAMES",
+        help="names, by commas, that requests may have as their Host apart from localhost and"
+        " --host; '*': any; may be repeated",
+    )
     add_count(parser, "--port", 8012, "to listen on; 0: a free one")
     parser.add_argument(
         "--api-key",
@@ -50,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="USER=KEY",
         help="only these may ask; may be repeated; also from NGRAMSPEC_API_KEYS, by commas",
+    )
+    parser.add_argument(
+        "--unknown-fields",
+        choices=("refuse", "warn"),
+        default="refuse",
+        help="of a request: answer 400, or name them in the header X-Ignored-Fields"
+        " (default: refuse)",
     )
     limits = parser.add_argument_group("limits")
     add_count(limits, "--max-tokens", 256, "of an answer whose request does not say")
@@ -128,7 +143,23 @@ def settings_of(
         drafter=arguments.drafter,
         limits=limits,
         max_tokens=arguments.max_tokens,
+        allowed_hosts=hosts_of(arguments),
+        unknown_fields=arguments.unknown_fields,
     )
+
+
+def hosts_of(arguments: argparse.Namespace) -> list[str]:
+    """The bound host and those allowed besides.
+
+    Raises:
+        UsageError: one is neither a name nor an address.
+    """
+    from ngramspec.integrations.server.hosts import AllowedHosts
+
+    given = [each.strip() for text in arguments.allowed_hosts for each in text.split(",")]
+    with usable("--allowed-hosts"):
+        AllowedHosts(given)
+    return [arguments.host, *given]
 
 
 def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ TYPES = {
     401: "authentication_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    421: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     499: "cancelled_error",
@@ -55,32 +56,58 @@ def refuse_unless(allowed: bool, param: str, message: str) -> None:
         raise bad(param, message)
 
 
+def shutting_down() -> ApiError:
+    """A request that is not answered because the server ends."""
+    return ApiError(503, "the server is shutting down", code="shutting_down")
+
+
+def answer_of(error: ApiError) -> JSONResponse:
+    """What a client is sent."""
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return JSONResponse(error.body(), error.status, headers)
+
+
 def add_handlers(app: FastAPI) -> None:
     """Have every error of an application answered in this shape."""
 
     async def on_api_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
-        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-        return JSONResponse(error.body(), error.status, headers)
+        return answer_of(error)
 
     async def on_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        found = _of_validation(max(error.errors(), key=lambda each: len(each["loc"])))
-        return JSONResponse(found.body(), found.status)
+        kind = request.headers.get("content-type", "")
+        if isinstance(error.body, bytes) and error.body:  # it was not read as JSON
+            message = f"the body must be JSON, sent as application/json, got {kind[:100]!r}"
+            return answer_of(ApiError(400, message, code="json_invalid"))
+        return answer_of(_of_validation(max(error.errors(), key=lambda each: len(each["loc"]))))
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
+        if error.status_code == 400:  # FastAPI could not read the body, and does not say why
+            return answer_of(_of_body(error.__cause__))
         found = ApiError(error.status_code, str(error.detail))
         return JSONResponse(found.body(), found.status, error.headers)
 
     async def on_other(request: Request, error: Exception) -> JSONResponse:
-        found = ApiError(500, "the server failed on this request; its log says why")
-        return JSONResponse(found.body(), found.status)
+        return answer_of(ApiError(500, "the server failed on this request; its log says why"))
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, on_other)
+
+
+def _of_body(cause: BaseException | None) -> ApiError:
+    """The error of a body that cannot be read as JSON."""
+    reason = "it cannot be read"
+    if isinstance(cause, UnicodeDecodeError):
+        reason = f"it must be UTF-8, and byte {cause.start} is not"
+    elif isinstance(cause, RecursionError):
+        reason = "it is nested too deeply"
+    elif isinstance(cause, ValueError):
+        reason = "a number in it has too many digits"
+    return ApiError(400, f"the body is no JSON: {reason}", code="json_invalid")
 
 
 def _of_validation(found: Any) -> ApiError:

@@ -42,6 +42,8 @@ class StreamOptions(BaseModel):
 class Common(BaseModel):
     """What completions and chats have in common."""
 
+    model_config = ConfigDict(extra="allow")  # see fields.py
+
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -152,6 +154,8 @@ class ExtraFile(BaseModel):
 
 class LlamaRequest(BaseModel):
     """What ``/completion`` and ``/infill`` have in common, of llama.cpp's server."""
+
+    model_config = ConfigDict(extra="allow")  # see fields.py
 
     model: str | None = None
     prompt: str | list[TokenId] = ""

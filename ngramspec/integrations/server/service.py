@@ -12,7 +12,12 @@ from fastapi import Request
 from ngramspec.draft import Int32
 from ngramspec.integrations.server.auth import ANYONE, Client
 from ngramspec.integrations.server.engine import Engine
-from ngramspec.integrations.server.errors import ApiError, bad, refuse_unless
+from ngramspec.integrations.server.errors import (
+    ApiError,
+    bad,
+    refuse_unless,
+    shutting_down,
+)
 from ngramspec.integrations.server.fim import FillInTheMiddle, family_of, plain_encoder
 from ngramspec.integrations.server.grammar_pool import GrammarPool
 from ngramspec.integrations.server.job import CANCELLED, Job, Order, Piece
@@ -209,6 +214,8 @@ class Answers:
         try:
             self.jobs: list[Job] = engine.submit(orders, put, session)
         except QueueFullError as error:
+            if engine.closing:
+                raise shutting_down() from error
             raise ApiError(
                 429, "too many requests wait already; try again", code="queue_full"
             ) from error
@@ -222,7 +229,8 @@ class Answers:
         """Pieces with their answers' indices, until all have ended; leaving cancels the others.
 
         Raises:
-            ApiError: an answer failed, or a newer request of the session ended it.
+            ApiError: an answer failed, or a newer request of the session or the server's end
+                ended it.
         """
         left = len(self.jobs)
         try:
@@ -230,6 +238,8 @@ class Answers:
                 index, piece = await self._pieces.get()
                 if piece.error is not None:
                     raise _failure(piece.error)
+                if piece.ended == CANCELLED and self._engine.closing:
+                    raise shutting_down()
                 if piece.ended == CANCELLED:
                     raise ApiError(499, "a newer request of the session ended this one")
                 left -= piece.ended is not None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ngramspec.errors import check_int
 from ngramspec.stores import Corpus
@@ -70,6 +70,12 @@ class ServerSettings:
         drafter: see ``Speculator``.
         limits: of requests.
         max_tokens: of an answer whose request does not say.
+        allowed_hosts: names and addresses that requests may have as their Host, apart from
+            localhost and loopback addresses; see ``AllowedHosts``.
+        unknown_fields: what happens to a request with a field that is not known: "refuse" answers
+            400, as OpenAI's API does, because a misspelled field would otherwise give another
+            answer than the one asked for; "warn" ignores the field and names it in the answer's
+            header X-Ignored-Fields.
     """
 
     name: str
@@ -79,6 +85,8 @@ class ServerSettings:
     drafter: str = "auto"
     limits: Limits = field(default_factory=Limits)
     max_tokens: int = 256
+    allowed_hosts: Collection[str] = ()
+    unknown_fields: Literal["refuse", "warn"] = "refuse"
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1)
