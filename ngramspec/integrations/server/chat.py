@@ -80,7 +80,14 @@ def encoded(service: Service, body: ChatRequest) -> list[int]:
         return templated(service, given, body.offered)
     except Exception as error:  # whatever a template raises about its input
         blamed = "tools" if body.offered and takes(service, given) else "messages"
-        raise bad(blamed, f"the model's template refuses them: {error}") from error
+        raise bad(blamed, f"the model's template refuses them: {words_of(error)}") from error
+
+
+def words_of(error: Exception) -> str:
+    """What a template says of its input, in one line; of an error of Python only the type."""
+    found = str(getattr(error, "message", None) or "")  # of jinja2's errors
+    own = type(error).__module__.startswith("jinja2.") and found
+    return found.partition("\n")[0] if own else type(error).__name__
 
 
 def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -> list[int]:

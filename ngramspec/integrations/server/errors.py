@@ -119,6 +119,6 @@ def _of_validation(found: Any) -> ApiError:
     path = [str(each) for each in found["loc"] if each not in ("body", "header")]
     names = [each for each in path if not each.isdigit() and "[" not in each and "-" not in each]
     if not names:
-        return ApiError(400, f"the body must be a JSON object: {message}")
+        return ApiError(400, "the body must be a JSON object")
     param = ".".join(names[:2]) if names[0] == "ngramspec" else names[0]
     return ApiError(400, f"{param}: {message}", param=param, code=kind)

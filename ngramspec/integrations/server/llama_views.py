@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from fastapi import Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from ngramspec import __version__
@@ -14,6 +16,7 @@ from ngramspec.integrations.server.infill import TEMPERATURE
 from ngramspec.integrations.server.openai_types import LlamaRequest
 from ngramspec.integrations.server.service import Service
 
+MOST = 1 << 20  # characters of a text whose tokens are asked for
 SAMPLING = {
     *("n_predict", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
     *("repeat_penalty", "presence_penalty", "frequency_penalty"),
@@ -51,19 +54,23 @@ def props(service: Service) -> dict[str, Any]:
     }
 
 
-async def tokenize(service: Service, body: TokenizeRequest) -> dict[str, Any]:
+async def tokenize(service: Service, body: TokenizeRequest) -> Response:
     """The ids of a text.
 
     Raises:
-        ApiError: pieces are asked for.
+        ApiError: pieces are asked for, or the text is too long.
     """
     refuse_unless(not body.with_pieces, "with_pieces", "not supported here")
-    return {"tokens": await asyncio.to_thread(_ids, service, body)}
+    size = len(body.content)
+    refuse_unless(size <= MOST, "content", f"at most {MOST} characters, got {size}")
+    return await asyncio.to_thread(_tokenized, service, body)
 
 
-def _ids(service: Service, body: TokenizeRequest) -> list[int]:
+def _tokenized(service: Service, body: TokenizeRequest) -> Response:
     if body.parse_special:
         given = service.tokenizer(body.content, add_special_tokens=body.add_special)
-        return list(given["input_ids"])
-    before = leading_tokens(service.tokenizer) if body.add_special else []
-    return before + service.encode_plainly(body.content)
+        ids = list(given["input_ids"])
+    else:
+        before = leading_tokens(service.tokenizer) if body.add_special else []
+        ids = before + service.encode_plainly(body.content)
+    return JSONResponse({"tokens": ids})
