@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from ngramspec.integrations.server.errors import bad
 
-REFUSE, WARN = "refuse", "warn"
 MOST_NAMED = 8  # fields that the header of a warning names
 # Fields of OpenAI's and llama.cpp's interfaces that leave the answer's text as it is, so that it is
 # right to ignore them here: who asks, how it is billed and kept, and which slot or cache is used.
@@ -42,7 +41,7 @@ def check_fields(body: BaseModel, request: Request, mode: str) -> None:
     unknown = unknown_in(body)
     if not unknown:
         return
-    if mode == WARN:
+    if mode == "warn":
         named = [quote(name[:100], safe="") for name in unknown[:MOST_NAMED]]
         request.scope["state"]["ignored"] = ", ".join(named)
         return

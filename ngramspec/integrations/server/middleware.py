@@ -48,6 +48,7 @@ class Front:
             await self._app(scope, receive, send)
             return
         began = False
+        state = scope.setdefault("state", {})
 
         async def counted(message: Message) -> None:
             nonlocal began
@@ -55,7 +56,7 @@ class Front:
                 began = True
                 route = str(getattr(scope.get("route"), "path", "other"))
                 self._count(route, str(message["status"]))
-                if ignored := scope["state"].get("ignored"):
+                if ignored := state.get("ignored"):
                     MutableHeaders(scope=message)[IGNORED] = ignored
             await send(message)
 
@@ -63,7 +64,7 @@ class Front:
         assert task is not None
         self._running.add(task)
         try:
-            scope.setdefault("state", {})["user"] = self._admit(scope)
+            state["user"] = self._admit(scope)
             await self._app(scope, self._limited(receive), counted)
         except ApiError as error:
             await answer_of(error)(scope, receive, counted)

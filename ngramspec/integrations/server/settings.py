@@ -90,6 +90,10 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1)
+        if self.unknown_fields not in ("refuse", "warn"):
+            raise ValueError(
+                f"unknown_fields must be 'refuse' or 'warn', got {self.unknown_fields!r}"
+            )
         for user, key in self.keys.items():
             if not user or "/" in user:  # a namespace is USER/NAME
                 raise ValueError(f"a user must have a name without slashes, got {user!r}")

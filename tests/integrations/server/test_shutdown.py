@@ -118,6 +118,19 @@ def test_compiling_a_grammar_ends_too(monkeypatch):
     assert not pool.workers
 
 
+def test_the_event_loop_does_not_wait_for_the_engine(monkeypatch):
+    with listening(tiny_llama(vocab=VOCAB), drain=0) as (_, app):
+        engine, loops = app.state.service.engine, []
+        own = engine.close
+
+        def close():
+            loops.append(asyncio._get_running_loop())  # of this thread
+            own()
+
+        monkeypatch.setattr(engine, "close", close)
+    assert loops == [None]
+
+
 def test_answers_that_are_quick_enough_are_whole():
     held = Held()
     with listening(held.model, drain=LONG) as (address, app):
