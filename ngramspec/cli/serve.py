@@ -104,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     keys = read_keys(arguments.api_key, os.environ.get("NGRAMSPEC_API_KEYS", ""))
     with usable():
         check_host(arguments.host, keys)
+    check_allowed(arguments.allowed_hosts)  # before the model is loaded, which takes long
     corpora = open_corpora(arguments.corpus)
     loaded = load_model(arguments, option="MODEL")
     check_corpora(corpora, loaded.tokenizer)
@@ -143,23 +144,23 @@ def settings_of(
         drafter=arguments.drafter,
         limits=limits,
         max_tokens=arguments.max_tokens,
-        allowed_hosts=hosts_of(arguments),
+        allowed_hosts=[arguments.host, *check_allowed(arguments.allowed_hosts)],
         unknown_fields=arguments.unknown_fields,
     )
 
 
-def hosts_of(arguments: argparse.Namespace) -> list[str]:
-    """The bound host and those allowed besides.
+def check_allowed(given: Sequence[str]) -> list[str]:
+    """The hosts that an option names, separated by commas.
 
     Raises:
         UsageError: one is neither a name nor an address.
     """
     from ngramspec.integrations.server.hosts import AllowedHosts
 
-    given = [each.strip() for text in arguments.allowed_hosts for each in text.split(",")]
+    found = [each.strip() for text in given for each in text.split(",")]
     with usable("--allowed-hosts"):
-        AllowedHosts(given)
-    return [arguments.host, *given]
+        AllowedHosts(found)
+    return found
 
 
 def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:

@@ -72,11 +72,16 @@ def test_a_rebound_name_reads_nothing(client, model):
         assert other.get("/health", headers={"Host": "evil.example"}).status_code == 421
 
 
-def test_the_bound_host_is_allowed(monkeypatch):
+def test_the_bound_host_is_allowed():
+    from types import SimpleNamespace
+
     from ngramspec.cli import build_parser
-    from ngramspec.cli.serve import hosts_of
+    from ngramspec.cli.serve import settings_of
 
     command = ["serve", "--host", "10.0.0.7", "--allowed-hosts", "a.example, b.example"]
     command += ["--allowed-hosts", "c.example"]
-    found = hosts_of(build_parser().parse_args(command))
-    assert found == ["10.0.0.7", "a.example", "b.example", "c.example"]
+    command += ["--shared", "0", "--unknown-fields", "warn", "--grammar-seconds", "3"]
+    arguments = build_parser().parse_args(command)
+    found = settings_of(arguments, SimpleNamespace(name="tiny"), {"ann": "key"}, {})
+    assert (found.unknown_fields, found.limits.grammar_seconds) == ("warn", 3)
+    assert found.allowed_hosts == ["10.0.0.7", "a.example", "b.example", "c.example"]
