@@ -16,7 +16,7 @@ from ngramspec.cli.usage import UsageError, check_least, usable
 
 if TYPE_CHECKING:
     from ngramspec.bench.models import LoadedModel
-    from ngramspec.integrations.server.settings import ServerSettings
+    from ngramspec.server.settings import ServerSettings
     from ngramspec.stores import Corpus
 
 SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
-    from ngramspec.integrations.server.settings import check_host
+    from ngramspec.server.settings import check_host
 
     check_least(
         arguments,
@@ -120,8 +120,8 @@ def settings_of(
     corpora: dict[str, Corpus],
 ) -> ServerSettings:
     """The settings of the command line."""
-    from ngramspec.integrations.server.settings import Limits, ServerSettings
-    from ngramspec.integrations.server.shared import SharedText
+    from ngramspec.server.settings import Limits, ServerSettings
+    from ngramspec.server.shared import SharedText
 
     room, shared = arguments.shared * MIB, None
     if room:
@@ -155,7 +155,7 @@ def check_allowed(given: Sequence[str]) -> list[str]:
     Raises:
         UsageError: one is neither a name nor an address.
     """
-    from ngramspec.integrations.server.hosts import AllowedHosts
+    from ngramspec.server.hosts import AllowedHosts
 
     found = [each.strip() for text in given for each in text.split(",")]
     with usable("--allowed-hosts"):
@@ -213,7 +213,7 @@ def listen(
     """Serve a model; running answers end before the server does, if they are quick enough."""
     import uvicorn
 
-    from ngramspec.integrations.server.app import make_app
+    from ngramspec.server.app import make_app
 
     logging.getLogger("ngramspec").setLevel(logging.WARNING)
     with usable():

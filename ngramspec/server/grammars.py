@@ -1,0 +1,124 @@
+"""Answers that xgrammar holds to a form: ``response_format``, and calls of tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from ngramspec.server.auth import Client
+from ngramspec.server.errors import bad, refuse_unless
+from ngramspec.server.grammar_pool import UnusableGrammarError
+from ngramspec.server.openai_types import ChatRequest
+from ngramspec.server.service import Service
+from ngramspec.server.tool_parsers import CLOSE, OPEN
+
+INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
+MOST_SCHEMA = 65536  # characters of a JSON schema: what larger ones compile to is not bounded
+
+
+async def grammar_of(
+    service: Service, body: ChatRequest, client: Client
+) -> Callable[[], Any] | None:
+    """What makes the processor of a request's form; None: any text. It may take seconds.
+
+    Cancelling this ends the compilation.
+
+    Raises:
+        ApiError: xgrammar is not installed, or cannot compile the schema, or not in time.
+    """
+    form = await asyncio.to_thread(form_asked, service, body)
+    if form is None:
+        return None
+    try:
+        grammar = await service.grammars.compile(client.user, form.kind, form.text)
+    except UnusableGrammarError as error:
+        raise bad(form.param, f"the schema cannot be used: {error}") from error
+    return _processor(grammar)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a grammar is compiled from.
+
+    Attributes:
+        param: the field that asks for it.
+        kind: see ``grammar_worker.compiled``.
+        text: the schema or the structural tag, as JSON.
+    """
+
+    param: str
+    kind: str
+    text: str
+
+
+def form_asked(service: Service, body: ChatRequest) -> Form | None:
+    """The form that a request asks for; None: any text.
+
+    Raises:
+        ApiError: there can be no such form here.
+    """
+    form, param = body.response_format, body.constrained_by
+    if form is not None and form.type != "text":
+        refuse_unless(not body.offered, "response_format", "not supported together with tools")
+        check(service, "response_format", form.type)
+        if form.type == "json_object":
+            return Form("response_format", "json", "")
+        schema = (form.json_schema or {}).get("schema")
+        refuse_unless(isinstance(schema, dict), "response_format", "json_schema has no schema")
+        return _bounded("response_format", "json_schema", schema)
+    if param is None:
+        return None
+    assert service.tool_format is not None
+    tagged = service.tool_format.template is None
+    refuse_unless(tagged, param, "not supported for the form of this model's calls")
+    check(service, param, "this value")
+    return _bounded("tools", "structural_tag", form_of(body))
+
+
+def check(service: Service, param: str, value: str) -> None:
+    """Refuse what needs a grammar where there can be none."""
+    if find_spec("xgrammar") is None:
+        raise bad(param, f"{value} needs xgrammar on the server: {INSTALL}")
+    refuse_unless(bool(service.eos), param, "the model has no token that ends a text")
+
+
+def form_of(body: ChatRequest) -> dict[str, Any]:
+    """xgrammar's structural tag of the calls that a request allows.
+
+    Nothing but calls where there must be one, else text with calls in it.
+    """
+    chosen = body.chosen
+    tags = []
+    for tool in body.offered:
+        function = tool["function"]
+        if chosen in (None, function["name"]):
+            schema = function.get("parameters") or {"type": "object"}
+            tag = {
+                "type": "tag",
+                "begin": f'{OPEN}\n{{"name": {json.dumps(function["name"])}, "arguments": ',
+                "content": {"type": "json_schema", "json_schema": schema},
+                "end": f"}}\n{CLOSE}",
+            }
+            tags.append(tag)
+    form: dict[str, Any] = {"tags": tags, "stop_after_first": not body.several}
+    if body.must_call:
+        form |= {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+    else:
+        form |= {"type": "triggered_tags", "triggers": [OPEN]}
+    return {"type": "structural_tag", "format": form}
+
+
+def _bounded(param: str, kind: str, given: Any) -> Form:
+    text = json.dumps(given)
+    refuse_unless(len(text) <= MOST_SCHEMA, param, f"at most {MOST_SCHEMA} bytes of schema")
+    return Form(param, kind, text)
+
+
+def _processor(grammar: Any) -> Callable[[], Any]:
+    import xgrammar
+
+    return lambda: xgrammar.contrib.hf.LogitsProcessor(grammar)
