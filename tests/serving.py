@@ -48,7 +48,8 @@ def served(model, tokenizer=None, **settings):
     from ngramspec.server.app import make_app
 
     app = make_app(model, tokenizer or letters(), settings_of(**settings))
-    with TestClient(app, raise_server_exceptions=False) as client:
+    local = {"base_url": "http://localhost", "raise_server_exceptions": False}
+    with TestClient(app, **local) as client:
         yield client
 
 
@@ -70,8 +71,11 @@ def events(text):
 
 
 @contextmanager
-def listening(model, tokenizer=None, **settings):
-    """The address of a server that listens, in a thread of this process, and its application."""
+def listening(model, tokenizer=None, *, drain=None, **settings):
+    """The address of a server that listens, in a thread of this process, and its application.
+
+    ``app.state.server`` is uvicorn's; ``drain`` is what the option of this name is.
+    """
     import threading
     import time
 
@@ -80,7 +84,9 @@ def listening(model, tokenizer=None, **settings):
     from ngramspec.server.app import make_app
 
     app = make_app(model, tokenizer or letters(), settings_of(**settings))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    ending = {"timeout_graceful_shutdown": drain}
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", **ending))
+    app.state.server = server
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

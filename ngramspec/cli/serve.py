@@ -43,6 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of ngramspec corpus build, to draft from; NAME=FILE names it; may be repeated",
     )
     parser.add_argument("--host", default="127.0.0.1", help="to bind to (default: 127.0.0.1)")
+    parser.add_argument(
+        "--allowed-hosts",
+        action="append",
+        default=[],
+        metavar="NAMES",
+        help="names, by commas, that requests may have as their Host apart from localhost and"
+        " --host; '*': any; may be repeated",
+    )
     add_count(parser, "--port", 8012, "to listen on; 0: a free one")
     parser.add_argument(
         "--api-key",
@@ -50,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="USER=KEY",
         help="only these may ask; may be repeated; also from NGRAMSPEC_API_KEYS, by commas",
+    )
+    parser.add_argument(
+        "--unknown-fields",
+        choices=("refuse", "warn"),
+        default="refuse",
+        help="of a request: answer 400, or name them in the header X-Ignored-Fields"
+        " (default: refuse)",
     )
     limits = parser.add_argument_group("limits")
     add_count(limits, "--max-tokens", 256, "of an answer whose request does not say")
@@ -60,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(limits, "--shared", 64, "MiB of answers that later requests of a user draft from")
     add_count(limits, "--active", 8, "answers that take turns")
     add_count(limits, "--waiting", 64, "answers that wait; more are refused")
+    add_count(limits, "--grammar-seconds", 10, "that compiling one JSON schema may take")
     add_count(limits, "--drain", 30, "seconds that running answers have after SIGTERM")
 
 
@@ -75,11 +91,20 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.server.settings import check_host
 
     check_least(
-        arguments, cache=0, cache_of_key=0, shared=0, active=1, waiting=1, max_body=1, drain=0
+        arguments,
+        cache=0,
+        cache_of_key=0,
+        shared=0,
+        active=1,
+        waiting=1,
+        max_body=1,
+        grammar_seconds=1,
+        drain=0,
     )
     keys = read_keys(arguments.api_key, os.environ.get("NGRAMSPEC_API_KEYS", ""))
     with usable():
         check_host(arguments.host, keys)
+    check_allowed(arguments.allowed_hosts)  # before the model is loaded, which takes long
     corpora = open_corpora(arguments.corpus)
     loaded = load_model(arguments, option="MODEL")
     check_corpora(corpora, loaded.tokenizer)
@@ -108,6 +133,7 @@ def settings_of(
         waiting=arguments.waiting,
         pool=arguments.cache * MIB,
         pool_of_key=arguments.cache_of_key * MIB,
+        grammar_seconds=arguments.grammar_seconds,
         chunk=CHUNK_OF_CPU if arguments.device == "cpu" else CHUNK,
     )
     return ServerSettings(
@@ -118,7 +144,23 @@ def settings_of(
         drafter=arguments.drafter,
         limits=limits,
         max_tokens=arguments.max_tokens,
+        allowed_hosts=[arguments.host, *check_allowed(arguments.allowed_hosts)],
+        unknown_fields=arguments.unknown_fields,
     )
+
+
+def check_allowed(given: Sequence[str]) -> list[str]:
+    """The hosts that an option names, separated by commas.
+
+    Raises:
+        UsageError: one is neither a name nor an address.
+    """
+    from ngramspec.server.hosts import AllowedHosts
+
+    found = [each.strip() for text in given for each in text.split(",")]
+    with usable("--allowed-hosts"):
+        AllowedHosts(found)
+    return found
 
 
 def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:

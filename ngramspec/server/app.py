@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -14,12 +15,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
-from ngramspec.server import chat, completions, infill
-from ngramspec.server.auth import Client, authenticate
+from ngramspec.server import chat, completions, infill, llama_views
+from ngramspec.server.auth import Client
 from ngramspec.server.engine import Engine
 from ngramspec.server.errors import add_handlers
+from ngramspec.server.fields import check_fields
 from ngramspec.server.job import Maker, Order, as_tokens
 from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_cut
+from ngramspec.server.llama_views import TokenizeRequest
 from ngramspec.server.metrics import Metrics
 from ngramspec.server.middleware import Front
 from ngramspec.server.openai_types import (
@@ -34,7 +37,7 @@ from ngramspec.server.service import Service
 from ngramspec.server.settings import ServerSettings
 from ngramspec.server.speculators import Speculators
 
-DRAIN = 30.0  # seconds that running answers have when the server ends
+LAST_WORDS = 1.0  # seconds in which clients of cancelled requests can take their errors
 
 
 def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: Metrics) -> Engine:
@@ -79,12 +82,17 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     engine = make_engine(model, tokenizer, settings, metrics)
     service = Service(model, tokenizer, engine, settings)
 
+    running: set[asyncio.Task[None]] = set()
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
         with without_collections():
             yield
-        engine.close(DRAIN)
+        await asyncio.to_thread(engine.close)
+        if running:
+            await asyncio.wait(running, timeout=LAST_WORDS)
+        await service.grammars.close()
 
     app = FastAPI(
         title="ngramspec",
@@ -94,7 +102,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     )
     app.state.service = service
     add_handlers(app)
-    app.add_middleware(Front, most=settings.limits.body, count=metrics.count_request)
+    app.add_middleware(Front, settings=settings, count=metrics.count_request, running=running)
     _add_answers(app, service)
     _add_views(app, service, metrics)
     return app
@@ -115,13 +123,10 @@ def without_collections() -> Iterator[None]:
 
 
 def _client(
-    request: Request,
-    authorization: Annotated[str | None, Header()] = None,
-    x_session: Annotated[str | None, Header(max_length=200)] = None,
+    request: Request, x_session: Annotated[str | None, Header(max_length=200)] = None
 ) -> Client:
-    """Who sent a request; an ApiError without a right key."""
-    keys = request.app.state.service.settings.keys
-    return Client(authenticate(keys, authorization), x_session or None)
+    """Who sent a request."""
+    return Client(request.state.user, x_session or None)
 
 
 Asker = Annotated[Client, Depends(_client)]
@@ -141,27 +146,38 @@ CompletionBody = Annotated[CompletionRequest, Depends(_body(CompletionRequest))]
 ChatBody = Annotated[ChatRequest, Depends(_body(ChatRequest))]
 InfillBody = Annotated[InfillRequest, Depends(_body(InfillRequest))]
 LlamaBody = Annotated[LlamaRequest, Depends(_body(LlamaRequest))]
+TokenizeBody = Annotated[TokenizeRequest, Depends(_body(TokenizeRequest))]
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    """The routes that generate."""
+    """The routes that take a body."""
+    mode = service.settings.unknown_fields
 
     @app.post("/v1/completions", response_model=None)
     async def complete(client: Asker, body: CompletionBody, request: Request) -> Any:
+        check_fields(body, request, mode)
         return await completions.complete(service, body, client, request)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_complete(client: Asker, body: ChatBody, request: Request) -> Any:
+        check_fields(body, request, mode)
         return await chat.chat(service, body, client, request)
 
     @app.post("/infill", response_model=None)
     async def fill_in(client: Asker, body: InfillBody, request: Request) -> Any:
+        check_fields(body, request, mode)
         return await infill.infill(service, body, client, request)
 
     @app.post("/completion", response_model=None)
     @app.post("/completions", response_model=None)
     async def llama_complete(client: Asker, body: LlamaBody, request: Request) -> Any:
+        check_fields(body, request, mode)
         return await infill.completion(service, body, client, request)
+
+    @app.post("/tokenize")
+    async def tokenize(client: Asker, body: TokenizeBody, request: Request) -> Any:
+        check_fields(body, request, mode)
+        return await llama_views.tokenize(service, body)
 
 
 def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
@@ -169,22 +185,30 @@ def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
     started = int(time.time())
     settings = service.settings
 
-    @app.get("/health")
+    def view(path: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return app.api_route(path, methods=["GET", "HEAD"])
+
+    @view("/health")
+    @view("/v1/health")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/v1/models")
+    @view("/v1/models")
     async def models(client: Asker) -> dict[str, Any]:
         own = Model(id=settings.name, created=started, object="model", owned_by="ngramspec")
         return {"object": "list", "data": [_described(own, service)]}
 
-    @app.get("/v1/models/{name:path}")
+    @view("/v1/models/{name:path}")
     async def model(client: Asker, name: str) -> dict[str, Any]:
         service.check_model(name)
         own = Model(id=settings.name, created=started, object="model", owned_by="ngramspec")
         return _described(own, service)
 
-    @app.get("/metrics")
+    @view("/props")
+    async def props(client: Asker) -> dict[str, Any]:
+        return llama_views.props(service)
+
+    @view("/metrics")
     async def page(client: Asker) -> Response:
         return Response(metrics.text(service.engine), media_type=CONTENT_TYPE_LATEST)
 

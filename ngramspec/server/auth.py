@@ -31,21 +31,26 @@ class Client:
         return f"{own}/{name}" if name else own
 
 
-def authenticate(keys: Mapping[str, str], header: str | None) -> str:
+def authenticate(
+    keys: Mapping[str, str], authorization: str | None, x_api_key: str | None = None
+) -> str:
     """The user whose key a request brings.
 
     All keys are compared, each in constant time, so that the time tells nothing of a key.
 
     Args:
         keys: by user; empty: nobody needs one.
-        header: the request's Authorization, or None.
+        authorization: the request's header, or None.
+        x_api_key: likewise, where there is no Authorization: llama.cpp's clients may send it.
 
     Raises:
         ApiError: the key is missing or wrong.
     """
     if not keys:
         return ANYONE
-    scheme, _, given = (header or "").partition(" ")
+    scheme, given = "bearer", x_api_key or ""
+    if authorization is not None:
+        scheme, _, given = authorization.partition(" ")
     found = None
     for user, key in keys.items():
         if hmac.compare_digest(key.encode(), given.strip().encode()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ from ngramspec.server.grammars import grammar_of
 from ngramspec.server.job import Order
 from ngramspec.server.openai_types import ChatRequest, Message
 from ngramspec.server.reading import json_value
-from ngramspec.server.service import Service
+from ngramspec.server.service import Service, while_connected
 from ngramspec.server.settings import Limits
 from ngramspec.server.sse import stream_of
 from ngramspec.server.tool_parsers import PlainParser
@@ -33,7 +32,7 @@ async def chat(service: Service, body: ChatRequest, client: Client, request: Req
         ApiError: it cannot be answered; the error names the field.
     """
     prompt = await service.reading.run(request, prompt_of, service, body)
-    grammar = await asyncio.to_thread(grammar_of, service, body)
+    grammar = await while_connected(request, grammar_of(service, body, client))
     orders, readers = await service.reading.run(
         request, ordered, service, body, prompt, client, grammar
     )
@@ -109,7 +108,14 @@ def encoded(service: Service, body: ChatRequest) -> list[int]:
         raise
     except Exception as error:  # whatever a template raises about its input
         blamed = "tools" if body.offered and takes(service, given) else "messages"
-        raise bad(blamed, f"the model's template refuses them: {error}") from error
+        raise bad(blamed, f"the model's template refuses them: {words_of(error)}") from error
+
+
+def words_of(error: Exception) -> str:
+    """What a template says of its input, in one line; of an error of Python only the type."""
+    found = str(getattr(error, "message", None) or "")  # of jinja2's errors
+    own = type(error).__module__.startswith("jinja2.") and found
+    return found.partition("\n")[0] if own else type(error).__name__
 
 
 def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -> list[int]:

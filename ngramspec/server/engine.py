@@ -87,17 +87,19 @@ class Engine:
         """Bytes of the idle caches, about."""
         return self._maker.pool.bytes
 
-    def close(self, seconds: float = 0.0) -> None:
-        """Take no more jobs; cancel those that have not ended after ``seconds``, and wait."""
+    @property
+    def closing(self) -> bool:
+        """Whether it takes no more jobs."""
+        return self._closing
+
+    def close(self) -> None:
+        """Take no more jobs, cancel those that there are, and wait for the current forward."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        if not self._thread.is_alive():
-            return
-        self._thread.join(seconds)
-        with self._changed:
             self._scheduler.cancel_all()
-        self._thread.join()
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         while True:

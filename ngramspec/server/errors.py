@@ -15,6 +15,7 @@ TYPES = {
     401: "authentication_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    421: "invalid_request_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
     499: "cancelled_error",
@@ -56,18 +57,27 @@ def refuse_unless(allowed: bool, param: str, message: str) -> None:
         raise bad(param, message)
 
 
+def shutting_down() -> ApiError:
+    """A request that is not answered because the server ends."""
+    return ApiError(503, "the server is shutting down", code="shutting_down")
+
+
+def answer_of(error: ApiError) -> JSONResponse:
+    """What a client is sent."""
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return JSONResponse(error.body(), error.status, headers)
+
+
 def add_handlers(app: FastAPI) -> None:
     """Have every error of an application answered in this shape."""
 
     async def on_api_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
-        headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-        return JSONResponse(error.body(), error.status, headers)
+        return answer_of(error)
 
     async def on_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        found = _of_validation(max(error.errors(), key=_depth))
-        return JSONResponse(found.body(), found.status)
+        return answer_of(_of_validation(max(error.errors(), key=_depth)))
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -75,8 +85,7 @@ def add_handlers(app: FastAPI) -> None:
         return JSONResponse(found.body(), found.status, error.headers)
 
     async def on_other(request: Request, error: Exception) -> JSONResponse:
-        found = ApiError(500, "the server failed on this request; its log says why")
-        return JSONResponse(found.body(), found.status)
+        return answer_of(ApiError(500, "the server failed on this request; its log says why"))
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
@@ -98,7 +107,7 @@ def _of_validation(found: Any) -> ApiError:
     path = [str(each) for each in found["loc"] if each not in ("body", "header")]
     names = [each for each in path if not each.isdigit() and "[" not in each and "-" not in each]
     if not names:
-        return ApiError(400, f"the body must be a JSON object: {message}")
+        return ApiError(400, "the body must be a JSON object")
     param = ".".join(names[:2]) if names[0] == "ngramspec" else names[0]
     given = found.get("input")
     if isinstance(given, int | float | str):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
+from ngramspec.server.grammar_pool import UnusableGrammarError
 from ngramspec.server.openai_types import ChatRequest
 from ngramspec.server.service import Service
 from ngramspec.server.tool_parsers import CLOSE, OPEN
@@ -16,29 +20,63 @@ INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
 MOST_SCHEMA = 65536  # characters of a JSON schema: what larger ones compile to is not bounded
 
 
-def grammar_of(service: Service, body: ChatRequest) -> Callable[[], Any] | None:
+async def grammar_of(
+    service: Service, body: ChatRequest, client: Client
+) -> Callable[[], Any] | None:
     """What makes the processor of a request's form; None: any text. It may take seconds.
 
+    Cancelling this ends the compilation.
+
     Raises:
-        ApiError: xgrammar is not installed, or cannot read the schema.
+        ApiError: xgrammar is not installed, or cannot compile the schema, or not in time.
+    """
+    form = await asyncio.to_thread(form_asked, service, body)
+    if form is None:
+        return None
+    try:
+        grammar = await service.grammars.compile(client.user, form.kind, form.text)
+    except UnusableGrammarError as error:
+        raise bad(form.param, f"the schema cannot be used: {error}") from error
+    return _processor(grammar)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a grammar is compiled from.
+
+    Attributes:
+        param: the field that asks for it.
+        kind: see ``grammar_worker.compiled``.
+        text: the schema or the structural tag, as JSON.
+    """
+
+    param: str
+    kind: str
+    text: str
+
+
+def form_asked(service: Service, body: ChatRequest) -> Form | None:
+    """The form that a request asks for; None: any text.
+
+    Raises:
+        ApiError: there can be no such form here.
     """
     form, param = body.response_format, body.constrained_by
     if form is not None and form.type != "text":
         refuse_unless(not body.offered, "response_format", "not supported together with tools")
         check(service, "response_format", form.type)
-        compiler = service.grammars()
         if form.type == "json_object":
-            return _processor(compiler.compile_builtin_json_grammar())
+            return Form("response_format", "json", "")
         schema = (form.json_schema or {}).get("schema")
         refuse_unless(isinstance(schema, dict), "response_format", "json_schema has no schema")
-        return _compiled(compiler.compile_json_schema, "response_format", json.dumps(schema))
+        return _bounded("response_format", "json_schema", schema)
     if param is None:
         return None
     assert service.tool_format is not None
     tagged = service.tool_format.template is None
     refuse_unless(tagged, param, "not supported for the form of this model's calls")
     check(service, param, "this value")
-    return _compiled(service.grammars().compile_structural_tag, "tools", json.dumps(form_of(body)))
+    return _bounded("tools", "structural_tag", form_of(body))
 
 
 def check(service: Service, param: str, value: str) -> None:
@@ -74,24 +112,10 @@ def form_of(body: ChatRequest) -> dict[str, Any]:
     return {"type": "structural_tag", "format": form}
 
 
-def _compiled(compile: Callable[[str], Any], param: str, text: str) -> Callable[[], Any]:
+def _bounded(param: str, kind: str, given: Any) -> Form:
+    text = json.dumps(given)
     refuse_unless(len(text) <= MOST_SCHEMA, param, f"at most {MOST_SCHEMA} bytes of schema")
-    try:
-        grammar = compile(text)
-    except Exception as error:  # xgrammar raises errors of several types
-        reason = str(error).partition("\n")[0]
-        raise bad(param, f"the schema cannot be used: {reason}") from error
-    refuse_unless(allows_any(grammar), param, "the schema cannot be used: no text matches it")
-    return _processor(grammar)
-
-
-def allows_any(grammar: Any) -> bool:
-    """Whether there is a token that an answer can begin with."""
-    import xgrammar
-
-    allowed = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
-    xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(allowed)
-    return bool(allowed.any())
+    return Form(param, kind, text)
 
 
 def _processor(grammar: Any) -> Callable[[], Any]:

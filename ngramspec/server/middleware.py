@@ -1,46 +1,94 @@
-"""Around every request: the limit of its body, and a count of its answer."""
+"""Around every request: who may ask, how large its body is, and what is counted of its answer."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
-from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ngramspec.server.errors import ApiError
+from ngramspec.server.auth import ANYONE, authenticate
+from ngramspec.server.errors import ApiError, answer_of, shutting_down
+from ngramspec.server.hosts import AllowedHosts
+from ngramspec.server.settings import ServerSettings
+
+PUBLIC = ("/health", "/v1/health")  # routes that need no key
+IGNORED = "X-Ignored-Fields"  # the header that names unknown fields of the body
 
 
 class Front:
-    """Refuses large bodies, by their length if the client says it, else while they come.
+    """Admits requests before their bodies are read, and answers for those that end early.
+
+    A request is refused by its Host, its key, and the length of its body: what the client says it
+    is, or what comes. The user is put into ``scope["state"]``. A task that is cancelled because the
+    server is shutting down still answers with an error of this server's form.
 
     Args:
         app: what answers.
-        most: bytes of a body.
+        settings: of the server.
         count: called with the route and the status of every answer.
+        running: holds the task of every request while it is answered.
     """
 
-    def __init__(self, app: ASGIApp, most: int, count: Callable[[str, str], None]) -> None:
-        self._app, self._most, self._count = app, most, count
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        count: Callable[[str, str], None],
+        running: set[asyncio.Task[None]],
+    ) -> None:
+        self._app, self._count, self._running = app, count, running
+        self._keys, self._most = settings.keys, settings.limits.body
+        self._hosts = AllowedHosts(settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        began = False
+        state = scope.setdefault("state", {})
 
         async def counted(message: Message) -> None:
+            nonlocal began
             if message["type"] == "http.response.start":
+                began = True
                 route = str(getattr(scope.get("route"), "path", "other"))
                 self._count(route, str(message["status"]))
+                if ignored := state.get("ignored"):
+                    MutableHeaders(scope=message)[IGNORED] = ignored
             await send(message)
 
-        length = Headers(scope=scope).get("content-length", "")
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            state["user"] = self._admit(scope)
+            await self._app(scope, self._limited(receive), counted)
+        except ApiError as error:
+            await answer_of(error)(scope, receive, counted)
+        except asyncio.CancelledError:
+            if began:
+                raise
+            await answer_of(shutting_down())(scope, receive, counted)
+        finally:
+            self._running.discard(task)
+
+    def _admit(self, scope: Scope) -> str:
+        """The user of a request that may be answered; an ApiError for others."""
+        headers = Headers(scope=scope)
+        given: list[str | None] = [*headers.getlist("host")]
+        for host in given or [None]:
+            if not self._hosts.allow(host):
+                raise _misdirected(host)
+        user = ANYONE
+        if scope["path"] not in PUBLIC:
+            user = authenticate(self._keys, headers.get("authorization"), headers.get("x-api-key"))
+        length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._most:
-            error = ApiError(413, self._message, code="body_too_large")
-            await JSONResponse(error.body(), error.status)(scope, receive, counted)
-            return
-        await self._app(scope, self._limited(receive), counted)
+            raise ApiError(413, self._message, code="body_too_large")
+        return user
 
     def _limited(self, receive: Receive) -> Receive:
         size = 0
@@ -58,3 +106,11 @@ class Front:
     @property
     def _message(self) -> str:
         return f"the body must have at most {self._most} bytes"
+
+
+def _misdirected(host: str | None) -> ApiError:
+    if host is None:
+        message = "the request must have a Host header"
+    else:
+        message = f"this server does not answer to the host {host[:200]!r}; see --allowed-hosts"
+    return ApiError(421, message, code="host_not_allowed")

@@ -74,7 +74,7 @@ class StreamOptions(BaseModel):
 class Common(BaseModel):
     """What completions and chats have in common."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see fields.py
 
     model: Name | None = None
     max_tokens: Count | None = None
@@ -192,7 +192,7 @@ class ExtraFile(BaseModel):
 class LlamaRequest(BaseModel):
     """What ``/completion`` and ``/infill`` have in common, of llama.cpp's server."""
 
-    model_config = ConfigDict(allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see fields.py
 
     model: Name | None = None
     prompt: str | Tokens = ""

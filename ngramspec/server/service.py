@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import Request
 
 from ngramspec.draft import Int32
 from ngramspec.hf_model.traits import embedding_count
-from ngramspec.server.auth import Client
+from ngramspec.server.auth import ANYONE, Client
 from ngramspec.server.encoding import (
     TooManyTokensError,
     longest_token,
     prompt_encoder,
 )
 from ngramspec.server.engine import Engine
-from ngramspec.server.errors import ApiError, bad, refuse_unless
+from ngramspec.server.errors import (
+    ApiError,
+    bad,
+    refuse_unless,
+    shutting_down,
+)
 from ngramspec.server.fim import FillInTheMiddle, family_of, plain_encoder
+from ngramspec.server.grammar_pool import GrammarPool
 from ngramspec.server.job import CANCELLED, Job, Order, Piece
 from ngramspec.server.openai_types import Common, Extras
 from ngramspec.server.reading import Reading
@@ -31,7 +36,7 @@ from ngramspec.server.shelf import Shelf
 from ngramspec.server.tool_format import find_format
 
 REFERENCE = 1 << 18  # tokens of a reference
-GRAMMARS = 64 << 20  # bytes of compiled grammars that are kept
+T = TypeVar("T")
 
 
 class Service:
@@ -62,8 +67,8 @@ class Service:
         own = settings.limits.context
         self.context: int = min(each for each in (known, own, 1 << 20) if each is not None)
         self.eos = _eos_ids(model, tokenizer)
-        self._grammars: Any = None
-        self._lock = threading.Lock()  # of the compiler's making
+        limits, users = settings.limits, list(settings.keys) or [ANYONE]
+        self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
@@ -75,19 +80,15 @@ class Service:
                 code="model_not_found",
             )
 
-    def grammars(self) -> Any:
-        """xgrammar's compiler for the model's vocabulary; it keeps what it has compiled."""
-        with self._lock:
-            if self._grammars is None:
-                import xgrammar
+    def _vocabulary(self) -> Any:
+        """The model's vocabulary, as xgrammar knows it."""
+        import xgrammar
 
-                info = xgrammar.TokenizerInfo.from_huggingface(
-                    self.tokenizer,
-                    vocab_size=self.model.config.get_text_config().vocab_size,
-                    stop_token_ids=list(self.eos),
-                )
-                self._grammars = xgrammar.GrammarCompiler(info, cache_limit_bytes=GRAMMARS)
-            return self._grammars
+        return xgrammar.TokenizerInfo.from_huggingface(
+            self.tokenizer,
+            vocab_size=self.model.config.get_text_config().vocab_size,
+            stop_token_ids=list(self.eos),
+        )
 
     def check_count(self, n: int, param: str, prompts: int = 1) -> None:
         """Refuse a request for too many answers: ``n`` to each of some prompts."""
@@ -254,6 +255,8 @@ class Answers:
         try:
             self.jobs: list[Job] = engine.submit(orders, put, session)
         except QueueFullError as error:
+            if engine.closing:
+                raise shutting_down() from error
             raise ApiError(
                 429, "too many requests wait already; try again", code="queue_full"
             ) from error
@@ -267,7 +270,8 @@ class Answers:
         """Pieces with their answers' indices, until all have ended; leaving cancels the others.
 
         Raises:
-            ApiError: an answer failed, or a newer request of the session ended it.
+            ApiError: an answer failed, or a newer request of the session or the server's end
+                ended it.
         """
         left = len(self.jobs)
         try:
@@ -275,6 +279,8 @@ class Answers:
                 index, piece = await self._pieces.get()
                 if piece.error is not None:
                     raise _failure(piece.error)
+                if piece.ended == CANCELLED and self._engine.closing:
+                    raise shutting_down()
                 if piece.ended == CANCELLED:
                     raise ApiError(499, "a newer request of the session ended this one")
                 left -= piece.ended is not None
@@ -284,16 +290,9 @@ class Answers:
 
     async def whole(self, request: Request) -> list[list[Piece]]:
         """All pieces of each answer; nothing is made any more once the client has gone."""
-        collecting = asyncio.ensure_future(self._collect())
-        watching = asyncio.ensure_future(_gone(request))
         try:
-            await asyncio.wait({collecting, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not collecting.done():
-                raise ApiError(499, "the client closed the connection")
-            return await collecting
+            return await while_connected(request, self._collect())
         finally:
-            for task in (collecting, watching):
-                task.cancel()
             self.cancel()
 
     async def _collect(self) -> list[list[Piece]]:
@@ -301,6 +300,24 @@ class Answers:
         async for index, piece in self.pieces():
             found[index].append(piece)
         return found
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns; it is cancelled once the client closes the connection.
+
+    Raises:
+        ApiError: the client closed the connection.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(499, "the client closed the connection")
+        return await working
+    finally:
+        for task in (working, watching):
+            task.cancel()
 
 
 async def _gone(request: Request) -> None:

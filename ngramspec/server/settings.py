@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ngramspec.errors import check_int
 from ngramspec.stores import Corpus
@@ -33,6 +33,7 @@ class Limits:
         pool_of_key: bytes of those of one API key.
         chunk: most prompt tokens of one forward while several requests take turns; four times as
             many while there is one. A cancelled request stops after it.
+        grammar_seconds: that the compilation of one grammar may take.
     """
 
     body: int = 4 * MIB
@@ -43,6 +44,7 @@ class Limits:
     pool: int = 2048 * MIB
     pool_of_key: int = 1024 * MIB
     chunk: int = 128
+    grammar_seconds: float = 10.0
 
     @property
     def values(self) -> int:
@@ -59,6 +61,8 @@ class Limits:
             check_int(name, getattr(self, name), 1)
         for name in ("pool", "pool_of_key"):
             check_int(name, getattr(self, name), 0)
+        if not self.grammar_seconds > 0:
+            raise ValueError(f"grammar_seconds must be > 0, got {self.grammar_seconds}")
         if self.context is not None:
             check_int("context", self.context, 2)
 
@@ -76,6 +80,12 @@ class ServerSettings:
         drafter: see ``Speculator``.
         limits: of requests.
         max_tokens: of an answer whose request does not say.
+        allowed_hosts: names and addresses that requests may have as their Host, apart from
+            localhost and loopback addresses; see ``AllowedHosts``.
+        unknown_fields: what happens to a request with a field that is not known: "refuse" answers
+            400, as OpenAI's API does, because a misspelled field would otherwise give another
+            answer than the one asked for; "warn" ignores the field and names it in the answer's
+            header X-Ignored-Fields.
     """
 
     name: str
@@ -85,9 +95,15 @@ class ServerSettings:
     drafter: str = "auto"
     limits: Limits = field(default_factory=Limits)
     max_tokens: int = 256
+    allowed_hosts: Collection[str] = ()
+    unknown_fields: Literal["refuse", "warn"] = "refuse"
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1)
+        if self.unknown_fields not in ("refuse", "warn"):
+            raise ValueError(
+                f"unknown_fields must be 'refuse' or 'warn', got {self.unknown_fields!r}"
+            )
         for user, key in self.keys.items():
             if not user or "/" in user:  # a namespace is USER/NAME
                 raise ValueError(f"a user must have a name without slashes, got {user!r}")

@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi.sse import EventSourceResponse, format_sse_event
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from ngramspec.server.errors import ApiError
+from ngramspec.server.errors import ApiError, shutting_down
 
 
 class Stream(EventSourceResponse):
-    """A stream that does something at its end, whoever ended it, and even if it never began."""
+    """A stream that does something at its end, whoever ended it, and even if it never began.
 
-    def __init__(self, content: AsyncIterator[bytes], at_end: Callable[[], None]) -> None:
+    If its task is cancelled, which a server does when it shuts down, it ends with an error event.
+    """
+
+    def __init__(
+        self, content: AsyncIterator[bytes], at_end: Callable[[], None], done: bool
+    ) -> None:
         super().__init__(content, headers={"Cache-Control": "no-cache"})
-        self._at_end = at_end
+        self._at_end, self._done = at_end, done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = False
+
+        async def noted(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, noted)
+        except asyncio.CancelledError:
+            if not began:
+                raise
+            last = error_event(shutting_down()) + (DONE if self._done else b"")
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._at_end()
+
+
+DONE = format_sse_event(data_str="[DONE]")
+
+
+def error_event(error: ApiError) -> bytes:
+    """An error as an event."""
+    return format_sse_event(data_str=json.dumps(error.body()))
 
 
 def stream_of(
@@ -44,11 +70,11 @@ def stream_of(
             async for event in events:
                 yield format_sse_event(data_str=as_json(event))
         except ApiError as error:
-            yield format_sse_event(data_str=json.dumps(error.body()))
+            yield error_event(error)
         if done:
-            yield format_sse_event(data_str="[DONE]")
+            yield DONE
 
-    return Stream(encoded(), at_end)
+    return Stream(encoded(), at_end, done)
 
 
 def as_json(event: Any) -> str:

@@ -47,5 +47,9 @@ def test_settings_are_checked():
         ServerSettings(name="m", keys={"a": " key"})
     with pytest.raises(ValueError, match="chunk must be >= 1"):
         Limits(chunk=0)
+    with pytest.raises(ValueError, match="grammar_seconds must be > 0"):
+        Limits(grammar_seconds=0)
+    with pytest.raises(ValueError, match="unknown_fields must be"):
+        ServerSettings(name="m", unknown_fields="ignore")
     with pytest.raises(ValueError, match="context must be >= 2"):
         Limits(context=1)

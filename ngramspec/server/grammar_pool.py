@@ -1,0 +1,200 @@
+"""Compiled grammars: kept for each user, and compiled within a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ngramspec.server import grammar_worker
+from ngramspec.server.errors import ApiError
+
+WORKER = "ngramspec.server.grammar_worker"
+WORKERS = 2  # processes, so that a user's slow grammar does not stop another user's
+MEMORY = 64 << 20  # bytes of compiled grammars that are kept, of all users together
+
+
+class UnusableGrammarError(Exception):
+    """A grammar cannot be compiled, or not within the time limit; the message says why."""
+
+
+class GrammarPool:
+    """Compiles grammars in processes that can be ended. Used in one event loop.
+
+    Compilation is native code: no thread that runs it can be stopped, and xgrammar has no limit of
+    its own. Its compiled form crosses to another process only as JSON, which takes longer to write
+    and read than most grammars take to compile, and is up to 90 times as large. So a process
+    compiles each grammar first, and is killed when the time is over or the client has gone. The
+    server compiles again what such a process finished, which takes as long as it took there.
+
+    Args:
+        vocabulary: makes xgrammar's ``TokenizerInfo``, at first use.
+        seconds: that the compilation of one grammar may take.
+        users: by name; none: there is one for anyone. Each has an equal part of the memory and a
+            turn at a time, so that the time of an answer tells nothing of other users' grammars.
+        waiting: requests of a user that wait for a grammar; more are refused.
+
+    Attributes:
+        workers: processes that compile, or wait for a grammar.
+    """
+
+    def __init__(
+        self, vocabulary: Callable[[], Any], seconds: float, users: list[str], waiting: int
+    ) -> None:
+        self._vocabulary, self._seconds, self._most_waiting = vocabulary, seconds, waiting
+        self._kept = {user: _Kept(MEMORY // len(users)) for user in users}
+        self._turns = {user: asyncio.Lock() for user in users}
+        self._waiting = dict.fromkeys(users, 0)
+        self._places = asyncio.Semaphore(WORKERS)
+        self._threads = ThreadPoolExecutor(WORKERS, "ngramspec-grammar")
+        self._made: tuple[Any, Any] | None = None  # the vocabulary and the compiler
+        self._making = asyncio.Lock()
+        self._idle: list[_Worker] = []
+        self.workers: set[_Worker] = set()
+
+    async def compile(self, user: str, kind: str, text: str) -> Any:
+        """A compiled grammar. Cancelling this ends the compilation.
+
+        Args:
+            user: who asks; one of those given.
+            kind: see ``grammar_worker.compiled``.
+            text: of the grammar.
+
+        Raises:
+            UnusableGrammarError: it cannot be used.
+            ApiError: too many requests of this user wait already.
+        """
+        kept = self._kept[user].get(kind, text)
+        if kept is not None:
+            return kept
+        if self._waiting[user] >= self._most_waiting:
+            raise ApiError(429, "too many requests wait for a grammar already", code="queue_full")
+        self._waiting[user] += 1
+        try:
+            async with self._turns[user]:
+                kept = self._kept[user].get(kind, text)  # the turn before may have compiled it
+                if kept is None:
+                    async with self._places:
+                        kept = await self._compile(kind, text)
+                    self._kept[user].add(kind, text, kept)
+                return kept
+        finally:
+            self._waiting[user] -= 1
+
+    async def close(self) -> None:
+        """End all processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in list(self.workers):
+            await self._end(worker)
+
+    async def _compile(self, kind: str, text: str) -> Any:
+        loop = asyncio.get_running_loop()
+        async with self._making:
+            if self._made is None:
+                self._made = await loop.run_in_executor(self._threads, self._make)
+        info, compiler = self._made
+        worker = self._idle.pop() if self._idle else _Worker()
+        self.workers.add(worker)
+        try:
+            await worker.start(self._seconds, info)
+            async with asyncio.timeout(self._seconds):
+                fault = await worker.fault_of(kind, text)
+        except BaseException as error:
+            await asyncio.shield(self._end(worker))
+            if isinstance(error, TimeoutError):
+                limit = f"compiling it takes more than {self._seconds:g} seconds, the limit here"
+                raise UnusableGrammarError(limit) from error
+            raise
+        self._idle.append(worker)
+        if fault is not None:
+            raise UnusableGrammarError(fault)
+        compile = grammar_worker.compiled
+        return await loop.run_in_executor(self._threads, compile, compiler, kind, text)
+
+    def _make(self) -> tuple[Any, Any]:
+        import xgrammar
+
+        info = self._vocabulary()
+        return info, xgrammar.GrammarCompiler(info, cache_enabled=False)
+
+    async def _end(self, worker: _Worker) -> None:
+        await worker.end()
+        self.workers.discard(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
+
+
+class _Worker:
+    """A process of ``grammar_worker``."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, seconds: float, vocabulary: Any) -> None:
+        """Start the process, unless it runs: some seconds, of its imports."""
+        if self._process is not None and self._process.returncode is None:
+            return
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", WORKER),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        if await self._ask([seconds, vocabulary.serialize_json()]):
+            raise RuntimeError("the process that compiles grammars did not start; see the log")
+
+    async def fault_of(self, kind: str, text: str) -> str | None:
+        """Why a grammar cannot be used, or None."""
+        return await self._ask([kind, text])
+
+    async def end(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+
+    async def _ask(self, given: list[Any]) -> str | None:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(given).encode() + b"\n")
+            await process.stdin.drain()
+            answer = await process.stdout.readline()
+        except ConnectionError:
+            answer = b""
+        if not answer:
+            await self.end()
+            return "the compiler failed on it"
+        fault: str | None = json.loads(answer)
+        return fault
+
+
+class _Kept:
+    """Compiled grammars of one user; the least recently used ones go."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._size = most, 0
+        self._grammars: OrderedDict[tuple[str, str], tuple[Any, int]] = OrderedDict()
+
+    def get(self, kind: str, text: str) -> Any:
+        if (kind, text) not in self._grammars:
+            return None
+        self._grammars.move_to_end((kind, text))
+        return self._grammars[kind, text][0]
+
+    def add(self, kind: str, text: str, grammar: Any) -> None:
+        size = len(text) + int(grammar.memory_size_bytes)
+        self._grammars[kind, text] = grammar, size
+        self._size += size
+        while self._size > self._most:
+            _, (_, size) = self._grammars.popitem(last=False)
+            self._size -= size

@@ -1,0 +1,84 @@
+"""A process that compiles grammars, so that a compilation that takes too long can be ended.
+
+``GrammarPool`` starts it. It reads JSON lines from standard input, and answers each with one: first
+``[seconds, vocabulary]``, then ``[kind, text]`` of each grammar. An answer is null, or the reason
+why the grammar cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import sys
+from typing import Any
+
+MARGIN = 5  # seconds after the limit in which the server can end the process itself
+PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # xgrammar's errors begin with its own source line
+
+
+def compiled(compiler: Any, kind: str, text: str) -> Any:
+    """A compiled grammar.
+
+    Args:
+        compiler: xgrammar's ``GrammarCompiler``.
+        kind: "json", "json_schema" or "structural_tag".
+        text: the schema or the tag, as JSON; of no meaning for "json".
+
+    Raises:
+        RuntimeError: xgrammar cannot use the text.
+    """
+    if kind == "json":
+        return compiler.compile_builtin_json_grammar()
+    if kind == "json_schema":
+        return compiler.compile_json_schema(text)
+    return compiler.compile_structural_tag(text)
+
+
+def fault_of(compiler: Any, kind: str, text: str) -> str | None:
+    """Why a grammar cannot be used, or None."""
+    try:
+        allows_text = allows_any(compiled(compiler, kind, text))
+    except Exception as error:  # xgrammar raises errors of several types
+        return PLACE.sub("", str(error).strip().partition("\n")[0])[:500] or type(error).__name__
+    return None if allows_text else "no text matches it"
+
+
+def allows_any(grammar: Any) -> bool:
+    """Whether there is a token that an answer can begin with."""
+    import xgrammar
+
+    allowed = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
+    xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(allowed)
+    return bool(allowed.any())
+
+
+def main() -> None:
+    """Compile until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what a library prints must not be read as an answer
+        import xgrammar
+
+        seconds, vocabulary = json.loads(sys.stdin.readline())
+        info = xgrammar.TokenizerInfo.deserialize_json(vocabulary)
+        compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
+        print("null", file=answers, flush=True)
+        for line in sys.stdin:
+            kind, text = json.loads(line)
+            _end_after(math.ceil(seconds) + MARGIN)
+            fault = fault_of(compiler, kind, text)
+            _end_after(0)
+            print(json.dumps(fault), file=answers, flush=True)
+
+
+def _end_after(seconds: int) -> None:
+    """Have the system end this process, in case the server was killed; 0: never."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(seconds)
+
+
+if __name__ == "__main__":
+    main()

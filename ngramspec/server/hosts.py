@@ -1,0 +1,69 @@
+"""The names under which a server answers, which a web page of another name cannot take on.
+
+A page whose name is resolved to this machine after it was loaded (DNS rebinding) may read the
+answers of a server here, because the browser takes both for one origin. The browser sends the
+page's name as ``Host``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+ANY = "*"
+HEADER = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")  # a name or an address, and a port
+
+
+class AllowedHosts:
+    """Decides by a request's ``Host``.
+
+    Localhost and loopback addresses are always allowed.
+
+    Args:
+        names: names and addresses without ports that are allowed too. An unspecified address
+            (``0.0.0.0``) stands for every address; ``*`` for every name.
+
+    Raises:
+        ValueError: one is neither a name nor an address.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        given = set(names)
+        self._any = ANY in given
+        hosts = {each: _host_of(each) for each in given - {ANY}}
+        for text, host in hosts.items():
+            if host is None:
+                raise ValueError(
+                    f"a host must be a name or an address without a port, got {text!r}"
+                )
+        self._hosts = set(hosts.values())
+        self._any_address = any(
+            not isinstance(each, str | None) and each.is_unspecified for each in self._hosts
+        )
+
+    def allow(self, header: str | None) -> bool:
+        """Whether a request with this ``Host`` is answered; None: it has none."""
+        if self._any:
+            return True
+        found = HEADER.fullmatch(header or "")
+        host = _host_of(found[1]) if found else None
+        if host is None:
+            return False
+        if isinstance(host, str):
+            local = host == "localhost" or host.endswith(".localhost")
+        else:
+            local = host.is_loopback or self._any_address
+        return local or host in self._hosts
+
+
+def _host_of(text: str) -> str | IPv4Address | IPv6Address | None:
+    """A name in lower case, or an address; None: it is neither."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        address = ip_address(bare)
+    except ValueError:
+        name = bare.lower().removesuffix(".")
+        return name if re.fullmatch(r"[\w-]+(\.[\w-]+)*", name) and bare == text else None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,76 @@
+"""llama.cpp's ``/props`` and ``/tokenize``, as far as its clients read them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+
+from ngramspec import __version__
+from ngramspec.server.errors import refuse_unless
+from ngramspec.server.fim import leading_tokens
+from ngramspec.server.infill import TEMPERATURE
+from ngramspec.server.openai_types import LlamaRequest
+from ngramspec.server.service import Service
+
+MOST = 1 << 20  # characters of a text whose tokens are asked for
+SAMPLING = {
+    *("n_predict", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
+    *("repeat_penalty", "presence_penalty", "frequency_penalty"),
+}
+
+
+class TokenizeRequest(BaseModel):
+    """The body of ``/tokenize``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+def props(service: Service) -> dict[str, Any]:
+    """What a client asks first: the size of the context, the template and the defaults."""
+    tokenizer, name = service.tokenizer, service.settings.name
+    params = LlamaRequest().model_dump(include=SAMPLING) | {"temperature": TEMPERATURE}
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):  # several, by name
+        template = template.get("default")
+    return {
+        "default_generation_settings": {"n_ctx": service.context, "params": params},
+        "total_slots": service.settings.limits.active,
+        "model_alias": name,
+        "model_path": name,  # the path itself is of no use to a client
+        "chat_template": template or "",
+        "bos_token": tokenizer.bos_token or "",
+        "eos_token": tokenizer.eos_token or "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"ngramspec {__version__}",
+    }
+
+
+async def tokenize(service: Service, body: TokenizeRequest) -> Response:
+    """The ids of a text.
+
+    Raises:
+        ApiError: pieces are asked for, or the text is too long.
+    """
+    refuse_unless(not body.with_pieces, "with_pieces", "not supported here")
+    size = len(body.content)
+    refuse_unless(size <= MOST, "content", f"at most {MOST} characters, got {size}")
+    return await asyncio.to_thread(_tokenized, service, body)
+
+
+def _tokenized(service: Service, body: TokenizeRequest) -> Response:
+    if body.parse_special:
+        given = service.tokenizer(body.content, add_special_tokens=body.add_special)
+        ids = list(given["input_ids"])
+    else:
+        before = leading_tokens(service.tokenizer) if body.add_special else []
+        ids = before + service.encode_plainly(body.content)
+    return JSONResponse({"tokens": ids})

@@ -1,0 +1,153 @@
+"""Fields of requests that the server does not know, and bodies that it cannot read."""
+
+from __future__ import annotations
+
+import pytest
+from serving import ask, events, letters, served, text_of
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+pytest_plugins = ["server_fixtures"]
+
+JSON = {"Content-Type": "application/json"}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+INFILL = {"input_prefix": "a", "input_suffix": "b", "n_predict": 2}
+BODIES = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 2},
+    "/v1/chat/completions": CHAT,
+    "/completion": {"prompt": "x", "n_predict": 2},
+    "/completions": {"prompt": "x", "n_predict": 2},
+    "/infill": INFILL,
+    "/tokenize": {"content": "x"},
+}
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_an_unknown_field_is_refused_by_its_name(client, route):
+    answer = client.post(route, json=BODIES[route] | {"max_tokenz": 3})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "max_tokenz")
+    assert error["code"] == "unknown_parameter"
+    assert client.post(route, json=BODIES[route] | {"max_tokenz": None}).status_code == 200
+    long = client.post(route, json=BODIES[route] | {"x" * 9999: 3})
+    assert len(long.text) < 1000
+
+
+def test_the_field_that_was_meant_is_named(client):
+    body = BODIES["/v1/completions"] | {"max_tokenz": 3}
+    assert "'max_tokens'" in client.post("/v1/completions", json=body).json()["error"]["message"]
+
+
+def test_fields_without_effect_on_the_text_are_ignored(client):
+    plain = text_of(ask(client, temperature=0, **BODIES["/v1/completions"]))
+    more = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "id_slot": 1}
+    answer = client.post("/v1/completions", json=BODIES["/v1/completions"] | more | {"seed": 1})
+    assert answer.status_code == 200
+    assert "x-ignored-fields" not in answer.headers
+    again = ask(client, temperature=0, cache_prompt=True, **BODIES["/v1/completions"])
+    assert text_of(again) == plain
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_warning_names_unknown_fields_instead(model, stream):
+    odd = {"max_tokenz": 3, "a b\r\nX: ü": 4, "known": None, "store": True}
+    with served(model, unknown_fields="warn") as client:
+        for route in ("/v1/completions", "/v1/chat/completions", "/completion"):
+            answer = client.post(route, json=BODIES[route] | odd | {"stream": stream})
+            assert answer.status_code == 200
+            named = answer.headers["x-ignored-fields"].split(", ")
+            assert named == ["max_tokenz", "a%20b%0D%0AX%3A%20%C3%BC"]
+            assert "x" not in answer.headers
+            assert not stream or events(answer.text)
+        many = {f"field{n}": n for n in range(100)}
+        answer = client.post("/v1/completions", json=BODIES["/v1/completions"] | many)
+        assert len(answer.headers["x-ignored-fields"]) < 200
+        assert "x-ignored-fields" not in client.get("/health").headers
+
+
+UNREADABLE = [
+    b'{"prompt": "\xff"}',
+    b"[" * 100_000,
+    b'{"prompt": "x", "max_tokens": ' + b"1" * 5000 + b"}",
+    b'{"prompt": "x',
+    b"",
+    b"null",
+    b'"prompt"',
+]
+
+
+@pytest.mark.parametrize("body", UNREADABLE, ids=lambda body: str(body[:20]))
+def test_a_body_that_cannot_be_read_is_refused_with_the_reason(client, body):
+    answer = client.post("/v1/completions", content=body, headers=JSON)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert "JSON" in error["message"] or error["param"] == "max_tokens"
+    for words in ("error parsing the body", "dictionary", "Traceback", ".py"):
+        assert words not in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_a_body_that_is_not_declared_as_json_is_refused_with_the_reason(client, kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == 400
+    assert "application/json" in answer.json()["error"]["message"]
+
+
+def test_without_a_key_nothing_is_told_of_a_body(model):
+    with served(model, keys={"ann": "key"}) as client:
+        for body in (*UNREADABLE, b'{"prompt": "x", "max_tokenz": 3}', b"x" * (5 << 20)):
+            for key in ({}, {"Authorization": "Bearer other"}, {"X-Api-Key": "other"}):
+                answer = client.post("/v1/completions", content=body, headers=JSON | key)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (
+                    401,
+                    "invalid_api_key",
+                )
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert client.get("/none").status_code == 401
+        right = JSON | {"Authorization": "Bearer key"}
+        assert client.post("/v1/completions", content=b"{", headers=right).status_code == 400
+
+
+def test_a_key_may_come_as_x_api_key(model):
+    with served(model, keys={"ann": "key of ann", "bob": "key-of-bob"}) as client:
+
+        def status(**headers):
+            given = {name.replace("_", "-"): value for name, value in headers.items()}
+            return client.get("/v1/models", headers=given).status_code
+
+        assert status(X_Api_Key="key of ann") == 200
+        assert status(X_Api_Key="Bearer key-of-bob") == 401
+        assert status(X_Api_Key="") == 401
+        assert status(Authorization="Bearer key-of-bob", X_Api_Key="wrong") == 200
+        assert status(Authorization="Bearer wrong", X_Api_Key="key-of-bob") == 401
+        body = BODIES["/v1/completions"] | {"ngramspec": {"usage": True}, "prompt": "some text"}
+
+        def reused(**headers):
+            given = {name.replace("_", "-"): value for name, value in headers.items()}
+            answer = client.post("/v1/completions", json=body, headers=given).json()
+            return answer["usage"]["ngramspec"]["reused_tokens"]
+
+        assert reused(X_Api_Key="key of ann") == 0
+        assert reused(X_Api_Key="key-of-bob") == 0
+        assert reused(Authorization="Bearer key of ann") > 0, "it is the same user"
+
+
+TEMPLATES = [
+    ("{{ raise_exception('No robots.') }}", "No robots."),
+    ("{{ messages[0].x.y }}", "no attribute 'x'"),
+    ("{{ messages[0].content + 1 }}", "TypeError"),
+    ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ("{% for m in messages %}\n{{ m. }}{% endfor %}", "expected name"),
+]
+
+
+@pytest.mark.parametrize(("template", "reason"), TEMPLATES, ids=str)
+def test_a_templates_error_says_why_without_the_words_of_python(model, template, reason):
+    tokenizer = letters()
+    tokenizer.chat_template = template
+    with served(model, tokenizer) as client:
+        error = client.post("/v1/chat/completions", json=CHAT).json()["error"]
+    assert error["param"] == "messages"
+    assert reason in error["message"]
+    assert "concatenate" not in error["message"]
+    assert "{{" not in error["message"]
