@@ -94,8 +94,8 @@ class Speculator:
 
     Attributes:
         config: the arguments but drafter and on_step, in one frozen object.
-        stats: counts and times of all calls since the last ``reset``.
-        observer: is told of the sections of the decode loop, to measure them; None: nobody is. It
+        stats (DecodeStats): counts and times of all calls since the last ``reset``.
+        observer (Observer | None): is told of the sections of the decode loop, to measure them. It
             is not copied.
 
     Raises:
@@ -106,9 +106,6 @@ class Speculator:
         >>> Speculator("copy+ngram", gamma=8).to_dict()["gamma"]
         8
     """
-
-    stats: DecodeStats
-    observer: Observer | None
 
     gamma = Setting[int | str]()
     gamma_max = Setting[int]()
@@ -168,7 +165,7 @@ class Speculator:
     def _begin(self, config: Config) -> None:
         """Make what this object alone has: what it counts, learns and has logged. See OWN."""
         self.stats = DecodeStats()
-        self.observer = None
+        self.observer: Observer | None = None
         self._lock = threading.Lock()
         self._logged: set[str] = set()
         self._config = config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ FORMATS = ("png", "svg")
 DPI = 120  # at which letters of Figure 1 are whole pixels wide
 MOST_POSITIONS = 32
 LEAST_TESTED = 30  # a share of fewer is noise
+# Colours that stay apart with every kind of colour blindness (Okabe and Ito), without green: ours
+# are shades of blue, what nothing is drafted in is grey, and the other projects' have the rest.
+OURS = ("#0072B2", "#56B4E9", "#003A5C", "#A6D8F5")
+OTHERS = ("#E69F00", "#D55E00", "#CC79A7", "#000000")
+GREY = "#B8BDC3"
+BASELINES = ("plain", "none")
+PEERS = ("prompt lookup", "arctic", "twin")  # how their names begin
+plt.rcParams["axes.prop_cycle"] = matplotlib.cycler(color=(OURS[0], *OTHERS, OURS[1]))
 E2E = {  # column -> what its axis says
     "ratio": "speed / plain generate's",
     "tokens_per_second": "new tokens / s, prefill included",
@@ -34,6 +43,16 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
         figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
     return paths
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """The colour of each way or drafter of a plot, by its name. Only the first four of ours, and of
+    the others, differ."""
+    ours, others = cycle(OURS), cycle(OTHERS)
+    return {
+        name: GREY if name in BASELINES else next(others if name.startswith(PEERS) else ours)
+        for name in names
+    }
 
 
 def plot_replay(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
@@ -64,6 +83,7 @@ def plot_structures(readings: Sequence[dict[str, Any]], folder: Path) -> list[Pa
     """Median time of a step against the length of the context, one panel per text."""
     texts = list(dict.fromkeys(each["text"] for each in readings))
     names = list(dict.fromkeys(each["drafter"] for each in readings))
+    colour = colours(names)
     figure, panels = plt.subplots(
         1, len(texts), figsize=(3.2 * len(texts) + 1, HEIGHT), sharey=True, layout="constrained"
     )
@@ -74,6 +94,7 @@ def plot_structures(readings: Sequence[dict[str, Any]], folder: Path) -> list[Pa
                 [each["tokens"] for each in points],
                 [each["step_us"] for each in points],
                 marker="o",
+                color=colour[name],
                 label=name,
             )
         axes.set(title=text, xscale="log", yscale="log", xlabel="tokens of context")
@@ -87,11 +108,13 @@ def plot_structures(readings: Sequence[dict[str, Any]], folder: Path) -> list[Pa
 def _groups(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
     groups = [*results[0]["groups"], "geometric mean"]
     width = 0.8 / len(results)
+    colour = colours([result["drafter"] for result in results])
     for which, result in enumerate(results):
         values = [each["tokens_per_call"] for each in result["groups"].values()]
         values.append(result["mean"]["tokens_per_call"])
         at = [group + (which - (len(results) - 1) / 2) * width for group in range(len(groups))]
-        axes.bar(at, values, width, label=result["drafter"])
+        name = result["drafter"]
+        axes.bar(at, values, width, color=colour[name], label=name)
     axes.set_xticks(range(len(groups)), [re.sub("[ _]", "\n", name) for name in groups])
     axes.set(ylabel="tokens per call", yscale="log", title=f"Tokens per call, {curve} curve")
     axes.set_yticks([1, 1.5, 2, 3, 5, 10, 20], ["1", "1.5", "2", "3", "5", "10", "20"])
@@ -102,13 +125,15 @@ def _groups(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
 
 
 def _positions(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
+    colour = colours([result["drafter"] for result in results])
     for result in results:
         shares = {
             int(at) + 1: share["accepted"] / share["tested"]
             for at, share in result["positions"].items()
             if share["tested"] >= LEAST_TESTED and int(at) < MOST_POSITIONS
         }
-        axes.plot(list(shares), list(shares.values()), marker=".", label=result["drafter"])
+        name = result["drafter"]
+        axes.plot(list(shares), list(shares.values()), marker=".", color=colour[name], label=name)
     axes.set(
         xlabel="position in the draft",
         ylabel="accepted / tested",
@@ -121,6 +146,7 @@ def _positions(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None
 
 def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="what it should be")
+    colour = colours([result["drafter"] for result in results])
     for result in results:
         shares = [s for s in result["confidence"].values() if s["tested"] >= LEAST_TESTED]
         if shares:
@@ -128,6 +154,7 @@ def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> No
                 [share["expected"] / share["tested"] for share in shares],
                 [share["accepted"] / share["tested"] for share in shares],
                 marker="o",
+                color=colour[result["drafter"]],
                 label=result["drafter"],
             )
     axes.set(
@@ -183,13 +210,14 @@ def plot_costs(costs: dict[int, dict[int, float]], folder: Path, name: str) -> l
 def _bars(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     ways = list(dict.fromkeys(row["way"] for row in rows))
+    colour = colours(ways)
     scale = 1e6 if column == "peak_bytes" else 1.0
     width = 0.8 / len(ways)
     for which, way in enumerate(ways):
         found = {row["task"]: row[column] for row in rows if row["way"] == way}
         values = [(found.get(task) or 0.0) / scale for task in tasks]
         at = [task + (which - (len(ways) - 1) / 2) * width for task in range(len(tasks))]
-        axes.bar(at, values, width, label=way)
+        axes.bar(at, values, width, color=colour[way], label=way)
     axes.set_xticks(range(len(tasks)), [re.sub("[ _]", "\n", task, count=1) for task in tasks])
     axes.set_axisbelow(True)
     if column in ("ratio", "limit_share"):
@@ -200,6 +228,7 @@ def _bars(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
 def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     ways = list(dict.fromkeys(row["way"] for row in rows))
+    colour = colours(ways)
     figure, panels = plt.subplots(
         1, len(tasks), figsize=(2.6 * len(tasks) + 1, HEIGHT), sharey=True, layout="constrained"
     )
@@ -207,7 +236,9 @@ def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
         for way in ways:
             mine = [row for row in rows if (row["task"], row["way"]) == (task, way)]
             lengths = [row["length"] for row in mine]
-            axes.plot(lengths, [row["ratio"] for row in mine], marker="o", label=way)
+            axes.plot(
+                lengths, [row["ratio"] for row in mine], marker="o", color=colour[way], label=way
+            )
         axes.set(title=task, xscale="log", xlabel="tokens of prompt")
         axes.grid(alpha=0.3)
     first = figure.axes[0]

@@ -234,7 +234,7 @@ def test_prompts_and_traces_from_files(embedded, tmp_path, capsys):
     assert main([*common, "--prompts", str(prompts)]) == 0
     assert "2 prompts" in capsys.readouterr().out
     assert main([*common, "--traces", str(traces)]) == 0
-    assert "1 prompts" in capsys.readouterr().out
+    assert "1 prompt;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
