@@ -17,6 +17,7 @@ import ngramspec
 ROOT = Path(ngramspec.__file__).parent.parent
 USE = """
 import importlib.util
+import sys
 import numpy as np
 from ngramspec import Corpus, SharedStore, build_drafter
 assert importlib.util.find_spec("torch") is None

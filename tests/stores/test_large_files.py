@@ -71,7 +71,7 @@ def test_empty_documents_take_no_memory(content, tmp_path):
     store = SharedStore.load(path, 1 << 25)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 5 << 20
+    assert peak < 3 << 20
     assert texts(store) == {"a": [BORDER, 7, BORDER, 8]}
 
 
