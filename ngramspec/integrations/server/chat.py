@@ -15,11 +15,13 @@ from ngramspec.draft import Int32
 from ngramspec.integrations.server import chat_answer
 from ngramspec.integrations.server.auth import Client
 from ngramspec.integrations.server.chat_answer import Reader
+from ngramspec.integrations.server.chat_prompt import chat_ids
 from ngramspec.integrations.server.errors import bad, refuse_unless
 from ngramspec.integrations.server.grammars import grammar_of
 from ngramspec.integrations.server.job import Order
 from ngramspec.integrations.server.openai_types import ChatRequest, Message
 from ngramspec.integrations.server.service import Service
+from ngramspec.integrations.server.special_tokens import NotTextError
 from ngramspec.integrations.server.sse import stream_of
 from ngramspec.integrations.server.tool_parsers import PlainParser
 
@@ -79,6 +81,8 @@ def encoded(service: Service, body: ChatRequest) -> list[int]:
     given = [message_of(service, each) for each in body.messages]
     try:
         return templated(service, given, body.offered)
+    except NotTextError as error:
+        raise bad("messages", str(error)) from error
     except Exception as error:  # whatever a template raises about its input
         blamed = "tools" if body.offered and takes(service, given) else "messages"
         raise bad(blamed, f"the model's template refuses them: {error}") from error
@@ -86,10 +90,7 @@ def encoded(service: Service, body: ChatRequest) -> list[int]:
 
 def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -> list[int]:
     """The ids that the model's template makes of messages and tools."""
-    found = service.tokenizer.apply_chat_template(
-        given, tools=tools or None, add_generation_prompt=True, tokenize=True, return_dict=True
-    )
-    return list(found["input_ids"])
+    return chat_ids(service.tokenizer, service.text, given, tools)
 
 
 def takes(service: Service, given: list[Any]) -> bool:

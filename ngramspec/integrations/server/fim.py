@@ -6,7 +6,6 @@ several files of a repository. A family is recognized by the special tokens of t
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +32,12 @@ class FillInTheMiddle:
     Args:
         family: one of FAMILIES.
         tokenizer: of the model, of transformers.
+        encode: returns the ids of a text in which no special token is read, see TextEncoder.
     """
 
-    def __init__(self, family: Family, tokenizer: Any) -> None:
+    def __init__(self, family: Family, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
         self.family = family
-        self.encode = plain_encoder(tokenizer)
+        self.encode = encode
         vocabulary = tokenizer.get_vocab()
         self._ids: dict[str, int] = {name: vocabulary[name] for name in family.tokens}
         known = (each for each in (*family.ends, *family.tokens) if each in vocabulary)
@@ -157,18 +157,6 @@ def family_of(tokenizer: Any) -> Family | None:
     return next(
         (each for each in FAMILIES if all(token in vocabulary for token in each.tokens)), None
     )
-
-
-def plain_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    """What encodes text without special tokens: none are added, and none are read from the text."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    backend = copy.deepcopy(backend)
-    backend.encode_special_tokens = True
-    backend.no_truncation()
-    backend.no_padding()
-    return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
 
 
 def leading_tokens(tokenizer: Any) -> list[int]:

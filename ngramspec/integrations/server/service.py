@@ -14,13 +14,14 @@ from ngramspec.draft import Int32
 from ngramspec.integrations.server.auth import Client
 from ngramspec.integrations.server.engine import Engine
 from ngramspec.integrations.server.errors import ApiError, bad, refuse_unless
-from ngramspec.integrations.server.fim import FillInTheMiddle, family_of, plain_encoder
+from ngramspec.integrations.server.fim import FillInTheMiddle, family_of
 from ngramspec.integrations.server.job import CANCELLED, Job, Order, Piece
 from ngramspec.integrations.server.openai_types import Common, Extras
 from ngramspec.integrations.server.sampling import Sampling
 from ngramspec.integrations.server.scheduler import QueueFullError
 from ngramspec.integrations.server.settings import ServerSettings
 from ngramspec.integrations.server.shelf import Shelf
+from ngramspec.integrations.server.special_tokens import TextEncoder
 from ngramspec.integrations.server.tool_format import find_format
 from ngramspec.target.traits import embedding_count
 
@@ -43,10 +44,10 @@ class Service:
         self.model, self.tokenizer = model, tokenizer
         self.engine, self.settings = engine, settings
         self.corpora = Shelf(settings.corpora)
+        self.text = TextEncoder(tokenizer)
         family = family_of(tokenizer)
-        self.fim = None if family is None else FillInTheMiddle(family, tokenizer)
+        self.fim = None if family is None else FillInTheMiddle(family, tokenizer, self.text.encode)
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)
-        self.encode_plainly = plain_encoder(tokenizer)
         self.vocabulary = embedding_count(model) or len(tokenizer)
         known = getattr(model.config, "max_position_embeddings", None)
         own = settings.limits.context
@@ -152,7 +153,7 @@ class Service:
         given = extras.reference
         if given is None:
             return None
-        ids = self.encode_plainly(given) if isinstance(given, str) else given
+        ids = self.text.encode(given) if isinstance(given, str) else given
         refuse_unless(
             len(ids) <= 1 << 20, "ngramspec.reference", f"at most {1 << 20} tokens, got {len(ids)}"
         )
