@@ -22,6 +22,7 @@ from ngramspec.integrations.server.scheduler import QueueFullError
 from ngramspec.integrations.server.settings import ServerSettings
 from ngramspec.integrations.server.shelf import Shelf
 from ngramspec.integrations.server.special_tokens import TextEncoder
+from ngramspec.integrations.server.token_bytes import TokenBytes
 from ngramspec.integrations.server.tool_format import find_format
 from ngramspec.target.traits import embedding_count
 
@@ -45,6 +46,7 @@ class Service:
         self.engine, self.settings = engine, settings
         self.corpora = Shelf(settings.corpora)
         self.text = TextEncoder(tokenizer)
+        self.bytes_of = TokenBytes(tokenizer)
         family = family_of(tokenizer)
         self.fim = None if family is None else FillInTheMiddle(family, tokenizer, self.text.encode)
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)

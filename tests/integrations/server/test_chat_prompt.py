@@ -38,7 +38,7 @@ BRACKETS = """{{ bos_token }}
 {%- set kept = namespace(system='') %}
 {%- for m in messages %}
 {%- if m.role == 'system' %}{% set kept.system = m.content + '\n\n' %}
-{%- elif m.role == 'user' %}{{ '[INST] ' }}{{ kept.system if loop.last }}{{ m.content }}{{ ' [/INST]' }}
+{%- elif m.role == 'user' %}{{ '[INST] ' }}{{ kept.system if loop.last }}{{ m.content }} [/INST]
 {%- else %}{{ ' ' + m.content.strip() + eos_token }}
 {%- endif %}{% endfor %}"""
 # Markers that are added tokens, but no special ones; reasoning is cut out of earlier answers.
