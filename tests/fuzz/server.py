@@ -15,7 +15,8 @@ import re
 import sys
 import threading
 from collections import Counter
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -103,13 +104,16 @@ async def sent(app: Any, ask: Ask) -> Answer:
 class Fuzz:
     """A tiny server, and what its answers are compared with.
 
+    Args:
+        tell: called with each finding; or None.
+
     Attributes:
         findings: a line each.
         outcomes: how many answers had each status.
         compared: how many texts were the baseline's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         from conftest import tiny_llama
         from serving import VOCAB, letters, settings_of
 
@@ -123,6 +127,7 @@ class Fuzz:
         settings = settings_of(keys=KEYS, shared=shared, limits=limits, max_tokens=24)
         self.app = make_app(self.model, self.tokenizer, settings)
         self.service = self.app.state.service
+        self._tell = tell
         self.findings: list[str] = []
         self.outcomes: Counter[str] = Counter()
         self.compared = 0
@@ -163,6 +168,8 @@ class Fuzz:
 
     def _found(self, ask: Ask, wrong: str) -> None:
         self.findings.append(f"seed {ask.seed}: {wrong[:600]}\n    {ask!r}")
+        if self._tell is not None:  # at once: a later group may hang
+            self._tell(self.findings[-1])
 
     def _wrong(self, ask: Ask, answer: Answer) -> str | None:
         """What is wrong with an answer, or None."""
@@ -226,7 +233,8 @@ class Fuzz:
             "caches in use": any(each.busy for each in engine._maker.pool._caches),
             "bytes of caches": engine.pool_bytes > MIB,
         }
-        self.findings += [f"left at the end: {name}" for name, is_left in left.items() if is_left]
+        for name in (name for name, is_left in left.items() if is_left):
+            self._found(Ask(0, ""), f"left at the end: {name}")
 
 
 def size(seed: int) -> int:
@@ -252,7 +260,9 @@ def wrong_error(body: bytes) -> str | None:
     """What is wrong with the body of an error, or None."""
     try:
         error = parsed(body)["error"]
-        right = set(error) == FORM and isinstance(error["message"], str) and error["message"]
+        message = error["message"]
+        right = set(error) == FORM and isinstance(message, str) and bool(message)
+        right = right and not any(each in message for each in ("Traceback", "site-packages"))
     except (ValueError, LookupError, TypeError):
         right = False
     return None if right else f"the error has not its form: {body!r}"
@@ -290,9 +300,9 @@ def text_of(ask: Ask, value: Any) -> str:
     return (choice.get("message") or choice["delta"]).get("content") or ""
 
 
-def fuzz(requests: int, seed: int) -> Fuzz:
+def fuzz(requests: int, seed: int, tell: Callable[[str], None] | None = None) -> Fuzz:
     """Send requests, one for each seed from ``seed`` on."""
-    found = Fuzz()
+    found = Fuzz(tell)
     asyncio.run(found.run(seed, requests))
     return found
 
@@ -303,9 +313,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first request; one more each")
     given = parser.parse_args()
     begin()
-    found = fuzz(given.requests, given.seed)
-    for each in found.findings:
-        print(each)
+    found = fuzz(given.requests, given.seed, partial(print, flush=True))
     print(f"{given.requests} requests: {dict(sorted(found.outcomes.items()))}")
     print(f"{found.compared} texts equal the baseline's; {len(found.findings)} findings")
     return 1 if found.findings else 0
