@@ -41,7 +41,7 @@ SERVE_SECONDS ?= 300
 test-serve: $(VENV)/.built
 	npm install --silent --no-fund --no-audit --prefix build/node openai@7
 	SERVE_SECONDS=$(SERVE_SECONDS) $(BIN)/python -m pytest -m 'slow or not slow' \
-	    tests/integrations/server $(ARGS)
+	    tests/server $(ARGS)
 
 # Under each transformers that is checked, in .venv-matrix; ARGS goes to pytest.
 test-matrix: $(VENV)/.built
@@ -71,7 +71,7 @@ LLAMA_PIP := $(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-ch
 test-llama: $(LLAMA)/.ready
 	PYTHONSAFEPATH=1 LLAMA_MODELS=build/engines $(LLAMA)/bin/python -m pytest \
 	    -c pyproject.toml --confcutdir tests/engines -o pythonpath=tests/engines \
-	    -m slow tests/engines/test_llama.py $(ARGS)
+	    -m slow tests/engines/live/test_llama.py $(ARGS)
 
 $(LLAMA)/.ready: pyproject.toml setup.py $(NATIVE)
 	@test -x $(LLAMA)/bin/python || $(PYTHON) -m venv $(LLAMA)

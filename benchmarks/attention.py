@@ -20,7 +20,7 @@ import torch
 from first_look import machine
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ngramspec.target import gqa_attention
+from ngramspec.hf_model.attention import gqa_attention
 
 HEADS, OF_KEYS, SIZE = 9, 3, 64
 

@@ -28,7 +28,7 @@ from ngramspec.bench.measure import Measurement
 from ngramspec.bench.models import load
 from ngramspec.bench.sample_texts import demo_texts
 from ngramspec.draft import Int32
-from ngramspec.target.compiled import bucket_sizes
+from ngramspec.hf_model.compiled import bucket_sizes
 
 
 class AllWidths(Drafter):

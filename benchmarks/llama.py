@@ -31,8 +31,8 @@ from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from ngramspec.bench.machine import versions
-from ngramspec.draft_length.cost_file import processor
-from ngramspec.integrations.llama_cpp import NgramspecDraft
+from ngramspec.costs.saved import processor
+from ngramspec.engines.llama_cpp import NgramspecDraft
 
 PLAIN, LOGITS, LOOKUP, OURS = "plain", "logits", "lookup", "ngramspec"
 PACKAGES = ("ngramspec", "llama-cpp-python", "numpy")

@@ -20,11 +20,11 @@ import numpy as np
 
 from ngramspec.bench.replay import accepted_path
 from ngramspec.bench.tasks import Prompt, fit
+from ngramspec.costs.curve import ForwardKind
+from ngramspec.costs.saved import SavedCosts
+from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import EMPTY_DRAFT, Draft
-from ngramspec.draft_length.cost_curve import ForwardKind
-from ngramspec.draft_length.cost_file import SavedCosts
 from ngramspec.draft_length.schedule import FixedGamma, GammaController, make_controller
-from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.drafters import build_drafter
 
 LENGTHS = (500, 1000, 2000, 4000)

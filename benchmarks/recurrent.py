@@ -19,7 +19,7 @@ import torch
 from ngramspec.bench.forced import forced_model
 from ngramspec.bench.machine import machine
 from ngramspec.bench.ways import Caller, Way
-from ngramspec.target.recurrent_state import Checkpoint
+from ngramspec.hf_model.cache.recurrent_state import Checkpoint
 
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3-next": (

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import Int32
-from ngramspec.integrations.row_options import EngineOptions
-from ngramspec.integrations.rows import Rows
-from ngramspec.integrations.vllm import propose
+from ngramspec.engines.row_options import EngineOptions
+from ngramspec.engines.rows import Rows
+from ngramspec.engines.vllm import propose
 
 K = 24
 ROOM = 4096  # tokens behind the text of each row

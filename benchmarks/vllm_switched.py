@@ -26,7 +26,7 @@ from vllm_server import OPTIONS, ask_all, mean, read_prompts, take_fresh, versio
 
 from ngramspec.bench.engine_server import serve
 from ngramspec.draft import Int32
-from ngramspec.integrations.vllm import NgramspecProposer
+from ngramspec.engines.vllm import NgramspecProposer
 
 CACHED = {"suffix": 10_000, "forgetful": 0}  # earlier requests that suffix decoding remembers
 METHODS = ("nothing", "suffix", "forgetful", "ngramspec", "shared")

@@ -16,9 +16,9 @@ from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.stores import Corpus, SharedStore
 
 if TYPE_CHECKING:
+    from ngramspec.enabling import enabled
     from ngramspec.hf import generate
     from ngramspec.speculator import Speculator
-    from ngramspec.stand_in import enabled
 
 __version__ = version("ngramspec")
 # fmt: off
@@ -28,7 +28,7 @@ __all__ = [
     "build_drafter", "enabled", "generate", "register_drafter",
 ]
 # fmt: on
-_LAZY = {"Speculator": "speculator", "generate": "hf", "enabled": "stand_in"}
+_LAZY = {"Speculator": "speculator", "generate": "hf", "enabled": "enabling"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
+from ngramspec.hf_model.support import REMOTE, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stores.choice import open_stores
-from ngramspec.target.hf_private import mark_as_made_by_generate
-from ngramspec.target.support import REMOTE, refusal
 
 ASSISTANTS = ("assistant_model", "assistant_tokenizer")
 

@@ -10,8 +10,8 @@ from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf import checked, checked_arguments
+from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
 from ngramspec.speculator import Speculator
-from ngramspec.target.hf_private import mark_as_made_by_generate
 
 __all__ = ["Added", "JointSteps", "OpenGeneration", "open_generation"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from conftest import tiny_llama
 
-from ngramspec.draft_length.cost_curve import ForwardKind
-from ngramspec.draft_length.step_cost import StepCostTracker
+from ngramspec.costs.curve import ForwardKind
+from ngramspec.costs.tracker import StepCostTracker
 
 KIND = ForwardKind("cpu", "float32")
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

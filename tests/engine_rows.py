@@ -6,7 +6,7 @@ import numpy as np
 
 from ngramspec.draft import Draft
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.integrations.rows import Row
+from ngramspec.engines.rows import Row
 
 VOCAB = 5
 K = 3

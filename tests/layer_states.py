@@ -10,8 +10,8 @@ import transformers
 from transformers import DynamicCache
 
 from ngramspec.bench import tiny
-from ngramspec.target.kv_cache import transformers_before
-from ngramspec.target.support import SELECTS_SINCE
+from ngramspec.hf_model.cache.kv_cache import transformers_before
+from ngramspec.hf_model.support import SELECTS_SINCE
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"do_sample": False, "max_new_tokens": 24}

@@ -18,7 +18,7 @@ def letters(fim: bool = True):
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    from ngramspec.integrations.server.fim_families import FAMILIES
+    from ngramspec.server.fim_families import FAMILIES
 
     known = {chr(n + 32): n for n in range(95)} | {"\n": 95}
     plain = Tokenizer(models.BPE(known, merges=[]))
@@ -33,7 +33,7 @@ def letters(fim: bool = True):
 
 
 def settings_of(**given):
-    from ngramspec.integrations.server.settings import Limits, ServerSettings
+    from ngramspec.server.settings import Limits, ServerSettings
 
     limits = given.pop("limits", {})
     return ServerSettings(**{"name": "tiny", "limits": Limits(**limits), **given})
@@ -45,7 +45,7 @@ def served(model, tokenizer=None, **settings):
     pytest.importorskip("prometheus_client")
     from starlette.testclient import TestClient
 
-    from ngramspec.integrations.server.app import make_app
+    from ngramspec.server.app import make_app
 
     app = make_app(model, tokenizer or letters(), settings_of(**settings))
     with TestClient(app, raise_server_exceptions=False) as client:
@@ -77,7 +77,7 @@ def listening(model, tokenizer=None, **settings):
 
     import uvicorn
 
-    from ngramspec.integrations.server.app import make_app
+    from ngramspec.server.app import make_app
 
     app = make_app(model, tokenizer or letters(), settings_of(**settings))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))

@@ -30,7 +30,7 @@ REAL: set[str] = set()
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 OTHERS = {  # commands that are not run, with the reason
     "pre-commit install": "changes the clone",
-    "transformers serve": "a server; tests/integrations/test_server.py runs it",
+    "transformers serve": "a server; tests/wrap/test_served_folder.py runs it",
 }
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -131,7 +131,7 @@ def given(request, tmp_path, monkeypatch):
 @pytest.fixture
 def wrapped(tmp_path):
     """A folder of ``ngramspec wrap``."""
-    from ngramspec.integrations.wrap import wrap
+    from ngramspec.wrap.folder import wrap
 
     model, tokenizer = tiny_chat()
     model.save_pretrained(tmp_path / "model")

@@ -15,7 +15,8 @@ import torch
 from conftest import tiny_llama
 
 import ngramspec
-from ngramspec import Speculator, stand_in
+from ngramspec import Speculator
+from ngramspec import enabling as stand_in
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 6, "do_sample": False}

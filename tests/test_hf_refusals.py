@@ -10,7 +10,7 @@ from transformers import GenerationConfig
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.target.support import check_request
+from ngramspec.hf_model.support import check_request
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 import ngramspec
 from ngramspec import Draft, DraftSession, Speculator, build_drafter
-from ngramspec.draft_length.cost_file import SavedCosts, described
-from ngramspec.integrations import wrapped
+from ngramspec.costs.saved import SavedCosts, described
+from ngramspec.wrap import wrapped
 
 OLD = Path(__file__).parent / "data" / "before_folders"
 PAGE = Path(__file__).parents[1] / "docs" / "migration.md"

@@ -217,7 +217,7 @@ def test_subclasses_keep_what_they_added(copied):
 
 
 def test_costs_travel_with_a_copy(tiny, tmp_path, copied):
-    from ngramspec.draft_length.cost_file import SavedCosts, described
+    from ngramspec.costs.saved import SavedCosts, described
 
     path = tmp_path / "costs.json"
     SavedCosts(described(tiny, "sdpa"), {64: {1: 1.0, 8: 1.5}}).write(path)
@@ -292,7 +292,7 @@ def test_what_is_not_there_is_named_and_not_downloaded(tmp_path):
 
 def test_a_wrapped_folder_has_one_settings_file(tmp_path):
     """It is read and written where its model looks, and left out when a model is wrapped."""
-    from ngramspec.integrations.wrap import wrap
+    from ngramspec.wrap.folder import wrap
 
     tiny_llama().save_pretrained(tmp_path / "model")
     Speculator("ngram").save_pretrained(tmp_path / "model")

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.target.support import OFF
+from ngramspec.hf_model.support import OFF
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 8, "do_sample": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ngramspec.target.kv_cache import MARKING, transformers_before
+from ngramspec.hf_model.cache.kv_cache import MARKING, transformers_before
 
 MASKS = "masking_utils"  # reads the padding of a plain step, where the cache may be the caller's
 

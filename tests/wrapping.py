@@ -9,7 +9,7 @@ from conftest import tiny_llama
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import ngramspec
-from ngramspec.integrations import wrapped
+from ngramspec.wrap import wrapped
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 24, "do_sample": False}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ngramspec.costs.curve import COSTS, POSITIONS
 from ngramspec.draft import Float32
-from ngramspec.draft_length.cost_curve import COSTS, POSITIONS
 
 
 def cost_curve(name: str, gamma_max: int) -> Float32:

@@ -12,7 +12,7 @@ from ngramspec.bench.forced import ForcedProcessor
 from ngramspec.bench.forwards import forward_seconds
 from ngramspec.bench.tasks import Prompt
 from ngramspec.bench.ways import PLAIN, Caller, Outcome, Way, compiled_forwards
-from ngramspec.target.compiled import compilations
+from ngramspec.hf_model.compiled import compilations
 
 PROBE_TOKENS = 8
 WARM_UPS = 2  # calls of a compiled way before it is timed: the second may record graphs

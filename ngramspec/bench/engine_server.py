@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROPOSER = "ngramspec.integrations.vllm.NgramspecProposer"
+PROPOSER = "ngramspec.engines.vllm.NgramspecProposer"
 START = 600.0  # seconds to wait for a server
 CLOCK = os.sysconf("SC_CLK_TCK")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.target.hf_private import forget_compiled_call
+from ngramspec.hf_model.compat.hf_private import forget_compiled_call
 
 TARGETS = "_forced_targets"
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ngramspec.bench.machine import synchronize
-from ngramspec.target.gqa_attention import in_place
-from ngramspec.target.kv_cache import kv_cache_for
+from ngramspec.hf_model.attention.gqa_attention import in_place
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 
 CHUNK = 2048  # positions of a prefill's forward
 

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.draft_length.cost_file import processor
+from ngramspec.costs.saved import processor
 
 if TYPE_CHECKING:
     import torch

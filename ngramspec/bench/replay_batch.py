@@ -13,10 +13,10 @@ import numpy as np
 
 from ngramspec.bench.replay import PlayedRow, Tally
 from ngramspec.bench.traces import Trace, by_group
+from ngramspec.costs.batch import alone
 from ngramspec.decoding.batch_drafting import LEAVE
 from ngramspec.draft import Float32
 from ngramspec.draft_length.batch_choice import common_length, urgencies
-from ngramspec.draft_length.batch_costs import alone
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 

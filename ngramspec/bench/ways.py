@@ -13,7 +13,7 @@ import torch
 
 from ngramspec import Speculator, StepEvent, generate
 from ngramspec.bench.machine import PeakMemory, synchronize
-from ngramspec.target.hf_private import compile_on_every_device
+from ngramspec.hf_model.compat.hf_private import compile_on_every_device
 
 PLAIN = "plain"
 

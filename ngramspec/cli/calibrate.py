@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from ngramspec.bench.forwards import forward_seconds
-    from ngramspec.draft_length.cost_file import SavedCosts, described
-    from ngramspec.target.hf_private import attention_of
+    from ngramspec.costs.saved import SavedCosts, described
+    from ngramspec.hf_model.compat.hf_private import attention_of
 
     loaded = load_model(arguments, option="MODEL")
     model = loaded.model

@@ -46,7 +46,7 @@ def write_json(path: Path | None, fields: dict[str, Any]) -> None:
     if path is None:
         return
     from ngramspec.bench.machine import versions
-    from ngramspec.draft_length.cost_file import processor
+    from ngramspec.costs.saved import processor
 
     where = {
         "command": shlex.join(["ngramspec", *sys.argv[1:]]),

@@ -16,7 +16,7 @@ from ngramspec.cli.usage import UsageError, check_least, usable
 
 if TYPE_CHECKING:
     from ngramspec.bench.models import LoadedModel
-    from ngramspec.integrations.server.settings import ServerSettings
+    from ngramspec.server.settings import ServerSettings
     from ngramspec.stores import Corpus
 
 SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
-    from ngramspec.integrations.server.settings import check_host
+    from ngramspec.server.settings import check_host
 
     check_least(
         arguments, cache=0, cache_of_key=0, shared=0, active=1, waiting=1, max_body=1, drain=0
@@ -95,8 +95,8 @@ def settings_of(
     corpora: dict[str, Corpus],
 ) -> ServerSettings:
     """The settings of the command line."""
-    from ngramspec.integrations.server.settings import Limits, ServerSettings
-    from ngramspec.integrations.server.shared import SharedText
+    from ngramspec.server.settings import Limits, ServerSettings
+    from ngramspec.server.shared import SharedText
 
     room, shared = arguments.shared * MIB, None
     if room:
@@ -171,7 +171,7 @@ def listen(
     """Serve a model; running answers end before the server does, if they are quick enough."""
     import uvicorn
 
-    from ngramspec.integrations.server.app import make_app
+    from ngramspec.server.app import make_app
 
     logging.getLogger("ngramspec").setLevel(logging.WARNING)
     with usable():

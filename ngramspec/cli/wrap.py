@@ -12,7 +12,7 @@ from ngramspec.cli.options import add_count, add_drafter, add_gamma, add_policy
 from ngramspec.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from ngramspec.integrations.wrap import Group, Wrapped
+    from ngramspec.wrap.folder import Group, Wrapped
 
 SUMMARY = "make a model folder speculative, for from_pretrained and transformers serve"
 UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: what cannot be used, by name.
     """
-    from ngramspec.integrations.wrap import wrap
+    from ngramspec.wrap.folder import wrap
 
     settings = {
         "drafter": arguments.drafter,
@@ -115,7 +115,7 @@ def group_line(group: Group) -> str:
     """How many files and bytes.
 
     Example:
-        >>> from ngramspec.integrations.wrap import Group
+        >>> from ngramspec.wrap.folder import Group
         >>> group_line(Group(files=2, bytes=2_500_000))
         '2 files, 2.5 MB'
     """

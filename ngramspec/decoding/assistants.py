@@ -12,7 +12,12 @@ import torch
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.model import ModelDrafter, fingerprint_of
-from ngramspec.target.assistant import AssistantModel, check_assistant, read_folder, tokenizer_of
+from ngramspec.hf_model.assistants.assistant import (
+    AssistantModel,
+    check_assistant,
+    read_folder,
+    tokenizer_of,
+)
 from ngramspec.verification.evidence import leading
 
 

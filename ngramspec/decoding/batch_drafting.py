@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.decoding.distributed import ALONE
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
 from ngramspec.draft_length.batch_choice import common_length, urgencies
-from ngramspec.draft_length.batch_costs import BatchStepCosts
 from ngramspec.draft_length.schedule import CostGamma
 from ngramspec.verification.evidence import Computed
 

@@ -9,12 +9,12 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 import torch
 
-from ngramspec.draft_length.cost_file import SavedCosts
+from ngramspec.costs.saved import SavedCosts
 from ngramspec.draft_length.schedule import check_gamma, check_tree
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import CALIBRATIONS, build_drafter, check_policy
 from ngramspec.errors import check_choice, check_int, check_real
-from ngramspec.target.padding import FIT, check_width
+from ngramspec.hf_model.inputs.padding import FIT, check_width
 from ngramspec.verification.rule import Rule
 
 GAMMA_LIMIT = 4096

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.errors import UnsupportedError
-from ngramspec.target.hf_private import device_mesh
+from ngramspec.hf_model.compat.hf_private import device_mesh
 
 SENT = 64  # nodes of each draft that the first message has room for
 CHAIN = -2  # in place of a parent: the draft is a chain

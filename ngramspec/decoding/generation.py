@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ngramspec.costs.joint import AnyStepCosts
+from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.distributed import ALONE, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
-from ngramspec.draft_length.joint_costs import AnyStepCosts
 from ngramspec.draft_length.schedule import PrefillDraftLength
+from ngramspec.hf_model.model import Target
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.target.model import Target
-from ngramspec.verification.beam_step import BeamSearch
 from ngramspec.verification.sampler import TokenSampler
 
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
+from ngramspec.costs.joint import JointCosts, JointShare, StepCosts
+from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.loop import PlannedStep
 from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.draft_length.batch_choice import worthwhile_rows
-from ngramspec.draft_length.joint_costs import JointCosts, JointShare, StepCosts
-from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.errors import UnsupportedError
-from ngramspec.target.joint_forward import JointForward, share_of
-from ngramspec.target.joint_probe import why_not_tried
+from ngramspec.hf_model.joint_forward import JointForward, share_of
+from ngramspec.hf_model.joint_probe import why_not_tried
 
 Added = list[int] | Exception
 

@@ -8,8 +8,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ngramspec.decoding.beam_drafting import drafting_of
-from ngramspec.decoding.beams import BeamGroup
+from ngramspec.decoding.beams.drafting import drafting_of
+from ngramspec.decoding.beams.group import BeamGroup
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import NOTHING, Group
 from ngramspec.decoding.observer import (

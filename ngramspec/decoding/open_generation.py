@@ -11,8 +11,8 @@ import torch
 
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import DecodeLoop, PlannedStep
+from ngramspec.hf_model.joint_forward import JointResult, why_not_joint
 from ngramspec.stats import DecodeStats
-from ngramspec.target.joint_forward import JointResult, why_not_joint
 
 
 class OpenGeneration:

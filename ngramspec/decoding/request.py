@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
-from ngramspec.target.model import Target
+from ngramspec.hf_model.model import Target
 from ngramspec.verification.sampler import TokenSampler
 
 # Processors of transformers that treat each row by itself, whichever batch it is in.

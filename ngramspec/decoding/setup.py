@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ngramspec.costs.batch import BatchStepCosts, RowGamma
+from ngramspec.costs.curve import ForwardKind
+from ngramspec.costs.joint import AnyStepCosts, StepCosts
+from ngramspec.costs.saved import SavedCosts
+from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.assistants import Assistants
+from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
@@ -24,28 +30,22 @@ from ngramspec.decoding.request import (
     samplers_by_row,
 )
 from ngramspec.draft import Int32
-from ngramspec.draft_length.batch_costs import BatchStepCosts, RowGamma
-from ngramspec.draft_length.cost_curve import ForwardKind
-from ngramspec.draft_length.cost_file import SavedCosts
-from ngramspec.draft_length.joint_costs import AnyStepCosts, StepCosts
 from ngramspec.draft_length.schedule import (
     GammaController,
     PrefillDraftLength,
     make_controller,
 )
-from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.cache.recurrent_state import MOST_PRICED
+from ngramspec.hf_model.compat.hf_private import eos_tokens, pad_token
+from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.obstacles import allows_ragged, why_no_tree
+from ngramspec.hf_model.support import check_beams_of
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.target.hf_private import eos_tokens, pad_token
-from ngramspec.target.model import Target
-from ngramspec.target.obstacles import allows_ragged, why_no_tree
-from ngramspec.target.recurrent_state import MOST_PRICED
-from ngramspec.target.support import check_beams_of
-from ngramspec.verification.beam_step import BeamConfig, BeamSearch
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules

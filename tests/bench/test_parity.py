@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ngramspec.bench import parity
-from ngramspec.target.kv_cache import transformers_before
-from ngramspec.target.support import GIT_SINCE, ONE_AT_A_TIME
-from ngramspec.target.traits import BY_SLOT
+from ngramspec.hf_model.cache.kv_cache import transformers_before
+from ngramspec.hf_model.support import GIT_SINCE, ONE_AT_A_TIME
+from ngramspec.hf_model.traits import BY_SLOT
 
 
 def check_families(cells):

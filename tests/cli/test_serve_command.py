@@ -7,7 +7,7 @@ import pytest
 from ngramspec.cli import main
 from ngramspec.cli.serve import read_keys
 from ngramspec.cli.usage import UsageError
-from ngramspec.integrations.server.settings import Limits, ServerSettings
+from ngramspec.server.settings import Limits, ServerSettings
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 

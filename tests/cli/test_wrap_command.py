@@ -10,7 +10,7 @@ from wrapping import save_tiny
 
 from ngramspec import Speculator
 from ngramspec.cli.wrap import group_line
-from ngramspec.integrations.wrap import Group
+from ngramspec.wrap.folder import Group
 
 
 @pytest.fixture(scope="module")

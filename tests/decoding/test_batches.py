@@ -13,8 +13,8 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.draft_length.step_cost import StepCostTracker
-from ngramspec.target.growth import grow_ragged, used_slots
+from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.hf_model.inputs.growth import grow_ragged, used_slots
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
@@ -75,7 +75,7 @@ def test_wasted_positions_stay_bounded(monkeypatch):
     plain = model.generate(**inputs, **kwargs)
     texts = row_texts(inputs, plain)
     waste = []
-    from ngramspec.target.model import Target
+    from ngramspec.hf_model.model import Target
 
     rollback = Target.rollback
 

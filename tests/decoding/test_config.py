@@ -94,7 +94,7 @@ def test_repr_shows_what_is_not_the_default():
 
 
 def test_costs_that_are_assigned_are_read(tmp_path):
-    from ngramspec.draft_length.cost_file import SavedCosts
+    from ngramspec.costs.saved import SavedCosts
 
     for name, seconds in (("a", 1.5), ("b", 2.5)):
         SavedCosts({}, {64: {1: 1.0, 8: seconds}}).write(tmp_path / name)

@@ -26,7 +26,7 @@ from ngramspec.decoding.draft_runner import FAULTS, FORGIVEN
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import make_controller
 from ngramspec.drafters import CalibratedDrafter, TieredDrafter
-from ngramspec.target.kv_cache import MARKING, transformers_before
+from ngramspec.hf_model.cache.kv_cache import MARKING, transformers_before
 
 
 @pytest.mark.parametrize("tree", [False, True])

@@ -11,11 +11,11 @@ from families import CAUSAL, VOCAB, build
 from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.costs.curve import ForwardKind
+from ngramspec.costs.joint import JointCosts, JointShare
+from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import Draft
 from ngramspec.draft_length.batch_choice import worthwhile_rows
-from ngramspec.draft_length.cost_curve import ForwardKind
-from ngramspec.draft_length.joint_costs import JointCosts, JointShare
-from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.stepwise import JointSteps, open_generation
 
 TEXT = [1, 5, 9, 5, 9, 5, 9, 7, 3, 3, 4, 5, 9, 6]

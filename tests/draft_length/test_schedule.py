@@ -11,7 +11,7 @@ from conftest import tiny_llama
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.bench.forced import forced_model
-from ngramspec.draft_length.cost_curve import assumed_cost
+from ngramspec.costs.curve import assumed_cost
 from ngramspec.draft_length.schedule import CostGamma
 
 

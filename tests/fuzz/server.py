@@ -117,8 +117,8 @@ class Fuzz:
         from conftest import tiny_llama
         from serving import VOCAB, letters, settings_of
 
-        from ngramspec.integrations.server.app import make_app
-        from ngramspec.integrations.server.shared import SharedText
+        from ngramspec.server.app import make_app
+        from ngramspec.server.shared import SharedText
 
         self.model = tiny_llama(vocab=VOCAB, eos_token_id=100)
         self.tokenizer = letters()

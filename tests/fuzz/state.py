@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from conftest import AssumedStepCosts
 
+from ngramspec.costs import curve as cost_curve
 from ngramspec.decoding import setup
-from ngramspec.draft_length import cost_curve
 
 
 @contextmanager

@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from ngramspec.integrations import wrapped
+from ngramspec.wrap import wrapped
 
 
 def generate(*args: Any, model: Any, **kwargs: Any) -> Any:

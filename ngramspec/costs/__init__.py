@@ -1,0 +1,1 @@
+"""What forwards and engine steps cost, assumed and then measured."""

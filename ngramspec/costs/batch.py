@@ -1,0 +1,166 @@
+"""What the forwards of a batch cost while its rows leave: a curve for each number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from ngramspec.costs.curve import Assumed, CostCurve
+from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.draft import Float32
+from ngramspec.draft_length.schedule import CostGamma
+
+
+class NextCosts(Protocol):
+    """What tells the costs of a generation's next step; the methods are StepCostTracker's."""
+
+    def at(self, length: int, pending: int | None = None) -> None: ...
+
+    def plain(self) -> bool: ...
+
+    def cost(self) -> Float32: ...
+
+    def surcharge(self) -> float: ...
+
+    def width(self, positions: int, room: int) -> int: ...
+
+    def took(self, width: int, seconds: float, tree: bool = False) -> None: ...
+
+    def came(self, drafted: int, accepted: int) -> None: ...
+
+
+class CurrentCosts:
+    """A generation's costs, told by one thing now and by another later. For one thread.
+
+    Its methods are StepCostTracker's.
+
+    Args:
+        now: what tells the costs of the next step.
+
+    Attributes:
+        now: as given; it may be replaced between two steps.
+    """
+
+    def __init__(self, now: NextCosts) -> None:
+        self.now = now
+
+    def at(self, length: int, pending: int | None = None) -> None:
+        """See StepCostTracker."""
+        self.now.at(length, pending)
+
+    def plain(self) -> bool:
+        """See StepCostTracker."""
+        return self.now.plain()
+
+    def cost(self) -> Float32:
+        """See StepCostTracker."""
+        return self.now.cost()
+
+    def surcharge(self) -> float:
+        """See StepCostTracker."""
+        return self.now.surcharge()
+
+    def width(self, positions: int, room: int) -> int:
+        """See StepCostTracker."""
+        return self.now.width(positions, room)
+
+    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+        """See StepCostTracker."""
+        self.now.took(width, seconds, tree)
+
+    def came(self, drafted: int, accepted: int) -> None:
+        """See StepCostTracker."""
+        self.now.came(drafted, accepted)
+
+
+class BatchStepCosts(CurrentCosts):
+    """One generation's current costs, for the rows that are left. One thread at a time.
+
+    It is used as a StepCostTracker is. One of these is kept for each number of rows that occurs.
+    Plain steps are only run to be timed while all rows are there: a curve of fewer rows begins
+    with that of more.
+
+    Args:
+        make: makes the tracker of a number of rows.
+        rows: of the batch, >= 1.
+    """
+
+    def __init__(self, make: Callable[[int], StepCostTracker], rows: int) -> None:
+        self._make = make
+        self._all = rows
+        self._length = 0
+        self._pending: int | None = None
+        self.rows = rows
+        self._trackers = {rows: make(rows)}
+        super().__init__(self._trackers[rows])
+        self._alone: tuple[Float32, Float32] | None = None  # the costs, and a row's own
+
+    @property
+    def _tracker(self) -> StepCostTracker:
+        return self._trackers[self.rows]
+
+    def keep_rows(self, rows: int) -> None:
+        """From the next step on, forwards have ``rows`` rows."""
+        if rows not in self._trackers:
+            fresh = self._trackers[rows] = self._make(rows)
+            fresh.at(self._length, self._pending)
+            fresh.curve.begin_with(_share_of(self._tracker.curve, rows / self.rows))
+        self.rows, self.now = rows, self._trackers[rows]
+        self.now.at(self._length, self._pending)
+
+    def at(self, length: int, pending: int | None = None) -> None:
+        """See StepCostTracker."""
+        self._length, self._pending = length, pending
+        self.now.at(length, pending)
+
+    def plain(self) -> bool:
+        """See StepCostTracker."""
+        due = self.now.plain()
+        return due and (self.rows == self._all or self._tracker.curve.learned.count(1) > 0)
+
+    def cost_alone(self) -> Float32:
+        """cost[n] for one row's own draft, float32: the least that any batch would end it by.
+
+        A row's width may be paid for by the others, so each row bears its share of what a wider
+        forward costs. Which width it is, is decided with all drafts at hand.
+        """
+        cost = self.now.cost()
+        if self._alone is None or self._alone[0] is not cost:
+            self._alone = cost, alone(cost, self.rows)
+        return self._alone[1]
+
+
+def alone(cost: Float32, rows: int) -> Float32:
+    """One row's share of what the forwards of a batch cost: see ``BatchStepCosts.cost_alone``."""
+    return _scaled(cost, 1.0 / rows)
+
+
+def _scaled(cost: Float32, share: float) -> Float32:
+    """A curve of a share of the rows: a wider forward has that share of the further positions."""
+    scaled: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
+    return scaled
+
+
+def _share_of(curve: CostCurve, share: float) -> Assumed:
+    """The costs of a share of a curve's rows, for contexts of any length."""
+    return lambda length, limit: _scaled(curve.cost(limit, length), share)
+
+
+class RowGamma(CostGamma):
+    """CostGamma for one of several rows whose drafts are cut together afterwards.
+
+    Args:
+        gamma_max: most tokens in a draft.
+        costs: of the batch's forwards.
+    """
+
+    def __init__(self, gamma_max: int, costs: BatchStepCosts) -> None:
+        super().__init__(gamma_max, costs.cost)
+        self._costs = costs
+
+    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+        if estimates:
+            return self._max, self._costs.cost_alone()
+        return super().plan(estimates)

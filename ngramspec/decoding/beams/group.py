@@ -1,0 +1,175 @@
+"""Beams: rows that advance together, each of which may continue another one at every step.
+
+The beam step is replayed on the logits of one forward over all beams' drafts, position by position,
+as long as every beam that is selected continues a path that was drafted: then the logits behind it
+are at hand. As each beam's draft begins where that beam ends, the keys and values of what it has
+become lie in one row of the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ngramspec.decoding.beams.branches import KnownTokens, look_ahead
+from ngramspec.decoding.beams.search import BeamSearch
+from ngramspec.decoding.group import Group
+from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.draft import Draft, Verdict
+from ngramspec.verification.greedy import Tokens
+from ngramspec.verification.sampler import DraftCursor, TokenSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What a beam has gone through in the last forward.
+
+    Attributes:
+        row: of the forward, in which it lies.
+        position: of the row, whose logits say what follows it; None: they are not at hand.
+        accepted: the positions before that one, in order.
+        tokens: that it committed.
+    """
+
+    row: int
+    position: int | None = 0
+    accepted: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+    def with_token(self, token: int, cursor: DraftCursor) -> Path:
+        """One token further, from a position that it has."""
+        assert self.position is not None
+        nodes = cursor.nodes(self.position)
+        node = next((each for each in nodes if cursor.tokens[each] == token), None)
+        accepted, tokens = (*self.accepted, self.position), (*self.tokens, token)
+        return Path(self.row, None if node is None else node + 1, accepted, tokens)
+
+
+class BeamGroup(Group):
+    """The beams of all prompts of a batch.
+
+    Args:
+        prompt: (rows, length), each prompt once for each beam.
+        sampler: with the processors, and the record of what they say.
+        search: the beam search.
+        observer: as in Group.
+        branches: whether to keep what is known of the beams' next tokens.
+
+    Attributes:
+        paths: what the beams have gone through in the last forward.
+        known: of each beam, the most probable tokens behind itself and behind what was drafted for
+            it, as far as the last forward says.
+    """
+
+    def __init__(
+        self,
+        prompt: torch.Tensor,
+        sampler: TokenSampler,
+        search: BeamSearch,
+        observer: Observer = NO_OBSERVER,
+        *,
+        branches: bool = False,
+    ) -> None:
+        super().__init__(range(len(prompt)), prompt, sampler, observer)
+        self.search = search
+        self.paths: list[Path] = []
+        self.known: list[KnownTokens] = [{} for _ in self.rows]
+        self._branches = branches
+        self._kept: list[tuple[int, ...]] = []
+
+    def ids(self) -> torch.Tensor:
+        """The tokens of the beams, int64 (rows, length), on the prompt's device."""
+        return self.search.ids()
+
+    def sequences(self) -> torch.Tensor:
+        """The best finished sequences, int64 (batch * returned, longest)."""
+        return self.search.result().ids
+
+    def begin_step(self) -> None:
+        """Forget what became of the last forward."""
+        super().begin_step()
+        self.origins, self.paths, self._kept = (), [Path(row) for row in self.rows], []
+
+    @property
+    def accepted_paths(self) -> Sequence[Sequence[int]]:
+        """Each beam's accepted positions of the row that it continues."""
+        return self._kept or [()] * len(self.rows)
+
+    def verify(
+        self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: Sequence[Tokens] | None
+    ) -> list[Verdict]:
+        """Replay beam steps on a forward's logits, as long as these are at hand for every beam.
+
+        Args:
+            drafts: each row's draft, a chain or a tree.
+            logits: (rows, n + 1, vocab), at the last committed token and the n drafted ones.
+            sampled: None.
+
+        Returns:
+            what became of each row's draft. ``emitted`` is of the best beam that continues the row;
+            where none does, of the beam that is in its place now.
+        """
+        cursors = [DraftCursor(draft) for draft in drafts]
+        reached: list[Path] = []
+        self.begin_step()
+        while not self.stopped and all(path.position is not None for path in self.paths):
+            self._keep_before_step()
+            origins, tokens = self._step(logits)
+            reached += self.paths
+            self.paths = [
+                self.paths[origin].with_token(token, cursors[self.paths[origin].row])
+                for origin, token in zip(origins, tokens, strict=True)
+            ]
+            self._keep([path.accepted for path in self.paths])
+            self.last = tokens
+            self.length = self.search.length
+            self.finished = [self.search.stopped] * len(self.rows)
+        if self._branches and not self.stopped:
+            ends = [(path.row, path.position) for path in self.paths]
+            self.known = look_ahead(ends, cursors, logits)
+        return [self._verdict(row, cursors[row], reached) for row in self.rows]
+
+    def _keep_before_step(self) -> None:
+        """Accept the positions whose logits the next step reads: should it fail, they stay."""
+        self.accepted_positions.append(len(self.accepted_positions))
+        reads = [(path.accepted, path.position) for path in self.paths]
+        self._keep([(*before, at) for before, at in reads if at is not None])
+
+    def _keep(self, accepted: list[tuple[int, ...]]) -> None:
+        """Roll back to these positions of each beam's row."""
+        self.origins, self._kept = [path.row for path in self.paths], accepted
+
+    def _step(self, logits: torch.Tensor) -> tuple[list[int], list[int]]:
+        """One beam step: for each new beam the one that it continues, and its token."""
+        at = torch.tensor([(path.row, path.position) for path in self.paths], device="cpu")
+        rows, positions = at.to(logits.device, non_blocking=True).unbind(dim=1)
+        own = logits[rows, positions].to(copy=True, dtype=torch.float32, device=self.device)
+        log_probs = torch.log_softmax(own, dim=-1)
+        if self.sampler.processors:
+            log_probs = self.sampler.processors(self.ids(), log_probs)
+        self.sampler.record.append(log_probs, own)
+        return self.search.step(log_probs, self.sampler.record.scores)
+
+    def _verdict(self, row: int, cursor: DraftCursor, reached: Sequence[Path]) -> Verdict:
+        """What became of a row's draft.
+
+        Args:
+            row: of the forward.
+            cursor: its draft.
+            reached: the paths before each of the steps.
+        """
+        best = next((path for path in self.paths if path.row == row), None)
+        if best is None:  # no beam continues it: as far as one did
+            last = [path for path in reached if path.row == row][-1]
+            accepted = [position - 1 for position in (*last.accepted, last.position) if position]
+            position, matched, emitted = last.position, False, self.paths[row].tokens
+        else:
+            accepted = [position - 1 for position in best.accepted if position]
+            position, matched = best.accepted[-1], best.position is not None
+            emitted = best.tokens
+        assert position is not None
+        nodes = () if matched else cursor.nodes(position)
+        rejected = nodes[0] if nodes else None
+        return Verdict(accepted, len(accepted) + len(nodes), emitted, rejected)

@@ -1,0 +1,63 @@
+"""Texts of requests with ids, kept for engines that hand over lists and not one buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from ngramspec.draft import Int32
+from ngramspec.engines.rows import Row
+
+
+class EngineTexts:
+    """Grows each request's text by what is new, so that no step copies a whole text."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Hashable, tuple[Int32, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def known(self, key: Hashable) -> int:
+        """How many tokens of a request are known."""
+        return self._texts[key][1] if key in self._texts else 0
+
+    def row(self, key: Hashable, tail: Sequence[int], total: int) -> Row:
+        """A request's row, after its text has grown to ``total`` tokens.
+
+        Args:
+            key: the request's id.
+            tail: the last tokens of the text, at least one; those behind the ones that are known,
+                or more. Where they do not join, the text begins anew with them.
+            total: of the text.
+        """
+        buffer, count = self._texts.get(key, (np.empty(0, np.int32), 0))
+        new = total - count
+        if not 0 <= new <= len(tail) or not _joins(buffer[:count], tail, new):
+            count, new = 0, len(tail)
+        end = count + new
+        if end > len(buffer):
+            grown = np.empty(end + max(64, end // 2), np.int32)
+            grown[:count] = buffer[:count]
+            buffer = grown
+        added = list(tail[len(tail) - new :])
+        buffer[count:end] = added
+        self._texts[key] = buffer, end
+        return Row(key, buffer, end, added)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget a request. Unknown ones are legal."""
+        self._texts.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._texts.clear()
+
+
+def _joins(text: Int32, tail: Sequence[int], new: int) -> bool:
+    """Whether the tail's tokens before the new ones are the text's last."""
+    both = min(len(tail) - new, len(text))
+    start = len(tail) - new - both
+    mine: list[int] = text[len(text) - both :].tolist()
+    return mine == list(tail[start : start + both])

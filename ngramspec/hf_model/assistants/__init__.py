@@ -1,0 +1,1 @@
+"""The transformers side of models that draft."""

@@ -1,0 +1,137 @@
+"""A small transformers model that drafts: its cache, its forwards, and whose tokens it speaks."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.attention.gqa_attention import in_place
+from ngramspec.hf_model.cache.kv_cache import KVCache, cache_of, kv_cache_for
+from ngramspec.hf_model.traits import embedding_count, head_size
+
+
+class AssistantModel:
+    """One sequence in a drafting model. It can forget any number of its last tokens.
+
+    Attributes:
+        vocab: how many ids it has logits for.
+        length: tokens read.
+
+    Args:
+        model: a causal language model of transformers, with full attention in every layer.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.vocab = head_size(model) or 0
+        self.length = 0
+        self._cache: KVCache | None = None
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def room(self) -> int | None:
+        """Most tokens that it can read; None: any number."""
+        most = getattr(self.model.config, "max_position_embeddings", None)
+        return most if isinstance(most, int) and most > 0 else None
+
+    def forward(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
+        """Read tokens behind those read before.
+
+        Args:
+            tokens: int64 (n,), on any device.
+            last: of how many of them the logits are wanted, 1..n.
+
+        Returns:
+            (last, vocab), what follows each of the last tokens, in the model's dtype.
+
+        Raises:
+            UnsupportedError: the model's cache cannot forget.
+        """
+        cache = None if self._cache is None else self._cache.cache
+        kept = {"logits_to_keep": last} if self._keeps else {}
+        with torch.no_grad(), in_place(self.model.device):
+            outputs = self.model(
+                input_ids=tokens[None].to(self.model.device),
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+                **kept,
+            )
+        if self._cache is None:
+            self._cache = self._checked(outputs)
+        self.length += len(tokens)
+        logits: torch.Tensor = outputs.logits[0, -last:]
+        return logits
+
+    def _checked(self, outputs: Any) -> KVCache:
+        cache = kv_cache_for(cache_of(outputs))
+        if cache.slides or cache.convolves or cache.capacity is not None:
+            raise UnsupportedError(
+                f"{type(self.model).__name__} cannot draft: its cache must be a dynamic one of full"
+                " attention in every layer"
+            )
+        cache.grow_in_place()
+        return cache
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens read."""
+        if self._cache is not None and length < self.length:
+            self._cache.truncate(self.length - length)
+        self.length = min(length, self.length)
+
+
+def read_folder(path: str, like: Any) -> Any:
+    """The causal language model of a local folder, on the device and in the dtype of another.
+
+    Raises:
+        OSError: there is no such folder. Nothing is downloaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=like.dtype)
+    return model.to(like.device).eval()
+
+
+def named(model: Any) -> str:
+    """A model's class, and where it was loaded from."""
+    place = getattr(model, "name_or_path", "")
+    return f"{type(model).__name__} ({place})" if place else type(model).__name__
+
+
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer in the local folder that a model was loaded from; None: there is none."""
+    place = Path(getattr(model, "name_or_path", "") or "")
+    if not (place / "tokenizer.json").is_file():
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(place), local_files_only=True)
+
+
+def check_assistant(assistant: Any, target: Any, own: str | None, targets: str | None) -> None:
+    """Raise an UnsupportedError if a model's token ids are not those of the target.
+
+    Args:
+        assistant: the drafting model.
+        target: the model that verifies.
+        own: fingerprint of the assistant's tokenizer, or None where none is at hand.
+        targets: that of the target's.
+    """
+    what = f"{named(assistant)} cannot draft for {named(target)}: "
+    if getattr(assistant.config, "is_encoder_decoder", False):
+        raise UnsupportedError(what + "it is an encoder-decoder model")
+    if own is not None and targets is not None:
+        if own != targets:
+            raise UnsupportedError(
+                f"{what}its tokenizer is another one ({own[:12]}, {targets[:12]})"
+            )
+        return
+    sizes = head_size(assistant), head_size(target)
+    if sizes[0] is None or embedding_count(assistant) is None:
+        raise UnsupportedError(what + "it has no embeddings or no head of its own")
+    if sizes[1] is not None and sizes[0] != sizes[1]:
+        raise UnsupportedError(f"{what}it has {sizes[0]} token ids, the target {sizes[1]}")

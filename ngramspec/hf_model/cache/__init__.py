@@ -1,0 +1,1 @@
+"""Rolling a target's caches back."""

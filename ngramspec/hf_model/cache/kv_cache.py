@@ -1,0 +1,393 @@
+"""Rolling a target's key-value cache back, one way per kind of layer.
+
+full attention   rejected positions are cut off; of an indexed layer, those of its index too
+sliding window   the layer keeps what slides out of its window until it is cropped; it must be
+                 cropped after every forward
+convolution      see ``linear_state``
+recurrent state  see ``recurrent_state``
+static           the length is reduced in place; what lies behind it is masked
+
+A dynamic layer can also be made to return keys and values of one constant length, as a static one
+does, or to grow without copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.cache.index_state import truncate_indexed
+from ngramspec.hf_model.cache.inplace_kv import InPlace, close_up, grows_in_place
+from ngramspec.hf_model.cache.linear_state import LINEAR, LinearStates, can_record
+from ngramspec.hf_model.cache.recurrent_state import Checkpoint
+from ngramspec.hf_model.compat.hf_private import is_user_defined
+
+MARKING = (5, 19)  # since this version, transformers marks a cache that the caller gave
+DYNAMIC = "DynamicLayer"
+INDEXED = "DynamicIndexedLayer"
+CROPPED = {DYNAMIC, INDEXED, "DynamicSlidingWindowLayer", *LINEAR}
+STATIC = "StaticLayer"
+SLIDING_STATIC = "StaticSlidingWindowLayer"
+CACHES = "transformers.cache_utils"
+
+
+class KVCache:
+    """The decoder's layers in a cache, all of kinds that can be rolled back.
+
+    Keys and values of a layer are (batch, heads, positions, size) each, in the model's dtype.
+
+    Args:
+        cache: what the model's forward takes and returns.
+        layers: all but those of its cross-attention.
+        recurrent: whether its linear layers have a recurrent state beside their convolution.
+
+    Attributes:
+        layers: those with keys and values of every position.
+        indexed: whether layers have an index of their keys.
+        checkpoint: of the linear layers, if they have a recurrent state; else None.
+    """
+
+    def __init__(self, cache: Any, layers: list[Any], *, recurrent: bool = False) -> None:
+        self.cache = cache
+        self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
+        self._sliding = [layer for layer in self.layers if layer.is_sliding]
+        self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
+        self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
+        self._linear = [layer for layer in layers if hasattr(layer, "conv_states")]
+        self._convolutions = LinearStates([] if recurrent else self._linear)
+        self.checkpoint = Checkpoint(self._linear) if recurrent else None
+        self._stretched = 0
+        self._updated: list[tuple[Any, Any]] = []  # layers, and the ``update`` that each had of its
+        # own, or None
+
+    @property
+    def allows_gaps(self) -> bool:
+        """Whether rows may have gaps: masks alone say what is attended to, and slots can move."""
+        return not (self._sliding or self._static or self.in_order)
+
+    @property
+    def in_order(self) -> str | None:
+        """Which layers need the cache's positions to be those of the text; None: there are none."""
+        if self.checkpoint is not None:
+            return "a recurrent state"
+        if self._linear:
+            return "convolutions over positions"
+        return "attention with an index of its keys" if self.indexed else None
+
+    @property
+    def convolves(self) -> bool:
+        """Whether a layer keeps the last inputs of a convolution, or a recurrent state."""
+        return bool(self._linear) or self.checkpoint is not None
+
+    @property
+    def slides(self) -> bool:
+        """Whether a layer forgets what is behind its window."""
+        return bool(self._sliding)
+
+    @property
+    def capacity(self) -> int | None:
+        """Positions that it can hold; None: any number."""
+        sizes = [int(layer.get_max_length()) for layer in self._static]
+        return min(sizes, default=None)
+
+    @property
+    def key_length(self) -> int | None:
+        """Positions that a forward attends to, masked ones included; None: the current length."""
+        return self._stretched or self.capacity
+
+    def resize(self, capacity: int) -> None:
+        """Make room for ``capacity`` positions in the static layers, which must be empty."""
+        for layer in self._static:
+            layer.max_cache_len = capacity
+            if layer.is_initialized:  # before a prefill in chunks
+                layer.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
+
+    def stretch(self, length: int) -> None:
+        """Have dynamic layers return ``length`` keys and values, with zeros behind their own.
+
+        The masks of the forwards must be as long. It lasts until ``release``.
+        """
+        self._update(self.layers, lambda layer: _stretching(layer.update, length))
+        self._stretched = length
+
+    def grow_in_place(self) -> None:
+        """Have dynamic layers of full attention grow without copies, until ``release``.
+
+        Those that do so already go on doing so.
+        """
+        dynamic = [layer for layer in self.layers if kind_of(layer) == DYNAMIC]
+        layers = [layer for layer in dynamic if not grows_in_place(layer)]
+        self._update(layers, lambda layer: InPlace(layer).update)
+
+    def _update(self, layers: list[Any], make: Callable[[Any], Callable[..., Any]]) -> None:
+        for layer in layers:
+            self._updated.append((layer, vars(layer).get("update")))
+            layer.update = make(layer)
+
+    def length(self) -> int:
+        """Positions in the cache, of the layer that holds most. One host sync if it is static."""
+        layers = [each for each in self.layers if each not in self._static]
+        layers += self._static[:1]  # all static layers are equally long
+        return max((int(layer.get_seq_length()) for layer in layers), default=0)
+
+    def record(self) -> None:
+        """From the next forward on, keep what slides out of windows until the next ``truncate``."""
+        for layer in self._sliding:
+            layer.activate_past_recording()
+        self._convolutions.record()
+
+    def save(self, *, only_if: bool = True) -> None:
+        """Copy the recurrent states, if there are any, for ``restore``; or have no copy."""
+        if self.checkpoint is not None:
+            self.checkpoint.save() if only_if else self.checkpoint.discard()
+
+    def restore(self) -> bool:
+        """Put recurrent states back as they were at ``save``: whether there was a copy."""
+        if self.checkpoint is None or not self.checkpoint.saved:
+            return False
+        self.checkpoint.restore()
+        return True
+
+    def truncate(self, count: int) -> None:
+        """Drop the last ``count`` positions; call it after every whole forward, with 0 too."""
+        if count and self._static:
+            torch._foreach_sub_([layer.cumulative_length for layer in self._static], count)
+        for layer in self.layers:
+            if layer not in self._static and (count or layer.is_sliding):
+                self._crop(layer, count)
+        self._convolutions.truncate(count)
+
+    def _crop(self, layer: Any, count: int) -> None:
+        """Drop the last ``count`` keys and values of a dynamic layer."""
+        if layer in self._linear:  # its own ``crop`` is the convolution's, too
+            _attention_of(layer).crop(layer, -count)
+        else:
+            layer.crop(-count)
+
+    def truncate_to(self, length: int) -> None:
+        """Drop all positions from ``length`` on, layer by layer, after an interrupted forward.
+
+        Convolutions go back to where they were before the forward, recurrent states to the
+        checkpoint, if there is one.
+        """
+        if length:
+            self._convolutions.undo()
+        else:
+            self._convolutions.clear()
+        self.restore()
+        for layer in self.layers:
+            surplus = max(int(layer.get_seq_length()) - length, 0)
+            if layer in self._static:
+                layer.cumulative_length.sub_(surplus)
+            elif layer.is_sliding and length == 0:  # a crop may need what it no longer holds
+                layer.keys = layer.values = None
+                layer.is_initialized, layer.cumulative_length = False, 0
+            elif layer.is_sliding and not getattr(layer, "record_past", True):
+                continue  # a prefill in chunks has dropped what slid out, as plain decoding does
+            elif kind_of(layer) == INDEXED:
+                truncate_indexed(layer, length)
+            elif surplus or (layer.is_sliding and layer.is_initialized):
+                self._crop(layer, surplus)
+
+    def release(self, *, outlives: bool = True) -> None:
+        """Have layers slide and grow again as in plain decoding.
+
+        Args:
+            outlives: whether the cache is used after the generation: if so, spare memory is freed.
+        """
+        for layer in self._sliding:
+            layer.record_past = False
+        self._convolutions.release(outlives=outlives)
+        for layer, own in self._updated:
+            if own is None:
+                vars(layer).pop("update", None)
+            else:
+                layer.update = own
+            if outlives and not self._stretched:
+                close_up(layer)
+        self._updated, self._stretched = [], 0
+
+    def reorder(self, origins: Sequence[int]) -> None:
+        """Let each row continue another one; only rows that change are copied.
+
+        Args:
+            origins: for each row, which one it continues.
+        """
+        changed = [row for row, origin in enumerate(origins) if row != origin]
+        if not changed:
+            return
+        pairs = torch.tensor([changed, [origins[row] for row in changed]], device="cpu")
+        for states in self._states_by_row():
+            to, source = pairs.to(states.device, non_blocking=True).unbind()
+            states[to] = states[source]
+        for layer in self.layers:
+            places = getattr(layer, "indexer_position_ids", None)
+            if places is not None:  # (dimensions, rows, length), maybe expanded from fewer rows
+                layer.indexer_position_ids = places[:, list(origins)]
+
+    def _states_by_row(self) -> Iterator[torch.Tensor]:
+        """All states that there are, each (rows, ...), but for an index's positions."""
+        for layer in self.layers:
+            if layer.keys is not None:
+                yield from (layer.keys, layer.values)  # (rows, heads, length, size)
+            if getattr(layer, "indexer_keys", None) is not None:
+                yield layer.indexer_keys  # (rows, length, size)
+        for layer in self._linear:
+            states = (*layer.conv_states.values(), *layer.recurrent_states.values())
+            yield from (each for each in states if each is not None)
+
+    def keep_paths(self, start: int, paths: Sequence[Sequence[int]]) -> None:
+        """Move each row's positions start + path[0], start + path[1], ... to start, start + 1, ...
+
+        Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them.
+
+        Args:
+            start: position of the forward's first token.
+            paths: accepted positions of the forward, ascending, of each row.
+        """
+        moves = [
+            (row, start + at, start + node)
+            for row, path in enumerate(paths)
+            for at, node in enumerate(path)
+            if at != node
+        ]
+        if not moves:
+            return
+        places = torch.tensor(moves, device="cpu").T
+        indices: dict[torch.device, torch.Tensor] = {}
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):  # (rows, heads, length, size)
+                if states.device not in indices:
+                    indices[states.device] = places.to(states.device, non_blocking=True)
+                row, to, source = indices[states.device].unbind()
+                states[row, :, to] = states[row, :, source]
+
+    def compact(self, slots: torch.Tensor) -> None:
+        """Keep some positions of each row.
+
+        Args:
+            slots: int64 (batch, kept), the positions in their new order.
+        """
+        for layer in self.layers:
+            for name in ("keys", "values"):
+                states = getattr(layer, name)  # (batch, heads, length, size)
+                index = slots[:, None, :, None].to(states.device)
+                index = index.expand(-1, states.shape[1], -1, states.shape[3])
+                kept = states.gather(2, index)
+                states[:, :, : kept.shape[2]] = kept  # in place, so that the layer's room stays
+                setattr(layer, name, states[:, :, : kept.shape[2]])
+
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Keep some rows of the batch.
+
+        Args:
+            order: for each new place the place where its row was, equal or behind it.
+        """
+        moved = [(place, was) for place, was in enumerate(order) if place != was]
+        for layer in self.layers:
+            for name in ("keys", "values"):
+                states = getattr(layer, name)  # (batch, heads, length, size)
+                for place, was in moved:
+                    states[place] = states[was]
+                setattr(layer, name, states[: len(order)])
+
+
+def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
+    def stretched(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        states = update(*args, **kwargs)  # (batch, heads, positions, size) each
+        return tuple(pad(each, (0, 0, 0, length - each.shape[2])) for each in states)
+
+    return stretched
+
+
+def _attention_of(layer: Any) -> Any:
+    """The class of transformers whose methods are those of a hybrid layer's attention."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return DynamicSlidingWindowLayer if layer.is_sliding else DynamicLayer
+
+
+def is_callers(cache: Any) -> bool:
+    """Whether a cache is, or may be, the caller's own, who may use it again."""
+    marked = is_user_defined(cache)
+    return transformers_before(MARKING) if marked is None else marked
+
+
+def transformers_before(version: tuple[int, int]) -> bool:
+    """Whether the installed transformers is older than a (major, minor) version."""
+    from transformers import __version__
+
+    return tuple(int(each) for each in __version__.split(".")[:2]) < version
+
+
+def cache_of(kwargs: dict[str, Any]) -> Any:
+    """The cache among the arguments or the outputs of a model's forward, or None."""
+    found = kwargs.get("past_key_values")
+    return kwargs.get("cache_params") if found is None else found  # the former is Mamba's
+
+
+def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
+    """The KVCache that rolls a model's cache back.
+
+    Args:
+        cache: of transformers, or None.
+        recurrent: whether the model keeps a recurrent state.
+
+    Raises:
+        UnsupportedError: there is no cache, or it is of a kind that cannot be rolled back.
+    """
+    if cache is None:
+        raise UnsupportedError(
+            "the model was given no key-value cache; speculation needs one that can be rolled"
+            " back: use a model that generates with a DynamicCache"
+        )
+    own = getattr(cache, "self_attention_cache", cache)
+    layers = list(getattr(own, "layers", []))
+    kinds = sorted({kind_of(layer) for layer in layers})
+    known = {"DynamicCache", "StaticCache", "EncoderDecoderCache"}
+    names = {kind_of(each) for each in (cache, own)}
+    if getattr(own, "offloading", False):
+        names.add("offloading")
+    linear = [layer for layer in layers if kind_of(layer) in LINEAR]
+    rolled_back = set(kinds) <= {*CROPPED, STATIC} and all(map(can_record, linear))
+    if linear and STATIC in kinds:
+        rolled_back = False
+    if not (names <= known and rolled_back):
+        remedy = "use a model with attention layers and a dynamic or static cache"
+        if names <= known and (SLIDING_STATIC in kinds or (linear and STATIC in kinds)):
+            remedy = "use a dynamic one: remove cache_implementation, or pass a DynamicCache"
+        raise UnsupportedError(
+            f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
+            f" rolled back; {remedy}"
+        )
+    return KVCache(cache, layers, recurrent=recurrent)
+
+
+def kind_of(each: Any) -> str:
+    """Name of a cache's or layer's class, or of its base class in transformers.
+
+    It is the base class's where a subclass overrides none of its methods: then it is rolled back in
+    the same way.
+    """
+    for kind in type(each).__mro__:
+        if kind.__module__ == CACHES:
+            base = {name for above in kind.__mro__ for name in vars(above)}
+            changed = {name for below in _before(type(each), kind) for name in vars(below)}
+            return type(each).__name__ if any(map(_matters, changed & base)) else kind.__name__
+    return type(each).__name__
+
+
+def _matters(name: str) -> bool:
+    """Whether a class that overrides a name behaves differently. Python itself sets many names."""
+    special = ("__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__len__")
+    return name in special or not (name.startswith("__") or name == "_abc_impl")
+
+
+def _before(kind: type, base: type) -> list[type]:
+    """The classes before ``base`` in the method resolution order of ``kind``."""
+    order = list(kind.__mro__)
+    return order[: order.index(base)]

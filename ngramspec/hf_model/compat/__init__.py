@@ -1,0 +1,1 @@
+"""What depends on the installed transformers: private names, undocumented fields, versions."""

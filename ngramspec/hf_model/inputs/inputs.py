@@ -1,0 +1,261 @@
+"""The inputs of a generation's forwards, from the committed tokens and a draft."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_mask, tree_positions
+from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.inputs.growth import grow, grow_ragged, used_slots
+from ngramspec.hf_model.inputs.present_rows import has_hooks
+from ngramspec.hf_model.traits import Traits
+
+PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
+PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
+WASTE = 0.25  # share of the cache's slots that may be gaps in every row before they are closed,
+LEAST_WASTE = 32  # and how many may be at least
+
+
+class Inputs:
+    """The keyword arguments of a generation's next forward.
+
+    Attributes:
+        kwargs: as ``generate`` would give them to the forward over the last committed token.
+        ragged: whether rows accept different numbers of tokens.
+
+    Args:
+        model: a transformers model.
+        traits: of it.
+        kwargs: what ``generate`` prepared for the prefill.
+    """
+
+    def __init__(self, model: Any, traits: Traits, kwargs: dict[str, Any]) -> None:
+        self.kwargs = dict(kwargs)
+        self.ragged = False
+        self._model = model
+        self._traits = traits
+        self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
+        self._used: list[int] = []  # per row of a ragged batch, its own slots in the cache
+
+    def let_rows_diverge(self) -> None:
+        """Make the batch ragged, before the prefill."""
+        self.ragged = True
+
+    def make_mask(self, prompt: torch.Tensor, length: int) -> None:
+        """Give a ragged batch an attention mask where ``generate`` left it out.
+
+        Args:
+            prompt: (batch, prompt), whose dtype and device the mask gets.
+            length: positions of a row behind the prefill.
+        """
+        if self.ragged and self.kwargs.get("attention_mask") is None:
+            self.kwargs["attention_mask"] = prompt.new_ones(len(prompt), length)
+
+    def behind_prompt(self, count: int) -> dict[str, Any]:
+        """The prefill's arguments for ``count`` drafted tokens behind the prompt."""
+        kwargs = self.grown(count)
+        if kwargs.get("logits_to_keep") is not None:
+            kwargs["logits_to_keep"] = 1 + count
+        return kwargs
+
+    def every(self, step: int) -> dict[str, Any]:
+        """The prefill's arguments for every ``step``-th row only."""
+        kwargs = dict(self.kwargs)
+        for name in self._per_token:  # (..., rows, length)
+            if kwargs.get(name) is not None:
+                kwargs[name] = kwargs[name][..., ::step, :]
+        return kwargs
+
+    def carry(self, outputs: Any) -> None:
+        """Take the arguments from the prefill to the first forward behind it.
+
+        Args:
+            outputs: of the prefill.
+        """
+        self.kwargs = hf_private.carried_kwargs(
+            self._model, outputs, self.kwargs, encodes=self._traits.encodes
+        )
+        if self.ragged:
+            self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
+
+    def replace_cache(self, cache: Any) -> None:
+        """Give later forwards another cache."""
+        self.kwargs["past_key_values"] = cache
+
+    def grown(
+        self, count: int, lengths: Sequence[int] = (), *, committed: bool = False
+    ) -> dict[str, Any]:
+        """The arguments for ``count`` more positions behind each row's last committed token.
+
+        Args:
+            count: positions to add, >= 0.
+            lengths: as in ``grow_ragged``; used in a ragged batch only.
+            committed: as in ``grow_ragged``.
+        """
+        kwargs = dict(self.kwargs)
+        for name in self._per_token:
+            if kwargs.get(name) is None:
+                continue
+            if self.ragged:
+                kwargs[name] = grow_ragged(name, kwargs[name], count, lengths, committed=committed)
+            else:
+                kwargs[name] = grow(name, kwargs[name], count)
+        return kwargs
+
+    def commit(self, kept: Sequence[int]) -> None:
+        """Grow the arguments by the positions of the last forward that stay.
+
+        Args:
+            kept: how many stay, per row; outside ragged batches the same number for all.
+        """
+        self.kwargs |= self.grown(max(kept), [each + 1 for each in kept], committed=True)
+        if self.ragged:
+            self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
+
+    def prepare(
+        self,
+        block: torch.Tensor,
+        lengths: Sequence[int],
+        trees: Trees,
+        committed: torch.Tensor | None,
+        *,
+        width: int,
+        slots: int,
+        keys: int | None,
+    ) -> dict[str, Any]:
+        """Have the model prepare a forward over a block, padded to a width.
+
+        Args:
+            block, lengths, trees, committed: as in ``Target.forward``.
+            width: of the forward, >= the block's.
+            slots: positions in the cache.
+            keys: how many positions the forward attends to, masked ones included; None: those that
+                there are.
+
+        Returns:
+            the arguments of the model's forward.
+
+        Raises:
+            UnsupportedError: the model drops the positions of a tree or of a ragged batch.
+        """
+        positions = block.shape[1]
+        grown = self.grown(positions - 1, lengths)
+        branched = any(parents is not None for parents in trees)
+        if branched:
+            last = self.kwargs["position_ids"][..., -1:]
+            grown["position_ids"] = tree_positions(last, trees, lengths)
+        if width > positions:
+            block, grown = self._padded(block, grown, width - positions)
+        if branched or (keys is not None and self._makes_masks(slots)):
+            grown["attention_mask"] = self._mask(block, trees if branched else (), slots, keys)
+        if committed is not None:
+            block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
+            block, next_sequence_length=width, **grown
+        )
+        if (branched or self.ragged) and inputs.get("position_ids") is None:
+            raise UnsupportedError(
+                f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
+                " prompt at a time"
+            )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = width
+        return inputs
+
+    def _padded(
+        self, block: torch.Tensor, kwargs: dict[str, Any], count: int
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Repeat the block's last token ``count`` times, all at its own position.
+
+        So no position lies beyond those that the model knows.
+
+        Returns:
+            int64 (batch, n + count), and ``kwargs``, changed in place.
+        """
+        for name in self._per_token:
+            value = kwargs.get(name)
+            if value is not None:
+                more = value[..., -1:].expand(*value.shape[:-1], count)
+                kwargs[name] = torch.cat((value, more), dim=-1)
+        return torch.cat((block, block[:, -1:].expand(-1, count)), dim=1), kwargs
+
+    def _makes_masks(self, slots: int) -> bool:
+        """Whether the mask over a constant number of keys is made here.
+
+        transformers would read the cache's length back from the device to make it. A model that
+        drops its cache in this forward makes its own; no draft reaches beyond that point.
+        """
+        traits = self._traits
+        return traits.takes_masks and not traits.encodes and traits.rereads_at != slots
+
+    def _mask(
+        self, block: torch.Tensor, trees: Trees, slots: int, keys: int | None
+    ) -> torch.Tensor:
+        """The mask of a forward over ``block``, (batch, width): see ``tree_mask``."""
+        like = torch.empty(0, dtype=self._model.dtype, device=block.device)
+        return tree_mask(
+            attended(trees, block.shape[1], like.device),
+            self.kwargs.get("attention_mask"),
+            slots,
+            like,
+            self._traits.attention == "eager",
+            keys,
+        ).expand(len(block), -1, -1, -1)
+
+    @functools.cached_property
+    def hooked(self) -> bool:
+        """Whether a module of the model has hooks, which may count on the call's own rows."""
+        return has_hooks(self._model)
+
+    @functools.cached_property
+    def watched(self) -> bool:
+        """Whether there are hooks beside transformers' own, which capture states."""
+        return has_hooks(self._model, captures=False)
+
+    @property
+    def rows_may_leave(self) -> bool:
+        """Whether all that a forward gets of each row is known, so that some rows can be kept."""
+        known = ("past_key_values", "cache_position", *self._per_token)
+        others = [value for name, value in self.kwargs.items() if name not in known]
+        plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
+        return self.ragged and plain and not (self._traits.reads_text or self.hooked)
+
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Keep some rows of the batch, see ``KVCache.keep_rows``."""
+        for name in self._per_token:
+            value = self.kwargs.get(name)
+            if value is not None:
+                index = torch.tensor(order, device="cpu").to(value.device, non_blocking=True)
+                self.kwargs[name] = value.index_select(-2, index)
+        self._used = [self._used[place] for place in order]
+
+    def slots_to_keep(self, slots: int) -> torch.Tensor | None:
+        """Which of the cache's slots each row keeps, once too many slots are used by no row.
+
+        Args:
+            slots: positions in the cache.
+
+        Returns:
+            int64 (batch, kept), as ``used_slots``; None: the gaps may stay.
+        """
+        if not self.ragged:
+            return None
+        used = max(self._used)
+        if slots - used <= max(WASTE * slots, LEAST_WASTE):
+            return None
+        mask = self.kwargs["attention_mask"][:, :-1]  # the last token is not in the cache yet
+        return used_slots(mask, used)
+
+    def compact(self, slots: torch.Tensor) -> None:
+        """Keep the columns of the cache's positions ``slots``, int64 (batch, kept), in order."""
+        for name in self._per_token:
+            value = self.kwargs.get(name)
+            if value is not None:
+                index = slots.expand(*value.shape[:-1], slots.shape[1])
+                kept = value[..., :-1].gather(-1, index)
+                self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)

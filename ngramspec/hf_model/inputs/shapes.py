@@ -1,0 +1,76 @@
+"""In which shapes the forwards behind the prefill run, and whether they are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.call import CallTraits
+from ngramspec.hf_model.compiled import Graphs, bucket_sizes
+from ngramspec.hf_model.inputs.padding import Widths, make_room, needed_positions
+from ngramspec.hf_model.obstacles import check_fixed, should_compile
+from ngramspec.hf_model.traits import Traits
+
+
+class ForwardShapes:
+    """The widths of a generation's forwards, and the number of keys that they attend to.
+
+    Making one also gives a static cache of ``generate``'s the size that the widths need.
+
+    Attributes:
+        widths: that forwards may have.
+        keys: how many positions a dynamic cache has to attend to, masked ones included; None: as
+            many as it holds, or the cache is static.
+        run: the model, or its compiled forward.
+
+    Args:
+        model: a transformers model.
+        traits: of it.
+        call: of the call.
+        config: the GenerationConfig.
+        kwargs: of the prefill.
+        cache: of the call, before the prefill.
+        width: of every forward, in positions; None: as wide as the draft is.
+        compiled: whether the forwards are compiled; None: if plain ``generate`` would.
+        gamma_max: most tokens that a draft will have; used for compiled forwards only.
+
+    Raises:
+        UnsupportedError: the call allows no fixed width, or no compiling.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        traits: Traits,
+        call: CallTraits,
+        config: Any,
+        kwargs: dict[str, Any],
+        cache: KVCache,
+        *,
+        width: int | None,
+        compiled: bool | None,
+        gamma_max: int,
+    ) -> None:
+        self.widths = Widths() if width is None else Widths((width,))
+        if width is not None:
+            check_fixed(model, traits, call, width)
+        self._graphs: Graphs | None = None
+        if should_compile(model, traits, call, config, kwargs, compiled):
+            if width is None:
+                self.widths = Widths(bucket_sizes(gamma_max + 1))
+            self._graphs = Graphs(model, config, len(self.widths.sizes))
+        self.run: Callable[..., Any] = model if self._graphs is None else self._graphs
+        self.keys: int | None = None
+        if self.widths.sizes:
+            widest, fixed = self.widths.sizes[-1], width is not None
+            new = int(config.max_length) - call.prompt
+            needed = needed_positions(call.end, new, widest)
+            self.keys = make_room(
+                cache, config, needed, widest, fixed=fixed, compiled=self._graphs is not None
+            )
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the last forward spent its time compiling."""
+        return self._graphs is not None and self._graphs.compiled

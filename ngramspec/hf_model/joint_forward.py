@@ -1,0 +1,184 @@
+"""One forward for several generations of a model, each with a cache of its own.
+
+All their positions stand one behind another in one row. So the model's weights are read once for
+all, no position is padding, and no cache is copied when a generation begins or ends. Only attention
+runs by itself for each generation, over its own keys and values (selective batching: Orca, Yu et
+al. 2022, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model import obstacles
+from ngramspec.hf_model.attention.gqa_attention import Attention, in_place, install, split_by
+from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
+from ngramspec.hf_model.hidden import head_inputs
+from ngramspec.hf_model.model import Target
+
+
+def why_not_joint(target: Target) -> str | None:
+    """Why a generation's forwards cannot be joined with those of others; None: they can."""
+    if target.widths.sizes:
+        return "forwards of a fixed width"
+    if target.inputs.watched:
+        return "hooks on modules"
+    if not install():
+        return "another attention registered as sdpa"
+    return obstacles.why_not_joint(target.traits, target.call, target.inputs.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One generation's share of a joint forward.
+
+    Attributes:
+        cache: of transformers, with a row of keys and values in each layer.
+        ids: int64 (1, n).
+        positions: int64 (..., 1, n), in its text.
+        mask: bool (1, 1, n, length + n), over its cache and its own positions; None: it has one
+            position, which attends to all.
+    """
+
+    cache: Any
+    ids: torch.Tensor
+    positions: torch.Tensor
+    mask: torch.Tensor | None
+
+
+def share_of(inputs: dict[str, Any]) -> Share:
+    """The share of a generation whose forward would have these arguments.
+
+    Args:
+        inputs: as ``Inputs.prepare`` makes them, for one row.
+    """
+    ids, cache, mask = inputs["input_ids"], inputs["past_key_values"], inputs.get("attention_mask")
+    if mask is None or mask.ndim < 4:
+        width = ids.shape[1]
+        sees, length = attended((), width, ids.device), int(cache.get_seq_length())
+        hides = mask is not None and not bool(mask.all())
+        plain = width == 1 and not hides
+        mask = None if plain else tree_mask(sees, mask if hides else None, length, ids, eager=False)
+    return Share(cache, ids, inputs["position_ids"], mask)
+
+
+@dataclass(frozen=True, slots=True)
+class JointResult:
+    """What a joint forward gave one generation.
+
+    Attributes:
+        logits: (1, n, vocab), in the model's dtype.
+        hidden: what the model's head read, (1, n, d), or None.
+        past_key_values: its own cache.
+    """
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+    past_key_values: Any
+
+
+class JointForward:
+    """A forward over the shares of several generations.
+
+    Args:
+        model: a transformers model; see ``why_not_joint``.
+        shares: at least one.
+    """
+
+    def __init__(self, model: Any, shares: Sequence[Share]) -> None:
+        self._model = model
+        self._shares = shares
+        self._widths = [each.ids.shape[1] for each in shares]
+        self._key: torch.Tensor | None = None  # what a layer has just passed to ``_update``,
+        self._states: list[Any] = []  # and the keys and values of each share there
+
+    def run(self, hidden: bool = False) -> list[JointResult]:
+        """Run it: each share's result.
+
+        Args:
+            hidden: whether to collect what the model's head reads.
+
+        Raises:
+            UnsupportedError: a layer of the model does not attend to what its cache returned.
+        """
+        shares = self._shares
+        ids = torch.cat([each.ids for each in shares], dim=1)
+        total, device = ids.shape[1], ids.device
+        with in_place(device), split_by(self.attend), head_inputs(self._model, hidden) as states:
+            outputs = self._model(
+                input_ids=ids,
+                position_ids=torch.cat([each.positions for each in shares], dim=-1),
+                attention_mask=torch.ones((1, 1, total, total), dtype=torch.bool, device=device),
+                past_key_values=self._cache(),
+                use_cache=True,
+                logits_to_keep=total,
+                return_dict=True,
+            )
+        logits = torch.split(outputs.logits, self._widths, dim=1)
+        read = torch.split(states[-1], self._widths, dim=1) if states else [None] * len(shares)
+        return [
+            JointResult(of, own, share.cache)
+            for of, own, share in zip(logits, read, shares, strict=True)
+        ]
+
+    def _cache(self) -> Any:
+        """What the model takes for its cache: it keeps nothing, and passes states on."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        cache.update = self._update
+        return cache
+
+    def _update(
+        self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add a layer's new states to every share's cache.
+
+        Args:
+            key, value: (1, heads, total, size).
+            args, kwargs: for the caches' own ``update``.
+        """
+        parts = zip(*(torch.split(each, self._widths, dim=2) for each in (key, value)), strict=True)
+        self._states = [
+            share.cache.update(*own, *args, **kwargs)
+            for share, own in zip(self._shares, parts, strict=True)
+        ]
+        self._key = key
+        return key, value
+
+    def attend(
+        self,
+        own: Attention,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Have each share's positions attend to its own keys and values.
+
+        Args:
+            own: attention over one sequence.
+            module: the layer's.
+            query: (1, heads, total, size).
+            key, value: as ``_update`` returned them.
+            kwargs: for ``own``.
+
+        Returns:
+            (1, total, heads, size).
+        """
+        if key is not self._key:
+            raise UnsupportedError(f"{type(module).__name__} does not attend to its cache's states")
+        self._key = None
+        kwargs.pop("is_causal", None)
+        queries = torch.split(query, self._widths, dim=2)
+        found = [
+            own(module, part, *states, share.mask, is_causal=False, **kwargs)[0]
+            for part, states, share in zip(queries, self._states, self._shares, strict=True)
+        ]
+        return torch.cat(found, dim=1)

@@ -1,0 +1,70 @@
+"""Try whether a model's joint forward gives each text what a forward of its own gives it.
+
+A model may mix positions elsewhere than in its attention, or attend to something else than its
+cache returns. That is found out with two short texts, as ``recurrent_probe`` does for states.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ngramspec.hf_model.attention.gqa_attention import install
+from ngramspec.hf_model.joint_forward import JointForward, Share, share_of
+from ngramspec.hf_model.recurrent_probe import COARSE, TOLERANCE, modules_left_alone, near
+from ngramspec.hf_model.traits import embedding_count
+
+TEXTS = ((6, 3), (3, 2), (4, 1))  # tokens in the cache, and tokens of the forward
+
+_found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, what is wrong with it
+
+
+def why_not_tried(model: Any) -> str | None:
+    """Why a model's forwards cannot be joined, as a trial showed; None: they can.
+
+    A model is tried once, with a few forwards over a few tokens.
+
+    Args:
+        model: a transformers model.
+    """
+    if model not in _found:
+        with modules_left_alone(model):
+            _found[model] = _try(model) if install() else "another attention is registered as sdpa"
+    return _found[model]
+
+
+@torch.no_grad()
+def _try(model: Any) -> str | None:
+    try:
+        shares = [_share(model, *sizes) for sizes in TEXTS]
+        alone = [_alone(model, share) for share in shares]
+        together = [result.logits for result in JointForward(model, shares).run()]
+    except Exception as error:
+        return f"its joint forward failed: {error}"
+    tolerance = TOLERANCE.get(model.dtype, COARSE)
+    if all(near(one, other, tolerance) for one, other in zip(together, alone, strict=True)):
+        return None
+    return "its joint forward gives a text other logits than one of its own"
+
+
+def _share(model: Any, before: int, new: int) -> Share:
+    """The share of a text of ``before`` + ``new`` tokens, the first of which are in its cache."""
+    from transformers import DynamicCache
+
+    positions = torch.arange(before + new, device=model.device)[None]
+    tokens = (positions * 7 + before) % (embedding_count(model) or 8)
+    cache = DynamicCache(config=model.config)
+    model(input_ids=tokens[:, :before], past_key_values=cache, use_cache=True)
+    ids, places = tokens[:, before:], positions[:, before:]
+    return share_of({"input_ids": ids, "past_key_values": cache, "position_ids": places})
+
+
+def _alone(model: Any, share: Share) -> torch.Tensor:
+    """Logits of a forward of the share's own, (1, n, vocab); its cache stays as it is."""
+    cache = deepcopy(share.cache)
+    places = {"input_ids": share.ids, "position_ids": share.positions}
+    logits: torch.Tensor = model(past_key_values=cache, use_cache=True, **places).logits
+    return logits

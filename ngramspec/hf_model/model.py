@@ -1,0 +1,400 @@
+"""The target model: its prefill, its forward over drafts, and the rollback of its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from ngramspec.hf_model.attention.gqa_attention import in_place
+from ngramspec.hf_model.attention.index_ties import selecting_alone
+from ngramspec.hf_model.attention.tree_attention import Trees
+from ngramspec.hf_model.cache.kv_cache import cache_of, is_callers, kv_cache_for
+from ngramspec.hf_model.cache.recurrent_state import Pending
+from ngramspec.hf_model.call import call_traits_of
+from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.hidden import head_inputs
+from ngramspec.hf_model.inputs.growth import next_position
+from ngramspec.hf_model.inputs.inputs import Inputs
+from ngramspec.hf_model.inputs.present_rows import PresentRows
+from ngramspec.hf_model.inputs.shapes import ForwardShapes
+from ngramspec.hf_model.last_forward import LastForward
+from ngramspec.hf_model.limits import DraftLimits
+from ngramspec.hf_model.obstacles import prefill_checks_drafts, prefills_beams_once
+from ngramspec.hf_model.outputs import OutputRecorder
+from ngramspec.hf_model.recurrent_probe import check_recurrent
+from ngramspec.hf_model.support import check_cache, check_model, check_states
+from ngramspec.hf_model.traits import head_size, traits_of
+
+
+class Target:
+    """One generation of a model, from its prefill on.
+
+    Invariant after ``rollback``: the cache holds the positions of all committed tokens but each
+    row's last and those pending before it, and, in a ragged batch, gaps that no row attends to.
+
+    Attributes:
+        traits: of the model.
+        call: of this call of ``generate``, before the prefill.
+        cache: of the model; the prefill may replace it.
+        inputs: of the next forward.
+        limits: of the drafts.
+        widths: that forwards behind the prefill may have.
+        pending: accepted tokens that a recurrent model's next forward runs again.
+        keep_hidden: whether ``hidden`` is wanted of the next forward.
+        hidden: what the model's head read in the last forward, (batch, n + 1, d), at the positions
+            of its logits; None: not wanted, or not at hand.
+
+    Args:
+        model: a transformers model with a language-model head.
+        input_ids: int64 (batch, prompt); of the decoder in an encoder-decoder model.
+        config: the prepared GenerationConfig.
+        model_kwargs: what ``generate`` prepared for the model's forward.
+        width: of every forward after the prefill, in positions; None: as wide as the draft is.
+        compiled: whether these forwards are compiled; None: if plain ``generate`` would.
+        gamma_max: most tokens that a draft will have; used for compiled forwards only.
+        beams: of each prompt, which stands in as many rows.
+
+    Raises:
+        UnsupportedError: the model, its cache or the call cannot be speculated with.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        config: Any,
+        model_kwargs: dict[str, Any],
+        *,
+        width: int | None = None,
+        compiled: bool | None = False,
+        gamma_max: int = 0,
+        beams: int = 1,
+    ) -> None:
+        check_model(model, model_kwargs)
+        self.model, self.config, self.prompt = model, config, input_ids
+        self.traits = traits = traits_of(model, input_ids, model_kwargs)
+        self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
+        if traits.recurrent:
+            check_recurrent(model)
+        check_cache(traits, self.cache)
+        self.inputs = Inputs(model, traits, model_kwargs)
+        self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
+        states, encodes = self._recorder.names, traits.encodes
+        self.call = call_traits_of(
+            input_ids, config, model_kwargs, self.cache, encodes=encodes, states=states
+        )
+        check_states(traits, self.call)
+        first = next_position(model_kwargs.get("position_ids"))
+        self.limits = DraftLimits(traits, self.call, first)
+        self._shapes = ForwardShapes(
+            model,
+            traits,
+            self.call,
+            config,
+            model_kwargs,
+            self.cache,
+            width=width,
+            compiled=compiled,
+            gamma_max=gamma_max,
+        )
+        self.widths = self._shapes.widths
+        once = beams > 1 and prefills_beams_once(traits, self.call, model_kwargs)
+        self._copies = beams if once else 1  # of each row that the prefill runs
+        self._unordered = False  # whether the prefill's rows may have to be reordered
+        self._slots = 0  # positions in the cache
+        self.pending = Pending()
+        self.keep_hidden = False
+        self.hidden: torch.Tensor | None = None
+        self._present = PresentRows(len(input_ids))
+        self._forward: LastForward | None = None
+
+    def let_rows_diverge(self) -> None:
+        """Let rows accept different numbers of tokens from here on; call it before the prefill."""
+        self.inputs.let_rows_diverge()
+
+    @property
+    def rows(self) -> int:
+        """How many rows forwards run."""
+        return len(self._present)
+
+    @property
+    def rows_may_leave(self) -> bool:
+        """Whether rows that have ended can leave the batch; compiled forwards stay as they are."""
+        return self.inputs.rows_may_leave and not self.widths.sizes
+
+    def keep_rows(self, rows: Collection[int]) -> None:
+        """Run only these rows from here on; call it after a rollback.
+
+        All arguments and results go on to have the whole batch's rows. Those of rows that have
+        left say nothing.
+
+        Args:
+            rows: of the batch, at least one, none that has left.
+        """
+        order = self._present.keep(rows)
+        self.cache.keep_rows(order)
+        self.inputs.keep_rows(order)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the last forward spent its time compiling."""
+        return self._shapes.compiling
+
+    @property
+    def vocab(self) -> int | None:
+        """How many tokens the model gives logits for; None: its head does not say."""
+        return head_size(self.model)
+
+    def prefill_room(self) -> int:
+        """Most tokens of a draft that the prefill checks; 0: it can check none."""
+        checks = prefill_checks_drafts(self.traits, self.call, self.config, self.inputs.kwargs)
+        if self.widths.sizes or not checks or self.vocab is None:
+            return 0
+        return self.limits.prefill()
+
+    def prefill(self, draft: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the prompt, in chunks if the config says so, and a draft behind it.
+
+        Args:
+            draft: int64 (1, n), n within ``prefill_room``; None: no draft.
+
+        Returns:
+            logits behind the prompt's last token and the n drafted ones, (batch, n + 1, vocab).
+        """
+        self.inputs.make_mask(self.prompt, self.call.end)
+        count = 0 if draft is None else draft.shape[1]
+        prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
+        if self._copies > 1:
+            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies)
+        if draft is not None:
+            prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
+            kwargs = self.inputs.behind_prompt(count)
+            config = hf_private.with_longer_mask(config, count)
+        if self.call.cached and config.prefill_chunk_size is None:
+            self.cache.record()  # so that an interrupted prefill can be rolled back
+        self.cache.save()
+        with head_inputs(self.model, self.keep_hidden) as states:
+            outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        self.hidden = self._copied(states[-1][:, -1 - count :]) if states else None
+        self.inputs.carry(outputs)
+        if self._copies > 1:
+            cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
+        self._use_cache()
+        if draft is None:
+            self.cache.truncate(0)  # no position is rejected, and windows slide
+        self._slots = (self.cache.length() or self.call.end) - count
+        self.limits.begin(self._slots)
+        if draft is not None:
+            self._forward = LastForward(count, is_prefill=True, outputs=outputs)
+        self._recorder.keep_prefill(outputs)
+        self._unordered = self._copies == 1  # the rows of a given cache may differ
+        return self._copied(outputs.logits[:, -1 - count :])
+
+    def _copied(self, states: torch.Tensor) -> torch.Tensor:
+        """Of the rows that the prefill ran, as many copies as there are beams."""
+        return states.repeat_interleave(self._copies, dim=0) if self._copies > 1 else states
+
+    def _use_cache(self) -> None:
+        """Use the cache that the model has returned, and roll it back from here on."""
+        self.cache = kv_cache_for(cache_of(self.inputs.kwargs), recurrent=self.traits.recurrent)
+        self.cache.record()
+        if self._shapes.keys is not None:
+            self.cache.stretch(self._shapes.keys)
+        elif self.traits.attention == "sdpa":  # which reads keys wherever they lie
+            self.cache.grow_in_place()
+
+    def decoding(self) -> AbstractContextManager[Any]:
+        """The context in which ``generate`` runs the forwards after the prefill."""
+        return hf_private.decode_context(self.model)
+
+    def room(self, new: int) -> int | None:
+        """Most tokens of a draft behind ``new`` generated ones; None: any number."""
+        if self.pending.full:
+            return 0
+        capacity = self.cache.capacity
+        free = None if capacity is None else capacity - self._slots
+        return self.limits.longest(new, self.widths.most(free))
+
+    def forward(
+        self,
+        block: torch.Tensor,
+        lengths: Sequence[int],
+        trees: Trees = (),
+        committed: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Run every row's last committed token and the draft behind it in one forward.
+
+        Padding up to the forward's width comes behind the block. A model may drop its cache and
+        read all tokens again (Phi-3, where its rotary factors change); generation then goes on
+        with the cache that it returns.
+
+        Args:
+            block: int64 (batch, n + 1), on the prompt's device.
+            lengths: how many of a row's tokens in the block are its own.
+            trees: of the rows' drafts, where each row may have one. Nothing: all are chains.
+            committed: int64 (batch, length), all tokens up to the block's first, for models that
+                look at them (``traits.reads_text``); else None.
+
+        Returns:
+            logits, (batch, n + 1, vocab), in the model's dtype.
+        """
+        inputs = self.begin_forward(block, lengths, trees, committed)
+        wanted, alone = self.wants_hidden, selecting_alone(self.model, self.cache, inputs)
+        with in_place(block.device), alone, head_inputs(self.model, wanted) as states:
+            outputs = self._shapes.run(**inputs, return_dict=True)
+        return self.end_forward(outputs, states[-1] if states else None)
+
+    def begin_forward(
+        self,
+        block: torch.Tensor,
+        lengths: Sequence[int],
+        trees: Trees = (),
+        committed: torch.Tensor | None = None,
+    ) -> dict[str, Any]:
+        """The arguments of ``forward``'s forward: the caller runs it, and calls ``end_forward``."""
+        new, keys = block.shape[1], self.cache.key_length
+        block, lengths = self._present.select(block), self._present.of(lengths)
+        trees = self._present.of(trees) if trees else ()
+        block, committed = self.pending.in_front(block, committed)
+        positions = block.shape[1]
+        width = self.widths.of(positions)
+        forward = self._forward = LastForward(width, block, positions - new)
+        self.cache.save(only_if=new > 1 or self._outlives)
+        inputs = self.inputs.prepare(
+            block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
+        )
+        forward.reread = cache_of(inputs) is None
+        return inputs
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether the next forward is to collect what the model's head reads."""
+        return self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
+
+    def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """Take what the forward gave.
+
+        Args:
+            outputs: of the model.
+            hidden: what its head read, (batch, width or more, d), or None.
+
+        Returns:
+            logits, as ``forward``.
+        """
+        forward, name = self._forward, self.traits.name
+        assert forward is not None
+        forward.outputs = outputs
+        if forward.reread:
+            self._replace_cache(forward)
+        logits = self._present.spread(forward.of_new(outputs.logits, name))
+        read = None if hidden is None else self._present.spread(forward.of_new(hidden, name))
+        self.hidden = read
+        return logits
+
+    @property
+    def again(self) -> int:
+        """How many positions of the last forward had been accepted before it."""
+        return 0 if self._forward is None else self._forward.again
+
+    def _replace_cache(self, forward: LastForward) -> None:
+        """Go on with the cache that a forward made instead of using the one it was given."""
+        self.close()
+        self.inputs.replace_cache(forward.outputs.past_key_values)
+        self._use_cache()
+        if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
+            self.limits.stop_drafting("the model forgot the text behind its original length")
+
+    def rollback(self, paths: Sequence[Sequence[int]], origins: Sequence[int] = ()) -> None:
+        """Roll the last forward back to the positions that stay; masks and positions follow.
+
+        It may be called after an interrupted forward or prefill, too.
+
+        Args:
+            paths: of each row that the cache has then, which of the forward's positions plain
+                decoding would have run, in order. Of the prefill, the first position counted is
+                that of the prompt's last token.
+            origins: which row of the forward each row continues; empty: its own.
+        """
+        if not self.limits.begun:
+            self.cache.truncate_to(self.call.cached)
+        forward = self._forward
+        if forward is None:
+            if self._unordered:  # of the prefill all stays
+                self.cache.reorder(origins)
+                self._unordered = False
+            return
+        paths = self._present.of(paths)
+        kept = [len(path) for path in paths]
+        if forward.is_prefill:  # the prompt's last token is in the cache to stay
+            kept, paths = [max(each - 1, 0) for each in kept], []
+        stays, static = max(kept), self.cache.capacity is not None
+        if forward.outputs is None:
+            self.cache.truncate_to(self._slots + stays)
+        else:
+            self._recorder.keep(
+                forward.outputs,
+                stays,
+                self._slots,
+                whole_text=forward.reread,
+                static=static,
+                first=forward.again,
+            )
+            forward.outputs = None
+            if self.cache.checkpoint is not None:
+                kept = [self._all_or_none(forward, stays, origins)] * len(kept)
+                stays = max(kept)
+            self.cache.reorder(origins)
+            self.cache.keep_paths(self._slots, paths)
+            self.cache.truncate(forward.width - stays)
+        self.inputs.commit(kept)
+        self._slots += stays
+        self._forward = None
+        slots = self.inputs.slots_to_keep(self._slots)
+        if slots is not None:
+            self.cache.compact(slots)
+            self.inputs.compact(slots)
+            self._slots = slots.shape[1]
+
+    def _all_or_none(self, forward: LastForward, accepted: int, origins: Sequence[int]) -> int:
+        """How many positions of a forward over recurrent states stay: all, if all are accepted.
+
+        If not, its states are undone, and the accepted tokens are pending, of each row's origin.
+        """
+        accepted += forward.again
+        whole = accepted == forward.width or not self.cache.restore()
+        assert forward.block is not None
+        self.pending.keep(forward.block, 0 if whole else accepted, origins)
+        return forward.width if whole else 0
+
+    @property
+    def _outlives(self) -> bool:
+        """Whether the cache is used after the generation."""
+        return bool(self.config.return_dict_in_generate) or is_callers(self.cache.cache)
+
+    def close(self) -> None:
+        """Leave the cache as plain decoding would."""
+        try:
+            if self._outlives and self.pending.tokens is not None:
+                rows = len(self.pending.tokens)
+                nothing = self.pending.tokens[:, :0]
+                try:
+                    self.forward(nothing, [0] * rows, (), self.pending.text())
+                finally:
+                    self.rollback([()] * rows)
+        finally:
+            self.cache.release(outlives=self._outlives)
+
+    def output(
+        self,
+        sequences: torch.Tensor,
+        scores: list[torch.Tensor] | None,
+        logits: list[torch.Tensor] | None,
+        ranking: dict[str, Any] | None = None,
+    ) -> Any:
+        """What ``generate`` returns, see ``OutputRecorder.output``."""
+        return self._recorder.output(
+            sequences, scores, logits, self.cache.cache, self.inputs.kwargs, ranking
+        )

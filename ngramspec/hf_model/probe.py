@@ -1,0 +1,92 @@
+"""Try a model's own input preparation with two new tokens before the prefill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.inputs.growth import prompt_end
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a ``prepare_inputs_for_generation`` passes on unchanged.
+
+    Attributes:
+        positions: whether it passes on the ``position_ids`` that it is given.
+        masks: whether it passes on an attention mask of four dimensions.
+    """
+
+    positions: bool
+    masks: bool
+
+
+def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
+    """Prepare two tokens behind the prompt, over a cache of zeros, as a step does.
+
+    Both tokens get the same position, as siblings in a tree do. A function that counts positions
+    itself never returns that.
+
+    Args:
+        model: a transformers model with a ``prepare_inputs_for_generation`` of its own.
+        input_ids: int64 (batch, prompt).
+        kwargs: of its forward, as ``generate`` prepared them.
+
+    Raises:
+        UnsupportedError: it drops one of the tokens, or fails.
+    """
+    prefix = "decoder_" if model.config.is_encoder_decoder else ""
+    rows, length = input_ids.shape[0], prompt_end(input_ids, kwargs, prefix=prefix)
+    grown = kwargs | {"past_key_values": _zeros(model, rows, length)}
+    mask, positions = (kwargs.get(f"{prefix}{name}") for name in ("attention_mask", "position_ids"))
+    if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        grown[f"{prefix}attention_mask"] = torch.cat((mask, mask.new_ones((rows, 2))), dim=1)
+    if positions is not None:
+        last = positions[..., -1:] + 1
+        grown[f"{prefix}position_ids"] = torch.cat((positions, last, last), dim=-1)
+    inputs = _prepared(model, input_ids, grown)
+    ids = inputs.get(f"{prefix}input_ids")
+    if not isinstance(ids, torch.Tensor) or ids.shape[1] != 2:
+        raise UnsupportedError(
+            f"{_name(model)} does not pass two new tokens on; have it use next_sequence_length"
+        )
+    out = inputs.get(f"{prefix}position_ids")
+    same = positions is not None and out is not None and bool((out[..., -2:] == last).all())
+    return Probe(positions=same, masks=same and _passes_mask(model, input_ids, grown, length))
+
+
+def _passes_mask(model: Any, input_ids: torch.Tensor, grown: dict[str, Any], length: int) -> bool:
+    rows = input_ids.shape[0]
+    mask = torch.ones((rows, 1, 2, length + 2), dtype=torch.bool, device=input_ids.device)
+    try:
+        inputs = _prepared(model, input_ids, grown | {"attention_mask": mask})
+    except UnsupportedError:
+        return False
+    return inputs.get("attention_mask") is mask
+
+
+def _prepared(model: Any, input_ids: torch.Tensor, grown: dict[str, Any]) -> dict[str, Any]:
+    text = torch.cat((input_ids, input_ids.new_zeros((input_ids.shape[0], 2))), dim=1)
+    try:
+        return dict(model.prepare_inputs_for_generation(text, next_sequence_length=2, **grown))
+    except Exception as error:
+        raise UnsupportedError(f"{_name(model)} fails with two new tokens: {error}") from error
+
+
+def _zeros(model: Any, rows: int, length: int) -> Any:
+    """A cache of zeros for all of a model's layers: (rows, 1, length, 1) keys and values each."""
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    cache = DynamicCache()
+    states = torch.zeros((rows, 1, length, 1), dtype=model.dtype, device=model.device)
+    config = model.config.get_text_config(decoder=True)
+    for layer in range(getattr(config, "num_hidden_layers", 1)):
+        cache.update(states, states, layer)
+    return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
+
+
+def _name(model: Any) -> str:
+    return f"{type(model).__name__}.prepare_inputs_for_generation"

@@ -1,0 +1,243 @@
+"""Which models and which calls of ``generate`` are refused, with the reason and a remedy."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.cache.kv_cache import KVCache, transformers_before
+from ngramspec.hf_model.call import CallTraits
+from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.traits import Traits, class_names, embedding_count
+
+# Models whose forward over several tokens is not that of one token after another.
+ONE_AT_A_TIME = {
+    "BltForCausalLM": "it cuts each forward's bytes into patches anew",
+    "CpmAntForCausalLM": "its relative positions are of one new token",
+    "FSMTForConditionalGeneration": "new tokens see those behind them",
+    "MoshiForCausalLM": "its attention sees further behind its window in a wider forward",
+    "ProphetNetForCausalLM": "it takes one new token",
+    "ProphetNetForConditionalGeneration": "it takes one new token",
+}
+# Models whose caches are of classes of their own, and what keeps rejected tokens in them.
+OWN_CACHE = {
+    "DeepseekV4ForCausalLM": "its compressors merge several tokens into one entry of the cache, out"
+    " of which no rejected token can be taken again",
+    "MiniMaxForCausalLM": "its linear attention adds every token to states in a MiniMaxCache, which"
+    " cannot be truncated, and which is not one of the caches whose states are copied and put back",
+    "xLSTMForCausalLM": "each forward overwrites its states in an xLSTMCache, which is not one of"
+    " the caches whose states are copied and put back",
+}
+# Models whose plain decoding differs between a dynamic and a static cache.
+NOT_STATIC = {"GPTNeoForCausalLM", "LEDForConditionalGeneration"}
+ONE_BEAM = "pass num_beams=1"
+GIT_SINCE = (5, 19)  # before it, GIT places a single token elsewhere than one of several
+SELECTS_SINCE = (5, 17)  # before it, a mask of bools undoes what an index selected
+# Ways to decode that transformers fetches from its hub, with trust_remote_code=True, and the value
+# of each, beside None, that switches it off.
+REMOTE = {
+    "constraints": None,
+    "dola_layers": None,
+    "force_words_ids": None,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0,
+}
+# Arguments of ``generate`` that rule speculation out, and the value that switches each off.
+OFF = REMOTE | {
+    "assistant_early_exit": None,
+    "assistant_model": None,
+    "assistant_tokenizer": None,
+    "cache_implementation": "dynamic",
+    "prompt_lookup_num_tokens": None,
+    "token_healing": False,
+    "use_mtp": False,
+}
+
+
+def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
+    """Raise an UnsupportedError if the model is of a kind that cannot be speculated with."""
+    name, names = type(model).__name__, class_names(model)
+    if model_kwargs.get("use_cache") is False:
+        raise UnsupportedError("use_cache=False leaves nothing to roll back; pass use_cache=True")
+    recurrent = hf_private.is_stateful(model)
+    for one in sorted(names & ONE_AT_A_TIME.keys()):
+        raise UnsupportedError(f"{name} cannot check several tokens: {ONE_AT_A_TIME[one]}")
+    for one in sorted(names & OWN_CACHE.keys()):
+        raise UnsupportedError(f"{name} cannot roll tokens back: {OWN_CACHE[one]}")
+    if "GitForCausalLM" in names and transformers_before(GIT_SINCE):
+        raise UnsupportedError(f"{name} cannot check several tokens before transformers 5.19")
+    forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
+    parameters = {each for forward in forwards for each in inspect.signature(forward).parameters}
+    if recurrent and not parameters & {"past_key_values", "cache_params"}:
+        raise UnsupportedError(
+            f"{name} keeps a recurrent state outside the caches of transformers, where it cannot be"
+            " rolled back"
+        )
+    if "input_ids" in parameters and "past_key_values" not in parameters and not recurrent:
+        raise UnsupportedError(f"{name} keeps no key-value cache; speculation needs one")
+    if hf_private.updates_kwargs_itself(type(model)):
+        raise UnsupportedError(f"{name} prepares its inputs between steps by a method of its own")
+    method = hf_private.own_loop_method(type(model))
+    if method is not None:
+        raise UnsupportedError(
+            f"{name} has a {method} of its own, which speculation would leave out; pass"
+            " Speculator(unsupported='plain') to decode with it"
+        )
+
+
+def plain_method(config: Any) -> str | None:
+    """Name of the model's own method for plain decoding under ``config``; None: a remote one."""
+    from transformers.generation.utils import GENERATION_MODES_MAPPING
+
+    method = str(GENERATION_MODES_MAPPING[config.get_generation_mode()])
+    return None if "/" in method else method
+
+
+def check_adapter(model: Any) -> None:
+    """Raise an UnsupportedError if ``model`` has an adapter whose effect depends on the width.
+
+    An adapter of weights stores its configuration on the model that it changed. One that learned a
+    prompt stores it on a wrapper, which prepares the model's inputs while it generates.
+    """
+    wrapper = getattr(model.prepare_inputs_for_generation, "__self__", model)
+    configs = getattr(wrapper, "peft_config", None) or {}
+    for name, config in configs.items():
+        if getattr(config, "is_prompt_learning", False):
+            kind = str(getattr(config.peft_type, "value", config.peft_type))
+            raise UnsupportedError(
+                f"the adapter {name!r} ({kind}) forwards one token at a time behind its own prompt;"
+                " use one that changes weights, such as LoRA"
+            )
+        if getattr(config, "alora_invocation_tokens", None):
+            raise UnsupportedError(
+                f"the adapter {name!r} is an activated LoRA, which counts where it begins from the"
+                " end of each forward; use a LoRA without alora_invocation_tokens"
+            )
+
+
+def check_cache(traits: Traits, cache: KVCache) -> None:
+    """Raise an UnsupportedError if a model goes on otherwise over a cache of this kind.
+
+    Args:
+        traits: of the model.
+        cache: of the call, before the prefill.
+    """
+    if cache.capacity is not None and traits.names & NOT_STATIC:  # plain decoding itself differs
+        raise UnsupportedError(
+            f"{traits.name} decodes differently on a static cache; remove cache_implementation, or"
+            " pass a DynamicCache"
+        )
+    sparse = cache.indexed and not traits.recurrent and traits.attention == "sdpa"
+    if sparse and transformers_before(SELECTS_SINCE):
+        raise UnsupportedError(
+            f"{traits.name} cannot check several tokens under sdpa before transformers 5.17: they"
+            " attend to keys that its index did not select; load it with"
+            " attn_implementation='eager'"
+        )
+
+
+def check_states(traits: Traits, call: CallTraits) -> None:
+    """Raise an UnsupportedError if attentions are asked for that single tokens do not have."""
+    if not any("attentions" in name for name in call.states):
+        return
+    remedy = "pass output_attentions=False"
+    if call.slides:
+        raise UnsupportedError(
+            f"output_attentions=True is not supported with sliding-window attention; {remedy}"
+        )
+    falcon = "FalconForCausalLM" in traits.names
+    if falcon and traits.attention == "sdpa":  # plain decoding's text changes, too
+        raise UnsupportedError(
+            "FalconForCausalLM attends differently under sdpa with output_attentions=True;"
+            f" {remedy}, or load it with attn_implementation='eager'"
+        )
+
+
+def check_request(config: Any) -> None:
+    """Raise an UnsupportedError if settings of ``generate`` rule speculation out; it names them."""
+    if (config.num_beams or 1) > 1:
+        check_beams(config)
+    asked = {
+        "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
+        "use_mtp": bool(getattr(config, "use_mtp", False)),
+        "assistant_early_exit": config.assistant_early_exit is not None,
+    }
+    asked |= {name: getattr(config, name, None) not in (None, off) for name, off in REMOTE.items()}
+    refused = {name: getattr(config, name) for name, ruled_out in asked.items() if ruled_out}
+    if refused:
+        raise UnsupportedError(refusal(refused))
+
+
+def check_beams(config: Any) -> None:
+    """Raise an UnsupportedError if a beam search is of a kind that cannot be speculated with."""
+    if config.do_sample:
+        raise UnsupportedError(
+            f"num_beams={config.num_beams} with do_sample=True cannot be combined with a"
+            " Speculator; pass num_beams=1, or do_sample=False"
+        )
+    if config.low_memory:
+        raise UnsupportedError("low_memory=True is not supported with beams; pass low_memory=False")
+
+
+def check_beams_of(model: Any, beams: int) -> None:
+    """Raise an UnsupportedError if a model has a beam search of its own.
+
+    Args:
+        model: a transformers model.
+        beams: of each prompt.
+    """
+    if beams > 1 and hf_private.searches_beams_itself(type(model)):
+        name = type(model).__name__
+        raise UnsupportedError(f"num_beams={beams}: {name} has its own beam search; {ONE_BEAM}")
+
+
+def refusal(settings: dict[str, Any]) -> str:
+    """The message for settings that rule speculation out.
+
+    The remedy names arguments, as these override a checkpoint's own config, too.
+
+    Args:
+        settings: values by name; None: the value is not shown.
+    """
+    shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
+    found = ", ".join(shown)
+    remedy = ", ".join(f"{name}={OFF[name]!r}" for name in settings)
+    return f"{found} cannot be combined with a Speculator; pass {remedy}"
+
+
+def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Raise a ValueError for an empty prompt, or for ids that the model has no embedding for.
+
+    Placeholders, of an image for instance, may lie outside the vocabulary.
+
+    Args:
+        model: a transformers model.
+        input_ids: int64 (batch, prompt).
+        model_kwargs: of its forward; with ``inputs_embeds`` nothing is checked.
+    """
+    if model_kwargs.get("inputs_embeds") is not None:
+        return
+    if input_ids.shape[1] == 0:
+        raise ValueError(f"input_ids must hold at least one token, got shape {(*input_ids.shape,)}")
+    vocab = embedding_count(model)
+    if vocab is None:
+        return
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= vocab:
+        wrong = set(input_ids[(input_ids < 0) | (input_ids >= vocab)].tolist())
+        for bad in sorted(wrong - placeholders(model.config)):
+            raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad}")
+
+
+def placeholders(config: Any) -> set[int]:
+    """Token ids of a model's configuration that stand for an image, sound, and the like."""
+    text = ("bos", "eos", "pad", "decoder_start", "sep", "cls", "mask", "unk")
+    return {
+        value
+        for name, value in vars(config).items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+        if name.removesuffix("_token_id") not in text
+    }

@@ -1,0 +1,239 @@
+"""What is known of a model before its first forward."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.probe import probe
+
+STOCK = "transformers.models."
+MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
+# Models that find a token by its slot in the cache: rows may have no gaps, drafts no branches, and
+# padding behind the draft would change the result.
+BY_SLOT = frozenset(
+    {
+        "GPTNeoForCausalLM",  # its windows
+        "GlmImageForConditionalGeneration",  # it counts positions itself
+        "GitForCausalLM",  # its mask, which leaves out the image before the text
+        "HyperCLOVAXVisionV2ForConditionalGeneration",  # it drops the positions that it is given
+        "Kosmos2_5ForConditionalGeneration",  # so does this
+    }
+)
+# Models that widen the mask they are given over an image in the cache, in forwards behind the
+# prefill only, and for prompts without an image too.
+WIDENS_MASK = frozenset({"GitForCausalLM"})
+# Models that drop their cache at ``config.original_max_position_embeddings`` tokens.
+REREADS = frozenset({"Phi3ForCausalLM", "Phi4MultimodalForCausalLM", "PhimoeForCausalLM"})
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How a model prepares and reads its inputs.
+
+    Attributes:
+        name: of its class, for messages.
+        names: of its class and of all its base classes.
+        stock: the class of transformers whose steps it runs, its own or a base class; None: it has
+            steps of its own.
+        encodes: whether it is an encoder-decoder model.
+        attention: name of its decoder's attention implementation, such as "sdpa".
+        standard_masks: whether its masks are made by transformers' own function.
+        own_masks: whether it has a ``create_masks_for_generate`` of its own.
+        passes_masks: whether a mask of four dimensions reaches its attention unchanged.
+        windows: whether its masks hide what is behind a window, whatever its cache keeps.
+        alibi: whether its attention adds biases by distance, made from a mask per token.
+        by_slot: whether it finds a token by its slot in the cache, not by its position.
+        reads_text: whether it prepares its inputs itself, and may look at all committed tokens.
+        takes_positions: whether it uses the ``position_ids`` that it is given.
+        position_limit: how many positions it knows; None: any number.
+        embeddings: how many tokens it has embeddings for; None: unknown.
+        unplaced: the id of the token that takes no position, where the model counts positions by
+            its tokens (M2M-100, TrOCR): behind such a token a wider forward counts differently.
+        rope_changes_at: from this length on, the rotary frequencies of all of a forward's positions
+            are different; None: never.
+        rope_grows: whether the rotary frequencies follow the largest position of a forward.
+        recurrent: whether it keeps a recurrent state.
+        rereads_at: with more tokens than this, it drops a cache that holds fewer and reads all
+            tokens again (Phi-3); None: never.
+    """
+
+    name: str
+    names: frozenset[str]
+    stock: type | None
+    encodes: bool
+    attention: str
+    standard_masks: bool
+    own_masks: bool
+    passes_masks: bool
+    windows: bool
+    alibi: bool
+    by_slot: bool
+    reads_text: bool
+    takes_positions: bool
+    position_limit: int | None
+    embeddings: int | None
+    unplaced: int | None
+    rope_changes_at: int | None
+    rope_grows: bool
+    recurrent: bool
+    rereads_at: int | None
+
+    @property
+    def thresholds(self) -> list[int]:
+        """Lengths, ascending, at which a forward computes all its positions differently."""
+        return sorted({at for at in (self.rope_changes_at, self.rereads_at) if at is not None})
+
+    @property
+    def takes_masks(self) -> bool:
+        """Whether the attention takes a mask of four dimensions, unchanged."""
+        standard = self.standard_masks and not self.own_masks and not self.alibi
+        return self.attention in MASKED_ATTENTIONS and standard and self.passes_masks
+
+    @property
+    def rope_varies(self) -> bool:
+        """Whether a position's rotary frequencies depend on the length of the text."""
+        return bool(self.thresholds) or self.rope_grows
+
+
+def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
+    """The traits of a model, for inputs as ``generate`` prepared them.
+
+    A ``prepare_inputs_for_generation`` from outside transformers is tried (``probe``).
+
+    Args:
+        model: a transformers model.
+        input_ids: int64 (batch, prompt).
+        kwargs: of its forward.
+
+    Raises:
+        UnsupportedError: it prepares one token, whatever it is given.
+    """
+    from transformers.generation.utils import GenerationMixin
+
+    config = model.config.get_text_config(decoder=True)
+    names = class_names(model)
+    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    given = kwargs.get("position_ids") is not None
+    placed = given and "position_ids" in inspect.signature(model.forward).parameters
+    passes_masks = True
+    own = type(model).prepare_inputs_for_generation
+    if not own.__module__.startswith("transformers."):
+        found = probe(model, input_ids, kwargs)
+        placed, passes_masks = placed and found.positions, found.masks
+    return Traits(
+        name=type(model).__name__,
+        names=names,
+        stock=stock_class(model),
+        encodes=bool(model.config.is_encoder_decoder),
+        attention=hf_private.attention_of(model),
+        standard_masks=_makes_standard_masks(model),
+        own_masks=getattr(type(model), "create_masks_for_generate", None) is not None,
+        passes_masks=passes_masks,
+        windows=_has_windows(config),
+        alibi=_has_alibi(config),
+        by_slot=bool(names & BY_SLOT),
+        reads_text=prepare is not GenerationMixin.prepare_inputs_for_generation,
+        takes_positions=placed,
+        position_limit=getattr(config, "max_position_embeddings", None),
+        embeddings=embedding_count(model),
+        unplaced=None if placed else _unplaced(model),
+        rope_changes_at=rope_changes_at(config),
+        rope_grows=any(each["rope_type"] == "dynamic" for each in _ropes(config)),
+        recurrent=hf_private.is_stateful(model),
+        rereads_at=_rereads_at(model, names),
+    )
+
+
+def class_names(model: Any) -> frozenset[str]:
+    """Names of a model's class and of all its base classes."""
+    return frozenset(kind.__name__ for kind in type(model).__mro__)
+
+
+def stock_class(model: Any) -> type | None:
+    """The class of transformers whose steps a model runs; None where a subclass has its own."""
+    for kind in type(model).__mro__:
+        if kind.__module__.startswith(STOCK):
+            return kind
+        if any(name in vars(kind) for name in hf_private.STEP_METHODS):
+            return None
+    return None
+
+
+def embedding_count(model: Any) -> int | None:
+    """How many tokens a model, or its decoder, has embeddings for; None: it does not say."""
+    embedder = model.get_decoder() if model.config.is_encoder_decoder else model
+    weight = getattr(embedder.get_input_embeddings(), "weight", None)
+    return None if weight is None else int(weight.shape[0])
+
+
+def head_size(model: Any) -> int | None:
+    """How many tokens a model's output layer gives logits for; None: unknown."""
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point():
+        return int(weight.shape[0])
+    return None
+
+
+def rope_changes_at(config: Any) -> int | None:
+    """From which length on the rotary frequencies of all positions are different, or None.
+
+    Args:
+        config: of the text model.
+    """
+    thresholds = [
+        int(each["original_max_position_embeddings"])
+        for each in _ropes(config)
+        if each.get("rope_type") == "longrope" and "original_max_position_embeddings" in each
+    ]
+    return min(thresholds, default=None)
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The rotary parameters of a text config, or of each kind of its layers."""
+    given = getattr(config, "rope_parameters", None) or {}
+    each = [given, *given.values()]
+    return [one for one in each if isinstance(one, dict) and "rope_type" in one]
+
+
+def _rereads_at(model: Any, names: frozenset[str]) -> int | None:
+    if not names & REREADS:
+        return None
+    at = getattr(model.config, "original_max_position_embeddings", None)
+    known = getattr(model.config, "max_position_embeddings", None)
+    return None if at is None or (known is not None and at >= known) else int(at)
+
+
+def _unplaced(model: Any) -> int | None:
+    """The padding id of embeddings that count positions by which tokens are padding, or None."""
+    for module in model.modules():
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            return int(getattr(module, "padding_idx", model.config.pad_token_id))
+    return None
+
+
+def _makes_standard_masks(model: Any) -> bool:
+    """Whether a model's masks are made by transformers' own function, in its own module."""
+    module = sys.modules.get((stock_class(model) or type(model)).__module__)
+    return hasattr(module, "create_causal_mask")
+
+
+def _has_alibi(config: Any) -> bool:
+    own = getattr(config, "attn_config", None)  # MPT's
+    asked = bool(getattr(config, "alibi", False) or getattr(own, "alibi", False))
+    return asked or config.model_type in ("bloom", "mpt")
+
+
+def _has_windows(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return any("sliding" in kind or "chunked" in kind for kind in kinds)
+    return any(
+        getattr(config, name, None) is not None
+        for name in ("sliding_window", "attention_chunk_size")
+    )

@@ -1,0 +1,184 @@
+"""``/v1/chat/completions``: what a request asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from fastapi import Request
+
+from ngramspec.draft import Int32
+from ngramspec.server import chat_answer
+from ngramspec.server.auth import Client
+from ngramspec.server.chat_answer import Reader
+from ngramspec.server.chat_prompt import chat_ids
+from ngramspec.server.errors import bad, refuse_unless
+from ngramspec.server.grammars import grammar_of
+from ngramspec.server.job import Order
+from ngramspec.server.openai_types import ChatRequest, Message
+from ngramspec.server.service import Service
+from ngramspec.server.special_tokens import NotTextError
+from ngramspec.server.sse import stream_of
+from ngramspec.server.tool_parsers import PlainParser
+
+
+async def chat(service: Service, body: ChatRequest, client: Client, request: Request) -> Any:
+    """Answer a request, as one answer or as a stream.
+
+    Raises:
+        ApiError: it cannot be answered; the error names the field.
+    """
+    check(service, body)
+    prompt = service.check_prompt(encoded(service, body), "messages")
+    grammar = await asyncio.to_thread(grammar_of, service, body)
+    orders = orders_of(service, body, prompt, client, grammar)
+    readers = [reader_of(service, body, order) for order in orders]
+    answers = service.submit(orders, client)
+    head: dict[str, Any] = {
+        "id": f"chatcmpl-{uuid4().hex}",
+        "created": int(time.time()),
+        "model": service.settings.name,
+    }
+    if body.stream:
+        events = chat_answer.chunks(service, body, answers, readers, head)
+        return stream_of(events, answers.cancel)
+    found = await answers.whole(request)
+    whole = chat_answer.whole(service, body, answers, found, readers, head)
+    return whole.model_dump(mode="json")
+
+
+def check(service: Service, body: ChatRequest) -> None:
+    """Refuse what is not supported, by the field's name."""
+    service.check_model(body.model)
+    refuse_unless(not body.functions, "functions", "not supported here; use tools")
+    refuse_unless(body.modalities in (None, ["text"]), "modalities", "only ['text'] is supported")
+    refuse_unless(
+        body.top_logprobs is None or bool(body.logprobs), "top_logprobs", "it needs logprobs=true"
+    )
+    refuse_unless(
+        getattr(service.tokenizer, "chat_template", None) is not None,
+        "messages",
+        f"the model {service.settings.name!r} has no chat template; use /v1/completions",
+    )
+    if body.offered:
+        refuse_unless(service.tool_format is not None, "tools", service.why_no_tools)
+    names = [tool["function"]["name"] for tool in body.offered]
+    refuse_unless(all(names), "tools", "a function must have a name")
+    refuse_unless(bool(names) or not body.must_call, "tool_choice", "there are no tools to call")
+    known = body.chosen is None or body.chosen in names
+    refuse_unless(known, "tool_choice", f"there is no tool {body.chosen!r}")
+
+
+def encoded(service: Service, body: ChatRequest) -> list[int]:
+    """The ids that the model's own template makes of the messages and tools.
+
+    What it refuses is put down to the tools if it takes the messages without them.
+    """
+    given = [message_of(service, each) for each in body.messages]
+    try:
+        return templated(service, given, body.offered)
+    except NotTextError as error:
+        raise bad("messages", str(error)) from error
+    except Exception as error:  # whatever a template raises about its input
+        blamed = "tools" if body.offered and takes(service, given) else "messages"
+        raise bad(blamed, f"the model's template refuses them: {error}") from error
+
+
+def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -> list[int]:
+    """The ids that the model's template makes of messages and tools."""
+    return chat_ids(service.tokenizer, service.text, given, tools)
+
+
+def takes(service: Service, given: list[Any]) -> bool:
+    """Whether the model's template takes messages without tools."""
+    try:
+        return bool(templated(service, given, []))
+    except Exception:  # whatever a template raises
+        return False
+
+
+def message_of(service: Service, message: Message) -> dict[str, Any]:
+    """A message as templates take it: the arguments of its calls are objects."""
+    given: dict[str, Any] = message.model_dump(exclude_unset=True) | {"content": text_of(message)}
+    if given.get("tool_calls"):
+        refuse_unless(service.tool_format is not None, "messages", service.why_no_tools)
+        given["tool_calls"] = [call_of(each) for each in given["tool_calls"]]
+    return given
+
+
+def call_of(call: Any) -> dict[str, Any]:
+    """A call of an earlier answer, with its arguments read."""
+    try:
+        function = call["function"]
+        arguments = function["arguments"]
+        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(read, dict) or not isinstance(function["name"], str):
+            raise TypeError
+        return {**call, "function": {**function, "arguments": read}}
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        reason = "a call in tool_calls must have a function with a name and a JSON object"
+        raise bad("messages", f"{reason} as its arguments") from error
+
+
+def text_of(message: Message) -> str:
+    """A message's text; parts of text are joined."""
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    for part in message.content:
+        refuse_unless(
+            part.get("type") == "text" and isinstance(part.get("text"), str),
+            "messages",
+            f"only parts of text are supported, got {part.get('type')!r}",
+        )
+    return "".join(part["text"] for part in message.content)
+
+
+def orders_of(
+    service: Service,
+    body: ChatRequest,
+    prompt: Int32,
+    client: Client,
+    grammar: Callable[[], Any] | None,
+) -> list[Order]:
+    """What each answer shall be."""
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    refuse_unless(asked != 0, name, "it must be >= 1, got 0")
+    sampling = service.sampling(body, grammar)
+    tools = service.tool_format if body.offered else None
+    closing = closing_of(service, body)
+    common: dict[str, Any] = {
+        "prompt": prompt,
+        "user": client.user,
+        "max_tokens": service.max_tokens(asked, prompt, name),
+        "stops": body.stops if closing is None else (*body.stops, closing),
+        "eos": service.eos,
+        "hidden": None if tools is None else tools.hidden.union(service.eos),
+        "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        "reference": service.reference(body.ngramspec),
+        "stores": service.stores(body.ngramspec, client),
+        "first": False,
+    }
+    return [Order(sampling=sampling.of_answer(index), **common) for index in range(body.n or 1)]
+
+
+def closing_of(service: Service, body: ChatRequest) -> str | None:
+    """The stop string that ends an answer with its only call, or None."""
+    tools = service.tool_format
+    if not body.offered or body.several or tools is None or tools.closing in body.stops:
+        return None
+    return tools.closing
+
+
+def reader_of(service: Service, body: ChatRequest, order: Order) -> Reader:
+    """What reads an answer."""
+    tools = service.tool_format
+    if not body.offered or tools is None:
+        return Reader(PlainParser())
+    prompt = service.decode(order.prompt.tolist())
+    parser = tools.parser(service.tokenizer, prompt, body.offered, body.must_call)
+    return Reader(parser, body.several, closing_of(service, body))

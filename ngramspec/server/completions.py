@@ -1,0 +1,191 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from fastapi import Request
+from openai.types import Completion
+from openai.types.completion_choice import CompletionChoice, Logprobs
+
+from ngramspec.draft import Int32
+from ngramspec.server.auth import Client
+from ngramspec.server.errors import bad, refuse_unless
+from ngramspec.server.job import Order, Piece
+from ngramspec.server.openai_types import CompletionRequest
+from ngramspec.server.sampling import TokenLogprobs
+from ngramspec.server.service import Answers, Service
+from ngramspec.server.sse import stream_of
+from ngramspec.server.usage import usage_of
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that can be answered.
+
+    Attributes:
+        body: of the request.
+        prompts: of its answers, int32 (n,) each.
+        texts: what ``echo`` shows of each prompt.
+        n: answers to each prompt.
+    """
+
+    body: CompletionRequest
+    prompts: list[Int32]
+    texts: list[str]
+    n: int
+
+
+async def complete(
+    service: Service, body: CompletionRequest, client: Client, request: Request
+) -> Any:
+    """Answer a request, as one answer or as a stream.
+
+    Raises:
+        ApiError: it cannot be answered; the error names the field.
+    """
+    asked = read(service, body)
+    answers = service.submit(orders_of(service, asked, client), client)
+    name, key = service.settings.name, f"cmpl-{uuid4().hex}"
+    head: dict[str, Any] = {"id": key, "created": int(time.time()), "model": name}
+    if body.stream:
+        return stream_of(chunks(service, asked, answers, head), answers.cancel)
+    found = await answers.whole(request)
+    choices = [
+        CompletionChoice(
+            index=index,
+            text=_echo(asked, index) + "".join(piece.text for piece in pieces),
+            finish_reason=_reason(pieces[-1].ended),
+            logprobs=_logprobs(service, asked, index, pieces, 0),
+        )
+        for index, pieces in enumerate(found)
+    ]
+    usage = usage_of(answers.jobs, _sizes(asked), speculation=body.ngramspec.usage)
+    whole = Completion(object="text_completion", choices=choices, usage=usage, **head)
+    return whole.model_dump(mode="json")
+
+
+def read(service: Service, body: CompletionRequest) -> Asked:
+    """Check a request and encode its prompts."""
+    service.check_model(body.model)
+    n = body.n or 1
+    refuse_unless(body.best_of in (None, n), "best_of", f"only n={n} is supported")
+    refuse_unless(not (body.echo and body.suffix), "echo", "not supported with suffix")
+    texts, ids = _encoded(service, body)
+    refuse_unless(bool(ids), "prompt", "it must have at least one prompt, got none")
+    prompts = [service.check_prompt(each) for each in ids]
+    if body.max_tokens == 0 and not body.echo:
+        raise bad("max_tokens", "0 is of use with echo only")
+    return Asked(body, prompts, texts, n)
+
+
+def _encoded(service: Service, body: CompletionRequest) -> tuple[list[str], list[list[int]]]:
+    """The prompts' texts, as far as ``echo`` needs them, and ids."""
+    given: Any = body.prompt
+    many: list[Any] = [given]
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        many = given
+    if body.suffix:
+        refuse_unless(
+            service.fim is not None,
+            "suffix",
+            f"the model {service.settings.name!r} has no special tokens to fill in the middle",
+        )
+        assert service.fim is not None
+        refuse_unless(
+            all(isinstance(each, str) for each in many), "suffix", "it needs a prompt that is text"
+        )
+        return many, [service.fim.prompt(each, body.suffix) for each in many]
+    ids = [service.encode(each) if isinstance(each, str) else each for each in many]
+    if not body.echo:
+        return [], ids
+    return [each if isinstance(each, str) else service.decode(each) for each in many], ids
+
+
+def orders_of(service: Service, asked: Asked, client: Client) -> list[Order]:
+    """What each answer shall be, prompt by prompt."""
+    body, sampling = asked.body, service.sampling(asked.body)
+    common: dict[str, Any] = {
+        "user": client.user,
+        "stops": body.stops,
+        "top_logprobs": body.logprobs,
+        "prompt_logprobs": bool(body.echo) and body.logprobs is not None,
+        "reference": service.reference(body.ngramspec),
+        "stores": service.stores(body.ngramspec, client),
+    }
+    orders = []
+    for prompt in asked.prompts:
+        room = service.max_tokens(body.max_tokens, prompt)
+        for index in range(asked.n):
+            own = sampling.of_answer(index)
+            eos = service.ends_of(prompt)
+            orders.append(Order(prompt=prompt, sampling=own, max_tokens=room, eos=eos, **common))
+    return orders
+
+
+async def chunks(
+    service: Service, asked: Asked, answers: Answers, head: dict[str, Any]
+) -> AsyncIterator[Completion]:
+    """The stream of a request."""
+    body = asked.body
+    offsets = [0] * len(answers.jobs)
+    echoed = [_echo(asked, index) for index in range(len(answers.jobs))]
+    with_usage = body.stream_options is not None and body.stream_options.include_usage
+    empty: dict[str, Any] = {"usage": None} if with_usage else {}
+    async for index, piece in answers.pieces():
+        text, echoed[index] = echoed[index] + piece.text, ""
+        if not text and piece.ended is None and not piece.logprobs:
+            continue
+        choice = CompletionChoice.construct(
+            index=index,
+            text=text,
+            finish_reason=_reason(piece.ended) if piece.ended else None,
+            logprobs=_logprobs(service, asked, index, [piece], offsets[index]),
+        )
+        offsets[index] += len(text)
+        yield Completion.construct(object="text_completion", choices=[choice], **empty, **head)
+    if with_usage:
+        usage = usage_of(answers.jobs, _sizes(asked), speculation=body.ngramspec.usage)
+        yield Completion.construct(object="text_completion", choices=[], usage=usage, **head)
+
+
+def _echo(asked: Asked, index: int) -> str:
+    return asked.texts[index // asked.n] if asked.body.echo else ""
+
+
+def _reason(ended: str | None) -> Any:
+    return ended or "stop"
+
+
+def _sizes(asked: Asked) -> list[int]:
+    return [len(each) for each in asked.prompts]
+
+
+def _logprobs(
+    service: Service, asked: Asked, index: int, pieces: Sequence[Piece], offset: int
+) -> Logprobs | None:
+    """The log-probabilities of some pieces, in the form of this route."""
+    if asked.body.logprobs is None:
+        return None
+    found: list[TokenLogprobs] = [each for piece in pieces for each in piece.logprobs]
+    texts = [service.decode([each.token]) for each in found]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    top: list[Any] = [
+        None
+        if each.logprob is None
+        else {service.decode([token]): value for token, value in each.top}
+        for each in found
+    ]
+    return Logprobs.construct(
+        tokens=texts,
+        token_logprobs=[each.logprob for each in found],
+        top_logprobs=top,
+        text_offset=offsets,
+    )

@@ -1,0 +1,200 @@
+"""llama.cpp's ``/infill`` and ``/completion``, as far as llama.vim and llama.vscode use them.
+
+What differs: ``/infill`` without ``temperature`` is greedy, as the sampler ``infill`` nearly is,
+and that sampler's merging of tokens is not done. ``t_max_prompt_ms``, ``id_slot`` and
+``cache_prompt`` have no meaning here and are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import Request
+
+from ngramspec.server.auth import Client
+from ngramspec.server.errors import refuse_unless
+from ngramspec.server.fim import Snippet
+from ngramspec.server.job import LENGTH, Job, Order, Piece
+from ngramspec.server.openai_types import InfillRequest, LlamaRequest
+from ngramspec.server.sampling import Sampling
+from ngramspec.server.service import Answers, Service
+from ngramspec.server.sse import stream_of
+from ngramspec.server.usage import speculation_of
+
+TEMPERATURE = 0.8  # of llama.cpp where a request does not say
+
+
+async def infill(service: Service, body: InfillRequest, client: Client, request: Request) -> Any:
+    """Fill in what is between ``input_prefix`` with ``prompt``, and ``input_suffix``.
+
+    A prompt that is too long loses the oldest of ``input_extra`` first, then the beginning of the
+    prefix and the end of the suffix.
+
+    Raises:
+        ApiError: it cannot be answered; the error names the field.
+    """
+    refuse_unless(
+        service.fim is not None,
+        "input_suffix",
+        f"the model {service.settings.name!r} has no special tokens to fill in the middle",
+    )
+    assert service.fim is not None
+    refuse_unless(isinstance(body.prompt, str), "prompt", "it must be text here")
+    answer = body.n_predict if body.n_predict >= 0 else service.settings.max_tokens
+    ids = service.fim.prompt(
+        body.input_prefix,
+        body.input_suffix,
+        line=str(body.prompt),
+        files=[Snippet(each.text, each.filename) for each in body.input_extra],
+        name=body.filename,
+        room=max(service.context - min(answer, service.context // 2) - 1, 1),
+    )
+    return await _answer(service, body, ids, client, request, 0.0)
+
+
+async def completion(service: Service, body: LlamaRequest, client: Client, request: Request) -> Any:
+    """Continue ``prompt``.
+
+    Raises:
+        ApiError: it cannot be answered; the error names the field.
+    """
+    ids = service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+    return await _answer(service, body, ids, client, request, TEMPERATURE)
+
+
+async def _answer(
+    service: Service,
+    body: LlamaRequest,
+    ids: list[int],
+    client: Client,
+    request: Request,
+    temperature: float,
+) -> Any:
+    service.check_model(body.model)
+    for name in ("grammar", "json_schema"):
+        refuse_unless(getattr(body, name) is None, name, "not supported on this route")
+    refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
+    orders = orders_of(service, body, ids, client, temperature)
+    answers = service.submit(orders, client)
+    if body.stream:
+        return stream_of(chunks(service, body, answers), answers.cancel, done=False)
+    found = await answers.whole(request)
+    made = [
+        picked(final(service, body, job, pieces), body.response_fields)
+        for job, pieces in zip(answers.jobs, found, strict=True)
+    ]
+    return made[0] if len(made) == 1 else made
+
+
+def orders_of(
+    service: Service,
+    body: LlamaRequest,
+    ids: list[int],
+    client: Client,
+    temperature: float,
+) -> list[Order]:
+    """What each answer shall be."""
+    prompt = service.check_prompt(ids)
+    asked = None if body.n_predict < 0 else body.n_predict
+    given = temperature if body.temperature is None else max(body.temperature, 0.0)
+    eos = service.ends_of(prompt)
+    sampling = Sampling(
+        temperature=given,
+        top_p=body.top_p or 1.0,
+        top_k=max(body.top_k, 0),
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repeat_penalty,
+        seed=body.seed if body.seed >= 0 else None,
+        banned=eos if body.ignore_eos else (),
+    )
+    common: dict[str, Any] = {
+        "prompt": prompt,
+        "user": client.user,
+        "max_tokens": service.max_tokens(asked, prompt, "n_predict"),
+        "stops": tuple(body.stop),
+        "indent": body.n_indent,
+        "eos": eos,
+        "seconds": body.t_max_predict_ms / 1000 or None,
+        "reference": service.reference(body.ngramspec),
+        "stores": service.stores(body.ngramspec, client),
+    }
+    return [Order(sampling=sampling.of_answer(each), **common) for each in range(body.n_cmpl)]
+
+
+async def chunks(
+    service: Service, body: LlamaRequest, answers: Answers
+) -> AsyncIterator[dict[str, Any]]:
+    """The stream of a request: text, then everything else."""
+    job = answers.jobs[0]
+    async for _, piece in answers.pieces():
+        if piece.ended is None:
+            if piece.text:
+                yield {"content": piece.text, "tokens": [], "stop": False}
+            continue
+        yield final(service, body, job, [piece])
+
+
+def final(
+    service: Service, body: LlamaRequest, job: Job, pieces: Sequence[Piece]
+) -> dict[str, Any]:
+    """What llama.cpp says of an answer that has ended."""
+    last, progress = pieces[-1], job.progress
+    answer = {
+        "content": "".join(piece.text for piece in pieces),
+        "tokens": list(progress.tokens) if body.return_tokens else [],
+        "stop": True,
+        "model": service.settings.name,
+        "stop_type": stop_type(last),
+        "stopping_word": last.stop or "",
+        "tokens_predicted": len(progress.tokens),
+        "tokens_evaluated": len(job.order.prompt),
+        "tokens_cached": len(job.order.prompt) + max(len(progress.tokens) - 1, 0),
+        "truncated": False,
+        "timings": timings(job),
+    }
+    if body.ngramspec.usage:
+        answer["ngramspec"] = speculation_of([job])
+    return answer
+
+
+def stop_type(last: Piece) -> str:
+    """Why an answer ended, in llama.cpp's words; a line that is indented too little is a limit."""
+    if last.stop:
+        return "word"
+    return "limit" if last.ended == LENGTH or last.stop is not None else "eos"
+
+
+def timings(job: Job) -> dict[str, Any]:
+    """Counts and milliseconds of an answer."""
+    progress = job.progress
+    read = len(job.order.prompt) - progress.reused
+    made = max(len(progress.tokens) - 1, 0)  # the first one comes with the prompt
+    reading = (progress.first or progress.ended) - progress.started
+    making = progress.ended - progress.first if progress.first else 0.0
+    found: dict[str, Any] = {"cache_n": progress.reused}
+    for name, count, seconds in (("prompt", read, reading), ("predicted", made, making)):
+        seconds = max(seconds, 1e-6)
+        found |= {
+            f"{name}_n": count,
+            f"{name}_ms": 1000 * seconds,
+            f"{name}_per_token_ms": 1000 * seconds / max(count, 1),
+            f"{name}_per_second": count / seconds,
+        }
+    return found
+
+
+def picked(answer: dict[str, Any], fields: Sequence[str] | None) -> dict[str, Any]:
+    """The fields that ``response_fields`` names, each under the name given; None: all of them."""
+    if fields is None:
+        return answer
+    found = {}
+    for name in fields:
+        value: Any = answer
+        for part in name.split("/"):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            found[name] = value
+    return found

@@ -1,0 +1,84 @@
+"""What Prometheus reads: counts and times of all requests, without any text or user."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ngramspec.server.engine import Engine
+from ngramspec.server.job import Job
+
+SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metrics:
+    """The metrics of one server, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"ngramspec_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"ngramspec_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"ngramspec_{name}", text, registry=registry, buckets=SECONDS)
+
+        self.requests = counter("requests", "Answered requests.", ("route", "status"))
+        self.answers = counter("answers", "Answers by how they ended.", ("ended",))
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self.reused = counter("reused_tokens", "Prompt tokens whose keys and values were kept.")
+        self.tokens = counter("tokens", "Tokens of answers.")
+        self.calls = counter("target_calls", "Target forwards after the prefill.")
+        self.call_tokens = counter("target_call_tokens", "Tokens that these forwards emitted.")
+        self.drafts = counter("draft_tokens", "Draft tokens by source.", ("source", "outcome"))
+        self.first = histogram("time_to_first_token_seconds", "From request to first token.")
+        self.whole = histogram("answer_seconds", "From the request to the end of an answer.")
+        self.waited = histogram("waiting_seconds", "From the request to its first turn.")
+        self.active = gauge("active_answers", "Answers that take turns.")
+        self.waiting = gauge("waiting_answers", "Answers that wait for a place.")
+        self.pool_bytes = gauge("cache_pool_bytes", "Memory of the idle key-value caches.")
+        self.pool_copies = gauge("cache_pool_copies", "Caches copied, since the start.")
+        self.pool_evicted = gauge("cache_pool_evicted", "Caches dropped, since the start.")
+        self.pool_afresh = gauge(
+            "cache_pool_afresh", "Requests whose model's caches cannot be cut, since the start."
+        )
+
+    def count_request(self, route: str, status: str) -> None:
+        """Add an answered request."""
+        self.requests.labels(route, status).inc()
+
+    def count(self, job: Job) -> None:
+        """Add an answer that has ended."""
+        progress, stats = job.progress, job.progress.stats
+        self.answers.labels(job.end or "error").inc()
+        if progress.started:
+            self.prompt_tokens.inc(len(job.order.prompt))
+            self.reused.inc(progress.reused)
+            self.waited.observe(progress.started - progress.submitted)
+        self.tokens.inc(len(progress.tokens))
+        if progress.first:
+            self.first.observe(progress.first - progress.submitted)
+        self.whole.observe(max(progress.ended - progress.submitted, 0.0))
+        if stats is None:
+            return
+        self.calls.inc(stats.target_calls)
+        self.call_tokens.inc(stats.emitted)
+        for name, tier in stats.tiers.items():
+            self.drafts.labels(name, "accepted").inc(tier.accepted)
+            self.drafts.labels(name, "rejected").inc(tier.tested - tier.accepted)
+            self.drafts.labels(name, "untested").inc(tier.drafted - tier.tested)
+
+    def text(self, engine: Engine) -> bytes:
+        """The whole page."""
+        active, waiting = engine.load
+        self.active.set(active)
+        self.waiting.set(waiting)
+        counts = engine.pool_counts
+        self.pool_bytes.set(engine.pool_bytes)
+        self.pool_copies.set(counts.copies)
+        self.pool_evicted.set(counts.evicted)
+        self.pool_afresh.set(counts.afresh)
+        page: bytes = generate_latest(self.registry)
+        return page

@@ -1,0 +1,106 @@
+"""How a model is told of tools, and how it writes its calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ngramspec.server.tool_parsers import (
+    CLOSE,
+    OPEN,
+    THINK,
+    THOUGHT,
+    Parser,
+    TagParser,
+    TemplateParser,
+)
+
+PROBE = "ngramspec_probe"
+TAGGED = re.compile(re.escape(OPEN) + r"\s*\[?\s*\{\s*[\"']")  # and not <tool_call>name or an XML
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes the calls of tools.
+
+    Attributes:
+        template: transformers' response template, read by transformers' own parser; None: JSON
+            between ``<tool_call>`` and ``</tool_call>``.
+        hidden: ids of special tokens that are no part of the format, and are not shown.
+    """
+
+    template: dict[str, Any] | None
+    hidden: frozenset[int]
+
+    @property
+    def closing(self) -> str | None:
+        """What ends a call, if that is one string."""
+        return CLOSE if self.template is None else None
+
+    def parser(
+        self, tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]], forced: bool
+    ) -> Parser:
+        """What reads one answer.
+
+        Args:
+            tokenizer: of the model.
+            prompt: the whole prompt's text.
+            tools: that the prompt names.
+            forced: whether a grammar has the answer begin with a call.
+        """
+        if self.template is None:
+            return TagParser(thinking=not forced and prompt.rfind(THINK) > prompt.rfind(THOUGHT))
+        parser = tokenizer.get_response_parser(self.template, prefix=prompt, tools=list(tools))
+        closes = self.template.get("fields", {}).get("tool_calls", {}).get("close", ())
+        return TemplateParser(parser, (closes,) if isinstance(closes, str) else closes)
+
+
+def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
+    """How a model writes calls, or None and why it cannot be given tools."""
+    user = {"role": "user", "content": "x"}
+    function = {"name": PROBE, "description": PROBE, "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": function}]
+    told = rendered(tokenizer, [user], tools)
+    if told is None or PROBE not in told:
+        return None, "the model's template knows no tools"
+    template = getattr(tokenizer, "response_template", None)
+    if template is None:
+        said = {"type": "function", "id": "probe0000", "function": {"name": PROBE, "arguments": {}}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [said]}
+        if TAGGED.search(told + (rendered(tokenizer, [user, answer], tools) or "")):
+            return ToolFormat(None, hidden_ids(tokenizer, (OPEN, CLOSE, THINK, THOUGHT))), ""
+        template = known_template(model, tokenizer)
+    if template is None or not hasattr(tokenizer, "get_response_parser"):
+        return None, "the form of this model's calls is not known here"
+    eos = (tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ()
+    return ToolFormat(template, frozenset(eos)), ""
+
+
+def rendered(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str | None:
+    """The text that the model's template makes; None: it refuses, or there is none."""
+    try:
+        text: str = tokenizer.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, tokenize=False
+        )
+    except Exception:  # whatever a template raises
+        return None
+    return text
+
+
+def known_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
+    """The response template that ``transformers serve`` uses for a model, if it has one."""
+    try:
+        from transformers.cli.serving.utils import get_response_template
+    except ImportError:  # older versions of transformers
+        return None
+    template: dict[str, Any] | None = get_response_template(tokenizer, model)
+    return template
+
+
+def hidden_ids(tokenizer: Any, shown: Sequence[str]) -> frozenset[int]:
+    """The ids of the special tokens, but for those that are to be shown."""
+    special = set(tokenizer.all_special_ids)
+    special |= {id for id, each in tokenizer.added_tokens_decoder.items() if each.special}
+    return frozenset(special.difference(tokenizer.convert_tokens_to_ids(list(shown))))

@@ -1,0 +1,273 @@
+"""From the growing text of an answer to what a client is shown: content, reasoning, calls of tools.
+
+A call is shown once it is whole. One that is cut off, or cannot be read, stays content.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ngramspec.server.json_prefix import JsonPrefix
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, THOUGHT = "<think>", "</think>"
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the field in templates
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool.
+
+    Attributes:
+        name: of the function.
+        arguments: a JSON object, as text.
+    """
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an answer: one of content, reasoning and a call."""
+
+    content: str = ""
+    reasoning: str = ""
+    call: Call | None = None
+
+
+class Parser(Protocol):
+    """Reads one answer."""
+
+    def add(self, text: str, *, last: bool = False) -> list[Part]:
+        """The parts that are clear with some more text; nothing is held back at the last."""
+        ...
+
+
+class PlainParser:
+    """All text is content."""
+
+    def add(self, text: str, *, last: bool = False) -> list[Part]:
+        """The text."""
+        return [Part(text)] if text else []
+
+
+class TagParser:
+    """Reads ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes, Qwen2.5 and Qwen3.
+
+    A list of such objects is several calls. Whitespace around a call is not shown. What cannot
+    become a call any more is shown at once. What is between ``<think>`` and ``</think>`` is
+    content, and no calls are looked for in it.
+
+    Args:
+        thinking: whether the prompt ends within ``<think>``.
+    """
+
+    def __init__(self, thinking: bool = False) -> None:
+        self._thinking = thinking
+        self._held = ""  # what is not clear yet
+        self._json: JsonPrefix | None = None  # what reads the call that it begins with
+        self._read = 0  # how far
+        self._after_call = False
+
+    def add(self, text: str, *, last: bool = False) -> list[Part]:
+        """See Parser."""
+        self._held += text
+        parts: list[Part] = []
+        while self._held:
+            found = self._next(last)
+            if found is None:
+                break
+            parts += [part for part in found if part.call or part.content]
+        return parts
+
+    def _next(self, last: bool) -> list[Part] | None:
+        """The next parts of what is held; None: they are not clear."""
+        if self._thinking:
+            return self._thought(last)
+        if self._after_call:
+            self._held = self._held.lstrip()
+        if self._held.lstrip().startswith(OPEN):
+            return self._call(last)
+        return self._text(last)
+
+    def _thought(self, last: bool) -> list[Part] | None:
+        at = self._held.find(THOUGHT)
+        self._thinking = at < 0
+        if at >= 0:
+            return self._content(at + len(THOUGHT))
+        return self._content(len(self._held) - (0 if last else begun(self._held, THOUGHT)))
+
+    def _text(self, last: bool) -> list[Part] | None:
+        """Text up to a tag; whitespace that may stand before a call is held back."""
+        places = [self._held.find(tag) for tag in (OPEN, THINK)]
+        call, think = (len(self._held) if at < 0 else at for at in places)
+        if think < call:
+            self._thinking = True
+            return self._content(think + len(THINK))
+        if last and call == len(self._held):
+            return self._content(call)
+        if call == len(self._held):
+            call -= max(begun(self._held, OPEN), begun(self._held, THINK))
+        return self._content(len(self._held[:call].rstrip()))
+
+    def _call(self, last: bool) -> list[Part] | None:
+        """The calls of the tag that what is held begins with, or the tag as content."""
+        start = self._held.index(OPEN) + len(OPEN)
+        if self._json is None:
+            self._json, self._read = JsonPrefix(), start
+        self._json.add(self._held[self._read :])
+        self._read = len(self._held)
+        if not self._json.legal or (self._json.end is None and last):
+            return self._content(start)
+        if self._json.end is None:
+            return None
+        end = start + self._json.end
+        calls, rest = calls_of(self._held[start:end]), self._held[end:].lstrip()
+        if calls and rest.startswith(CLOSE):
+            self._held, self._json, self._after_call = rest[len(CLOSE) :], None, True
+            return [Part(call=call) for call in calls]
+        if calls and CLOSE.startswith(rest) and not last:
+            return None
+        return self._content(start)
+
+    def _content(self, end: int) -> list[Part] | None:
+        """What is held up to ``end`` as content; None: that is nothing."""
+        text, self._held = self._held[:end], self._held[end:]
+        self._json, self._after_call = None, self._after_call and not text
+        return [Part(text)] if text else None
+
+
+def begun(text: str, tag: str) -> int:
+    """How many characters at the end of a text may begin a tag."""
+    sizes = range(min(len(tag) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if tag.startswith(text[-size:])), 0)
+
+
+def calls_of(text: str) -> list[Call]:
+    """The calls that a JSON text describes; none if it is no JSON of calls."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return []
+    calls = [call_of(each) for each in (value if isinstance(value, list) else [value])]
+    return [] if None in calls else [call for call in calls if call]
+
+
+def call_of(value: Any) -> Call | None:
+    """The call that a JSON value describes, or None."""
+    if not isinstance(value, dict):
+        return None
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
+    if not isinstance(name, str) or not name:
+        return None
+    if arguments is None or isinstance(arguments, dict):
+        return Call(name, json.dumps(arguments or {}, ensure_ascii=False))
+    return Call(name, arguments) if isinstance(arguments, str) and _is_object(arguments) else None
+
+
+def _is_object(text: str) -> bool:
+    """Whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+class TemplateParser:
+    """Reads an answer by transformers' own parser of a response template.
+
+    Args:
+        parser: of ``tokenizer.get_response_parser``.
+        closes: the strings of which one ends a call; none: a pattern does, which is known to end
+            at the letter behind it.
+    """
+
+    def __init__(self, parser: Any, closes: Sequence[str] = ()) -> None:
+        self._parser, self._closes = parser, tuple(closes)
+        self._text = ""  # all of the answer
+        self._settled = 0  # where in it what was shown or read ends, at least
+        self._call: int | None = None  # where the call that is being read begins
+        self._failed = False
+
+    def add(self, text: str, *, last: bool = False) -> list[Part]:
+        """See Parser."""
+        parts: list[Part] = []
+        for letter in text:  # one by one: then a call begins where the shown text ends
+            self._text += letter
+            if self._failed:
+                parts.append(Part(letter))
+                continue
+            parts += self._fed(letter)
+        if last and not self._failed:
+            parts += self._rest()
+        return joined(parts)
+
+    def _fed(self, letter: str) -> list[Part]:
+        try:
+            return self._parts(self._parser.feed(letter))
+        except (ValueError, RecursionError, KeyError, TypeError):
+            return self._give_up()
+
+    def _rest(self) -> list[Part]:
+        if self._call is not None:
+            return self._give_up()
+        try:
+            return self._parts(self._parser.finalize()[1])
+        except (ValueError, RecursionError, KeyError, TypeError):
+            return self._give_up()
+
+    def _give_up(self) -> list[Part]:
+        """From the call on that cannot be read, all is content."""
+        self._failed = True
+        return [Part(self._text[self._settled if self._call is None else self._call :])]
+
+    def _parts(self, events: Sequence[dict[str, Any]]) -> list[Part]:
+        parts: list[Part] = []
+        for event in events:
+            kind, field, text = event["type"], event.get("field"), event.get("text") or ""
+            if field == "tool_calls":
+                if kind == "region_open":
+                    self._call = self._settled
+                elif kind == "region_close":
+                    parts.append(Part(call=_normal(event["value"])))
+                    whole = self._text.endswith(self._closes) if self._closes else False
+                    self._call, self._settled = None, len(self._text) - (not whole)
+            elif kind == "region_chunk" and not event.get("dirty"):
+                at = self._text.find(text, self._settled)
+                self._settled = at + len(text) if at >= 0 else len(self._text)
+                parts += [Part(reasoning=text) if field in REASONING else Part(text)]
+        return parts
+
+
+def _normal(value: Any) -> Call:
+    """The call of a closed region.
+
+    Raises:
+        ValueError: it is none.
+    """
+    call = call_of(value["function"])
+    if call is None:
+        raise ValueError(f"no call of a tool: {value!r}")
+    return call
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """Parts, those of one kind that follow each other as one."""
+    found: list[Part] = []
+    for part in parts:
+        before = found[-1] if found else None
+        if before is None or part.call or before.call:
+            found.append(part)
+        elif bool(part.reasoning) == bool(before.reasoning):
+            found[-1] = Part(before.content + part.content, before.reasoning + part.reasoning)
+        else:
+            found.append(part)
+    return found

@@ -1,0 +1,1 @@
+"""Model folders that speculate by themselves."""

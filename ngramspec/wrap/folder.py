@@ -1,0 +1,245 @@
+"""Writing a model folder whose ``generate`` speculates, for ``from_pretrained`` and servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.support import check_model
+from ngramspec.persistence import FOLDER, SETTINGS
+from ngramspec.speculator import Speculator
+
+GGUF = ".gguf"
+LINKED = (".safetensors", ".bin", GGUF, ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ckpt")
+INDEX = ".index.json"  # the shard of each weight
+SKIPPED = (".git", ".cache", "__pycache__")
+HARD, SYMBOLIC, COPIED = "hard links", "symbolic links", "copies"
+
+
+@dataclass(slots=True)
+class Group:
+    """Files that were linked or copied in one way: how many, and their bytes."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """What was written.
+
+    Attributes:
+        folder: where.
+        model: the class that the model's config names.
+        encodes: whether the model is an encoder-decoder one.
+        settings: the Speculator's arguments, as stored.
+        weights: the weight files, by HARD, SYMBOLIC or COPIED.
+        others: the other files of the model, which are always copies.
+    """
+
+    folder: Path
+    model: str
+    encodes: bool
+    settings: dict[str, Any]
+    weights: dict[str, Group] = field(default_factory=dict)
+    others: Group = field(default_factory=Group)
+
+
+def wrap(
+    model_dir: Path,
+    out_dir: Path,
+    settings: dict[str, Any],
+    *,
+    copy: bool = False,
+    force: bool = False,
+) -> Wrapped:
+    """Write a folder with the model of ``model_dir`` and a ``generate`` that speculates.
+
+    Weights are hard links, which take no space and stay valid if ``model_dir`` is deleted; where
+    hard links are impossible, as between two disks, they are symbolic links. Everything else is
+    copied. Nothing is ever written into ``model_dir``. After an error no new file is left.
+
+    Args:
+        model_dir: holds config.json and weights.
+        out_dir: is made, or empty.
+        settings: arguments of a Speculator.
+        copy: copy the weights too.
+        force: write into an ``out_dir`` that is not empty; files of the same names are replaced,
+            others stay.
+
+    Raises:
+        TypeError, ValueError: what cannot be wrapped, and why.
+        UnsupportedError: the model's class cannot be speculated with.
+        OSError: a file cannot be read or written.
+    """
+    Speculator(**settings)
+    sources = dict(_files(model_dir))
+    config = _check_model_dir(model_dir, sources)
+    _check_out_dir(model_dir, out_dir, sources, force=force)
+    kinds = config.get("architectures") or ["model"]
+    done = Wrapped(out_dir, kinds[0], bool(config.get("is_encoder_decoder")), settings)
+    with _Undo() as undo:
+        undo.folder(out_dir)
+        for name, source in sources.items():
+            _place(source, out_dir / name, done, undo, link=not copy)
+        texts = {
+            "generate.py": (files("ngramspec.integrations") / FOLDER / "generate.py").read_text(),
+            "requirements.txt": f"ngramspec>={version('ngramspec')}\n",
+            SETTINGS: json.dumps(settings, indent=2) + "\n",
+        }
+        for name, text in texts.items():
+            target = out_dir / FOLDER / name
+            undo.file(target)
+            target.write_text(text, encoding="utf-8")
+    return done
+
+
+class _Undo:
+    """Removes the files and folders that it made, if the block raises an error."""
+
+    def __init__(self) -> None:
+        self._made: list[Path] = []
+
+    def folder(self, path: Path) -> None:
+        """Make a folder and those above it."""
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        self._made += reversed(missing)
+
+    def file(self, path: Path) -> None:
+        """Make room for a file: a link is removed first, so that its target is not overwritten."""
+        self.folder(path.parent)
+        path.unlink(missing_ok=True)
+        self._made.append(path)
+
+    def __enter__(self) -> _Undo:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            return
+        for path in reversed(self._made):
+            with suppress(OSError):  # the first error is the one to report
+                if path.is_dir() and not path.is_symlink():
+                    path.rmdir()
+                else:
+                    path.unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files of a model folder by their relative names, without other settings for it."""
+    if not folder.is_dir():
+        raise ValueError(f"MODEL_DIR: there is no folder {folder}")
+    for place, folders, names in os.walk(folder, followlinks=True):
+        at = Path(place)
+        skipped = (*SKIPPED, FOLDER) if at == folder else SKIPPED
+        folders[:] = sorted(name for name in folders if name not in skipped)
+        for name in sorted(names):
+            if not (at / name).is_file():
+                raise ValueError(f"MODEL_DIR: {at / name} is a broken link")
+            if at != folder or name != SETTINGS:
+                yield (at / name).relative_to(folder).as_posix(), at / name
+
+
+def _check_model_dir(folder: Path, sources: dict[str, Path]) -> dict[str, Any]:
+    """The model's config; an error if the folder cannot be wrapped."""
+    if "adapter_config.json" in sources:
+        raise ValueError(
+            f"MODEL_DIR: {folder} holds an adapter; merge it and save the model, or wrap the"
+            " model it adapts"
+        )
+    weights = [name for name in sources if name.endswith(LINKED)]
+    if weights and all(name.endswith(GGUF) for name in weights):
+        raise ValueError(
+            f"MODEL_DIR: {folder} holds GGUF files only, beside which transformers ignores"
+            f" {FOLDER}; save the model as safetensors, or use ngramspec.enabled(model)"
+        )
+    if not weights:
+        raise ValueError(f"MODEL_DIR: {folder} holds no weights, such as model.safetensors")
+    own = folder / FOLDER
+    if own.exists() and not (own / SETTINGS).is_file():
+        raise ValueError(f"MODEL_DIR: {folder} has a {FOLDER} of its own, which would be lost")
+    if "config.json" not in sources:
+        raise ValueError(f"MODEL_DIR: {folder} holds no config.json")
+    path = sources["config.json"]
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"MODEL_DIR: {path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"MODEL_DIR: {path} must hold an object, got {type(config).__name__}")
+    for name in config.get("architectures") or ():
+        _check_kind(name)
+    return config
+
+
+def _check_kind(name: str) -> None:
+    """Raise an UnsupportedError for a class of transformers that cannot be speculated with."""
+    import transformers
+
+    kind = getattr(transformers, name, None)
+    if kind is None:  # the folder's own
+        return
+    if not hasattr(kind, "generate"):
+        raise UnsupportedError(f"MODEL_DIR: {name} generates no text")
+    if kind.generate is not transformers.GenerationMixin.generate:
+        raise UnsupportedError(f"MODEL_DIR: {name} has a generate of its own")
+    try:
+        check_model(kind.__new__(kind), {})
+    except UnsupportedError as error:
+        raise UnsupportedError(f"MODEL_DIR: {error}") from error
+
+
+def _check_out_dir(
+    model_dir: Path, out_dir: Path, sources: dict[str, Path], *, force: bool
+) -> None:
+    model, out = model_dir.resolve(), out_dir.resolve()
+    if model == out or model in out.parents or out in model.parents:
+        raise ValueError(f"OUT_DIR: {out_dir} must lie neither in MODEL_DIR nor around it")
+    if out_dir.exists() and not out_dir.is_dir():
+        raise ValueError(f"OUT_DIR: {out_dir} is a file")
+    if not out_dir.is_dir() or not any(out_dir.iterdir()):
+        return
+    if not force:
+        raise ValueError(f"OUT_DIR: {out_dir} is not empty; give --force to write into it")
+    for place, folders, _ in os.walk(out_dir):
+        for path in (Path(place, name) for name in folders):
+            if path.is_symlink():  # writing through it would change another folder
+                raise ValueError(f"OUT_DIR: {path} is a link to a folder; remove it")
+    for path in sorted(out_dir.iterdir()):
+        if path.name.endswith((*LINKED, INDEX)) and path.name not in sources:
+            raise ValueError(
+                f"OUT_DIR: {path} is none of MODEL_DIR's and might be loaded in their place;"
+                " remove it"
+            )
+
+
+def _place(source: Path, target: Path, done: Wrapped, undo: _Undo, *, link: bool) -> None:
+    """Link or copy one of the model's files, and count it."""
+    undo.file(target)
+    how, is_weights = COPIED, source.name.endswith(LINKED)
+    if is_weights and link:
+        how = _link(source.resolve(), target)
+    else:
+        shutil.copyfile(source, target)
+    group = done.weights.setdefault(how, Group()) if is_weights else done.others
+    group.files += 1
+    group.bytes += source.stat().st_size
+
+
+def _link(source: Path, target: Path) -> str:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another disk, or a file system or an owner that does not allow it
+        target.symlink_to(source)
+        return SYMBOLIC
+    return HARD

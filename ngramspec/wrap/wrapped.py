@@ -1,0 +1,113 @@
+"""What a wrapped model folder runs: its ``generate``, with one Speculator per loaded model."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ngramspec.hf import speculate
+from ngramspec.hf_model.compat.hf_private import cached_file_or_none, commit_hash
+from ngramspec.persistence import FOLDER, SETTINGS
+from ngramspec.speculator import Speculator
+
+LOG_VARIABLE = "NGRAMSPEC_LOG"
+
+logger = logging.getLogger("ngramspec")
+_speculators: WeakKeyDictionary[Any, Speculator] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class _Running(threading.local):
+    """The models that this thread is generating with, by id."""
+
+    def __init__(self) -> None:
+        self.models: set[int] = set()
+
+
+_running = _Running()
+
+
+def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """The ``generate`` of ``model``'s class, speculative where it can be.
+
+    A call from within a call, as an assistant that is the model itself makes it, goes straight
+    to the class, and so does one with a ``custom_generate`` of its own: ``ngramspec.generate``
+    and ``enabled`` end there.
+
+    Args:
+        model: a transformers model loaded from a wrapped folder.
+        args, kwargs: arguments of its ``generate``.
+    """
+    plain = partial(type(model).generate, model)
+    speculator = speculator_of(model)
+    if _overrides_generate(type(model)):
+        speculator.log_once(f"{type(model).__name__} has a generate of its own: not speculative")
+        return plain(*args, **kwargs)
+    if id(model) in _running.models:
+        return plain(*args, **kwargs)
+    _running.models.add(id(model))
+    try:
+        return speculate(model, plain, speculator, args, kwargs)
+    finally:
+        _running.models.remove(id(model))
+
+
+def speculator_of(model: Any) -> Speculator:
+    """The Speculator of a model loaded from a wrapped folder, for its ``stats``.
+
+    The first call makes it from the folder's settings; it lives as long as the model.
+
+    Raises:
+        ValueError: the settings cannot be used; the message names the file and what is wrong.
+    """
+    with _lock:
+        if model not in _speculators:
+            _log_as_asked()
+            path = _settings_file(model)
+            if path is None:
+                _speculators[model] = Speculator(unsupported="plain")
+            else:
+                _speculators[model] = Speculator.from_pretrained(path)
+        return _speculators[model]
+
+
+def _settings_file(model: Any) -> Path | None:
+    """The settings beside the model's generate.py; None, which is logged, if they are gone.
+
+    transformers runs a copy of generate.py in its module cache, so they are not beside __file__.
+    """
+    folder, name = Path(model.name_or_path), f"{FOLDER}/{SETTINGS}"
+    commit = commit_hash(model.config)
+    if not folder.is_dir() and commit is not None:  # the model came from a hub
+        path = cached_file_or_none(model.name_or_path, name, commit)
+    else:
+        path = folder / name if (folder / name).is_file() else None
+    if path is None:
+        logger.warning("%s is not in %s: speculating with defaults", name, folder.absolute())
+    return path
+
+
+def _overrides_generate(kind: Any) -> bool:
+    from transformers import GenerationMixin
+
+    return kind.generate is not GenerationMixin.generate
+
+
+def _log_as_asked() -> None:
+    """Let the package's log through at the level that the environment names, if it does."""
+    level = os.environ.get(LOG_VARIABLE, "").upper()
+    if not level:
+        return
+    levels = logging.getLevelNamesMapping()
+    if level not in levels:
+        raise ValueError(f"{LOG_VARIABLE} must be one of {', '.join(levels)}, got {level}")
+    logger.setLevel(levels[level])
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)

@@ -1,0 +1,113 @@
+"""Costs that were measured beforehand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import tiny_llama
+from cost_models import IDS, KIND, fed, tracker
+from doubles import oracle
+
+from ngramspec import Speculator
+from ngramspec.cli import main
+from ngramspec.costs.curve import curve_of
+from ngramspec.costs.saved import SavedCosts, described
+
+
+def test_saved_costs_are_begun_with_and_dropped_when_wrong(tmp_path, caplog):
+    model = tiny_llama()
+    seconds = {400: {1: 0.01, 9: 0.02, 17: 0.04}, 4000: {1: 0.02, 17: 0.03}}
+    path = tmp_path / "costs.json"
+    SavedCosts(described(model, "sdpa"), seconds).write(path)
+    saved = SavedCosts.read(path)
+    assert saved.seconds == seconds
+    assert saved.curve(512, 65)[[1, 5, 9, 17]].tolist() == pytest.approx([1, 1.5, 2, 4])
+    assert saved.curve(3000, 65)[17] == pytest.approx(1.5)
+    costs = tracker(model, saved=saved)
+    costs.at(400)
+    assert costs.chains()[17] == pytest.approx(4)
+    fed(costs, {1: 0.01, 9: 0.02})  # as saved
+    assert costs.chains()[17] == pytest.approx(4, rel=0.05)
+    assert not caplog.records
+    fed(costs, {1: 0.01, 9: 0.011}, 40)
+    assert costs.chains()[17] < 3
+    assert caplog.text.count("measuring anew") == 1
+    assert costs.curve.dropped
+
+
+def test_wrong_saved_costs_are_found_out_and_the_text_is_as_ever(tmp_path, caplog):
+    model = tiny_llama()
+    assumed = KIND.assumed(400, 65)
+    times = {width: 0.01 * 2.5 * float(assumed[width]) for width in range(2, 66)}
+    path = tmp_path / "costs.json"
+    SavedCosts(described(model, "sdpa"), {400: {1: 0.01} | times}).write(path)
+    text = model.generate(IDS, max_new_tokens=100)[0].tolist()
+    speculator = Speculator(oracle(text), gamma_max=8, costs=path)
+    ours = model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
+    assert ours[0].tolist() == text
+    costs = tracker(model)
+    costs.at(400)
+    fed(costs, {1: 0.01, 5: 0.01 * float(assumed[5]), 9: 0.01 * float(assumed[9])}, 40)
+    assert caplog.text.count("measuring anew") == 1
+    curve = curve_of(model, KIND)
+    assert curve.dropped
+    assert curve.cost(9, 400)[1:10] == pytest.approx(assumed[1:10], rel=0.3)
+    plain, batch = IDS.repeat(2, 1), Speculator(costs=path)
+    model.generate(plain, max_new_tokens=4, custom_generate=batch)
+    assert "of one sequence" in caplog.text
+
+
+def test_costs_of_something_else_are_not_used(tmp_path, caplog):
+    path = tmp_path / "costs.json"
+    SavedCosts(described(tiny_llama(vocab=50), "sdpa"), {400: {1: 0.01, 9: 0.5}}).write(path)
+    model = tiny_llama()
+    speculator = Speculator(costs=path)
+    assert Speculator.from_dict(speculator.to_dict()).costs == str(path)
+    for _ in range(2):
+        model.generate(IDS, max_new_tokens=60, custom_generate=speculator)
+    assert caplog.text.count("not using") == 1
+    assert "parameters is" in caplog.text
+
+
+BAD = [
+    ("{", "no file of ngramspec calibrate"),
+    ("[]", "no file of ngramspec calibrate"),
+    ('{"format": "other"}', "format must be"),
+    ('{"format": "ngramspec costs 1", "depends": {}, "seconds": {}}', "holds no times"),
+    (
+        '{"format": "ngramspec costs 1", "depends": {}, "seconds": {"4": {"2": 1}}}',
+        "time for width 1",
+    ),
+    (
+        '{"format": "ngramspec costs 1", "depends": {}, "seconds": {"4": {"1": -1}}}',
+        "all times > 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_files_that_are_no_costs_are_named(tmp_path, text, message):
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Speculator(costs=path)
+
+
+def test_calibrate_measures_prints_and_saves(tmp_path, monkeypatch, capsys):
+    from ngramspec.bench import models
+
+    model = tiny_llama(positions=2048)
+    monkeypatch.setattr(
+        models, "load", lambda *args, **kwargs: models.LoadedModel(model, None, "tiny")
+    )
+    out = tmp_path / "costs.json"
+    options = ["--contexts", "20", "--repeats", "1", "--json", str(out)]
+    assert main(["calibrate", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "context 20" in printed
+    assert str(out) in printed.replace("\n", "")
+    assert set(json.loads(out.read_text())["seconds"]) == {"20"}
+    Speculator(costs=out)
+    assert main(["calibrate", "--contexts", "0"]) == 2
+    assert "--contexts must be >= 1, got 0" in capsys.readouterr().err

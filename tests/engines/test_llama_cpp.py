@@ -1,0 +1,274 @@
+"""llama-cpp-python's draft model, called as ``Llama.generate`` calls it."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """ngramspec.engines.llama_cpp over the one class that it imports."""
+
+    class LlamaDraftModel(ABC):
+        @abstractmethod
+        def __call__(self, input_ids, /, **kwargs):
+            raise NotImplementedError
+
+    parent, child = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
+    child.LlamaDraftModel = LlamaDraftModel
+    monkeypatch.setitem(sys.modules, "llama_cpp", parent)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", child)
+    monkeypatch.delitem(sys.modules, "ngramspec.engines.llama_cpp", raising=False)
+    yield importlib.import_module("ngramspec.engines.llama_cpp")
+    del sys.modules["ngramspec.engines.llama_cpp"]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def generate(draft, prompt, follow, steps, clock=None, cost=lambda n: 1.0):
+    """As Llama.generate does: evaluate, sample, stop at the first wrong token, draft.
+
+    Args:
+        follow: the token behind a text.
+        cost: seconds of an evaluation of n tokens.
+    """
+    text, calls, drafted = list(prompt), 0, 0
+    pending: list[int] = []
+    for _ in range(steps):
+        if clock is not None:
+            clock.now += cost(1 + len(pending))
+        text.append(follow(text))
+        for token in pending:
+            if token != text[-1]:
+                break
+            text.append(follow(text))
+        buffer = np.full(4096, -1, np.intc)
+        buffer[: len(text)] = text
+        pending = draft(buffer[: len(text)]).astype(int).tolist()
+        calls, drafted = calls + 1, drafted + len(pending)
+    return text, drafted
+
+
+def period(text):
+    return text[-7]
+
+
+def wild(text):
+    return (text[-1] * 7919 + len(text) * 104729) % 1009
+
+
+def test_what_repeats_is_drafted_and_accepted(module):
+    draft = module.NgramspecDraft(10, options={"costs": "none"})
+    text, _ = generate(draft, range(1, 8), period, 20)
+    assert text[7:] == [1 + at % 7 for at in range(len(text) - 7)]
+    assert len(text) > 7 + 3 * 20
+    assert draft.rows.stats.accepted > 40
+    assert draft.rows.stats.opened == 1
+
+
+def test_drafts_are_of_the_type_that_is_asked_for(module):
+    draft = module.NgramspecDraft(4, options={"costs": "none"})
+    got = draft(np.array([5, 6, 7, 8, 5, 6], np.intc))
+    assert isinstance(got, np.ndarray)
+    assert got.dtype == np.intc
+    assert got.tolist() == [7, 8, 5, 6]
+    draft = module.NgramspecDraft(4, options={"drafter": "copy"})
+    nothing = draft(np.array([5], np.intc))
+    assert nothing.dtype == np.intc
+    assert nothing.shape == (0,)
+
+
+def test_another_text_begins_another_session(module):
+    draft = module.NgramspecDraft(4, options={"costs": "none"})
+    for begin in (10, 20, 30):
+        prompt = [begin + at % 5 for at in range(12)]
+        got = draft(np.array(prompt, np.intc)).tolist()
+        assert got == [begin + at % 5 for at in range(12, 16)]
+    assert draft.rows.stats.opened == 3
+
+
+def test_a_conversation_goes_on_in_its_session(module):
+    draft = module.NgramspecDraft(4, options={"costs": "none"})
+    first = list(range(30))
+    draft(np.array(first, np.intc))
+    draft(np.array([*first, 5, 6, 99, 98, 97], np.intc))  # the next turn's prompt
+    assert draft.rows.stats.opened == 1
+
+
+def test_prompts_are_not_counted_as_generated(module):
+    """Another and longer prompt, and the same text with a next turn's prompt in it."""
+    draft = module.NgramspecDraft(4, options={"costs": "none"})
+    draft(np.array([1, 2, 3, 1, 2], np.intc))
+    draft(np.arange(40, 60, dtype=np.intc))
+    assert draft.rows.stats.emitted == 2
+    draft(np.arange(40, 90, dtype=np.intc))
+    assert draft.rows.stats.emitted == 3
+    assert draft.rows.stats.opened == 2
+
+
+def test_what_was_accepted_is_counted_as_generated(module):
+    draft = module.NgramspecDraft(4, options={"costs": "none"})
+    text = np.array([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], np.intc)
+    assert draft(text[:6]).tolist() == [7, 8, 5, 6]
+    text[6] = 7  # llama.cpp writes into the array that it gave
+    draft(text)
+    assert draft.rows.stats.emitted == 5
+    assert draft.rows.stats.accepted == 4
+
+
+def test_drafts_leave_room_in_the_context(module):
+    draft = module.NgramspecDraft(10, n_ctx=20, options={"costs": "none"})
+    for n in range(12, 22):
+        text = np.array([at % 3 for at in range(n)], np.intc)
+        assert n + len(draft(text)) + 1 <= max(20, n + 1)
+
+
+def fill(draft, n_ctx, rows):
+    """Evaluate until the context is full, in buffers as long as Llama's; the text's length.
+
+    Args:
+        rows: of the buffer of logits, one for each position.
+    """
+    input_ids, scores = np.zeros(n_ctx, np.intc), np.zeros((rows, 2), np.float32)
+    committed, evaluated, pending = list(range(7)), 0, []
+    while True:
+        tokens = [*committed[evaluated:], *pending][: n_ctx - evaluated]
+        scores[evaluated : evaluated + len(tokens)].reshape(-1)[:] = np.ones(2 * len(tokens))
+        evaluated = len(committed)
+        committed.append(period(committed))
+        for token in pending:
+            if token != committed[-1]:
+                break
+            evaluated = len(committed)
+            committed.append(period(committed))
+        if len(committed) > n_ctx:
+            return len(committed)
+        input_ids[: len(committed)] = committed
+        pending = draft(input_ids[: len(committed)]).tolist()
+
+
+def test_the_context_is_filled_and_no_buffer_is_left(module):
+    draft = module.NgramspecDraft(10, n_ctx=64, options={"costs": "none"})
+    assert fill(draft, 64, 64) == 65
+    assert draft.rows.stats.accepted > 30
+
+
+@pytest.mark.parametrize("k", [10, 0])
+def test_no_draft_is_short_enough_for_a_buffer_of_a_batch(module, k):
+    """Without logits_all=True the buffer has n_batch rows: why the page asks for it."""
+    draft = module.NgramspecDraft(10, n_ctx=64, options={"costs": "none"})
+    nothing = lambda tokens: np.empty(0, np.intc)  # noqa: E731
+    with pytest.raises(ValueError, match="could not broadcast"):
+        fill(draft if k else nothing, 64, 32)
+
+
+def test_where_wide_evaluations_are_dear_nothing_is_drafted_in_the_end(module):
+    """A position costs as much as a step; the text cannot be guessed."""
+    clock = Clock()
+    draft = module.NgramspecDraft(10, clock=clock)
+    text, _ = generate(draft, range(50), wild, 400, clock, lambda n: 0.01 * n)
+    plain = 0.01 * (len(text) - 50)
+    assert clock.now < plain / 0.97
+
+
+def test_where_copies_pay_they_are_drafted(module):
+    clock = Clock()
+    draft = module.NgramspecDraft(10, clock=clock)
+    cost = lambda n: 0.01 * (1 + 0.3 * (n - 1))  # noqa: E731
+    text, _ = generate(draft, range(1, 8), period, 200, clock, cost)
+    assert 0.01 * (len(text) - 7) > 1.5 * clock.now
+
+
+def test_what_cannot_be_guessed_loses_little_behind_copies(module):
+    """With the costs of other engines and drafts of any length it takes 4 % longer than plain."""
+    clock = Clock()
+    draft = module.NgramspecDraft(10, clock=clock)
+    cost = lambda n: 0.01 * (1 + 0.3 * (n - 1))  # noqa: E731
+    generate(draft, range(1, 8), period, 30, clock, cost)
+    said = np.random.default_rng(0).integers(0, 12, 400).tolist()
+    began = clock.now
+    text, drafted = generate(draft, said[:40], lambda text: said[len(text)], 110, clock, cost)
+    assert drafted > 0
+    assert clock.now - began < 1.02 * 0.01 * (len(text) - 40)
+
+
+def test_a_draft_costs_no_more_than_was_won(module):
+    costs = module.LlamaCosts(10)
+    assert costs.curve(1) is None  # to time steps without a draft
+    for _ in range(20):
+        costs.took(1, 0, 0.01)
+
+    def longest():
+        curve = costs.curve(1)
+        assert curve.shape == (11,)
+        return int((curve < 10).sum()) - 1
+
+    assert longest() == 1  # a token costs 0.7 until that is measured
+    costs.judged(1, 1)  # won 0.3
+    assert longest() == 1
+    costs.judged(1, 1)
+    costs.judged(1, 1)
+    assert longest() == 2
+    for _ in range(5):
+        costs.judged(2, 2)
+    assert longest() == 6
+    for _ in range(100):
+        costs.judged(6, 6)
+    assert longest() == 8  # no more than MOST
+    costs.judged(8, 0)
+    assert longest() == 0
+    for _ in range(25):
+        costs.judged(0, 0)
+    assert longest() == 0
+    for _ in range(10):
+        costs.judged(0, 0)
+    assert longest() == 1  # regained
+    costs.judged(1, 0)
+    assert longest() == 0
+    costs.begin()
+    assert longest() == 1
+
+
+def test_a_draft_must_be_nearly_sure_until_costs_are_measured(module):
+    costs = module.LlamaCosts(10)
+    for _ in range(20):
+        costs.took(1, 0, 0.01)
+    assert costs.curve(1)[:2] == pytest.approx([1, 1.7 * 1.1])
+    for _ in range(20):
+        costs.took(1, 1, 0.011)
+        costs.took(1, 0, 0.01)
+    assert costs.curve(1)[1] == pytest.approx(1.1 * 1.1 * 1.02, rel=0.1)
+
+
+def test_wrong_options_are_refused(module):
+    with pytest.raises(ValueError, match="options: no option slope; known: drafter"):
+        module.NgramspecDraft(options={"slope": 1})
+    with pytest.raises(ValueError, match="k must be >= 1, got 0"):
+        module.NgramspecDraft(0)
+
+
+def test_without_llama_cpp_the_error_says_what_to_install():
+    code = """
+import sys
+sys.modules["llama_cpp"] = None
+try:
+    import ngramspec.engines.llama_cpp
+except ImportError as error:
+    assert "pip install llama-cpp-python" in str(error), error
+else:
+    sys.exit("it was imported")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,199 @@
+"""Stores that an engine's requests share: what they add, and when it is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_rows import Engine, ids
+
+from ngramspec import Corpus, SharedStore, build_drafter
+from ngramspec.engines.row_options import EngineOptions
+from ngramspec.engines.row_stores import named_stores
+from ngramspec.engines.rows import Rows
+
+VOCAB = 200
+SAID = list(range(100, 140))  # less than what is added at once
+MADE = {"namespace": "all", "max_bytes": 1 << 20}
+
+
+def sharing(store, name="all", **kwargs):
+    """An engine whose rows share a namespace of ``store``."""
+    drafter = build_drafter("auto", stores=[store[name]])
+    return Engine(Rows(drafter, 4, VOCAB, 300, **kwargs))
+
+
+def held(store, name="all"):
+    """What a namespace holds, -1 for the border before each document."""
+    _, codes = store.ring(name).codes(0)
+    return [-1 if code > VOCAB else int(code) for code in codes]
+
+
+def answer(engine, prompt, said, at_once=1):
+    """One request alone; its last drafts."""
+    text = engine.arrive(prompt)
+    for begin in range(0, len(said), at_once):
+        drafts = engine.step([said[begin : begin + at_once]])
+    engine.leave(text)
+    return drafts
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_an_ended_answer_is_found_by_the_next_request_at_once(at_once):
+    """Nobody tells the end; it is seen by the row, which is another text's now."""
+    store = SharedStore(1 << 20)
+    engine = sharing(store)
+    answer(engine, [1, 2, 3], SAID, at_once)
+    engine.arrive([4, 5, 110, 111])
+    drafts = engine.step([[112]])
+    assert drafts[0].tokens.tolist() == [113, 114, 115, 116]
+    assert held(store) == [-1, *SAID]  # what was said, all of it, and no prompt
+    engine.step([[113, 114, 115, 116, 117]])
+    assert engine.rows.store_counts()["store_accepted"] == 4
+    assert engine.rows.store_counts()["store_tokens"] >= len(SAID)
+    assert engine.rows.stats.faults == 0
+
+
+def test_an_answer_whose_row_is_gone_and_not_taken_is_found():
+    store = SharedStore(1 << 20)
+    engine = sharing(store)
+    long, short = engine.arrive([1, 2, 3]), engine.arrive([9, 8])
+    engine.step([[50], [100]])
+    engine.step([[51], SAID[1:]])
+    engine.leave(short)
+    assert held(store) == []
+    engine.step([[109, 110]])
+    assert held(store) == [-1, *SAID]
+    assert engine.step([[111]])[0].tokens.tolist()[:2] == [112, 113]
+    assert long[-1] == 111
+
+
+def test_a_text_that_was_away_goes_on_where_it_was():
+    store = SharedStore(1 << 20)
+    engine = sharing(store)
+    paused = engine.arrive([1, 2, 3])
+    other = engine.arrive([7, 8, 9])
+    engine.step([[100], [60]])
+    engine.leave(paused)
+    engine.step([[61]])
+    back = engine.arrive(paused)
+    engine.step([[62], [101]])
+    assert back == [1, 2, 3, 100, 101]
+    assert engine.rows.stats.moved >= 1
+    engine.leave(engine.slots[1])
+    engine.leave(other)
+    engine.arrive([5])
+    engine.step([[6]])
+    said = held(store)
+    assert [token for token in said if token in (100, 101)] in ([100, 101], [100, 100, 101])
+    assert 1 not in said
+    assert 7 not in said
+
+
+def test_the_next_turn_of_a_conversation_is_a_prompt():
+    """It begins with all of the last one's text; what the user says next is not added."""
+    store = SharedStore(1 << 20)
+    engine = sharing(store)
+    answer(engine, [1, 2, 3], [100, 101])
+    answer(engine, [1, 2, 3, 100, 101, 50, 51], [102, 103])
+    answer(engine, [9], [60])
+    assert engine.rows.stats.opened == 2
+    assert held(store) == [-1, 100, 101, -1, 102, 103]
+
+
+def test_rows_without_a_draft_add_what_they_say():
+    """As long as nothing pays no session begins."""
+
+    class Never:
+        def curve(self, rows):
+            return None
+
+        def took(self, rows, drafted, seconds):
+            pass
+
+    store = SharedStore(1 << 20)
+    engine = sharing(store, costs=Never())
+    answer(engine, [1, 2, 3], SAID)
+    answer(engine, [4], [5])
+    assert engine.rows.stats.opened == 0
+    assert held(store) == [-1, *SAID]
+
+
+def test_requests_that_end_with_a_notice_add_all():
+    store = SharedStore(1 << 20, live=False)
+    drafter = build_drafter("auto", stores=[store["all"]])
+    engine = Engine(Rows(drafter, 4, VOCAB, 300), named=True)
+    text = engine.arrive([1, 2, 3])
+    engine.step([SAID])
+    assert held(store) == []
+    engine.rows.finish(engine.leave(text))
+    assert held(store) == [-1, *SAID]
+
+
+def test_other_namespaces_are_not_read():
+    store = SharedStore(1 << 20)
+    answer(sharing(store, "one"), [1, 2, 3], SAID)
+    other = sharing(store, "two")
+    answer(other, [4], [5])
+    other.arrive([9, 110, 111])
+    assert 113 not in other.step([[112]])[0].tokens.tolist()
+    assert held(store, "two") == [-1, 5]
+
+
+def test_ids_outside_of_the_vocabulary_are_not_added():
+    store = SharedStore(1 << 20)
+    engine = sharing(store)
+    answer(engine, [1, VOCAB + 7], [100, VOCAB + 3, 101])
+    answer(engine, [4], [5])
+    assert [token for token in held(store) if token != -1][:2] == [100, 101]
+
+
+def test_settings_make_a_store_and_paths_open_corpora(tmp_path):
+    path = str(tmp_path / "known.ngc")
+    Corpus.build([np.arange(20, 40, dtype=np.int32)], path)
+    rows = EngineOptions.read({"stores": [path, MADE], "costs": "none"}, "options").rows(
+        4, vocab=VOCAB, max_len=300, device="cpu", dtype="float32"
+    )
+    engine = Engine(rows)
+    answer(engine, [1, 2, 3], SAID)
+    engine.arrive([1, 23, 24])
+    assert engine.step([[25]])[0].tokens.tolist() == [26, 27, 28, 29]
+    engine.leave(engine.slots[0])
+    engine.arrive([1, 110, 111])
+    assert engine.step([[112]])[0].tokens.tolist() == [113, 114, 115, 116]
+
+
+def test_a_saved_store_is_begun_with(tmp_path):
+    path = str(tmp_path / "said.ngs")
+    store = SharedStore(1 << 20)
+    store["all"].add(ids(SAID))
+    store.save(path)
+    given = [{"path": path, "namespace": "all", "max_bytes": 1 << 19}]
+    (namespace,) = named_stores(given)
+    assert namespace.statistics().tokens == len(SAID)
+    assert namespace.store.max_bytes == 1 << 19
+    engine = Engine(Rows(build_drafter("auto", stores=[namespace]), 4, VOCAB, 300))
+    engine.arrive([1, 110, 111])
+    assert engine.step([[112]])[0].tokens.tolist() == [113, 114, 115, 116]
+
+
+@pytest.mark.parametrize(
+    ("stores", "message"),
+    [
+        ("all", "stores must be a list of paths and dicts, got 'all'"),
+        ([3], r"stores\[0\] must be a path or a dict, got 3"),
+        ([{"max_bytes": 1 << 20}], "settings must have 'namespace'"),
+        ([{"namespace": "a", "bytes": 3}], "may have max_bytes, namespace_bytes, write, live"),
+        ([{"namespace": "a", "max_bytes": 3}], "max_bytes must lie in|max_bytes must be"),
+        ([{"path": "x.ngs"}], "a store with a path must have 'path' and 'namespace'"),
+        ([{"path": "x.ngs", "namespace": "a", "write": "all"}], "a store with a path must have"),
+    ],
+)
+def test_wrong_stores_are_refused(stores, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        EngineOptions.read({"stores": stores}, "options")
+
+
+def test_nothing_is_shared_unless_asked():
+    rows = EngineOptions().rows(4, vocab=VOCAB, max_len=300, device="cpu", dtype="float32")
+    assert rows.drafter.stores == ()
+    assert rows.store_counts() == {}

@@ -1,0 +1,109 @@
+"""Requests that begin together, or follow others, where steps cost what vLLM's do on one core."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ngramspec.costs.engine_rows import LearnedCosts
+from ngramspec.draft import Draft
+from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.engines.rows import Row, Rows
+
+K = 24
+TOKENS = 48  # of an answer
+
+
+class Guess(Drafter):
+    """Drafts up to 24 tokens, each as likely as the text's first token says, in percent."""
+
+    estimates = True
+
+    def start(self, tokens):
+        return GuessSession(float(tokens[0]) / 100)
+
+
+class GuessSession(DraftSession):
+    def __init__(self, confidence):
+        self.confidence = confidence
+
+    def propose(self, gamma, cost=None, *, tree=False):
+        tokens = np.zeros(gamma, np.int32)
+        return Draft(tokens, None, np.full(gamma, self.confidence, np.float32))
+
+    def extend(self, tokens):
+        return None
+
+
+class Server:
+    """Waves of requests, all at once; its clock goes by what its steps cost."""
+
+    def __init__(self, noise=0.06, seed=0):
+        self.now = 0.0
+        self.noise = noise
+        self.random = np.random.default_rng(seed)
+        costs = LearnedCosts(K, "cpu", "float32")
+        self.drafter = Rows(Guess(), K, 100, 1000, costs, clock=lambda: self.now)
+        self.requests = 0
+
+    def wave(self, confidences, at_once=None):
+        """Seconds without noise of requests whose tokens are so likely, and of plain steps.
+
+        They begin together; or ``at_once`` do, and each of the others when one has ended.
+        """
+        texts = [np.full(1000, round(100 * each), np.int32) for each in confidences]
+        waiting = [(self.requests + at, text, 10, 0) for at, text in enumerate(texts)]
+        self.requests += len(waiting)
+        at_once = at_once or len(waiting)
+        rows, drafts, seconds = [], [], 0.0
+        while rows or waiting:
+            more = at_once - len(rows)
+            rows, waiting = rows + waiting[:more], waiting[more:]
+            drafts = drafts + [[]] * (len(rows) - len(drafts))
+            cost = 0.066 + 0.004 * len(rows) + 0.00245 * sum(map(len, drafts))
+            self.now += cost * np.exp(self.noise * self.random.standard_normal())
+            seconds += cost
+            told = []
+            for at, ((key, text, length, said), draft) in enumerate(zip(rows, drafts, strict=True)):
+                right = self.random.random(len(draft)) < text[0] / 100
+                new = int(np.cumprod(right).sum()) + 1
+                rows[at] = key, text, length + new, said + new
+                told.append(Row(key, text, length + new, [int(text[0])] * new))
+            found = self.drafter.step(told)
+            left = [at for at, row in enumerate(rows) if row[3] < TOKENS]
+            rows, drafts = [rows[at] for at in left], [found[at].tokens for at in left]
+        plain = TOKENS * (0.066 + 0.004 * at_once) * len(confidences) / at_once
+        return seconds, plain
+
+
+def speed(server, waves):
+    """Of plain decoding's, over all waves."""
+    seconds, plain = np.sum([server.wave(each) for each in waves], axis=0)
+    return plain / seconds
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8, 16])
+@pytest.mark.parametrize("confidence", [0.02, 0.2, 0.4])
+def test_waves_with_little_to_predict_are_not_slower(rows, confidence):
+    assert speed(Server(), [[confidence] * rows] * 8) > 0.98
+
+
+@pytest.mark.parametrize(("rows", "least"), [(1, 1.9), (4, 1.3), (8, 1.25), (16, 1.25)])
+def test_waves_of_copies_are_faster(rows, least):
+    assert speed(Server(), [[0.9] * rows] * 4) > least
+
+
+@pytest.mark.parametrize("rows", [4, 8, 16])
+def test_one_request_that_cannot_be_predicted_does_not_make_a_wave_slower(rows):
+    """The others' drafts cannot end it sooner, and it must not pay for them."""
+    waves = [[0.02] + [0.6] * (rows - 1)] * 8
+    assert np.mean([speed(Server(seed=seed), waves) for seed in range(4)]) > 0.98
+
+
+@pytest.mark.parametrize(("rows", "least"), [(4, 1.3), (8, 1.2), (16, 1.1)])
+def test_where_requests_follow_others_no_row_is_waited_for(rows, least):
+    """Half of them cannot be predicted: they are not what the others' tokens are judged by."""
+    server = Server()
+    requests = [0.02, 0.8] * (8 * rows)
+    seconds, plain = server.wave(requests, at_once=rows)
+    assert plain / seconds > least

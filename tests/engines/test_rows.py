@@ -1,0 +1,279 @@
+"""The rows of an engine: found again wherever they went, bounded, and never a fault of theirs."""
+
+from __future__ import annotations
+
+import doctest
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from engine_rows import FAULTY, VOCAB, Engine, K, Recorder, ids
+
+from ngramspec._native import row_text
+from ngramspec.costs import engine_rows as row_costs
+from ngramspec.engines import row_choice, row_texts, rows
+from ngramspec.engines.rows import Row, Rows
+
+
+@pytest.mark.parametrize("module", [rows, row_choice, row_costs, row_texts])
+def test_examples(module):
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_every_request_has_one_session_wherever_its_row_moves(named):
+    """Eight rows, forty requests that end by turns; rows slide, and none is read twice."""
+    rng = np.random.default_rng(0)
+    drafter = Recorder()
+    rows = Rows(drafter, K, VOCAB, 300)
+    engine = Engine(rows, named=named)
+    waiting = [rng.integers(0, VOCAB, rng.integers(20, 40)).tolist() for _ in range(40)]
+    ends: dict[int, int] = {}
+    while waiting or engine.slots:
+        while waiting and len(engine.slots) < 8:
+            text = engine.arrive(waiting.pop())
+            ends[id(text)] = len(text) + int(rng.integers(3, 30))
+        engine.step([rng.integers(0, VOCAB, rng.integers(1, 4)).tolist() for _ in engine.slots])
+        for text in [each for each in engine.slots if len(each) >= ends[id(each)]]:
+            engine.leave(text)
+    assert drafter.started == 40
+    assert rows.stats.opened == 40
+    assert rows.stats.faults == 0
+    assert named or rows.stats.moved > 10
+
+
+def test_what_was_accepted_is_counted_from_what_came():
+    drafter = Recorder()
+    engine = Engine(Rows(drafter, K, VOCAB, 300), [[4, 4]])
+    engine.step([[4]])  # drafts 0 1 2
+    engine.step([[0, 1, 4]])
+    engine.step([[0, 1, 2, 3]])
+    engine.step([[0, 1]])  # the engine verified one token of it, and this is the bonus token
+    engine.step([[4]])
+    assert drafter.observed == [
+        (3, (0, 1), None),
+        (3, (0, 1, 2), None),
+        (3, (0, 1), 2),
+        (3, (), None),
+    ]
+    assert engine.rows.stats.accepted == 7
+
+
+def test_equal_prefixes_are_interchangeable_and_none_is_given_twice():
+    drafter = Recorder()
+    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1, 2, 3]] * 3)
+    engine.step([[4]] * 3)
+    engine.step([[0], [0], [1]])
+    engine.leave(engine.slots[0])
+    engine.step([[2], [2]])  # row 0 held [.., 4, 0] and holds [.., 4, 1] now
+    assert drafter.started == 3
+    assert drafter.asked[-2:] == [(1, 2, 3, 4, 1, 2), (1, 2, 3, 4, 0, 2)]
+
+
+@pytest.mark.parametrize("length", [100, row_text.WHOLE + 5000])
+def test_a_text_of_equal_length_in_the_same_row_is_another_text(length):
+    """Its first, its last, and in time any token tells them apart."""
+    for other in (0, 1, length - 1, length - 30):
+        drafter = Recorder()
+        rows = Rows(drafter, K, VOCAB, 1 << 20)
+        text = np.arange(length + 1, dtype=np.int32) % VOCAB
+        rows.step([Row(None, text, length, [int(text[length - 1])])])
+        text = text.copy()
+        text[other] = (text[other] + 1) % VOCAB
+        rows.step([Row(None, text, length + 1, [int(text[length])])])
+        assert drafter.asked[-1] == tuple(text.tolist())
+        assert drafter.started == 2
+
+
+def test_of_a_long_text_the_middle_is_compared_by_and_by():
+    drafter = Recorder()
+    rows = Rows(drafter, K, VOCAB, 1 << 20)
+    n = 2 * row_text.WHOLE
+    text = np.zeros(n + 20, np.int32)
+    rows.step([Row(None, text, n, [0])])
+    text[n // 2] = 1
+    for step in range(n // row_text.PART + 1):
+        rows.step([Row(None, text, n + 1 + step, [0])])
+    assert drafter.started == 2
+
+
+def test_no_step_hashes_the_text(monkeypatch):
+    """Only rows that came or moved are looked for by their hash."""
+    hashed = []
+    known = row_texts.text_hash
+    monkeypatch.setattr(
+        row_texts, "text_hash", lambda tokens, n: hashed.append(n) or known(tokens, n)
+    )
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(0, VOCAB, 200).tolist() for _ in range(3)]
+    engine = Engine(Rows(Recorder(), K, VOCAB, 300), texts)
+    engine.step([[1]] * 3)
+    assert hashed == [200] * 3
+    for _ in range(9):
+        engine.step([[1]] * 3)
+    engine.leave(engine.slots[0])
+    engine.step([[1]] * 2)
+    assert hashed[3:] == [210]
+    assert engine.rows.stats.moved == 1
+
+
+def test_sessions_are_bounded_in_number_and_come_back():
+    drafter = Recorder()
+    rows = Rows(drafter, K, VOCAB, 300, max_sessions=4)
+    texts = [ids([at % VOCAB, at // VOCAB % VOCAB, at // 25, 1, 2, 3]) for at in range(100)]
+    for text in texts:
+        rows.step([Row(None, text, 5, [2])])
+        assert drafter.open <= 4
+        assert len(rows) <= 4
+    rows.step([Row(None, texts[0], 6, [3])])
+    assert drafter.asked[-1] == tuple(texts[0].tolist())
+    assert rows.stats.dropped == 97
+    rows.close()
+    assert drafter.open == len(rows) == rows.bytes == 0
+
+
+def test_rows_beyond_the_bound_go_undrafted_and_the_others_keep_theirs():
+    drafter = Recorder()
+    engine = Engine(Rows(drafter, K, VOCAB, 300, max_sessions=4), [[at] * 6 for at in range(5)] * 2)
+    for _ in range(20):
+        drafts = engine.step([[1]] * 10)
+        assert [len(each) > 0 for each in drafts] == [True] * 4 + [False] * 6
+    assert drafter.started == 4
+    assert engine.rows.stats.crowded == 120
+
+
+def test_sessions_are_bounded_in_bytes():
+    drafter = Recorder()
+    rows = Rows(drafter, K, VOCAB, 1 << 20, max_bytes=60_000)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        text = rng.integers(0, VOCAB, int(rng.integers(1, 400))).astype(np.int32)
+        rows.step([Row(None, text, len(text), [int(text[-1])])])
+        assert rows.bytes <= 60_000
+    assert 1 < len(rows) < 100
+    huge = np.ones(5000, np.int32)
+    assert len(rows.step([Row(None, huge, 5000, [1])])[0]) == 0
+    assert rows.bytes <= 60_000
+
+
+def test_texts_unseen_for_long_are_dropped(monkeypatch):
+    monkeypatch.setattr("ngramspec.engines.row_sessions.IDLE", 10)
+    drafter = Recorder()
+    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]])
+    engine.step([[1], [1]])
+    engine.leave(engine.slots[0])
+    for _ in range(9):
+        engine.step([[1]])
+    assert drafter.open == 2
+    for _ in range(3):
+        engine.step([[1]])
+    assert drafter.open == 1
+
+
+def test_an_id_that_is_told_to_have_ended_is_forgotten():
+    drafter = Recorder()
+    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]], named=True)
+    engine.step([[1], [1]])
+    engine.rows.finish(engine.leave(engine.slots[0]))
+    engine.rows.finish("unknown")
+    assert drafter.open == len(engine.rows) == 1
+
+
+def test_an_id_whose_text_was_taken_back_begins_anew():
+    drafter = Recorder()
+    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1, 2]], named=True)
+    engine.step([[1, 1, 1]])
+    del engine.slots[0][3:]
+    engine.step([[2]])
+    engine.step([[2]])
+    assert drafter.asked == [(1, 2, 1, 1, 1), (1, 2, 1, 2), (1, 2, 1, 2, 2)]
+    assert drafter.open == 1
+
+
+def test_drafts_leave_room_for_the_token_behind_them():
+    engine = Engine(Rows(Recorder(), K, VOCAB, 10), [[1] * 4])
+    assert [len(engine.step([[1]])[0]) for _ in range(6)] == [3, 3, 2, 1, 0, 0]
+
+
+@pytest.mark.parametrize("what", FAULTY)
+def test_a_fault_costs_its_row_a_draft_and_is_logged_once(what, caplog):
+    drafter = Recorder([what] * 100)
+    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]])
+    left = {"outside": 1, "long": K}.get(what, 0)
+    with caplog.at_level(logging.WARNING, "ngramspec"):
+        for step in range(8):
+            drafts = engine.step([[1], [1]])
+            assert [len(each) for each in drafts] == [left if step < 4 else 0] * 2
+    assert len(caplog.records) == 1
+    assert engine.rows.stats.faults == 8  # four in each text; then it is asked no more
+    drafter.script.clear()
+    engine.arrive([3])
+    assert [len(each) for each in engine.step([[1]] * 3)] == [0, 0, K]
+
+
+def test_a_fault_now_and_then_is_forgiven():
+    drafter = Recorder((["raise"] + ["good"] * 8) * 10)
+    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1]])
+    lengths = [len(engine.step([[1]])[0]) for _ in range(90)]
+    assert lengths == ([0] + [K] * 8) * 10
+
+
+def test_garbage_instead_of_rows_raises_nothing():
+    rows = Rows(Recorder(), K, VOCAB, 300)
+    good = Row(None, ids([1, 2]), 2, [2])
+    for bad in (
+        Row(None, None, 2, [2]),
+        Row([], ids([1]), 1, [1]),
+        None,
+        Row(None, ids([]), 5, [1]),
+    ):
+        assert [len(each) for each in rows.step([bad, good])] in ([0, 0], [0, K], [K, K])
+    assert len(rows.step([good])[0]) == K
+
+
+def test_ids_outside_the_vocabulary_are_kept_from_sessions():
+    drafter = Recorder()
+    rows = Rows(drafter, K, VOCAB, 300)
+    text = ids([1, 99, -1, 2, 77, 3])
+    rows.step([Row(None, text, 4, [2])])
+    rows.step([Row(None, text, 6, [77, 3])])
+    assert drafter.asked == [(1, 2), (1, 2, 3)]
+    assert drafter.started == 1
+
+
+def test_trees_are_best_first_nodes():
+    rows = Rows("auto", 8, 50, 300, tree=True)
+    text = ids([1, 2, 3, 1, 2, 4, 1, 2, 5, 9, 1, 2])
+    draft = rows.step([Row("a", text, len(text), [2])])[0]
+    assert draft.parents is not None
+    roots = [t for t, p in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True) if p < 0]
+    assert {3, 4, 5} <= set(roots)
+    grown = np.append(text, ids([4, 1, 7]))
+    rows.step([Row("a", grown, len(grown), [4, 1, 7])])
+    assert rows.stats.accepted in (1, 2)
+
+
+WITHOUT = """
+import itertools
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
+sys.meta_path.insert(0, Missing())
+import numpy as np
+from ngramspec.costs.engine_rows import LearnedCosts
+from ngramspec.engines.rows import Row, Rows
+from ngramspec.engines.vllm import NgramspecProposer
+rows = Rows("auto", 2, 50, 100, LearnedCosts(2), clock=itertools.count().__next__)
+text = np.array([5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8], np.int32)
+drafts = [rows.step([Row(None, text, n, [1])])[0] for n in range(5, 17)]
+assert drafts[-1].tokens.tolist() == [5, 6], drafts[-1]
+assert "torch" not in sys.modules
+"""
+
+
+def test_rows_work_where_torch_is_not_installed():
+    subprocess.run([sys.executable, "-c", WITHOUT], check=True)

@@ -1,0 +1,125 @@
+"""Rows that have ended leave the batch: fewer rows a forward, and every text as before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from batches import RowOracle, batch, row_texts
+from families import VOCAB, build
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ngramspec
+from ngramspec import Speculator
+from ngramspec.hf_model.inputs.present_rows import PresentRows
+from ngramspec.hf_model.model import Target
+
+GREEDY = {"do_sample": False, "max_new_tokens": 60, "pad_token_id": 0}
+
+
+@given(st.integers(1, 9), st.data())
+def test_every_row_is_found_at_its_place(count, data):
+    present, cache = PresentRows(count), list(range(count))
+    rows = set(range(count))
+    while True:
+        stay = data.draw(st.sets(st.sampled_from(sorted(rows)), min_size=1))
+        order = present.keep(stay)
+        assert all(was >= place for place, was in enumerate(order))  # may be copied in this order
+        cache, rows = [cache[was] for was in order], stay
+        assert present.of(range(count)) == cache
+        assert set(cache) == rows
+        assert len(present) == len(rows)
+        block = torch.arange(count)[:, None]
+        spread = present.spread(present.select(block))
+        assert all(spread[row] == row for row in rows)
+        if len(rows) == 1:
+            return
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """The number of rows of every forward behind the prefill."""
+    seen = []
+    prepare = ngramspec.hf_model.inputs.inputs.Inputs.prepare
+
+    def noting(self, block, *args, **kwargs):
+        seen.append(len(block))
+        return prepare(self, block, *args, **kwargs)
+
+    monkeypatch.setattr(ngramspec.hf_model.inputs.inputs.Inputs, "prepare", noting)
+    return seen
+
+
+def of_unequal_rows(model, rows=5, **asked):
+    """Inputs, plain's sequences, and a drafter that is right for the first two rows only."""
+    inputs = batch(rows, seed=2)
+    plain = model.generate(**inputs, **GREEDY, **asked)
+    texts = row_texts(inputs, plain)
+    drafter = RowOracle(texts, 1.0)
+    for text in texts[2:]:
+        drafter.texts[tuple(text[:4])] = [(token + 1) % VOCAB for token in text]
+    return inputs, plain, drafter
+
+
+@pytest.mark.parametrize(
+    ("name", "left"), [("llama", 3), ("gpt2", 3), ("llama eager", 3), ("bloom (alibi)", 5)]
+)
+def test_the_texts_are_plain_generate_s(name, left, sizes):
+    """Models that prepare their inputs themselves may know more of each row: it stays."""
+    model = build(name.removesuffix(" eager"))
+    if name.endswith("eager"):
+        model.set_attn_implementation("eager")
+    inputs, plain, drafter = of_unequal_rows(model)
+    ours = ngramspec.generate(model, **inputs, speculator=Speculator(drafter, 6), **GREEDY)
+    assert torch.equal(ours, plain)
+    assert sizes[0] == 5
+    assert sizes[-1] == left
+    free = model.generate(**inputs, **GREEDY)
+    start = inputs["input_ids"].shape[1]
+    ends = {"eos_token_id": [int(free[row, start + 7 * row + 5]) for row in range(5)]}
+    plain = model.generate(**inputs, **GREEDY, **ends)
+    del sizes[:]
+    for drafter in ("auto", RowOracle(row_texts(inputs, free), 0.6)):
+        speculator = Speculator(drafter)
+        assert torch.equal(
+            ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY, **ends), plain
+        )
+    assert (sizes[-1] < 5) == (left < 5)
+
+
+def test_what_stays_is_as_if_the_others_had_never_been(monkeypatch):
+    """Keys, values, masks and positions of the rows that stay, before and after; with gaps."""
+    model = build("llama")
+    inputs, _, drafter = of_unequal_rows(model)
+    keep_rows, compared = Target.keep_rows, []
+
+    def states(target, places):
+        layers = [each[places] for at in target.cache.layers for each in (at.keys, at.values)]
+        kwargs = target.inputs.kwargs
+        return [*layers, kwargs["attention_mask"][places], kwargs["position_ids"][places]]
+
+    def watch(self, rows):
+        before = self._present.of(range(5))
+        expected = states(self, [before.index(row) for row in rows])
+        used = [self.inputs._used[before.index(row)] for row in rows]
+        keep_rows(self, rows)
+        after = self._present.of(range(5))
+        found = states(self, [after.index(row) for row in rows])
+        compared.append(all(map(torch.equal, expected, found)))
+        assert [self.inputs._used[after.index(row)] for row in rows] == used
+
+    monkeypatch.setattr(Target, "keep_rows", watch)
+    ngramspec.generate(model, **inputs, speculator=Speculator(drafter, 6), **GREEDY)
+    assert compared
+    assert all(compared)
+
+
+def test_sampled_rows_that_leave(sizes):
+    model, inputs = build("llama"), batch(4, seed=2)
+    torch.manual_seed(0)
+    asked = {"do_sample": True, "max_new_tokens": 60, "eos_token_id": [5, 6, 7], "pad_token_id": 0}
+    ours = ngramspec.generate(model, **inputs, speculator=Speculator("auto", 6), **asked)
+    for row in ours[:, inputs["input_ids"].shape[1] :].tolist():
+        ends = [at for at, token in enumerate(row) if token in (5, 6, 7)]
+        assert set(row[ends[0] + 1 :] if ends else []) <= {0}
+    assert sizes[-1] < 4

@@ -1,0 +1,169 @@
+"""What is refused, by name and with a remedy that works; and what looks as if it had to be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from conftest import tiny_llama
+from doubles import half_right
+from families import SEQ2SEQ, SIZES, VOCAB, build
+from transformers import DynamicCache, StoppingCriteria
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.cache.kv_cache import transformers_before
+
+GREEDY = {"do_sample": False, "max_new_tokens": 30}
+IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+
+
+def model_of(kind, config, attention=None, **settings):
+    torch.manual_seed(7)
+    made = getattr(transformers, config)(**settings, attn_implementation=attention)
+    model = getattr(transformers, kind)(made).eval()
+    model.generation_config.update(eos_token_id=None, forced_eos_token_id=None, pad_token_id=0)
+    return model
+
+
+def falcon(attention):
+    sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    return model_of("FalconForCausalLM", "FalconConfig", attention, **sizes)
+
+
+def led():
+    sizes = {
+        "attention_window": 8,
+        "max_encoder_position_embeddings": 128,
+        "max_decoder_position_embeddings": 128,
+    }
+    return model_of("LEDForConditionalGeneration", "LEDConfig", **(SEQ2SEQ | sizes))
+
+
+def git():
+    return model_of("GitForCausalLM", "GitConfig", "eager", **SIZES)
+
+
+@pytest.mark.parametrize("make", [lambda: build("gpt-neo (windows)"), git], ids=["gpt-neo", "git"])
+def test_no_fixed_width_where_tokens_are_found_by_their_slot(make):
+    model = make()
+    model.set_attn_implementation("eager")
+    with pytest.raises(UnsupportedError, match=r"width=8 .* finds tokens by their slots"):
+        ngramspec.generate(model, IDS, speculator=Speculator(width=8), **GREEDY)
+
+
+@pytest.mark.parametrize("make", [lambda: build("gpt-neo (windows)"), led], ids=["gpt-neo", "led"])
+def test_static_caches_under_which_plain_decoding_differs(make):
+    model = make()
+    plain = model.generate(IDS, **GREEDY)
+    static = {"cache_implementation": "static"}
+    with pytest.raises(UnsupportedError, match=r"static cache; remove cache_implementation"):
+        ngramspec.generate(model, IDS, **static, **GREEDY)
+    assert ngramspec.generate(model, IDS, **GREEDY).tolist() == plain.tolist()
+
+
+def test_sliding_windows_on_a_static_cache_are_pointed_to_a_dynamic_one():
+    model = build("mistral sliding")
+    with pytest.raises(UnsupportedError, match=r"use a dynamic one: remove cache_implementation"):
+        ngramspec.generate(model, IDS, cache_implementation="static", **GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: build("mistral sliding"), "sliding-window attention"),
+        (lambda: falcon("sdpa"), "attends differently under sdpa"),
+    ],
+    ids=["windows", "falcon"],
+)
+def test_attentions_that_cannot_be_had_token_by_token(make, what):
+    model = make()
+    asked = GREEDY | {"return_dict_in_generate": True, "output_attentions": True}
+    with pytest.raises(UnsupportedError, match=rf"{what}.*output_attentions=False"):
+        ngramspec.generate(model, IDS, **asked)
+    plain = model.generate(IDS, **(asked | {"output_attentions": False}))
+    ours = ngramspec.generate(model, IDS, **(asked | {"output_attentions": False}))
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+
+
+def test_falcon_s_attentions_under_eager_attention():
+    model = falcon("eager")
+    asked = GREEDY | {"return_dict_in_generate": True, "output_attentions": True}
+    plain = model.generate(IDS, **asked)
+    drafter = half_right(plain.sequences[0].tolist(), VOCAB)
+    ours = ngramspec.generate(model, IDS, speculator=Speculator(drafter, 4), **asked)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    for mine, theirs in zip(ours.attentions, plain.attentions, strict=True):
+        torch.testing.assert_close(mine[0], theirs[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom (alibi)"])
+@pytest.mark.parametrize("settings", [{}, {"gamma": 4}, {"tree": 6}], ids=["auto", "4", "tree"])
+@pytest.mark.parametrize("crop", [0, 1, 2])
+def test_a_prompt_wholly_inside_the_caller_s_cache(name, settings, crop):
+    """Plain ``generate`` reads the prompt once more, behind itself; masks know nothing of that."""
+    if name.startswith("bloom") and transformers_before((5, 19)) and not crop:
+        pytest.skip("plain generate fails there")
+    model = build(name)
+    with torch.no_grad():
+        ids = model.generate(IDS, **GREEDY)
+        texts = []
+        for custom in (None, Speculator(**settings)):
+            cache = DynamicCache(config=model.config)
+            model(ids, past_key_values=cache, use_cache=True)
+            if crop:
+                cache.crop(-crop)
+            texts.append(
+                model.generate(ids, past_key_values=cache, custom_generate=custom, **GREEDY)
+            )
+    assert texts[0].tolist() == texts[1].tolist()
+
+
+class Column(StoppingCriteria):
+    """Answers in a column, (rows, 1)."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((input_ids.shape[0], 1), input_ids.shape[1] >= self.length)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_criteria_that_answer_in_a_column(rows):
+    model = tiny_llama()
+    ids = IDS.expand(rows, -1)
+    ours = ngramspec.generate(model, ids, stopping_criteria=[Column(22)], **GREEDY)
+    assert ours.tolist() == model.generate(ids, do_sample=False, max_new_tokens=12).tolist()
+    if rows == 1:
+        assert (
+            ours.tolist() == model.generate(ids, stopping_criteria=[Column(22)], **GREEDY).tolist()
+        )
+
+
+def test_criteria_that_answer_for_other_rows_are_refused():
+    def three(ids, scores, **kwargs):
+        return torch.zeros(3, dtype=torch.bool)
+
+    with pytest.raises(ValueError, match=r"must answer for 2 rows, got shape \(3,\)"):
+        ngramspec.generate(tiny_llama(), IDS.expand(2, -1), stopping_criteria=[three], **GREEDY)
+
+
+def test_hidden_states_of_several_streams():
+    """Gemma 3n keeps (streams, batch, positions, size)."""
+    sizes = {
+        "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 0, "laurel_rank": 4, "layer_types": ["full_attention"] * 3,
+        "activation_sparsity_pattern": [0.0] * 3, "sliding_window": 64, "altup_num_inputs": 3,
+    }  # fmt: skip
+    model = model_of("Gemma3nForCausalLM", "Gemma3nTextConfig", **(SIZES | sizes))
+    asked = GREEDY | {"return_dict_in_generate": True, "output_hidden_states": True}
+    plain = model.generate(IDS, **asked)
+    drafter = half_right(plain.sequences[0].tolist(), VOCAB)
+    speculator = Speculator(drafter, 4)
+    ours = ngramspec.generate(model, IDS, speculator=speculator, **asked)
+    assert speculator.stats.accepted
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    for mine, theirs in zip(ours.hidden_states, plain.hidden_states, strict=True):
+        for each, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(each, other, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,259 @@
+"""Trees in batches whose rows diverge: every row's text or distribution is plain generate's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from batches import RowOracle, RowTrees, batch, row_texts
+from conftest import tiny_llama
+from doubles import ScriptedDrafter
+from families import CAUSAL, build
+
+import ngramspec
+from ngramspec import Draft, Proposal, Speculator
+from ngramspec.costs.batch import BatchStepCosts
+from ngramspec.hf_model.attention.tree_attention import attended, tree_mask, tree_positions
+from ngramspec.hf_model.model import Target
+
+GREEDY = {"do_sample": False, "max_new_tokens": 40}
+TREES = ("llama", "gemma", "qwen2", "qwen3", "phi3", "gpt2", "mixtral (experts)")
+
+
+def run(model, inputs, drafter, tree=17, **kwargs):
+    events = []
+    speculator = Speculator(drafter, tree or 8, tree=tree, on_step=events.append)
+    out = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    assert speculator.stats.drafter_faults == 0 or speculator.stats.chains
+    return out, speculator.stats, [each for each in events if each.parents is not None]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_row_is_plain_generate_s(name, attention):
+    """Prompts are padded on the left; each row accepts another path, and gaps come."""
+    model, inputs = build(name), batch(4)
+    if attention == "eager" or model._supports_sdpa:
+        model.set_attn_implementation(attention)
+    plain = model.generate(**inputs, **GREEDY)
+    texts = row_texts(inputs, plain)
+    for seed in range(2):
+        ours, stats, trees = run(model, inputs, RowTrees(texts, seed=seed), **GREEDY)
+        assert torch.equal(plain, ours)
+        if name in TREES:
+            assert not stats.chains
+            assert {event.row for event in trees} == {0, 1, 2, 3}
+            assert stats.drafted > stats.tested > stats.accepted > 40
+
+
+def test_chains_and_trees_in_one_forward():
+    """Rows draft by turns nothing, a chain and a tree."""
+    model, inputs = build("llama"), batch(4)
+    plain = model.generate(**inputs, **GREEDY)
+    texts = row_texts(inputs, plain)
+    for seed in range(3):
+        drafter = RowTrees(texts, seed=seed, kinds=("nothing", "chain", "tree"))
+        ours, stats, trees = run(model, inputs, drafter, **GREEDY)
+        assert torch.equal(plain, ours)
+        assert 0 < len(trees) < stats.target_calls
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "llama eager"])
+def test_rows_that_end_at_different_times(name):
+    model, inputs = build(name.removesuffix(" eager")), batch(5, seed=2)
+    if name.endswith("eager"):
+        model.set_attn_implementation("eager")
+    free = model.generate(**inputs, **GREEDY)
+    start = inputs["input_ids"].shape[1]
+    ends = [int(free[row, start + 7 * row + 5]) for row in range(5)]
+    kwargs = GREEDY | {"eos_token_id": ends, "pad_token_id": 0}
+    plain = model.generate(**inputs, **kwargs)
+    for seed in range(3):
+        ours, _, trees = run(model, inputs, RowTrees(row_texts(inputs, free), seed=seed), **kwargs)
+        assert torch.equal(plain, ours)
+        assert trees
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 3, "min_new_tokens": 5},
+        {"bad_words_ids": [[7], [8, 9]], "suppress_tokens": [11]},
+    ],
+    ids=lambda extra: "+".join(extra),
+)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_processors_see_each_row_s_own_path(extra, ahead, monkeypatch):
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
+    model, inputs = build("llama"), batch()
+    plain = model.generate(**inputs, **GREEDY, **extra)
+    for seed in range(2):
+        drafter = RowTrees(row_texts(inputs, plain), seed=seed)
+        ours, _, trees = run(model, inputs, drafter, **GREEDY, **extra)
+        assert torch.equal(plain, ours)
+        assert trees
+
+
+def test_wasted_positions_are_closed_behind_trees_too(monkeypatch):
+    """The slots that the mask shows are in the order of the text, and as many as were accepted."""
+    model, inputs = build("llama"), batch(3)
+    kwargs = GREEDY | {"max_new_tokens": 160}
+    plain = model.generate(**inputs, **kwargs)
+    rollback, compacted = Target.rollback, []
+
+    def watch(self, paths, origins):
+        before = self._slots + max(map(len, paths))
+        rollback(self, paths, origins)
+        compacted.append(self._slots < before)
+        mask, positions = (self.inputs.kwargs[each] for each in ("attention_mask", "position_ids"))
+        for own, at, used in zip(mask[:, :-1].bool(), positions, self.inputs._used, strict=True):
+            assert at[:-1][own].tolist() == list(range(used))
+
+    monkeypatch.setattr(Target, "rollback", watch)
+    ours, _, trees = run(model, inputs, RowTrees(row_texts(inputs, plain), right=0.5), **kwargs)
+    assert torch.equal(plain, ours)
+    assert trees
+    assert any(compacted)
+
+
+def test_the_cache_holds_each_row_s_accepted_path(monkeypatch):
+    """Keys and values of every row's own slots, beside a forward over its text alone."""
+    model, inputs = build("llama"), batch(3)
+    plain = model.generate(**inputs, **GREEDY)
+    texts, seen = row_texts(inputs, plain), []
+    close = Target.close
+
+    def watch(self):
+        mask = self.inputs.kwargs["attention_mask"][:, :-1].bool()
+        for row, own in enumerate(mask):
+            layers = [(at.keys[row][:, own], at.values[row][:, own]) for at in self.cache.layers]
+            seen.append((texts[row][: int(own.sum())], layers))
+        close(self)
+
+    monkeypatch.setattr(Target, "close", watch)
+    monkeypatch.setattr(Target, "rows_may_leave", False)
+    run(model, inputs, RowTrees(texts), **GREEDY)
+    monkeypatch.undo()
+    assert len(seen) == 3
+    for text, layers in seen:
+        with torch.no_grad():
+            expected = model(torch.tensor([text]), use_cache=True).past_key_values.layers
+        assert len(text) > 40
+        for found, layer in zip(layers, expected, strict=True):
+            torch.testing.assert_close(found[0], layer.keys[0], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found[1], layer.values[0], rtol=1e-4, atol=1e-4)
+
+
+class Tempting(RowTrees):
+    """Its trees estimate themselves, so that they branch where a cost says that it pays."""
+
+    estimates = branches = True
+
+
+def test_where_branches_cost_more_than_they_give_the_likeliest_paths_are_verified(monkeypatch):
+    model, inputs = build("llama"), batch(3)
+    plain = model.generate(**inputs, **GREEDY)
+    seen, flat = {}, np.ones(66, np.float32)
+    monkeypatch.setattr(BatchStepCosts, "cost", lambda self: flat)
+    for surcharge in (1.0, 50.0):
+        monkeypatch.setattr(BatchStepCosts, "surcharge", lambda self, own=surcharge: own)
+        events = []
+        drafter = Tempting(row_texts(inputs, plain), confidence=0.5)
+        speculator = Speculator(drafter, tree="auto", on_step=events.append)
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
+        assert torch.equal(plain, ours)
+        assert speculator.stats.drafter_faults == 0
+        seen[surcharge] = {each.parents is not None for each in events if each.drafted}
+    assert True in seen[1.0]
+    assert seen[50.0] == {False}
+
+
+def test_masks_and_positions_of_a_tree_beside_a_chain_by_hand():
+    """Two rows behind two slots of the cache, the first of which is padding in row 1."""
+    tree = np.array([-1, -1, 1], np.int32)
+    positions = tree_positions(torch.tensor([[5], [9]]), [tree, None], [4, 2])
+    assert positions.tolist() == [[5, 6, 6, 7], [9, 10, 10, 10]]
+    sees = attended([tree, None], 4, torch.device("cpu"))
+    mask = tree_mask(sees, torch.tensor([[1, 1], [0, 1]]), 2, torch.empty(0), eager=False)
+    assert mask.shape == (2, 1, 4, 6)
+    assert mask[0, 0].int().tolist() == [
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 1, 0],
+        [1, 1, 1, 0, 1, 1],
+    ]
+    assert mask[1, 0].int().tolist() == [[0, 1] + [1] * n + [0] * (4 - n) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
+    """Stochastic trees in one row and deterministic ones in others: chi-square over three tokens.
+
+    A right implementation fails less than once in ten million runs.
+    """
+    from scipy.stats import chisquare
+
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
+    model = tiny_llama(vocab=4, initializer_range=0.15, bos_token_id=None, pad_token_id=None)
+    ids = torch.tensor([[1, 2, 3, 1, 2]])
+    expected = of_three(model, ids)
+    rng = np.random.default_rng(0)
+    q = np.array([0.5, 0.2, 0.2, 0.1], np.float32)
+    ids4 = np.arange(4, dtype=np.int32)
+
+    def guess(at, gamma):
+        parents = np.array([-1, -1, 0], np.int32)[:gamma]
+        if rng.random() < 0.5:  # whatever was committed
+            return Draft(np.array([3, 0, 1], np.int32)[:gamma], parents)
+        pair = rng.choice(4, 2, replace=False, p=q / q.sum())
+        tokens = np.array([*pair, rng.choice(4, p=q / q.sum())], np.int32)[:gamma]
+        n = len(tokens)
+        starts = np.arange(0, 4 * n + 1, 4, dtype=np.int32)
+        return Draft(tokens, parents, proposal=Proposal(starts, np.tile(ids4, n), np.tile(q, n)))
+
+    events = []
+    speculator = Speculator(ScriptedDrafter(guess, branches=True), tree=3, on_step=events.append)
+    counts = np.zeros(64)
+    torch.manual_seed(0)
+    kwargs = {"do_sample": True, "max_new_tokens": 5, "num_return_sequences": 8}
+    for _ in range(250):
+        out = ngramspec.generate(model, ids, speculator=speculator, **kwargs)
+        for a, b, c in out[:, 5:8].tolist():
+            counts[16 * a + 4 * b + c] += 1
+    assert speculator.stats.drafter_faults == 0
+    assert speculator.stats.accepted > 500
+    assert sum(len(event.parents or ()) == 3 for event in events) > 1900
+    assert chisquare(counts, 2000 * expected).pvalue > 1e-7
+
+
+def of_three(model, ids):
+    """The probability of each of three tokens behind a prompt, float64 (64,)."""
+    texts = torch.cartesian_prod(*[torch.arange(4)] * 3)
+    with torch.no_grad():
+        logits = model(torch.cat((ids.expand(64, -1), texts), dim=1)).logits[:, 4:7]
+    probs = logits.double().softmax(-1).gather(2, texts[:, :, None]).prod(dim=1).flatten()
+    return (probs / probs.sum()).numpy()
+
+
+def test_sampled_rows_of_a_real_drafter_branch():
+    model, inputs = build("llama"), batch(3)
+    torch.manual_seed(2)
+    settings = {"do_sample": True, "max_new_tokens": 40}
+    text = RowTrees(row_texts(inputs, model.generate(**inputs, **settings)))
+    for drafter in (text, "copy+ngram"):
+        ours, stats, trees = run(model, inputs, drafter, **settings)
+        assert ours.shape == (3, inputs["input_ids"].shape[1] + 40)
+        assert trees
+        assert stats.emitted == 3 * 39
+
+
+def test_chains_where_rows_advance_together_and_the_reason():
+    model, inputs = build("llama"), batch(2)
+    plain = model.generate(**inputs, **GREEDY)
+    drafter = RowOracle(row_texts(inputs, plain), 0.8)
+    kwargs = GREEDY | {"output_scores": True, "return_dict_in_generate": True}
+    ours, stats, trees = run(model, inputs, drafter, **kwargs)
+    assert torch.equal(plain, ours.sequences)
+    assert not trees
+    assert stats.chains == {"a batch of 2 rows that advance together": 1}

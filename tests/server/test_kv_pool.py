@@ -1,0 +1,163 @@
+"""The pool of caches: what is reused, copied, dropped, and that the text is a fresh cache's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+
+from ngramspec.server.kv_pool import CachePool, cache_maker, common_length, why_not_cut
+from ngramspec.stepwise import open_generation
+
+BIG = 1 << 30
+TEXT = np.random.default_rng(0).integers(1, 97, 200).astype(np.int32)
+PER_TOKEN = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
+
+
+def pool_of(model, most=BIG, most_of_user=BIG):
+    return CachePool(cache_maker(model), most, most_of_user, why_not_cut(model))
+
+
+def fill(pool, model, user, prompt, count=4, *, give_back=True):
+    """Generate over the pool's cache: the lease and the tokens."""
+    lease = pool.take(user, prompt)
+    ids = torch.tensor(prompt[None].astype(np.int64))
+    settings = {"do_sample": False, "max_new_tokens": count}
+    with open_generation(model, ids, past_key_values=lease.cache, **settings) as run:
+        while not run.finished:
+            run.step()
+    tokens = np.array(run.tokens, np.int32)
+    if give_back:
+        pool.give_back(lease, np.concatenate((prompt, tokens)), len(prompt))
+    return lease, tokens
+
+
+def fresh(model, prompt, count=4):
+    ids = torch.tensor(prompt[None].astype(np.int64))
+    return model.generate(ids, do_sample=False, max_new_tokens=count)[0, len(prompt) :].numpy()
+
+
+def test_a_keystroke_prefills_what_changed_only(tiny):
+    pool = pool_of(tiny)
+    for end in (100, 104, 103, 110):
+        prompt = np.concatenate((TEXT[:end], [end % 97])).astype(np.int32)
+        lease, tokens = fill(pool, tiny, "a", prompt)
+        assert tokens.tolist() == fresh(tiny, prompt).tolist()
+        assert lease.reused == {100: 0, 104: 100, 103: 103, 110: 103}[end]
+    assert pool.counts.reused_tokens == 306
+    assert pool.counts.copies == 0
+
+
+def test_a_prompt_that_is_there_already_leaves_one_token_to_prefill(tiny):
+    pool = pool_of(tiny)
+    fill(pool, tiny, "a", TEXT[:60])
+    lease, tokens = fill(pool, tiny, "a", TEXT[:60])
+    assert lease.reused == 59
+    assert tokens.tolist() == fresh(tiny, TEXT[:60]).tolist()
+    shorter, _ = fill(pool, tiny, "a", TEXT[:40])
+    assert shorter.reused == 39
+
+
+def test_a_cache_in_use_is_copied_and_not_touched(tiny):
+    pool = pool_of(tiny)
+    fill(pool, tiny, "a", TEXT[:80])
+    first = pool.take("a", TEXT[:90])
+    assert first.reused == 80
+    before = [layer.keys.clone() for layer in first.cache.layers]
+    second, tokens = fill(pool, tiny, "a", np.concatenate((TEXT[:70], TEXT[:20])))
+    assert second is not first
+    assert second.cache is not first.cache
+    assert second.reused == 70
+    expected = fresh(tiny, np.concatenate((TEXT[:70], TEXT[:20])))
+    assert tokens.tolist() == expected.tolist()
+    for layer, was in zip(first.cache.layers, before, strict=True):
+        assert torch.equal(layer.keys, was)
+    assert pool.counts.copies == 1
+
+
+def test_a_cache_that_would_lose_most_is_copied_so_that_both_stay(tiny):
+    pool = pool_of(tiny)
+    fill(pool, tiny, "a", TEXT[:150])
+    other = np.concatenate((TEXT[:40], TEXT[101:121]))
+    lease, tokens = fill(pool, tiny, "a", other)
+    assert (lease.reused, pool.counts.copies) == (40, 1)
+    assert tokens.tolist() == fresh(tiny, other).tolist()
+    again, _ = fill(pool, tiny, "a", TEXT[:151])
+    assert again.reused == 150
+    short = np.concatenate((TEXT[:10], TEXT[60:70]))
+    assert fill(pool, tiny, "a", short)[0].reused == 0  # not worth a copy
+
+
+def test_users_see_their_own_caches_only(tiny):
+    pool = pool_of(tiny)
+    fill(pool, tiny, "a", TEXT[:80])
+    assert fill(pool, tiny, "b", TEXT[:80])[0].reused == 0
+    assert fill(pool, tiny, "a", TEXT[:80])[0].reused == 79
+
+
+def test_idle_caches_stay_within_their_bytes_and_the_oldest_go(tiny):
+    room = PER_TOKEN * (64 + 128 + 128) * 2
+    pool = pool_of(tiny, most=2 * room, most_of_user=room)
+    starts = [np.roll(TEXT, -7 * each)[:60] for each in range(6)]
+    for prompt in starts:
+        fill(pool, tiny, "a", prompt)
+        assert pool.bytes <= room
+    assert pool.counts.evicted > 0
+    kept = [fill(pool, tiny, "a", prompt)[0].reused > 0 for prompt in starts[::-1]]
+    assert kept[0]
+    assert not kept[-1]
+    for user in "bcd":
+        fill(pool, tiny, user, TEXT[:60])
+        assert pool.bytes <= 2 * room
+    none = pool_of(tiny, most=0)
+    fill(none, tiny, "a", TEXT[:60])
+    assert none.bytes == 0
+
+
+def test_a_cache_in_use_is_never_dropped(tiny):
+    pool = pool_of(tiny, most=1)
+    lease, _ = fill(pool, tiny, "a", TEXT[:60], give_back=False)
+    fill(pool, tiny, "a", TEXT[100:160])
+    assert lease.busy
+    pool.give_back(lease, TEXT[:60], 60)
+    assert not pool.bytes
+
+
+def test_bytes_are_the_memory_that_is_held(tiny):
+    pool = pool_of(tiny)
+    fill(pool, tiny, "a", TEXT[:60])
+    assert PER_TOKEN * 63 <= pool.bytes <= PER_TOKEN * (64 + 128)
+
+
+def test_caches_that_cannot_be_cut_begin_afresh():
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = MistralConfig(
+        vocab_size=97, num_attention_heads=4, num_key_value_heads=2, sliding_window=16, **sizes
+    )
+    torch.manual_seed(0)
+    model = MistralForCausalLM(config).eval()
+    assert "Sliding" in why_not_cut(model)
+    pool = pool_of(model)
+    for _ in range(2):
+        lease, tokens = fill(pool, model, "a", TEXT[:60])
+        assert lease.reused == 0
+        assert tokens.tolist() == fresh(model, TEXT[:60]).tolist()
+    assert pool.counts.afresh == 2
+    assert pool.bytes == 0
+
+
+def test_rotary_positions_that_follow_the_length_cannot_be_cut(tiny):
+    assert why_not_cut(tiny) is None
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert "rotary" in why_not_cut(tiny_llama(rope_parameters=rope))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "common"),
+    [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([4], [5], 0)],
+)
+def test_common_beginnings(first, second, common):
+    assert common_length(np.array(first, np.int32), np.array(second, np.int32)) == common

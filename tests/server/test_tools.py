@@ -1,0 +1,353 @@
+"""Tools in ``/v1/chat/completions``: what the model is told, and what is made of its answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import tiny_llama
+from serving import VOCAB, ask, events, letters, plain, served
+
+from ngramspec.server.sampling import Sampling
+from ngramspec.server.tool_format import find_format
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+chat = pytest.importorskip("openai.types.chat", reason="pip install 'ngramspec[serve]'")
+pytest_plugins = ["server_fixtures"]
+END = 100
+ROUTE = "/v1/chat/completions"
+CHAT = (
+    "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}"
+    'as <tool_call>{"name": N}</tool_call>;{% endif %}'
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %};"
+    "{% endfor %}assistant:"
+)
+ADD = {
+    "name": "add",
+    "description": "Adds.",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+}
+TOOLS = [{"type": "function", "function": ADD}]
+NAMED = {"type": "function", "function": {"name": "add"}}
+OTHER = {"type": "function", "function": {"name": "other"}}
+HI = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+NO_SPACES = {"logit_bias": {"0": -100, "95": -100}}  # else a random model writes them for ever
+CALL = '<tool_call>\n{"name":"add","arguments":{"a":true}}\n</tool_call>'  # a space is padding
+
+
+def tokenizer_of(chat=CHAT):
+    tokenizer = letters()
+    tokenizer.chat_template = chat
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def caller():
+    """A server whose model knows tools, and ends its answers."""
+    model = tiny_llama(vocab=VOCAB, positions=2048, eos_token_id=END)
+    with served(model, tokenizer_of()) as client:
+        yield client
+
+
+class Script:
+    """Has the model say a text, and end."""
+
+    def __init__(self, prompt, ids):
+        self.prompt, self.ids = prompt, [*ids, END]
+
+    def __call__(self, input_ids, scores):
+        forced = self.ids[min(input_ids.shape[1] - self.prompt, len(self.ids) - 1)]
+        scores = scores.new_full(scores.shape, -float("inf"))
+        scores[:, forced] = 0.0
+        return scores
+
+
+class Beginning(Script):
+    """Has the model begin with a text, and go on as it likes."""
+
+    def __call__(self, input_ids, scores):
+        begun = input_ids.shape[1] - self.prompt < len(self.ids) - 1
+        return super().__call__(input_ids, scores) if begun else scores
+
+
+@pytest.fixture
+def says(monkeypatch):
+    def say(text):
+        ids = letters()(text)["input_ids"]
+        monkeypatch.setattr(Sampling, "_processors", lambda self, prompt: [Script(prompt, ids)])
+
+    return say
+
+
+def function_of(call):
+    return call["function"]["name"], json.loads(call["function"]["arguments"])
+
+
+def test_tools_and_calls_go_through_the_models_template(caller):
+    arguments = json.dumps({"a": True})
+    said = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [said]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+    ]
+    strict = [{"type": "function", "function": ADD | {"strict": False}}]
+    answer = ask(caller, ROUTE, messages=messages, tools=strict, temperature=0, max_tokens=8)
+    text = (
+        json.dumps(TOOLS[0]) + 'as <tool_call>{"name": N}</tool_call>;user:hi;'
+        'assistant:{"name": "add", "arguments": {"a": true}};tool:3;assistant:'
+    )
+    model = tiny_llama(vocab=VOCAB, positions=2048, eos_token_id=END)
+    assert answer["usage"]["prompt_tokens"] == len(letters()(text)["input_ids"])
+    content = answer["choices"][0]["message"]["content"]
+    assert content == plain(model, letters(), text, 8)
+
+
+def test_a_call_is_an_answer(caller, says):
+    says(f"Adding.\n{CALL}\n{CALL}")
+    answer = ask(caller, ROUTE, tools=TOOLS, n=2, **HI)
+    chat.ChatCompletion.model_validate(answer, strict=True)
+    for choice in answer["choices"]:
+        message = choice["message"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert message["content"] == "Adding."
+        assert [function_of(call) for call in message["tool_calls"]] == [("add", {"a": True})] * 2
+        assert [call["type"] for call in message["tool_calls"]] == ["function"] * 2
+    ids = [c["id"] for choice in answer["choices"] for c in choice["message"]["tool_calls"]]
+    assert len(set(ids)) == 4
+    says(CALL)
+    assert ask(caller, ROUTE, tools=TOOLS, **HI)["choices"][0]["message"]["content"] is None
+
+
+def test_a_call_is_streamed_at_once(caller, says):
+    says(f"Adding.\n{CALL}\n{CALL}")
+    body = {"tools": TOOLS, "stream": True, "n": 2, "logprobs": True, **HI}
+    chunks = events(caller.post(ROUTE, json=body).text)
+    for chunk in chunks:
+        chat.ChatCompletionChunk.model_validate(chunk, strict=True)
+    parts = [chunk["choices"][0] for chunk in chunks]
+    for index in range(2):
+        own = [part for part in parts if part["index"] == index]
+        deltas = [part["delta"] for part in own]
+        assert deltas[0]["role"] == "assistant"
+        assert "".join(delta.get("content") or "" for delta in deltas) == "Adding."
+        calls = [call for delta in deltas for call in delta.get("tool_calls") or []]
+        assert [call["index"] for call in calls] == [0, 1]
+        assert [function_of(call) for call in calls] == [("add", {"a": True})] * 2
+        assert len({call["id"] for call in calls}) == 2
+        reasons = [part["finish_reason"] for part in own]
+        assert reasons == [None] * (len(own) - 1) + ["tool_calls"]
+        seen = [
+            each for part in own for each in (part.get("logprobs") or {"content": []})["content"]
+        ]
+        text = "".join(each["token"] for each in seen[:-1])
+        assert text == f"Adding.\n{CALL}\n{CALL}", "log-probabilities are those of all tokens"
+
+
+def test_one_call_ends_the_answer_where_there_may_be_no_more(caller, says):
+    says(f"Adding.\n{CALL}\n{CALL}_more")
+    body = {"tools": TOOLS, "parallel_tool_calls": False, **HI}
+    answer = ask(caller, ROUTE, **body)
+    choice = answer["choices"][0]
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Adding.", "tool_calls")
+    assert answer["usage"]["completion_tokens"] == len(f"Adding.\n{CALL}")
+    cut = ask(caller, ROUTE, stop="</tool_call>", **body)["choices"][0]
+    assert cut["message"]["tool_calls"] is None
+    assert cut["message"]["content"] == f"Adding.\n{CALL}".removesuffix("</tool_call>")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_stays_text(caller, says, stream):
+    whole = f"{CALL}\n{CALL}"
+
+    def answer(**body):
+        body = {"tools": TOOLS, "stream": stream, **HI, **body}
+        found = caller.post(ROUTE, json=body)
+        assert found.status_code == 200, found.text
+        parts = [each["choices"][0] for each in (events(found.text) if stream else [found.json()])]
+        messages = [part["delta" if stream else "message"] for part in parts]
+        content = "".join(each.get("content") or "" for each in messages)
+        calls = [call for each in messages for call in each.get("tool_calls") or []]
+        return content, len(calls), parts[-1]["finish_reason"]
+
+    says(whole)
+    assert answer() == ("", 2, "tool_calls")
+    for count in (len(whole) - 1, len(CALL) + 20):
+        assert answer(max_tokens=count) == (whole[len(CALL) + 1 : count], 1, "length")
+    assert answer(max_tokens=len(CALL)) == ("", 1, "length")
+    assert answer(max_tokens=20) == (whole[:20], 0, "length")
+    assert answer(stop="true") == (whole[: whole.index("true")], 0, "stop")
+    assert answer(stop="\n<tool") == ("", 1, "tool_calls")
+    assert answer(tool_choice="none") == (whole, 0, "stop")
+
+
+def test_without_tools_the_text_is_as_it_is(caller, says):
+    says(CALL)
+    choice = ask(caller, ROUTE, **HI)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+    assert choice["message"]["tool_calls"] is None
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_is_forced_by_a_grammar(caller, choice):
+    pytest.importorskip("xgrammar")
+    tools = TOOLS if choice == "required" else [OTHER, *TOOLS]
+    body = {"tools": tools, "tool_choice": choice, "max_tokens": 90, **NO_SPACES, **HI}
+    if choice == "required":
+        body["parallel_tool_calls"] = False
+    answer = ask(caller, ROUTE, **body)["choices"][0]
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["content"] is None
+    (call,) = answer["message"]["tool_calls"]
+    name, arguments = function_of(call)
+    assert name == "add"
+    assert isinstance(arguments["a"], bool)
+
+
+def test_a_schema_that_cannot_be_kept_is_refused(caller):
+    pytest.importorskip("xgrammar")
+    wrong = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "no"}}}}
+    body = {"tools": [{"type": "function", "function": wrong}], "tool_choice": "required"}
+    error = caller.post(ROUTE, json=HI | body).json()["error"]
+    assert error["param"] == "tools"
+    assert "schema" in error["message"]
+
+
+def test_a_strict_function_is_kept_to_where_it_is_called(caller, monkeypatch):
+    pytest.importorskip("xgrammar")
+    tools = [{"type": "function", "function": ADD | {"strict": True}}]
+    body = {"tools": tools, "max_tokens": 120, **NO_SPACES, **HI}
+    free = ask(caller, ROUTE, **body)["choices"][0]["message"]
+    assert free["content"], "it may say anything else"
+    assert free["tool_calls"] is None
+    own = Sampling._processors
+
+    def begun(self, prompt):
+        return [Beginning(prompt, letters()("So:<tool_call>")["input_ids"]), *own(self, prompt)]
+
+    monkeypatch.setattr(Sampling, "_processors", begun)
+    message = ask(caller, ROUTE, **body)["choices"][0]["message"]
+    assert message["content"].startswith("So:")
+    name, arguments = function_of(message["tool_calls"][0])
+    assert (name, list(arguments)) == ("add", ["a"])
+
+
+def test_a_special_token_may_begin_a_call(says, monkeypatch):
+    from tokenizers import AddedToken
+
+    tokenizer = tokenizer_of()
+    for name in ("<tool_call>", "</tool_call>", "<|x|>"):
+        tokenizer.add_tokens([AddedToken(name, special=True)])
+    text = CALL.replace("\n{", "<|x|>{")
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) < len(text) - 20
+    model = tiny_llama(vocab=len(tokenizer) + 4, positions=2048, eos_token_id=END)
+    monkeypatch.setattr(Sampling, "_processors", lambda self, prompt: [Script(prompt, ids)])
+    with served(model, tokenizer) as client:
+        answer = ask(client, ROUTE, tools=TOOLS, **HI)["choices"][0]
+    assert [function_of(each) for each in answer["message"]["tool_calls"]] == [("add", {"a": True})]
+
+
+MODELS = [
+    (CHAT, True),
+    (CHAT.replace("<tool_call>", "<call>"), False),
+    (CHAT.replace('{"name": N}', "{function-name}"), False),
+    (CHAT.replace('{"name": N}', "<function=N>"), False),
+    ("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:", False),
+]
+
+
+@pytest.mark.parametrize(("chat", "known"), MODELS)
+def test_the_form_of_calls_is_found_in_the_template(model, chat, known):
+    found, why = find_format(model, tokenizer_of(chat))
+    assert (found is not None, not why) == (known, known)
+
+
+def test_a_models_own_response_template_is_used(model, says):
+    pytest.importorskip("transformers.utils.chat_parsing")
+    from test_tool_parsers import TEMPLATE
+
+    tokenizer = tokenizer_of(CHAT.replace("<tool_call>", "<call>"))
+    tokenizer.response_template = TEMPLATE
+    model = tiny_llama(vocab=VOCAB, positions=2048, eos_token_id=END)
+    says('<think>so</think>Yes.<call:add>{"a":true}</call>')
+    with served(model, tokenizer) as client:
+        message = ask(client, ROUTE, tools=TOOLS, **HI)["choices"][0]["message"]
+        assert message["content"] == "Yes."
+        assert message["reasoning_content"] == "so"
+        assert [function_of(call) for call in message["tool_calls"]] == [("add", {"a": True})]
+        refused = client.post(ROUTE, json={**HI, "tools": TOOLS, "tool_choice": "required"})
+        assert refused.json()["error"]["param"] == "tool_choice"
+
+
+SAID = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+BAD_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}
+REFUSED = [
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+    ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tools": [OTHER], "tool_choice": NAMED}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+    ({"functions": [ADD]}, "functions"),
+    ({"messages": [BAD_CALL]}, "messages"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), REFUSED, ids=str)
+def test_what_cannot_be_is_refused_by_the_fields_name(caller, body, param):
+    answer = caller.post(ROUTE, json=HI | body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+PICKY = (
+    "{% if messages[0].role == 'robot' %}{{ raise_exception('No robots.') }}{% endif %}"
+    "{% if tools and messages[0].role != 'user' %}"
+    "{{ raise_exception('Cannot put tools before the first user message.') }}{% endif %}"
+)
+
+
+def test_what_a_template_refuses_is_named(model):
+    with served(model, tokenizer_of(PICKY + CHAT)) as client:
+        for role, tools, blamed in [
+            ("robot", None, "messages"),
+            ("robot", TOOLS, "messages"),
+            ("system", TOOLS, "tools"),
+        ]:
+            body = {"messages": [{"role": role, "content": "hi"}], "tools": tools, "max_tokens": 1}
+            answer = client.post(ROUTE, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, blamed)
+            said = "No robots" if blamed == "messages" else "Cannot put tools"
+            assert f"refuses them: {said}" in error["message"]
+        ask(client, ROUTE, messages=[{"role": "system", "content": "hi"}], max_tokens=1)
+        ask(client, ROUTE, tools=TOOLS, max_tokens=1, **HI)
+
+
+def test_without_xgrammar_a_form_is_refused_by_the_fields_name(caller, monkeypatch):
+    monkeypatch.setattr("ngramspec.server.grammars.find_spec", lambda name: None)
+    strict = [{"type": "function", "function": ADD | {"strict": True}}]
+    for body, param in (
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": strict}, "tools"),
+    ):
+        error = caller.post(ROUTE, json=HI | body).json()["error"]
+        assert error["param"] == param
+        assert "xgrammar" in error["message"]
+
+
+def test_a_model_that_knows_no_tools_refuses_them(client):
+    for body, param in (({"tools": TOOLS}, "tools"), ({"messages": [SAID]}, "messages")):
+        error = client.post(ROUTE, json=HI | body).json()["error"]
+        assert error["param"] == param
+        assert "knows no tools" in error["message"]
+    ask(client, ROUTE, tools=TOOLS, tool_choice="none", max_tokens=2, **HI)
