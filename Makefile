@@ -1,4 +1,5 @@
-# make demo | make test | make lint | make fuzz | make fuzz-stores | make sanitize | make test-slow | make test-matrix
+# make demo | make test | make lint | make fuzz | make fuzz-server | make fuzz-stores | make sanitize
+# make test-slow | make test-matrix
 # make test-engines | make test-llama | make test-serve
 # make docs | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-engines test-llama test-serve fuzz fuzz-stores sanitize test-slow test-matrix lint format docs bench bench-native clean
+.PHONY: demo test test-engines test-llama test-serve fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -33,6 +34,11 @@ fuzz: $(VENV)/.built
 # Broken store files, CASES of each kind, the first one made from SEED.
 fuzz-stores: $(VENV)/.built
 	PYTHONPATH=tests $(BIN)/python -m fuzz_stores --seed $(SEED) --cases $(or $(CASES),10000)
+# Random requests to a tiny server, from SEED on.
+REQUESTS ?= 1000
+fuzz-server: $(VENV)/.built
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.server \
+	    --requests $(REQUESTS) --seed $(SEED) $(ARGS)
 
 # The completion server under load for SERVE_SECONDS, and the openai package for node, in build/node.
 SERVE_SECONDS ?= 300

@@ -73,10 +73,13 @@ class OpenGeneration:
         group = self._loop.batch.groups[0]
         return group.tokens_from(group.prompt_length)
 
-    @property
-    def logits(self) -> list[torch.Tensor] | None:
-        """The target's logits of every token so far, (1, vocab) each; None: not asked for."""
-        return self._run.sampler.record.logits
+    def take_logits(self) -> list[torch.Tensor]:
+        """The target's logits of every token since the last call, float32 (1, vocab) each.
+
+        The generation does not keep them, so a caller that takes them after every step holds a
+        step's rows at most. Without ``output_logits=True`` there are none.
+        """
+        return self._run.sampler.record.take_logits()
 
     @property
     def why_alone(self) -> str | None:

@@ -14,6 +14,8 @@ from ngramspec.draft import Int32
 from ngramspec.server import chat_answer
 from ngramspec.server.auth import Client
 from ngramspec.server.chat_answer import Reader
+from ngramspec.server.chat_prompt import chat_ids
+from ngramspec.server.encoding import TooManyTokensError
 from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.grammars import grammar_of
 from ngramspec.server.job import Order
@@ -21,6 +23,7 @@ from ngramspec.server.openai_types import ChatRequest, Message
 from ngramspec.server.reading import json_value
 from ngramspec.server.service import Service, while_connected
 from ngramspec.server.settings import Limits
+from ngramspec.server.special_tokens import NotTextError
 from ngramspec.server.sse import stream_of
 from ngramspec.server.tool_parsers import PlainParser
 
@@ -106,6 +109,10 @@ def encoded(service: Service, body: ChatRequest) -> list[int]:
         return templated(service, given, body.offered)
     except ApiError:
         raise
+    except TooManyTokensError as error:
+        raise service.too_long("messages", error.count) from None
+    except NotTextError as error:
+        raise bad("messages", str(error)) from error
     except Exception as error:  # whatever a template raises about its input
         blamed = "tools" if body.offered and takes(service, given) else "messages"
         raise bad(blamed, f"the model's template refuses them: {words_of(error)}") from error
@@ -120,10 +127,13 @@ def words_of(error: Exception) -> str:
 
 def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -> list[int]:
     """The ids that the model's template makes of messages and tools."""
-    text: str = service.tokenizer.apply_chat_template(
-        given, tools=tools or None, add_generation_prompt=True, tokenize=False
+
+    def encode(text: str) -> list[int]:
+        return service.encode(text, "messages", framed=False)
+
+    return chat_ids(
+        service.tokenizer, service.text, given, tools, encode=encode, most=service.context - 1
     )
-    return service.encode(text, "messages", framed=False)
 
 
 def takes(service: Service, given: list[Any]) -> bool:

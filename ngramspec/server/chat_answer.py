@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -78,12 +78,13 @@ def whole(
         readers: of each.
         head: id, time and model.
     """
+    hidden = answers.jobs[0].order.hidden
     choices = [
         Choice(
             index=index,
             message=message_of([part for piece in pieces for part in reader.read(piece)]),
             finish_reason=reader.reason(pieces[-1].ended or STOP),
-            logprobs=logprobs(service, body, pieces),
+            logprobs=logprobs(service, body, pieces, hidden),
         )
         for index, (pieces, reader) in enumerate(zip(found, readers, strict=True))
     ]
@@ -138,7 +139,8 @@ async def chunks(
         if piece.ended:
             choices[-1].finish_reason = reader.reason(piece.ended)
         if body.logprobs and choices:
-            choices[0].logprobs = logprobs(service, body, [piece])
+            hidden = answers.jobs[index].order.hidden
+            choices[0].logprobs = logprobs(service, body, [piece], hidden)
         for choice in choices:
             yield ChatCompletionChunk.construct(choices=[choice], **head)
     if with_usage:
@@ -179,19 +181,31 @@ def _chunk(index: int, delta: ChoiceDelta, ended: str | None) -> ChunkChoice:
     return ChunkChoice.construct(index=index, delta=delta, finish_reason=reason)
 
 
-def logprobs(service: Service, body: ChatRequest, pieces: Sequence[Piece]) -> ChoiceLogprobs | None:
-    """The log-probabilities of some pieces, in the form of this route."""
+def logprobs(
+    service: Service, body: ChatRequest, pieces: Sequence[Piece], hidden: Container[int] | None
+) -> ChoiceLogprobs | None:
+    """The log-probabilities of some pieces, in the form of this route.
+
+    Args:
+        service: that answered.
+        body: of the request.
+        pieces: of one answer.
+        hidden: see ``Order``.
+    """
     if not body.logprobs:
         return None
     found = []
     for each in (each for piece in pieces for each in piece.logprobs):
-        top = [TopLogprob(**_token(service, token), logprob=value) for token, value in each.top]
-        own = _token(service, each.token)
+        top = [
+            TopLogprob(**_token(service, token, hidden), logprob=value) for token, value in each.top
+        ]
+        own = _token(service, each.token, hidden)
         value = each.logprob or 0.0
         found.append(ChatCompletionTokenLogprob(**own, logprob=value, top_logprobs=top))
     return ChoiceLogprobs(content=found)
 
 
-def _token(service: Service, token: int) -> dict[str, Any]:
-    text = service.decode([token])
-    return {"token": text, "bytes": list(text.encode())}
+def _token(service: Service, token: int, hidden: Container[int] | None) -> dict[str, Any]:
+    """A token's text and bytes. Joined, the bytes of all tokens are the answer's text."""
+    found = service.bytes_of(token, hidden)
+    return {"token": service.decode([token]), "bytes": None if found is None else list(found)}

@@ -19,7 +19,7 @@ class TooManyTokensError(ValueError):
         self.count = count
 
 
-def prompt_encoder(tokenizer: Any) -> Callable[[str, bool, int], list[int]]:
+def prompt_encoder(tokenizer: Any) -> Callable[[str, bool, int | None], list[int]]:
     """What encodes a prompt. Names of special tokens are read as these tokens.
 
     It takes the text, whether to add the tokens that the tokenizer puts around every text, and the

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ngramspec.draft import Int32
-from ngramspec.server.encoding import untruncated, without_gil
 from ngramspec.server.fim_families import FAMILIES, Family
 
 CHARACTERS = 16  # of a token: no text has more on average
@@ -34,11 +33,12 @@ class FillInTheMiddle:
     Args:
         family: one of FAMILIES.
         tokenizer: of the model, of transformers.
+        encode: returns the ids of a text in which no special token is read, see TextEncoder.
     """
 
-    def __init__(self, family: Family, tokenizer: Any) -> None:
+    def __init__(self, family: Family, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
         self.family = family
-        self.encode = plain_encoder(tokenizer)
+        self.encode = encode
         vocabulary = tokenizer.get_vocab()
         self._ids: dict[str, int] = {name: vocabulary[name] for name in family.tokens}
         known = (each for each in (*family.ends, *family.tokens) if each in vocabulary)
@@ -189,19 +189,6 @@ def family_of(tokenizer: Any) -> Family | None:
     return next(
         (each for each in FAMILIES if all(token in vocabulary for token in each.tokens)), None
     )
-
-
-def plain_encoder(tokenizer: Any) -> Callable[..., list[int]]:
-    """What encodes text without special tokens: none are added, and none are read from the text.
-
-    It takes the text and, optionally, the most tokens, see ``without_gil``.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return lambda text, most=None: list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    backend = untruncated(backend)
-    backend.encode_special_tokens = True
-    return lambda text, most=None: without_gil(backend, text, add_special_tokens=False, most=most)
 
 
 def leading_tokens(tokenizer: Any) -> list[int]:

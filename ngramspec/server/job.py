@@ -224,8 +224,7 @@ class Job:
         before = len(progress.tokens)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if order.top_logprobs is not None:
-            assert generation.logits is not None
-            logits = torch.cat(generation.logits[before : before + len(tokens)])
+            logits = torch.cat(generation.take_logits())
             logprobs = tuple(logprobs_of(logits, tokens, order.top_logprobs))
         if not before:
             progress.first = time.perf_counter()

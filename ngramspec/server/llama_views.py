@@ -68,9 +68,8 @@ async def tokenize(service: Service, body: TokenizeRequest) -> Response:
 
 def _tokenized(service: Service, body: TokenizeRequest) -> Response:
     if body.parse_special:
-        given = service.tokenizer(body.content, add_special_tokens=body.add_special)
-        ids = list(given["input_ids"])
+        ids = service.encode_prompt(body.content, body.add_special, None)
     else:
         before = leading_tokens(service.tokenizer) if body.add_special else []
-        ids = before + service.encode_plainly(body.content)
+        ids = before + service.text.encode(body.content)
     return JSONResponse({"tokens": ids})

@@ -24,7 +24,7 @@ from ngramspec.server.errors import (
     refuse_unless,
     shutting_down,
 )
-from ngramspec.server.fim import FillInTheMiddle, family_of, plain_encoder
+from ngramspec.server.fim import FillInTheMiddle, family_of
 from ngramspec.server.grammar_pool import GrammarPool
 from ngramspec.server.job import CANCELLED, Job, Order, Piece
 from ngramspec.server.openai_types import Common, Extras
@@ -33,6 +33,8 @@ from ngramspec.server.sampling import Sampling
 from ngramspec.server.scheduler import QueueFullError
 from ngramspec.server.settings import ServerSettings
 from ngramspec.server.shelf import Shelf
+from ngramspec.server.special_tokens import TextEncoder
+from ngramspec.server.token_bytes import TokenBytes
 from ngramspec.server.tool_format import find_format
 
 REFERENCE = 1 << 18  # tokens of a reference
@@ -55,11 +57,12 @@ class Service:
         self.model, self.tokenizer = model, tokenizer
         self.engine, self.settings = engine, settings
         self.corpora = Shelf(settings.corpora)
+        self.text = TextEncoder(tokenizer)
+        self.bytes_of = TokenBytes(tokenizer)
         family = family_of(tokenizer)
-        self.fim = None if family is None else FillInTheMiddle(family, tokenizer)
+        self.fim = None if family is None else FillInTheMiddle(family, tokenizer, self.text.encode)
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)
-        self.encode_plainly = plain_encoder(tokenizer)
-        self._encode = prompt_encoder(tokenizer)
+        self.encode_prompt = prompt_encoder(tokenizer)
         self._longest = longest_token(tokenizer)
         self.reading = Reading(settings.limits)
         self.vocabulary = embedding_count(model) or len(tokenizer)
@@ -121,9 +124,9 @@ class Service:
         """
         self.check_text(text, param)
         try:
-            return self._encode(text, framed, self.context - 1)
+            return self.encode_prompt(text, framed, self.context - 1)
         except TooManyTokensError as error:
-            raise self._too_long(param, error.count) from None
+            raise self.too_long(param, error.count) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some tokens, special ones included."""
@@ -139,10 +142,11 @@ class Service:
             f"token ids must be below {self.vocabulary}, got {max(ids)}",
         )
         if len(ids) >= self.context:
-            raise self._too_long(param, len(ids))
+            raise self.too_long(param, len(ids))
         return np.array(ids, np.int32)
 
-    def _too_long(self, param: str, tokens: int) -> ApiError:
+    def too_long(self, param: str, tokens: int) -> ApiError:
+        """The error of a prompt that has no room in the context."""
         message = f"it must have fewer than {self.context} tokens, got {tokens}"
         return bad(param, message, "context_length_exceeded")
 
@@ -196,7 +200,7 @@ class Service:
         if given is None:
             return None
         try:
-            ids = self.encode_plainly(given, REFERENCE) if isinstance(given, str) else given
+            ids = self.text.encode(given, REFERENCE) if isinstance(given, str) else given
             count = len(ids)
         except TooManyTokensError as error:
             count = error.count

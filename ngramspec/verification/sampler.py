@@ -40,6 +40,13 @@ class Record:
         if self.logits is not None:
             self.logits.append(logits)
 
+    def take_logits(self) -> list[torch.Tensor]:
+        """The raw logits that are kept, which are not kept any longer."""
+        taken = list(self.logits or ())
+        if self.logits is not None:
+            self.logits.clear()
+        return taken
+
 
 class DraftCursor:
     """A draft by the positions of its forward.

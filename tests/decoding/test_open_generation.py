@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 import torch
 from conftest import tiny_llama
@@ -108,14 +110,31 @@ def test_a_step_that_raises_closes_the_generation(tiny):
     assert drafter.sessions == []
 
 
-def test_logits_come_with_the_tokens(tiny):
+def test_logits_come_with_the_tokens_and_are_not_kept(tiny):
     kept = {"return_dict_in_generate": True, "output_logits": True}
     plain = tiny.generate(PROMPT, **GREEDY, **kept)
-    with open_generation(tiny, PROMPT, **GREEDY, **kept) as run:
-        drained(run)
-        assert len(run.logits) == 40
-        for ours, theirs in zip(run.logits, plain.logits, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    drafter = half_right(plain.sequences[0].tolist(), 97)
+    found, rows = [], []
+    with open_generation(tiny, PROMPT, speculator=Speculator(drafter, 4), **GREEDY, **kept) as run:
+        while not run.finished:
+            assert all(row() is None for row in rows), "rows that were taken are still kept"
+            tokens = run.step()
+            taken = run.take_logits()
+            assert len(taken) == len(tokens)
+            assert run.take_logits() == []
+            found += [row.clone() for row in taken]
+            rows += [ref(row) for row in taken]
+            del taken
+    assert run.stats.target_calls < 39
+    assert len(found) == 40
+    for ours, theirs in zip(found, plain.logits, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_that_are_not_asked_for_are_not_kept(tiny):
+    with open_generation(tiny, PROMPT, **GREEDY) as run:
+        run.step()
+        assert run.take_logits() == []
 
 
 def test_what_cannot_be_stepped_is_refused():

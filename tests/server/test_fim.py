@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from serving import letters
-from tokenizers import pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 
 from ngramspec.server.fim import (
     FillInTheMiddle,
@@ -14,6 +14,7 @@ from ngramspec.server.fim import (
     leading_tokens,
 )
 from ngramspec.server.fim_families import FAMILIES
+from ngramspec.server.special_tokens import TextEncoder
 
 # Each family's form as its model card or paper writes it: prefix P, suffix S, another file F.
 FORMS = {
@@ -51,11 +52,15 @@ def tokenizer_of(family):
     return tokenizer
 
 
+def fim_of(family, tokenizer):
+    return FillInTheMiddle(family, tokenizer, TextEncoder(tokenizer).encode)
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_each_family_is_recognized_and_has_its_form(family):
     tokenizer = tokenizer_of(family)
     assert family_of(tokenizer) is family
-    fim = FillInTheMiddle(family, tokenizer)
+    fim = fim_of(family, tokenizer)
     assert tokenizer.decode(fim.prompt("P", "S")) == FORMS[family.name]
     whole = fim.prompt("P", "S", files=[Snippet("F", "f.py")], name="own.py")
     assert tokenizer.decode(whole) == FILES[family.name]
@@ -67,9 +72,13 @@ def test_a_model_without_the_tokens_has_no_family():
     assert family_of(letters(fim=False)) is None
 
 
-def test_special_tokens_in_a_users_file_are_text():
-    tokenizer = letters()
-    fim = FillInTheMiddle(family_of(tokenizer), tokenizer)
+@pytest.mark.parametrize("special", [True, False], ids=["special", "added"])
+def test_special_tokens_in_a_users_file_are_text(special):
+    """Also where they are added tokens without that flag, as those of Qwen2.5-Coder."""
+    tokenizer = letters(fim=special)
+    if not special:
+        tokenizer.add_tokens([AddedToken(each, normalized=False) for each in FAMILIES[0].tokens])
+    fim = fim_of(family_of(tokenizer), tokenizer)
     name = "<|fim_suffix|>"
     ids = fim.prompt(f"x = '{name}'", "S")
     suffix = tokenizer.convert_tokens_to_ids(name)
@@ -100,7 +109,7 @@ def test_what_is_too_long_keeps_what_is_near_the_cursor(sizes, room, kept):
 
 def test_files_that_do_not_fit_are_left_out_oldest_first():
     tokenizer = letters()
-    fim = FillInTheMiddle(family_of(tokenizer), tokenizer)
+    fim = fim_of(family_of(tokenizer), tokenizer)
     files = [Snippet("old" * 10, "a"), Snippet("new" * 10, "b")]
     text = tokenizer.decode(fim.prompt("P", "S", files=files, room=70))
     assert "newnew" in text
@@ -115,7 +124,7 @@ def test_text_behind_text_has_no_space_in_front_where_the_tokenizer_would_put_on
     tokenizer = tokenizer_of(family)
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
-    fim = FillInTheMiddle(family, tokenizer)
+    fim = fim_of(family, tokenizer)
     assert tokenizer.decode(fim.prompt("P", "S", line="L")) == "[SUFFIX]S[PREFIX] PL"
     whole = fim.prompt("P", "S", line="L", files=[Snippet("F", "f")], name="own")
     assert tokenizer.decode(whole) == "[SUFFIX]S[PREFIX] +++++ f\nF\n\n+++++ own\nPL"

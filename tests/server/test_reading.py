@@ -30,14 +30,14 @@ def test_the_event_loop_goes_on_while_a_request_is_encoded(model, tokenizer):
     """The encoder waits until another route has answered."""
     with served(model, tokenizer) as client, ThreadPoolExecutor(1) as pool:
         service = client.app.state.service
-        entered, leave, encode = threading.Event(), threading.Event(), service._encode
+        entered, leave, encode = threading.Event(), threading.Event(), service.encode_prompt
 
         def waiting(*given):
             entered.set()
             assert leave.wait(60)
             return encode(*given)
 
-        service._encode = waiting
+        service.encode_prompt = waiting
         asked = pool.submit(client.post, "/v1/completions", json={"prompt": "x"})
         try:
             assert entered.wait(60)
@@ -106,7 +106,7 @@ def test_too_many_answers_are_refused_before_one_is_made(client, monkeypatch, ro
     for module in (chat, completions, infill):
         monkeypatch.setattr(module, "Order", made)
     service = client.app.state.service
-    monkeypatch.setattr(service, "_encode", lambda *given: pytest.fail("a text was encoded"))
+    monkeypatch.setattr(service, "encode_prompt", lambda *given: pytest.fail("a text was encoded"))
     error = refused(client.post(route, json=body))
     given = body.get(param)
     assert error["param"] == param
@@ -202,7 +202,7 @@ def test_every_list_of_the_schemas_has_a_bound():
 def test_text_that_cannot_fit_is_not_encoded(model, tokenizer):
     with served(model, tokenizer) as client:
         service = client.app.state.service
-        service._encode = lambda *given: pytest.fail("a text was encoded")
+        service.encode_prompt = lambda *given: pytest.fail("a text was encoded")
         longest = max(map(len, tokenizer.get_vocab()))
         most = service.context * longest
         for route, body, param in (
@@ -217,7 +217,7 @@ def test_text_that_cannot_fit_is_not_encoded(model, tokenizer):
             ),
         ):
             if route == "/v1/completions" and isinstance(body["prompt"], list):
-                service._encode = lambda text, *given: [1] * len(text)
+                service.encode_prompt = lambda text, *given: [1] * len(text)
             error = refused(client.post(route, json=body))
             assert error["param"] == param
             assert error["code"] == "context_length_exceeded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import ClassVar
 
@@ -12,6 +13,8 @@ from conftest import tiny_llama
 from serving import VOCAB, ask, events, plain, served, shown, text_of
 
 from ngramspec import Corpus
+from ngramspec.server import job
+from ngramspec.server.sampling import logprobs_of
 from ngramspec.server.shared import SharedText
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
@@ -114,6 +117,25 @@ def test_log_probabilities_are_the_targets(client, model, tokenizer):
     best = [max(top.values()) for top in found["top_logprobs"][1:]]
     torch.testing.assert_close(torch.tensor(best), scores[:-1].max(-1).values, rtol=1e-3, atol=1e-3)
     assert ask(client, prompt=PROMPT, echo=True, max_tokens=0)["choices"][0]["text"] == PROMPT
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_log_probabilities_keep_no_rows_of_the_vocabulary(client, monkeypatch, route):
+    """As many tensors with a row of scores are alive late in an answer as early in it."""
+    alive = []
+
+    def counted(logits, tokens, top):
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        alive.append(sum(each.shape[-1:] == (VOCAB,) for each in tensors))
+        return logprobs_of(logits, tokens, top)
+
+    monkeypatch.setattr(job, "logprobs_of", counted)
+    chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
+    body = {"prompt": PROMPT, "logprobs": 2} if route == "/v1/completions" else chat
+    ask(client, route, **body, max_tokens=60, temperature=0)
+    assert len(alive) > 5
+    assert max(alive) - min(alive) <= 24, "a step has a draft's rows, an answer has more"
 
 
 def test_penalties_and_biases_count(client, model, tokenizer):

@@ -1,0 +1,180 @@
+"""Special tokens, and users' texts in which their names are text.
+
+A tokenizer reads the name of a special token in a text as that token. Of a prompt that is made of a
+template and of users' texts, only the template may write such tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ngramspec.server.encoding import TooManyTokensError, longest_token, untruncated, without_gil
+from ngramspec.server.fim_families import FAMILIES
+from ngramspec.server.tool_parsers import CLOSE, OPEN, THINK, THOUGHT
+
+TAGS = (OPEN, CLOSE, THINK, THOUGHT)  # earlier answers have them, and models read them as tokens
+
+Span = tuple[int, int]
+
+
+class NotTextError(ValueError):
+    """A tokenizer cannot encode the name of a special token as text."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "they have the name of a special token, which the model's tokenizer cannot encode as"
+            " text; remove it"
+        )
+
+
+class TextEncoder:
+    """Encodes text in which the names of control tokens are text. Threads may share it.
+
+    Args:
+        tokenizer: of the model, of transformers. It is copied, and not changed.
+
+    Attributes:
+        names: of the control tokens, see ``control_names``.
+        ids: of the control tokens.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.names = control_names(tokenizer)
+        self.ids = frozenset(tokenizer.convert_tokens_to_ids(list(self.names)))
+        longest_first = sorted(self.names, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._tokenizer = tokenizer
+        self._longest = longest_token(tokenizer)
+        self._aliases: dict[str, str] = {}
+        self._named: dict[int, int] = {}  # the id of each alias: the id of the token that it means
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend = None if backend is None else self._copy(backend)
+
+    def spans(self, text: str) -> list[Span]:
+        """Where a text has names of control tokens: each one's start and end."""
+        return [match.span() for match in self._pattern.finditer(text)]
+
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """The ids of a text that has no control tokens; none are added.
+
+        Args:
+            text: the text.
+            most: tokens; None: no limit.
+
+        Raises:
+            TooManyTokensError: the text has more tokens.
+        """
+        if most is not None and len(text) > most * self._longest:
+            raise TooManyTokensError(len(text) // self._longest)
+        if self._backend is None:
+            return _split(self._tokenizer, text)
+        return without_gil(self._backend, text, add_special_tokens=False, most=most)
+
+    def encode_with(
+        self,
+        text: str,
+        spans: Sequence[Span],
+        marks: Mapping[str, str],
+        most: int | None = None,
+    ) -> list[int]:
+        """The ids of a text that has control tokens at some places only.
+
+        Args:
+            text: the text.
+            spans: the names that are read as control tokens, in order.
+            marks: by text that is to be replaced, what replaces it.
+            most: tokens; None: no limit.
+
+        Raises:
+            NotTextError: the tokenizer cannot encode a name as text.
+            TooManyTokensError: the text has more tokens.
+        """
+        if self._backend is None:
+            raise NotTextError
+        parts, at = [], 0
+        for start, end in spans:
+            parts += [text[at:start], self._aliases[text[start:end]]]
+            at = end
+        whole = "".join((*parts, text[at:]))
+        for mark, name in marks.items():
+            whole = whole.replace(mark, name)
+        ids = self.encode(whole, most)
+        if self.count(ids):  # the model of the tokenizer has the name as a piece of text
+            raise NotTextError
+        return [self._named.get(id, id) for id in ids]
+
+    def count(self, ids: Sequence[int]) -> int:
+        """How many of these ids are control tokens."""
+        return sum(id in self.ids for id in ids)
+
+    def _copy(self, backend: Any) -> Any:
+        """A tokenizer that reads no name of a control token, but an alias for each.
+
+        It ignores special tokens, and every control token is a special one in it. The aliases are
+        none. No text has an alias, as they are random.
+        """
+        from tokenizers import AddedToken
+
+        backend = untruncated(backend)
+        backend.encode_special_tokens = True
+        known = {each.content: each for each in backend.get_added_tokens_decoder().values()}
+        given = [known[name] for name in self.names]
+        self._aliases = {name: random_digits() for name in self.names}
+        backend.add_special_tokens(
+            [AddedToken(each.content, normalized=each.normalized, special=True) for each in given]
+        )
+        backend.add_tokens(
+            [
+                AddedToken(
+                    self._aliases[each.content],
+                    normalized=False,
+                    single_word=each.single_word,
+                    lstrip=each.lstrip,
+                    rstrip=each.rstrip,
+                )
+                for each in given
+            ]
+        )
+        for name, alias in self._aliases.items():
+            self._named[backend.token_to_id(alias)] = backend.token_to_id(name)
+        return backend
+
+
+def control_names(tokenizer: Any) -> tuple[str, ...]:
+    """The names that a user's text must not be able to write as tokens.
+
+    These are the special tokens, and other added tokens that structure prompts: those that the
+    chat template or a form for filling in the middle writes. TAGS are read in contents as the
+    tokenizer reads them: they are a part of earlier answers.
+    """
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    known = {name for family in FAMILIES for name in (*family.tokens, *family.ends)}
+    known.update(getattr(tokenizer, "chat_control_tokens", None) or ())
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return tuple(
+        each.content
+        for each in added
+        if each.content.strip()
+        and (
+            each.special
+            or each.content in known
+            or (each.content in template and each.content not in TAGS)
+        )
+    )
+
+
+def random_digits() -> str:
+    """A text that no user can guess, and that templates do not change."""
+    return f"{secrets.randbelow(10**32):032}"
+
+
+def _split(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text whose tokenizer has no backend of the tokenizers package."""
+    from transformers import PreTrainedTokenizer
+
+    reads = isinstance(tokenizer, PreTrainedTokenizer)  # others read no special tokens, or unknown
+    split = {"split_special_tokens": True} if reads else {}
+    return list(tokenizer(text, add_special_tokens=False, **split)["input_ids"])
