@@ -117,7 +117,7 @@ def members(tree: ast.ClassDef) -> set[str]:
 
 
 def test_the_reference_knows_the_types_of_attributes():
-    """Else mkdocstrings prints the type of the attribute before."""
+    """By a declaration, or in the text; else mkdocstrings prints the type of the one before."""
     unknown, checked = [], 0
     for path in PACKAGE.rglob("*.py"):
         for tree in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -201,3 +201,12 @@ def test_the_picture_of_the_readme_is_one_of_the_script():
     assert f"]({name(picture)})" in (ROOT / "README.md").read_text(encoding="utf-8")
     said = "".join(ElementTree.parse(picture).getroot().itertext()).replace("\xa0", " ")
     assert re.search(r"\d+ tokens, \d+ target calls, \d\.\d\d tokens per call", said)
+
+
+def test_the_picture_of_the_server_shows_its_effect():
+    """At least three tokens a call in each request, or no call after the prefill at all."""
+    picture = DOCS / "pictures" / "serve.svg"
+    said = "".join(ElementTree.parse(picture).getroot().itertext()).replace("\xa0", " ")
+    shown = [float(number) for number in re.findall(r"(\d+\.\d) tokens a call", said)]
+    assert len(shown) + said.count("all drafted with the prompt") == 3
+    assert min(shown) >= 3

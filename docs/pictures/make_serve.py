@@ -58,9 +58,12 @@ from openai import OpenAI
 client = OpenAI(base_url="http://127.0.0.1:{port}/v1", api_key="none")
 text = open("project/shapes.py").read()
 typed = [
-    '\\n\\nclass Square:\\n    """A square."""\\n\\n    def __init__(self, side):\\n        self.s',
-    'ide = side\\n\\n    def area(self):\\n        """The ar',
-    'ea of the square."""\\n        ret',
+    '\\n\\nclass Box:\\n    """A box with sides parallel to the axes."""\\n\\n'
+    '    def __init__(self, width',
+    ', height):\\n        self.width = width\\n        self.height = height\\n\\n'
+    '    def area(self):\\n        """The',
+    ' area of the box."""\\n        return self.width * self.height\\n\\n'
+    '    def perimeter(self):\\n        """The',
 ]
 for letters in typed:
     text += letters
@@ -76,7 +79,8 @@ for letters in typed:
     usage = part.usage
     cached, speed = usage.prompt_tokens_details.cached_tokens, usage.ngramspec["tokens_per_call"]
     print(f"# {{cached}} of {{usage.prompt_tokens}} prompt tokens were cached;"
-          f" first text after {{1000 * first:.0f}} ms; {{speed:.1f}} tokens a call")
+          f" first text after {{1000 * first:.0f}} ms; "
+          + (f"{{speed:.1f}} tokens a call" if speed else "all drafted with the prompt"))
 '''
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from cycler import cycler
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -25,7 +26,7 @@ OTHERS = ("#E69F00", "#D55E00", "#CC79A7", "#000000")
 GREY = "#B8BDC3"
 BASELINES = ("plain", "none")
 PEERS = ("prompt lookup", "arctic", "twin")  # how their names begin
-plt.rcParams["axes.prop_cycle"] = matplotlib.cycler(color=(OURS[0], *OTHERS, OURS[1]))
+plt.rcParams["axes.prop_cycle"] = cycler(color=(OURS[0], *OTHERS, OURS[1]))
 E2E = {  # column -> what its axis says
     "ratio": "speed / plain generate's",
     "tokens_per_second": "new tokens / s, prefill included",
