@@ -115,8 +115,8 @@ def _overhead(plain: float, one: float, noise: float) -> str:
 
 def _contradiction(plain: float, one: float) -> str:
     return (
-        f"not resolved: a plain step took {1000 * plain:.2f} ms, its forward alone"
-        f" {1000 * one:.2f} ms; repeat on an idle machine"
+        f"not resolved: plain calls leave {1000 * plain:.2f} ms a step after the prefill, but a"
+        f" forward alone took {1000 * one:.2f} ms; repeat on an idle machine"
     )
 
 
@@ -129,7 +129,7 @@ def rung_rows(rungs: Sequence[Rung]) -> list[tuple[str, str, str, str]]:
             speed, change = f"{rung.speed:.2f}", ""
             if before is not None:
                 change = f"{rung.speed - before:+.2f}"
-                if abs(rung.speed - before) <= rung.noise * before:
+                if rung.noise and abs(rung.speed - before) <= rung.noise * before:
                     change += " (noise)"
             before = rung.speed
         rows.append((rung.name, speed, change, rung.says))
