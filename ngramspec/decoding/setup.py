@@ -21,9 +21,7 @@ from ngramspec.decoding.forced import forced_by
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import (
-    HISTORY_FREE,
     GenerateCall,
-    all_in,
     history_of,
     must_lockstep,
     read_request,
@@ -41,6 +39,7 @@ from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.recurrent_state import MOST_PRICED
+from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
 from ngramspec.hf_model.compat.hf_private import eos_tokens, pad_token
 from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.obstacles import allows_ragged, why_no_tree
@@ -241,7 +240,7 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
             [] if keep and config.output_logits else None,
         ),
         one_transfer=one_transfer,
-        history_free=all_in(call.processors, HISTORY_FREE),
+        history_free=all_stock(call.processors, HISTORY_FREE),
         beams=config.num_beams or 1,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.cache.kv_cache import KVCache, is_callers
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.inputs.growth import prompt_end
 
@@ -77,7 +77,7 @@ def call_traits_of(
         prompt=input_ids.shape[1],
         cached=cached,
         end=end,
-        keeps_cache=is_callers(cache.cache),
+        keeps_cache=hf_private.is_callers(cache.cache),
         slides=cache.slides,
         convolves=cache.convolves,
         in_order=cache.in_order,

@@ -18,6 +18,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model import obstacles
 from ngramspec.hf_model.attention.gqa_attention import Attention, in_place, install, split_by
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
+from ngramspec.hf_model.compat.layers import replace_update
 from ngramspec.hf_model.hidden import head_inputs
 from ngramspec.hf_model.model import Target
 
@@ -131,7 +132,7 @@ class JointForward:
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        cache.update = self._update
+        replace_update(cache, self._update)
         return cache
 
     def _update(

@@ -11,7 +11,7 @@ import torch
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.attention.index_ties import selecting_alone
 from ngramspec.hf_model.attention.tree_attention import Trees
-from ngramspec.hf_model.cache.kv_cache import cache_of, is_callers, kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Pending
 from ngramspec.hf_model.call import call_traits_of
 from ngramspec.hf_model.compat import hf_private
@@ -372,7 +372,7 @@ class Target:
     @property
     def _outlives(self) -> bool:
         """Whether the cache is used after the generation."""
-        return bool(self.config.return_dict_in_generate) or is_callers(self.cache.cache)
+        return bool(self.config.return_dict_in_generate) or hf_private.is_callers(self.cache.cache)
 
     def close(self) -> None:
         """Leave the cache as plain decoding would."""

@@ -11,8 +11,8 @@ import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.call import CallTraits
-from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.traits import MASKED_ATTENTIONS, WIDENS_MASK, Traits
+from ngramspec.hf_model.compat import classes, hf_private
+from ngramspec.hf_model.traits import MASKED_ATTENTIONS, Traits
 
 # Arguments of the prefill under which it can check a draft behind a prompt of plain text.
 PLAIN_PREFILL = (
@@ -108,7 +108,7 @@ def prefill_checks_drafts(
     directions. A model that widens its masks only behind the prefill sees other positions there.
     """
     whole = config.prefill_chunk_size is None and not call.states and _is_plain(kwargs)
-    if traits.names & WIDENS_MASK and not _attends_all(kwargs.get("attention_mask")):
+    if traits.names & classes.WIDENS_MASK and not _attends_all(kwargs.get("attention_mask")):
         return False
     cut = call.static or call.slides or call.unaligned is not None
     plain = not (cut or call.in_order or traits.encodes or traits.rope_varies)
@@ -184,17 +184,11 @@ def why_not_fixed(model: Any, traits: Traits, call: CallTraits) -> str | None:
 
 def _why_not_rowwise(model: Any) -> str | None:
     """Why a position's weights or scales depend on the forward's other positions, or None."""
-    if any(_routes(name, module) for name, module in model.named_modules()):
+    if classes.routes_tokens(model):
         return "experts, which take each as many tokens as are routed to it; use width='fit'"
-    quantizer = getattr(model, "hf_quantizer", None)
-    if quantizer is not None and type(quantizer).__name__ != "GgufHfQuantizer":  # weights only
+    if classes.quantizes_activations(model):
         return "a quantized model, whose scales may be of all positions; use width='fit'"
     return None
-
-
-def _routes(name: str, module: Any) -> bool:
-    kind = type(module).__name__
-    return name.rpartition(".")[2] == "experts" or "Expert" in kind or "Moe" in kind
 
 
 def why_not_compiled(traits: Traits, call: CallTraits) -> str | None:
