@@ -38,11 +38,11 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.recurrent_state import MOST_PRICED
 from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
 from ngramspec.hf_model.compat.hf_private import eos_tokens, pad_token
 from ngramspec.hf_model.model import Target
-from ngramspec.hf_model.obstacles import allows_ragged, why_no_tree
 from ngramspec.hf_model.support import check_beams_of
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
@@ -118,7 +118,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     request = read_request(call.config, call.reference_ids)
     sampler = _sampler(settings, target, call)
     beams = _beams(settings, target, call)
-    ragged = rows > 1 and beams is None and allows_ragged(target.traits, target.call)
+    ragged = rows > 1 and beams is None and obstacle(Ability.RAGGED, target.known()) is None
     if ragged and not must_lockstep(sampler, target):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
@@ -163,11 +163,12 @@ def _beams(settings: Settings, target: Target, call: GenerateCall) -> BeamSearch
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
     """Whether drafts may be trees, those of beams with ``tree=N`` only: why not is counted then."""
-    obstacle = why_no_tree(target.traits, target.call, target.inputs.ragged or beams > 1)
-    if isinstance(config.tree, int) and obstacle is not None:
-        stats.count_chains(obstacle)
+    known = target.known(by_row=target.inputs.ragged or beams > 1)
+    reason = obstacle(Ability.TREES, known)
+    if isinstance(config.tree, int) and reason is not None:
+        stats.count_chains(reason)
     priced = config.tree == "auto" and config.planned_gamma == "auto" and beams == 1
-    return obstacle is None and (isinstance(config.tree, int) or priced)
+    return reason is None and (isinstance(config.tree, int) or priced)
 
 
 def _runners(

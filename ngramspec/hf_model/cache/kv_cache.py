@@ -58,11 +58,6 @@ class KVCache:
         # own, or None
 
     @property
-    def allows_gaps(self) -> bool:
-        """Whether rows may have gaps: masks alone say what is attended to, and slots can move."""
-        return not (self._sliding or self._static or self.in_order)
-
-    @property
     def in_order(self) -> str | None:
         """Which layers need the cache's positions to be those of the text; None: there are none."""
         if self.checkpoint is not None:
