@@ -10,8 +10,8 @@ import transformers
 from transformers import DynamicCache
 
 from ngramspec.bench import tiny
-from ngramspec.hf_model.cache.kv_cache import transformers_before
-from ngramspec.hf_model.support import SELECTS_SINCE
+from ngramspec.hf_model.compat.names import KEEPS_SELECTION
+from ngramspec.hf_model.compat.versions import has
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"do_sample": False, "max_new_tokens": 24}
@@ -23,7 +23,7 @@ def model_of(name: str):
     if not hasattr(transformers, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     model = tiny.build(getattr(transformers, name))
-    if transformers_before(SELECTS_SINCE) and name.startswith(("Deepseek", "Glm")):
+    if not has(KEEPS_SELECTION) and name.startswith(("Deepseek", "Glm")):
         model.set_attn_implementation("eager")
     return model
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ngramspec.hf_model.cache.kv_cache import MARKING, transformers_before
+from ngramspec.hf_model.compat.names import MARKS_CACHES
+from ngramspec.hf_model.compat.versions import has
 
 MASKS = "masking_utils"  # reads the padding of a plain step, where the cache may be the caller's
 
@@ -12,7 +13,7 @@ MASKS = "masking_utils"  # reads the padding of a plain step, where the cache ma
 def check_one_wait(found: dict[str, Any]) -> None:
     """That each step waited once, by what ``syncs_per_step`` found."""
     counts, places = found["counts"], found["places"]
-    if not transformers_before(MARKING):
+    if has(MARKS_CACHES):
         assert set(counts) == {1}, places
         return
     assert sum(n for at, n in places.items() if not at.startswith(MASKS)) == len(counts), places

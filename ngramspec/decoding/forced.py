@@ -14,6 +14,7 @@ from weakref import finalize
 import numpy as np
 
 from ngramspec.drafters.forced import Forced
+from ngramspec.hf_model.compat.classes import BIASING, SUPPRESSING, processor_name
 
 # Where the row's matchers are, by the processor's module and class. All three make them in their
 # first call and put a committed token into them in the call after it.
@@ -22,9 +23,6 @@ MATCHERS = {
     ("outlines.backends.xgrammar", "XGrammarLogitsProcessor"): "_matchers",
     ("outlines.backends.llguidance", "LLGuidanceLogitsProcessor"): "ll_matchers",
 }
-STOCK = "transformers.generation.logits_process"
-SUPPRESSING = ("SuppressTokensLogitsProcessor",)
-BIASING = ("SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor")
 LONGEST = 64  # bytes of a token that is looked for
 BITS = 32  # of a word of xgrammar's masks
 Spelling = dict[bytes, int]  # token ids by what they stand for
@@ -185,12 +183,10 @@ def banned_by(processors: Iterable[Any], vocab: int) -> Banned | None:
     always: set[int] = set()
     behind: list[tuple[tuple[int, ...], int]] = []
     for processor in processors:
-        kind = type(processor)
-        if kind.__module__ != STOCK:
-            continue
-        if kind.__name__ in SUPPRESSING:
+        name = processor_name(processor)
+        if name in SUPPRESSING:
             always.update(processor.suppress_tokens.tolist())
-        elif kind.__name__ in BIASING:
+        elif name in BIASING:
             for sequence, bias in processor.sequence_bias.items():
                 if bias == -np.inf:
                     behind.append((tuple(sequence[:-1]), sequence[-1]))

@@ -11,52 +11,10 @@ import numpy as np
 import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
+from ngramspec.hf_model.compat.classes import BY_ROW, all_stock
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.sampler import TokenSampler
 
-# Processors of transformers that treat each row by itself, whichever batch it is in.
-BY_ROW = frozenset(
-    {
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "ExponentialDecayLengthPenalty",
-        "ForcedBOSTokenLogitsProcessor",
-        "ForcedEOSTokenLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "MinLengthLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "MinPLogitsWarper",
-        "NoBadWordsLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "RepetitionPenaltyLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "SuppressTokensAtBeginLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-    }
-)
-# Those whose result is independent of the committed tokens too.
-HISTORY_FREE = frozenset(
-    {
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "MinPLogitsWarper",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-    }
-)
-STOCK_PROCESSORS = "transformers.generation.logits_process"
 KEYS = ("reference_ids",)
 
 
@@ -184,15 +142,7 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
         return True
     if target.config.return_dict_in_generate:
         return True
-    return not all_in(sampler.processors, BY_ROW)
-
-
-def all_in(processors: Any, names: frozenset[str]) -> bool:
-    """Whether all processors are transformers' own, of the classes named; True for none at all."""
-    return all(
-        type(each).__name__ in names and type(each).__module__ == STOCK_PROCESSORS
-        for each in processors or ()
-    )
+    return not all_stock(sampler.processors, BY_ROW)
 
 
 def samplers_by_row(sampler: TokenSampler, rows: int) -> list[TokenSampler]:

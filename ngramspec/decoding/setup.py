@@ -23,9 +23,7 @@ from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import (
-    HISTORY_FREE,
     GenerateCall,
-    all_in,
     history_of,
     must_lockstep,
     read_reference,
@@ -41,10 +39,11 @@ from ngramspec.drafters.base import Drafter, DraftModel
 from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.recurrent_state import MOST_PRICED
+from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
 from ngramspec.hf_model.compat.hf_private import pad_token
 from ngramspec.hf_model.model import Target
-from ngramspec.hf_model.obstacles import allows_ragged, why_no_tree
 from ngramspec.hf_model.support import check_beams_of
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
@@ -159,7 +158,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
 
 def _may_diverge(target: Target, sampler: TokenSampler) -> bool:
     """Whether each row may advance by its own number of tokens."""
-    if target.prompt.shape[0] == 1 or not allows_ragged(target.traits, target.call):
+    if target.prompt.shape[0] == 1 or obstacle(Ability.RAGGED, target.known()) is not None:
         return False
     return not must_lockstep(sampler, target)
 
@@ -175,11 +174,12 @@ def _groups(target: Target, sampler: TokenSampler, observer: Observer) -> list[G
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
     """Whether drafts may be trees, those of beams with ``tree=N`` only: why not is counted then."""
-    obstacle = why_no_tree(target.traits, target.call, target.inputs.ragged or beams > 1)
-    if isinstance(config.tree, int) and obstacle is not None:
-        stats.count_chains(obstacle)
+    known = target.known(by_row=target.inputs.ragged or beams > 1)
+    reason = obstacle(Ability.TREES, known)
+    if isinstance(config.tree, int) and reason is not None:
+        stats.count_chains(reason)
     priced = config.tree == "auto" and config.planned_gamma == "auto" and beams == 1
-    return obstacle is None and (isinstance(config.tree, int) or priced)
+    return reason is None and (isinstance(config.tree, int) or priced)
 
 
 def _runners(
@@ -268,7 +268,7 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
             [] if keep and config.output_logits else None,
         ),
         one_transfer=one_transfer,
-        history_free=all_in(call.logits_processor, HISTORY_FREE),
+        history_free=all_stock(call.logits_processor, HISTORY_FREE),
         beams=config.num_beams or 1,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.cache.kv_cache import KVCache, is_callers
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.inputs.growth import prompt_end
 
@@ -23,9 +23,7 @@ class CallTraits:
         end: positions of a row behind the prefill, ``cached`` included.
         keeps_cache: whether the cache is, or may be, the caller's own.
         slides: whether a layer of the cache forgets what is behind its window.
-        convolves: whether a layer of the cache keeps the last inputs of a convolution.
         in_order: which layers need the cache's positions to be those of the text; None: none do.
-        allows_gaps: whether rows may have gaps in the cache.
         static: whether the cache has a fixed size.
         states: names of the attentions and hidden states that are asked for.
         unaligned: why the cache will hold other positions than the masks say, so that nothing can
@@ -38,9 +36,7 @@ class CallTraits:
     end: int
     keeps_cache: bool
     slides: bool
-    convolves: bool
     in_order: str | None
-    allows_gaps: bool
     static: bool
     states: tuple[str, ...]
     unaligned: str | None
@@ -77,11 +73,9 @@ def call_traits_of(
         prompt=input_ids.shape[1],
         cached=cached,
         end=end,
-        keeps_cache=is_callers(cache.cache),
+        keeps_cache=hf_private.is_callers(cache.cache),
         slides=cache.slides,
-        convolves=cache.convolves,
         in_order=cache.in_order,
-        allows_gaps=cache.allows_gaps,
         static=cache.capacity is not None,
         states=states,
         unaligned=unaligned,

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model import obstacles
+from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.attention.gqa_attention import Attention, in_place, install, split_by
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
+from ngramspec.hf_model.compat.layers import replace_update
 from ngramspec.hf_model.hidden import head_inputs
 from ngramspec.hf_model.model import Target
 
@@ -30,7 +31,7 @@ def why_not_joint(target: Target) -> str | None:
         return "hooks on modules"
     if not install():
         return "another attention registered as sdpa"
-    return obstacles.why_not_joint(target.traits, target.call, target.inputs.kwargs)
+    return obstacle(Ability.JOINT, target.known())
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class JointForward:
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        cache.update = self._update
+        replace_update(cache, self._update)
         return cache
 
     def _update(

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.abilities import Ability, Known, obstacle
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.attention.index_ties import selecting_alone
 from ngramspec.hf_model.attention.tree_attention import Trees
-from ngramspec.hf_model.cache.kv_cache import cache_of, is_callers, kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Pending
 from ngramspec.hf_model.call import call_traits_of
 from ngramspec.hf_model.compat import hf_private
@@ -22,7 +23,6 @@ from ngramspec.hf_model.inputs.present_rows import PresentRows
 from ngramspec.hf_model.inputs.shapes import ForwardShapes
 from ngramspec.hf_model.last_forward import LastForward
 from ngramspec.hf_model.limits import DraftLimits
-from ngramspec.hf_model.obstacles import prefill_checks_drafts, prefills_beams_once
 from ngramspec.hf_model.outputs import OutputRecorder
 from ngramspec.hf_model.recurrent_probe import check_recurrent
 from ngramspec.hf_model.support import check_cache, check_model, check_states
@@ -89,19 +89,12 @@ class Target:
         check_states(traits, self.call)
         first = next_position(model_kwargs.get("position_ids"))
         self.limits = DraftLimits(traits, self.call, first)
+        known = self.known()
         self._shapes = ForwardShapes(
-            model,
-            traits,
-            self.call,
-            config,
-            model_kwargs,
-            self.cache,
-            width=width,
-            compiled=compiled,
-            gamma_max=gamma_max,
+            known, self.cache, width=width, compiled=compiled, gamma_max=gamma_max
         )
         self.widths = self._shapes.widths
-        once = beams > 1 and prefills_beams_once(traits, self.call, model_kwargs)
+        once = beams > 1 and obstacle(Ability.ONE_PREFILL, known) is None
         self._copies = beams if once else 1  # of each row that the prefill runs
         self._unordered = False  # whether the prefill's rows may have to be reordered
         self._slots = 0  # positions in the cache
@@ -110,6 +103,11 @@ class Target:
         self.hidden: torch.Tensor | None = None
         self._present = PresentRows(len(input_ids))
         self._forward: LastForward | None = None
+
+    def known(self, *, by_row: bool = False) -> Known:
+        """What is known of the model and the call, for ``obstacle``; see Known."""
+        kwargs = self.inputs.kwargs
+        return Known(self.traits, self.call, self.model, self.config, kwargs, by_row)
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens from here on; call it before the prefill."""
@@ -150,7 +148,7 @@ class Target:
 
     def prefill_room(self) -> int:
         """Most tokens of a draft that the prefill checks; 0: it can check none."""
-        checks = prefill_checks_drafts(self.traits, self.call, self.config, self.inputs.kwargs)
+        checks = obstacle(Ability.PREFILL_DRAFT, self.known()) is None
         if self.widths.sizes or not checks or self.vocab is None:
             return 0
         return self.limits.prefill()
@@ -372,7 +370,7 @@ class Target:
     @property
     def _outlives(self) -> bool:
         """Whether the cache is used after the generation."""
-        return bool(self.config.return_dict_in_generate) or is_callers(self.cache.cache)
+        return bool(self.config.return_dict_in_generate) or hf_private.is_callers(self.cache.cache)
 
     def close(self) -> None:
         """Leave the cache as plain decoding would."""

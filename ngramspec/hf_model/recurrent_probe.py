@@ -16,7 +16,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.recurrent_state import STATES, Checkpoint
+from ngramspec.hf_model.cache.recurrent_state import Checkpoint
+from ngramspec.hf_model.compat.classes import least_step_size
+from ngramspec.hf_model.compat.layers import drop_last, is_linear, linear_states
 
 BEFORE, TOGETHER = 4, 3  # tokens before those that are tried, and how many these are
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}  # of the norm; chunks round differently,
@@ -61,25 +63,25 @@ def why_not_continued(model: Any) -> str | None:
     """Why a forward over several tokens differs from one after another; None: it does not."""
     from transformers import DynamicCache
 
-    for module in model.modules():
-        least = getattr(module, "time_step_limit", (0.0,))[0]
-        if least > 0:
-            return f"it clamps their step sizes to at least {least}, and not those of a single one"
+    least = least_step_size(model)
+    if least > 0:
+        return f"it clamps their step sizes to at least {least}, and not those of a single one"
     decoder = model.get_decoder()
     cache = DynamicCache(config=decoder.config)
-    linear = [layer for layer in cache.layers if hasattr(layer, "conv_states")]
+    linear = [layer for layer in cache.layers if is_linear(layer)]
     tokens = torch.arange(BEFORE + TOGETHER, device=decoder.device)[None]
     before, new = tokens[:, :BEFORE], tokens[:, BEFORE:]
     _run(decoder, before, cache)
     checkpoint = Checkpoint(linear)
     checkpoint.save()
-    if not any(each is not None for layer in linear for each in layer.recurrent_states.values()):
+    recurrent = (state for layer in linear for state in linear_states(layer)[1].values())
+    if all(each is None for each in recurrent):
         return "its recurrent state is not in its cache"
     together = [_run(decoder, new, cache), *_states(linear)]
     checkpoint.restore()
     for layer in cache.layers:
         if hasattr(layer, "get_seq_length"):
-            _shorten(layer)
+            drop_last(layer, TOGETHER)
     single = [_run(decoder, each, cache) for each in torch.split(new, 1, dim=1)]
     apart = [torch.cat(single, dim=1), *_states(linear)]
     tolerance = TOLERANCE.get(model.dtype, COARSE)
@@ -102,18 +104,8 @@ def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
 
 def _states(layers: list[Any]) -> list[torch.Tensor]:
     """Copies of all states of some layers."""
-    kinds = [getattr(layer, name) for layer in layers for name in STATES]
+    kinds = [states for layer in layers for states in linear_states(layer)]
     return [state.clone() for kind in kinds for state in kind.values() if state is not None]
-
-
-def _shorten(layer: Any) -> None:
-    """Drop the last ``TOGETHER`` keys and values of a layer with attention, within its window."""
-    for name in ("keys", "values"):
-        setattr(layer, name, getattr(layer, name)[:, :, :-TOGETHER])
-    if isinstance(getattr(layer, "cumulative_length", None), int):
-        layer.cumulative_length -= TOGETHER
-    if getattr(layer, "indexer_keys", None) is not None:
-        layer.indexer_keys = layer.indexer_keys[:, :-TOGETHER]
 
 
 def near(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:

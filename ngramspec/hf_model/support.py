@@ -8,34 +8,14 @@ from typing import Any
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import KVCache, transformers_before
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.call import CallTraits
-from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.traits import Traits, class_names, embedding_count
+from ngramspec.hf_model.compat import classes, hf_private
+from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS
+from ngramspec.hf_model.compat.versions import has
+from ngramspec.hf_model.traits import Traits, embedding_count
 
-# Models whose forward over several tokens is not that of one token after another.
-ONE_AT_A_TIME = {
-    "BltForCausalLM": "it cuts each forward's bytes into patches anew",
-    "CpmAntForCausalLM": "its relative positions are of one new token",
-    "FSMTForConditionalGeneration": "new tokens see those behind them",
-    "MoshiForCausalLM": "its attention sees further behind its window in a wider forward",
-    "ProphetNetForCausalLM": "it takes one new token",
-    "ProphetNetForConditionalGeneration": "it takes one new token",
-}
-# Models whose caches are of classes of their own, and what keeps rejected tokens in them.
-OWN_CACHE = {
-    "DeepseekV4ForCausalLM": "its compressors merge several tokens into one entry of the cache, out"
-    " of which no rejected token can be taken again",
-    "MiniMaxForCausalLM": "its linear attention adds every token to states in a MiniMaxCache, which"
-    " cannot be truncated, and which is not one of the caches whose states are copied and put back",
-    "xLSTMForCausalLM": "each forward overwrites its states in an xLSTMCache, which is not one of"
-    " the caches whose states are copied and put back",
-}
-# Models whose plain decoding differs between a dynamic and a static cache.
-NOT_STATIC = {"GPTNeoForCausalLM", "LEDForConditionalGeneration"}
 ONE_BEAM = "pass num_beams=1"
-GIT_SINCE = (5, 19)  # before it, GIT places a single token elsewhere than one of several
-SELECTS_SINCE = (5, 17)  # before it, a mask of bools undoes what an index selected
 # Ways to decode that transformers fetches from its hub, with trust_remote_code=True, and the value
 # of each, beside None, that switches it off.
 REMOTE = {
@@ -59,16 +39,18 @@ OFF = REMOTE | {
 
 def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     """Raise an UnsupportedError if the model is of a kind that cannot be speculated with."""
-    name, names = type(model).__name__, class_names(model)
+    name, names = type(model).__name__, classes.names_of(model)
     if model_kwargs.get("use_cache") is False:
         raise UnsupportedError("use_cache=False leaves nothing to roll back; pass use_cache=True")
     recurrent = hf_private.is_stateful(model)
-    for one in sorted(names & ONE_AT_A_TIME.keys()):
-        raise UnsupportedError(f"{name} cannot check several tokens: {ONE_AT_A_TIME[one]}")
-    for one in sorted(names & OWN_CACHE.keys()):
-        raise UnsupportedError(f"{name} cannot roll tokens back: {OWN_CACHE[one]}")
-    if "GitForCausalLM" in names and transformers_before(GIT_SINCE):
-        raise UnsupportedError(f"{name} cannot check several tokens before transformers 5.19")
+    for one in sorted(names & classes.ONE_AT_A_TIME.keys()):
+        raise UnsupportedError(f"{name} cannot check several tokens: {classes.ONE_AT_A_TIME[one]}")
+    for one in sorted(names & classes.OWN_CACHE.keys()):
+        raise UnsupportedError(f"{name} cannot roll tokens back: {classes.OWN_CACHE[one]}")
+    if names & classes.PLACES_ONE_TOKEN_ELSEWHERE and not has(PLACES_TOKENS):
+        raise UnsupportedError(
+            f"{name} cannot check several tokens before transformers {PLACES_TOKENS.version}"
+        )
     forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
     parameters = {each for forward in forwards for each in inspect.signature(forward).parameters}
     if recurrent and not parameters & {"past_key_values", "cache_params"}:
@@ -125,17 +107,17 @@ def check_cache(traits: Traits, cache: KVCache) -> None:
         traits: of the model.
         cache: of the call, before the prefill.
     """
-    if cache.capacity is not None and traits.names & NOT_STATIC:  # plain decoding itself differs
+    if cache.capacity is not None and traits.names & classes.NOT_STATIC:
         raise UnsupportedError(
             f"{traits.name} decodes differently on a static cache; remove cache_implementation, or"
             " pass a DynamicCache"
         )
     sparse = cache.indexed and not traits.recurrent and traits.attention == "sdpa"
-    if sparse and transformers_before(SELECTS_SINCE):
+    if sparse and not has(KEEPS_SELECTION):
         raise UnsupportedError(
-            f"{traits.name} cannot check several tokens under sdpa before transformers 5.17: they"
-            " attend to keys that its index did not select; load it with"
-            " attn_implementation='eager'"
+            f"{traits.name} cannot check several tokens under sdpa before transformers"
+            f" {KEEPS_SELECTION.version}: they attend to keys that its index did not select; load"
+            " it with attn_implementation='eager'"
         )
 
 
@@ -148,10 +130,10 @@ def check_states(traits: Traits, call: CallTraits) -> None:
         raise UnsupportedError(
             f"output_attentions=True is not supported with sliding-window attention; {remedy}"
         )
-    falcon = "FalconForCausalLM" in traits.names
-    if falcon and traits.attention == "sdpa":  # plain decoding's text changes, too
+    found = traits.names & classes.ATTENDS_BY_OUTPUT
+    if found and traits.attention == "sdpa":  # plain decoding's text changes, too
         raise UnsupportedError(
-            "FalconForCausalLM attends differently under sdpa with output_attentions=True;"
+            f"{min(found)} attends differently under sdpa with output_attentions=True;"
             f" {remedy}, or load it with attn_implementation='eager'"
         )
 

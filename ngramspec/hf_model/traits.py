@@ -9,27 +9,10 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat import classes, hf_private
 from ngramspec.hf_model.probe import probe
 
-STOCK = "transformers.models."
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
-# Models that find a token by its slot in the cache: rows may have no gaps, drafts no branches, and
-# padding behind the draft would change the result.
-BY_SLOT = frozenset(
-    {
-        "GPTNeoForCausalLM",  # its windows
-        "GlmImageForConditionalGeneration",  # it counts positions itself
-        "GitForCausalLM",  # its mask, which leaves out the image before the text
-        "HyperCLOVAXVisionV2ForConditionalGeneration",  # it drops the positions that it is given
-        "Kosmos2_5ForConditionalGeneration",  # so does this
-    }
-)
-# Models that widen the mask they are given over an image in the cache, in forwards behind the
-# prefill only, and for prompts without an image too.
-WIDENS_MASK = frozenset({"GitForCausalLM"})
-# Models that drop their cache at ``config.original_max_position_embeddings`` tokens.
-REREADS = frozenset({"Phi3ForCausalLM", "Phi4MultimodalForCausalLM", "PhimoeForCausalLM"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +100,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     from transformers.generation.utils import GenerationMixin
 
     config = model.config.get_text_config(decoder=True)
-    names = class_names(model)
+    names = classes.names_of(model)
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
     given = kwargs.get("position_ids") is not None
     placed = given and "position_ids" in inspect.signature(model.forward).parameters
@@ -137,12 +120,12 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         passes_masks=passes_masks,
         windows=_has_windows(config),
         alibi=_has_alibi(config),
-        by_slot=bool(names & BY_SLOT),
+        by_slot=bool(names & classes.BY_SLOT),
         reads_text=prepare is not GenerationMixin.prepare_inputs_for_generation,
         takes_positions=placed,
         position_limit=getattr(config, "max_position_embeddings", None),
         embeddings=embedding_count(model),
-        unplaced=None if placed else _unplaced(model),
+        unplaced=None if placed else classes.positionless_token(model),
         rope_changes_at=rope_changes_at(config),
         rope_grows=any(each["rope_type"] == "dynamic" for each in _ropes(config)),
         recurrent=hf_private.is_stateful(model),
@@ -150,15 +133,10 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     )
 
 
-def class_names(model: Any) -> frozenset[str]:
-    """Names of a model's class and of all its base classes."""
-    return frozenset(kind.__name__ for kind in type(model).__mro__)
-
-
 def stock_class(model: Any) -> type | None:
     """The class of transformers whose steps a model runs; None where a subclass has its own."""
     for kind in type(model).__mro__:
-        if kind.__module__.startswith(STOCK):
+        if classes.is_stock_model(kind):
             return kind
         if any(name in vars(kind) for name in hf_private.STEP_METHODS):
             return None
@@ -202,19 +180,11 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
 
 
 def _rereads_at(model: Any, names: frozenset[str]) -> int | None:
-    if not names & REREADS:
+    if not names & classes.REREADS:
         return None
     at = getattr(model.config, "original_max_position_embeddings", None)
     known = getattr(model.config, "max_position_embeddings", None)
     return None if at is None or (known is not None and at >= known) else int(at)
-
-
-def _unplaced(model: Any) -> int | None:
-    """The padding id of embeddings that count positions by which tokens are padding, or None."""
-    for module in model.modules():
-        if hasattr(module, "create_position_ids_from_input_ids"):
-            return int(getattr(module, "padding_idx", model.config.pad_token_id))
-    return None
 
 
 def _makes_standard_masks(model: Any) -> bool:

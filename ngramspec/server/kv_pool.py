@@ -16,7 +16,7 @@ import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.hf_model.cache.inplace_kv import grow_in_place
-from ngramspec.hf_model.cache.kv_cache import DYNAMIC, kind_of
+from ngramspec.hf_model.compat.classes import DYNAMIC, kind_of
 from ngramspec.hf_model.traits import traits_of
 
 WORTH_COPYING = 32  # tokens of a common beginning

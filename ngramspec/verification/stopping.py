@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
-CRITERIA = "transformers.generation.stopping_criteria"
+from ngramspec.hf_model.compat.classes import (
+    END_OF_SEQUENCE,
+    MAX_LENGTH,
+    MAX_TIME,
+    criterion_name,
+)
 
 
 class StopRules:
@@ -24,14 +29,13 @@ class StopRules:
         self.timers: list[Any] = []
         self.custom: list[Any] = []
         for criterion in criteria:
-            kind = type(criterion)
-            name = kind.__name__ if kind.__module__ == CRITERIA else ""
-            if name == "EosTokenCriteria":
+            name = criterion_name(criterion)
+            if name == END_OF_SEQUENCE:
                 self.eos.update(criterion.eos_token_id.flatten().tolist())
-            elif name == "MaxLengthCriteria":
+            elif name == MAX_LENGTH:
                 lengths = [criterion.max_length, self.max_length]
                 self.max_length = min(each for each in lengths if each is not None)
-            elif name == "MaxTimeCriteria":
+            elif name == MAX_TIME:
                 self.timers.append(criterion)
             else:
                 self.custom.append(criterion)

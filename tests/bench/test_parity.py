@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ngramspec.bench import parity
-from ngramspec.hf_model.cache.kv_cache import transformers_before
-from ngramspec.hf_model.support import GIT_SINCE, ONE_AT_A_TIME
-from ngramspec.hf_model.traits import BY_SLOT
+from ngramspec.hf_model.compat.classes import BY_SLOT, ONE_AT_A_TIME
+from ngramspec.hf_model.compat.names import PLACES_TOKENS
+from ngramspec.hf_model.compat.versions import has
 
 
 def check_families(cells):
@@ -75,7 +75,7 @@ def test_models_that_go_by_slots_keep_rows_together(name):
     if not hasattr(transformers, name):
         pytest.skip(f"this transformers has no {name}")
     cells = [*parity.try_class(getattr(transformers, name))]
-    too_old = name == "GitForCausalLM" and transformers_before(GIT_SINCE)
+    too_old = name == "GitForCausalLM" and not has(PLACES_TOKENS)
     outcome = "refused" if too_old else "identical"
     assert [(cell.what, cell.outcome) for cell in cells] == [
         ("batch 1", outcome),

@@ -27,7 +27,8 @@ from ngramspec.draft_length.schedule import make_controller
 from ngramspec.drafters import CalibratedDrafter, TieredDrafter
 from ngramspec.drafters.guarded import FORGIVING_DRAFTS as FORGIVEN
 from ngramspec.drafters.guarded import MAX_FAULTS as FAULTS
-from ngramspec.hf_model.cache.kv_cache import MARKING, transformers_before
+from ngramspec.hf_model.compat.names import MARKS_CACHES
+from ngramspec.hf_model.compat.versions import has
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -153,7 +154,7 @@ def test_another_drafter_begins_with_a_clean_record():
 
 
 def test_a_generation_begins_with_a_clean_record_and_logs_once_for_all_rows(caplog):
-    rows = 1 if transformers_before(MARKING) else 3  # in lock-step one row is asked after another
+    rows = 3 if has(MARKS_CACHES) else 1  # in lock-step one row is asked after another
     drafter = Counting(failing=["propose"])
     model = tiny_llama()
     speculator = Speculator(drafter, 4)

@@ -14,7 +14,8 @@ from ngramspec import Speculator, build_drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
 from ngramspec.drafters.validation import check_draft
-from ngramspec.hf_model.cache.kv_cache import MARKING, transformers_before
+from ngramspec.hf_model.compat.names import MARKS_CACHES
+from ngramspec.hf_model.compat.versions import has
 
 TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)
 
@@ -149,7 +150,7 @@ def test_rows_and_calls_draw_each_for_itself(monkeypatch):
     speculator = Speculator("ngram(order=2,sample=True)", 3)
     for _ in range(2):
         model.generate(torch.ones(2, 6).long(), custom_generate=speculator, **kwargs)
-    sessions = 1 if transformers_before(MARKING) else 2  # of a batch; one in lock-step
+    sessions = 2 if has(MARKS_CACHES) else 1  # of a batch; one in lock-step
     assert len(seeds) == len(set(seeds)) == 2 * sessions
 
 

@@ -10,7 +10,7 @@ from families import ENCODER_DECODER, FAMILIES, VOCAB, build
 import ngramspec
 from ngramspec import Drafter, DraftSession, Speculator, UnsupportedError
 from ngramspec.draft import EMPTY_DRAFT
-from ngramspec.hf_model.cache.kv_cache import transformers_before
+from ngramspec.hf_model.compat.versions import before
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 11, 12, 5, 6, 7, 8, 5]])
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
@@ -213,7 +213,7 @@ def test_rows_keep_together_where_an_image_stands_before_the_text():
     plain = model.generate(**inputs, **GREEDY)
     assert len(set(plain[0].tolist())) > 6
     rows = [half_right(row[(row == 0).sum() :].tolist(), VOCAB) for row in plain]
-    if transformers_before((5, 19)):
+    if before("5.19"):
         with pytest.raises(UnsupportedError, match=r"several tokens before transformers 5\.19"):
             ngramspec.generate(model, **inputs, **GREEDY)
         return

@@ -12,7 +12,7 @@ from transformers import DynamicCache, StoppingCriteria
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import transformers_before
+from ngramspec.hf_model.compat.versions import before
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30}
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -102,7 +102,7 @@ def test_falcon_s_attentions_under_eager_attention():
 @pytest.mark.parametrize("crop", [0, 1, 2])
 def test_a_prompt_wholly_inside_the_caller_s_cache(name, settings, crop):
     """Plain ``generate`` reads the prompt once more, behind itself; masks know nothing of that."""
-    if name.startswith("bloom") and transformers_before((5, 19)) and not crop:
+    if name.startswith("bloom") and before("5.19") and not crop:
         pytest.skip("plain generate fails there")
     model = build(name)
     with torch.no_grad():

@@ -11,7 +11,8 @@ from families import CAUSAL, VOCAB, build
 from transformers import DynamicCache
 
 from ngramspec import Draft, Speculator, UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import MARKING, transformers_before
+from ngramspec.hf_model.compat.names import MARKS_CACHES
+from ngramspec.hf_model.compat.versions import has
 from ngramspec.hf_model.model import Target
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -62,7 +63,7 @@ def test_trees_run_where_they_can():
     ],
 )
 def test_by_themselves_drafts_branch_where_a_cost_says_that_it_pays(settings, rows, branches):
-    branches &= rows == 1 or not transformers_before(MARKING)  # not in lock-step
+    branches &= rows == 1 or has(MARKS_CACHES)  # not in lock-step
     model = tiny_llama(1, initializer_range=0.2)
     ids = IDS.repeat(rows, 4)
     plain = model.generate(ids, max_new_tokens=60)

@@ -13,7 +13,7 @@ from transformers.generation import logits_process
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.decoding.request import BY_ROW
+from ngramspec.hf_model.compat.classes import BY_ROW
 
 MAX_NEW = 24
 LENGTH = 14  # of the prompts, padding included: batch() with three rows

@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.compat.classes import indexers_of
 
 TOPK = (torch.topk, torch.Tensor.topk)
 _indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
@@ -52,8 +53,8 @@ def selecting_alone(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Itera
         if threading.get_ident() == mine:
             entered.close()
 
-    hooks = [each.register_forward_pre_hook(enter) for each in indexers_of(model)]
-    hooks += [each.register_forward_hook(leave, always_call=True) for each in indexers_of(model)]
+    hooks = [each.register_forward_pre_hook(enter) for each in _indexers_of(model)]
+    hooks += [each.register_forward_hook(leave, always_call=True) for each in _indexers_of(model)]
     try:
         yield
     finally:
@@ -62,11 +63,9 @@ def selecting_alone(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Itera
             hook.remove()
 
 
-def indexers_of(model: Any) -> list[Any]:
-    """The modules of a model that select keys for its indexed attention."""
+def _indexers_of(model: Any) -> list[Any]:
     if model not in _indexers:
-        modules = model.modules()
-        _indexers[model] = [each for each in modules if type(each).__name__.endswith("Indexer")]
+        _indexers[model] = indexers_of(model)
     return _indexers[model]
 
 

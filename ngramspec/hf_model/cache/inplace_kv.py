@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.compat.layers import replace_update
+
 ROOM = 128  # least free positions when a layer's memory is allocated;
 SHARE = 16  # one for every 16 positions that it holds, if that is more
 
@@ -60,7 +62,7 @@ class InPlace:
 
 def grow_in_place(layer: Any) -> None:
     """Have a dynamic layer grow without copies from here on, through any number of generations."""
-    layer.update = InPlace(layer).update
+    replace_update(layer, InPlace(layer).update)
 
 
 def grows_in_place(layer: Any) -> bool:

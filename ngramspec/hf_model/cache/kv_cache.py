@@ -20,19 +20,12 @@ import torch
 from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.index_state import truncate_indexed
 from ngramspec.hf_model.cache.inplace_kv import InPlace, close_up, grows_in_place
-from ngramspec.hf_model.cache.linear_state import LINEAR, LinearStates, can_record
+from ngramspec.hf_model.cache.kinds import check_kinds
+from ngramspec.hf_model.cache.linear_state import LinearStates
 from ngramspec.hf_model.cache.recurrent_state import Checkpoint
-from ngramspec.hf_model.compat.hf_private import is_user_defined
-
-MARKING = (5, 19)  # since this version, transformers marks a cache that the caller gave
-DYNAMIC = "DynamicLayer"
-INDEXED = "DynamicIndexedLayer"
-CROPPED = {DYNAMIC, INDEXED, "DynamicSlidingWindowLayer", *LINEAR}
-STATIC = "StaticLayer"
-SLIDING_STATIC = "StaticSlidingWindowLayer"
-CACHES = "transformers.cache_utils"
+from ngramspec.hf_model.compat import layers as fields
+from ngramspec.hf_model.compat.classes import DYNAMIC, INDEXED, STATIC, kind_of
 
 
 class KVCache:
@@ -57,17 +50,12 @@ class KVCache:
         self._sliding = [layer for layer in self.layers if layer.is_sliding]
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
         self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
-        self._linear = [layer for layer in layers if hasattr(layer, "conv_states")]
+        self._linear = [layer for layer in layers if fields.is_linear(layer)]
         self._convolutions = LinearStates([] if recurrent else self._linear)
         self.checkpoint = Checkpoint(self._linear) if recurrent else None
         self._stretched = 0
         self._updated: list[tuple[Any, Any]] = []  # layers, and the ``update`` that each had of its
         # own, or None
-
-    @property
-    def allows_gaps(self) -> bool:
-        """Whether rows may have gaps: masks alone say what is attended to, and slots can move."""
-        return not (self._sliding or self._static or self.in_order)
 
     @property
     def in_order(self) -> str | None:
@@ -102,9 +90,7 @@ class KVCache:
     def resize(self, capacity: int) -> None:
         """Make room for ``capacity`` positions in the static layers, which must be empty."""
         for layer in self._static:
-            layer.max_cache_len = capacity
-            if layer.is_initialized:  # before a prefill in chunks
-                layer.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
+            fields.resize_static(layer, capacity)
 
     def stretch(self, length: int) -> None:
         """Have dynamic layers return ``length`` keys and values, with zeros behind their own.
@@ -125,8 +111,7 @@ class KVCache:
 
     def _update(self, layers: list[Any], make: Callable[[Any], Callable[..., Any]]) -> None:
         for layer in layers:
-            self._updated.append((layer, vars(layer).get("update")))
-            layer.update = make(layer)
+            self._updated.append((layer, fields.replace_update(layer, make(layer))))
 
     def length(self) -> int:
         """Positions in the cache, of the layer that holds most. One host sync if it is static."""
@@ -155,7 +140,7 @@ class KVCache:
     def truncate(self, count: int) -> None:
         """Drop the last ``count`` positions; call it after every whole forward, with 0 too."""
         if count and self._static:
-            torch._foreach_sub_([layer.cumulative_length for layer in self._static], count)
+            fields.shorten_static(self._static, count)
         for layer in self.layers:
             if layer not in self._static and (count or layer.is_sliding):
                 self._crop(layer, count)
@@ -163,8 +148,8 @@ class KVCache:
 
     def _crop(self, layer: Any, count: int) -> None:
         """Drop the last ``count`` keys and values of a dynamic layer."""
-        if layer in self._linear:  # its own ``crop`` is the convolution's, too
-            _attention_of(layer).crop(layer, -count)
+        if layer in self._linear:
+            fields.crop_attention(layer, count)
         else:
             layer.crop(-count)
 
@@ -182,14 +167,13 @@ class KVCache:
         for layer in self.layers:
             surplus = max(int(layer.get_seq_length()) - length, 0)
             if layer in self._static:
-                layer.cumulative_length.sub_(surplus)
+                fields.shorten_static([layer], surplus)
             elif layer.is_sliding and length == 0:  # a crop may need what it no longer holds
-                layer.keys = layer.values = None
-                layer.is_initialized, layer.cumulative_length = False, 0
-            elif layer.is_sliding and not getattr(layer, "record_past", True):
+                fields.empty_sliding(layer)
+            elif layer.is_sliding and not fields.records_past(layer):
                 continue  # a prefill in chunks has dropped what slid out, as plain decoding does
             elif kind_of(layer) == INDEXED:
-                truncate_indexed(layer, length)
+                fields.truncate_indexed(layer, length)
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 self._crop(layer, surplus)
 
@@ -200,13 +184,10 @@ class KVCache:
             outlives: whether the cache is used after the generation: if so, spare memory is freed.
         """
         for layer in self._sliding:
-            layer.record_past = False
+            fields.stop_recording(layer)
         self._convolutions.release(outlives=outlives)
         for layer, own in self._updated:
-            if own is None:
-                vars(layer).pop("update", None)
-            else:
-                layer.update = own
+            fields.restore_update(layer, own)
             if outlives and not self._stretched:
                 close_up(layer)
         self._updated, self._stretched = [], 0
@@ -225,20 +206,19 @@ class KVCache:
             to, source = pairs.to(states.device, non_blocking=True).unbind()
             states[to] = states[source]
         for layer in self.layers:
-            places = getattr(layer, "indexer_position_ids", None)
-            if places is not None:  # (dimensions, rows, length), maybe expanded from fewer rows
-                layer.indexer_position_ids = places[:, list(origins)]
+            fields.reorder_index(layer, origins)
 
     def _states_by_row(self) -> Iterator[torch.Tensor]:
         """All states that there are, each (rows, ...), but for an index's positions."""
         for layer in self.layers:
             if layer.keys is not None:
                 yield from (layer.keys, layer.values)  # (rows, heads, length, size)
-            if getattr(layer, "indexer_keys", None) is not None:
-                yield layer.indexer_keys  # (rows, length, size)
+            index = fields.index_keys(layer)
+            if index is not None:
+                yield index  # (rows, length, size)
         for layer in self._linear:
-            states = (*layer.conv_states.values(), *layer.recurrent_states.values())
-            yield from (each for each in states if each is not None)
+            for states in fields.linear_states(layer):
+                yield from (each for each in states.values() if each is not None)
 
     def keep_paths(self, start: int, paths: Sequence[Sequence[int]]) -> None:
         """Move each row's positions start + path[0], start + path[1], ... to start, start + 1, ...
@@ -304,26 +284,6 @@ def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
     return stretched
 
 
-def _attention_of(layer: Any) -> Any:
-    """The class of transformers whose methods are those of a hybrid layer's attention."""
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-    return DynamicSlidingWindowLayer if layer.is_sliding else DynamicLayer
-
-
-def is_callers(cache: Any) -> bool:
-    """Whether a cache is, or may be, the caller's own, who may use it again."""
-    marked = is_user_defined(cache)
-    return transformers_before(MARKING) if marked is None else marked
-
-
-def transformers_before(version: tuple[int, int]) -> bool:
-    """Whether the installed transformers is older than a (major, minor) version."""
-    from transformers import __version__
-
-    return tuple(int(each) for each in __version__.split(".")[:2]) < version
-
-
 def cache_of(kwargs: dict[str, Any]) -> Any:
     """The cache among the arguments or the outputs of a model's forward, or None."""
     found = kwargs.get("past_key_values")
@@ -345,49 +305,6 @@ def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
             "the model was given no key-value cache; speculation needs one that can be rolled"
             " back: use a model that generates with a DynamicCache"
         )
-    own = getattr(cache, "self_attention_cache", cache)
-    layers = list(getattr(own, "layers", []))
-    kinds = sorted({kind_of(layer) for layer in layers})
-    known = {"DynamicCache", "StaticCache", "EncoderDecoderCache"}
-    names = {kind_of(each) for each in (cache, own)}
-    if getattr(own, "offloading", False):
-        names.add("offloading")
-    linear = [layer for layer in layers if kind_of(layer) in LINEAR]
-    rolled_back = set(kinds) <= {*CROPPED, STATIC} and all(map(can_record, linear))
-    if linear and STATIC in kinds:
-        rolled_back = False
-    if not (names <= known and rolled_back):
-        remedy = "use a model with attention layers and a dynamic or static cache"
-        if names <= known and (SLIDING_STATIC in kinds or (linear and STATIC in kinds)):
-            remedy = "use a dynamic one: remove cache_implementation, or pass a DynamicCache"
-        raise UnsupportedError(
-            f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
-            f" rolled back; {remedy}"
-        )
+    check_kinds(cache)
+    layers = list(fields.decoder_cache(cache).layers)
     return KVCache(cache, layers, recurrent=recurrent)
-
-
-def kind_of(each: Any) -> str:
-    """Name of a cache's or layer's class, or of its base class in transformers.
-
-    It is the base class's where a subclass overrides none of its methods: then it is rolled back in
-    the same way.
-    """
-    for kind in type(each).__mro__:
-        if kind.__module__ == CACHES:
-            base = {name for above in kind.__mro__ for name in vars(above)}
-            changed = {name for below in _before(type(each), kind) for name in vars(below)}
-            return type(each).__name__ if any(map(_matters, changed & base)) else kind.__name__
-    return type(each).__name__
-
-
-def _matters(name: str) -> bool:
-    """Whether a class that overrides a name behaves differently. Python itself sets many names."""
-    special = ("__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__len__")
-    return name in special or not (name.startswith("__") or name == "_abc_impl")
-
-
-def _before(kind: type, base: type) -> list[type]:
-    """The classes before ``base`` in the method resolution order of ``kind``."""
-    order = list(kind.__mro__)
-    return order[: order.index(base)]

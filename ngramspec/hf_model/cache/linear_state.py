@@ -10,18 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-LINEAR = frozenset(
-    {
-        "LinearAttentionLayer",
-        "LinearAttentionAndFullAttentionLayer",
-        "LinearAttentionAndSlidingWindowAttentionLayer",
-    }
-)
-
-
-def can_record(layer: Any) -> bool:
-    """Whether a linear layer can keep what it would overwrite (since transformers 5.20 or so)."""
-    return hasattr(layer, "activate_past_recording") and isinstance(layer.conv_states, dict)
+from ngramspec.hf_model.compat import layers as fields
 
 
 class LinearStates:
@@ -47,9 +36,9 @@ class LinearStates:
         forward.
         """
         for layer in self.layers:
-            for at, inputs in layer.conv_states.items():
+            for at, inputs, needed in fields.convolutions(layer):
                 stay = inputs[..., : inputs.shape[-1] - count]
-                layer.conv_states[at] = stay[..., -layer.conv_kernel_size[at] :]
+                fields.set_inputs(layer, at, stay[..., -needed:])
 
     def undo(self) -> None:
         """Drop all inputs of an interrupted forward, of which a layer may have seen nothing.
@@ -57,17 +46,14 @@ class LinearStates:
         Layers that do not record have overwritten what they held, as in plain decoding.
         """
         for layer in self.layers:
-            for at, inputs in layer.conv_states.items():
-                if layer.record_past and layer.is_conv_states_initialized[at]:
-                    layer.conv_states[at] = inputs[..., : layer.conv_kernel_size[at]]
+            for at, inputs, needed in fields.convolutions(layer):
+                if fields.records_past(layer) and fields.has_inputs(layer, at):
+                    fields.set_inputs(layer, at, inputs[..., :needed])
 
     def clear(self) -> None:
         """Forget all inputs, as if there had been no forward."""
         for layer in self.layers:
-            for at in layer.has_previous_state:
-                layer.has_previous_state[at] = False
-                layer.is_conv_states_initialized[at] = False
-                layer.conv_states[at] = None
+            fields.clear_convolutions(layer)
 
     def release(self, *, outlives: bool) -> None:
         """Have layers overwrite their inputs again.
@@ -76,7 +62,7 @@ class LinearStates:
             outlives: whether the cache is used after the generation: if so, spare memory is freed.
         """
         for layer in self.layers:
-            layer.record_past = False
-            for at, inputs in layer.conv_states.items() if outlives else ():
+            fields.stop_recording(layer)
+            for at, inputs, _ in fields.convolutions(layer) if outlives else ():
                 if inputs is not None:
-                    layer.conv_states[at] = inputs.clone()
+                    fields.set_inputs(layer, at, inputs.clone())

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-STATES = ("conv_states", "recurrent_states")
-FLAGS = ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state")
+from ngramspec.hf_model.compat.layers import linear_flags, linear_states
+
 MOST_PENDING = 8  # tokens; with as many the next step drafts nothing, so that they are all accepted
 MOST_PRICED = 32  # the same, where the cost of running them again is part of each draft's cost
 
@@ -31,9 +31,9 @@ class Checkpoint:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = layers
-        self._copies: dict[tuple[int, str, int], torch.Tensor] = {}
+        self._copies: dict[tuple[int, int, int], torch.Tensor] = {}
         self._flags: list[list[dict[int, bool]]] = []
-        self._saved: list[tuple[int, str, int]] = []  # keys of the states that there were
+        self._saved: list[tuple[int, int, int]] = []  # keys of the states that there were
 
     @property
     def saved(self) -> bool:
@@ -53,7 +53,7 @@ class Checkpoint:
                 self._copies[key] = torch.empty_like(state)
             self._saved.append(key)
             states.append(state)
-        self._flags = [[dict(getattr(each, name)) for name in FLAGS] for each in self._layers]
+        self._flags = [[dict(flags) for flags in linear_flags(each)] for each in self._layers]
         if states:
             torch._foreach_copy_([self._copies[key] for key in self._saved], states)
 
@@ -64,16 +64,16 @@ class Checkpoint:
         """
         there, now = [], dict(self._states())
         for key in self._saved:
-            at, name, index = key
+            at, kind, index = key
             if key not in now or now[key].shape != self._copies[key].shape:
                 now[key] = torch.empty_like(self._copies[key])
-                getattr(self._layers[at], name)[index] = now[key]
+                linear_states(self._layers[at])[kind][index] = now[key]
             there.append(now.pop(key))
-        for at, name, index in now:  # a first forward made these
-            getattr(self._layers[at], name)[index] = None
-        for layer, flags in zip(self._layers, self._flags, strict=True):
-            for name, values in zip(FLAGS, flags, strict=True):
-                getattr(layer, name).update(values)
+        for at, kind, index in now:  # a first forward made these
+            linear_states(self._layers[at])[kind][index] = None
+        for layer, saved in zip(self._layers, self._flags, strict=True):
+            for flags, values in zip(linear_flags(layer), saved, strict=True):
+                flags.update(values)
         if there:
             torch._foreach_copy_(there, [self._copies[key] for key in self._saved])
 
@@ -81,13 +81,16 @@ class Checkpoint:
         """Have no copy until the next ``save``."""
         self._flags = []
 
-    def _states(self) -> Iterator[tuple[tuple[int, str, int], torch.Tensor]]:
-        """All states that there are, each with its layer, the name of its kind, and its index."""
+    def _states(self) -> Iterator[tuple[tuple[int, int, int], torch.Tensor]]:
+        """All states that there are, each with its layer, its kind and its index.
+
+        The kind is a place in ``linear_states``.
+        """
         for at, layer in enumerate(self._layers):
-            for name in STATES:
-                for index, state in getattr(layer, name).items():
+            for kind, states in enumerate(linear_states(layer)):
+                for index, state in states.items():
                     if state is not None:
-                        yield (at, name, index), state
+                        yield (at, kind, index), state
 
 
 class Pending:

@@ -1,8 +1,7 @@
-"""The only module that uses private names of transformers.
+"""Functions that use private names of transformers (``names.PRIVATE``).
 
-Private names begin with an underscore and may change with any version of transformers. Each use is
-behind a function here; ``NAMES`` lists them, and a test looks for each in the installed version.
-Models and their configs are typed ``Any``, as transformers exports no types.
+Those that not every supported version has are read with a default. Models and their configs are
+typed ``Any``, as transformers exports no types.
 """
 
 from __future__ import annotations
@@ -12,34 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-# The private names that are used. Each is in every supported version, except those in SINCE and
-# BEFORE, which are read with a default.
-NAMES = frozenset(
-    {
-        "_attn_implementation",
-        "_beam_search",
-        "_commit_hash",
-        "_compile_all_devices",
-        "_compiled_call",
-        "_default_compile_config",
-        "_eos_token_tensor",
-        "_device_mesh",
-        "_has_unfinished_sequences",
-        "_is_stateful",
-        "_is_user_defined",
-        "_mask_length",
-        "_optimize_model_for_decode",
-        "_pad_token_tensor",
-        "_prefill",
-        "_raise_exceptions_for_connection_errors",
-        "_raise_exceptions_for_missing_entries",
-        "_sample",
-        "_update_model_kwargs_for_generation",
-        "_valid_auto_compile_criteria",
-    }
-)
-SINCE = {"_is_user_defined": (5, 19), "_mask_length": (5, 19)}  # versions that surely have it
-BEFORE = {"_commit_hash": (5, 17)}  # versions before this one surely have it
+from ngramspec.hf_model.compat.names import MARKS_CACHES
+from ngramspec.hf_model.compat.versions import has
+
 # Methods of a model that decide what its forwards are given and return. A subclass that has none
 # of them behaves as its base class.
 STEP_METHODS = (
@@ -203,6 +177,12 @@ def is_user_defined(cache: Any) -> bool | None:
     """Whether a cache is marked as the caller's own; None: it has no mark."""
     marked = getattr(cache, "_is_user_defined", None)
     return None if marked is None else bool(marked)
+
+
+def is_callers(cache: Any) -> bool:
+    """Whether a cache is, or may be, the caller's own, who may use it again."""
+    marked = is_user_defined(cache)
+    return not has(MARKS_CACHES) if marked is None else marked
 
 
 def mark_as_made_by_generate(cache: Any) -> None:

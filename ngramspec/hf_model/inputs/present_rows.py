@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from ngramspec.hf_model.compat.classes import captures_states
+
 T = TypeVar("T")
-
-
-CAPTURES = "transformers.utils.output_capturing"  # its hooks stay on a model once it was asked for
-# its states, and do nothing in calls that ask for none
 
 
 def has_hooks(model: Any, *, captures: bool = True) -> bool:
@@ -25,11 +23,12 @@ def has_hooks(model: Any, *, captures: bool = True) -> bool:
 
     Args:
         model: a transformers model.
-        captures: whether transformers' own, which capture states, count.
+        captures: whether transformers' own count, which capture states. They stay on a model once
+            it was asked for its states, and do nothing in calls that ask for none.
     """
     modules = model.modules()
     hooks = (hook for each in modules for hooks in hooks_of(each) for hook in hooks.values())
-    return any(captures or getattr(hook, "__module__", None) != CAPTURES for hook in hooks)
+    return any(captures or not captures_states(hook) for hook in hooks)
 
 
 def hooks_of(module: Any) -> tuple[dict[int, Any], ...]:

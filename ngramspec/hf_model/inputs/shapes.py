@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.abilities import Ability, Known, obstacle
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.call import CallTraits
+from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.compiled import Graphs, bucket_sizes
 from ngramspec.hf_model.inputs.padding import Widths, make_room, needed_positions
-from ngramspec.hf_model.obstacles import check_fixed, should_compile
-from ngramspec.hf_model.traits import Traits
 
 
 class ForwardShapes:
@@ -25,11 +25,7 @@ class ForwardShapes:
         run: the model, or its compiled forward.
 
     Args:
-        model: a transformers model.
-        traits: of it.
-        call: of the call.
-        config: the GenerationConfig.
-        kwargs: of the prefill.
+        known: what is known before the prefill.
         cache: of the call, before the prefill.
         width: of every forward, in positions; None: as wide as the draft is.
         compiled: whether the forwards are compiled; None: if plain ``generate`` would.
@@ -41,22 +37,19 @@ class ForwardShapes:
 
     def __init__(
         self,
-        model: Any,
-        traits: Traits,
-        call: CallTraits,
-        config: Any,
-        kwargs: dict[str, Any],
+        known: Known,
         cache: KVCache,
         *,
         width: int | None,
         compiled: bool | None,
         gamma_max: int,
     ) -> None:
+        model, config = known.model, known.config
         self.widths = Widths() if width is None else Widths((width,))
         if width is not None:
-            check_fixed(model, traits, call, width)
+            check_fixed(known, width)
         self._graphs: Graphs | None = None
-        if should_compile(model, traits, call, config, kwargs, compiled):
+        if should_compile(known, compiled):
             if width is None:
                 self.widths = Widths(bucket_sizes(gamma_max + 1))
             self._graphs = Graphs(model, config, len(self.widths.sizes))
@@ -64,8 +57,8 @@ class ForwardShapes:
         self.keys: int | None = None
         if self.widths.sizes:
             widest, fixed = self.widths.sizes[-1], width is not None
-            new = int(config.max_length) - call.prompt
-            needed = needed_positions(call.end, new, widest)
+            new = int(config.max_length) - known.call.prompt
+            needed = needed_positions(known.call.end, new, widest)
             self.keys = make_room(
                 cache, config, needed, widest, fixed=fixed, compiled=self._graphs is not None
             )
@@ -74,3 +67,30 @@ class ForwardShapes:
     def compiling(self) -> bool:
         """Whether the last forward spent its time compiling."""
         return self._graphs is not None and self._graphs.compiled
+
+
+def check_fixed(known: Known, width: int) -> None:
+    """Raise an UnsupportedError if drafts would change the rounding under a fixed width."""
+    reason = obstacle(Ability.FIXED_WIDTH, known)
+    if reason is not None:
+        raise UnsupportedError(f"width={width} is not supported with {reason}")
+
+
+def should_compile(known: Known, compiled: bool | None) -> bool:
+    """Whether the forwards of a call are to be compiled.
+
+    Args:
+        known: what is known before the prefill.
+        compiled: True, False, or None: where plain ``generate`` would.
+
+    Raises:
+        UnsupportedError: they cannot be, and compiled=True.
+    """
+    if compiled is False or known.config.disable_compile:
+        return False
+    reason = obstacle(Ability.COMPILED, known)
+    if compiled and reason is not None:
+        raise UnsupportedError(f"compiled=True is not supported with {reason}")
+    if compiled or reason is not None:
+        return reason is None
+    return hf_private.compiles_by_default(known.model, known.kwargs, known.config)

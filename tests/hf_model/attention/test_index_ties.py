@@ -12,7 +12,8 @@ from layer_states import GREEDY, PROMPT, model_of
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.bench import tiny
-from ngramspec.hf_model.attention.index_ties import indexers_of, selecting_alone
+from ngramspec.hf_model.attention.index_ties import selecting_alone
+from ngramspec.hf_model.compat.classes import indexers_of
 
 KEYS, POSITIONS, SELECTED = 23, 4, 8
 

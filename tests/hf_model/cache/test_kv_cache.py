@@ -214,6 +214,6 @@ def test_caches_that_cannot_be_rolled_back_are_refused_by_name(tiny):
     from transformers import MistralConfig
 
     sliding = MistralConfig(num_hidden_layers=2, sliding_window=4)
-    assert not kv_cache_for(DynamicCache(config=sliding)).allows_gaps
+    assert kv_cache_for(DynamicCache(config=sliding)).slides
     with pytest.raises(UnsupportedError, match="no key-value cache"):
         kv_cache_for(None)

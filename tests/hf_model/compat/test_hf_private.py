@@ -1,23 +1,21 @@
-"""Private names of transformers are used in one module, and exist in the installed version."""
+"""Private names of others are used in one module."""
 
 from __future__ import annotations
 
 import ast
 import re
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import transformers
 
 import ngramspec
-from ngramspec.hf_model.cache.kv_cache import transformers_before
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.names import PRIVATE as TABLE
 
 ROOT = Path(ngramspec.__file__).parent
-TRANSFORMERS = Path(transformers.__file__).parent
-THE_MODULE = "target/hf_private.py"
+THE_MODULE = "hf_model/compat/hf_private.py"
+THE_TABLE = "hf_model/compat/names.py"
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
 OWNERS = {"self", "cls", "other"}
 # Other private names, which are not of transformers: (file, name) and whose it is.
@@ -32,15 +30,15 @@ OTHERS = {
     ("engines/sglang.py", "_handle_ngram"): "SGLang's check of its own method's arguments",
     ("engines/tensorrt_llm.py", "_torch"): "TensorRT-LLM's module that documents drafters",
     ("enabling.py", "_orig_mod"): "the model in a torch.compile wrapper",
-    ("target/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
-    ("target/dropout.py", "_DropoutNd"): "the base class of torch's dropouts",
-    ("target/kv_cache.py", "_abc_impl"): "Python sets it on every abstract class",
-    ("target/kv_cache.py", "_foreach_sub_"): "torch's one launch for all layers",
-    ("target/present_rows.py", "_forward_hooks"): "torch's own name of a module's hooks",
-    ("target/present_rows.py", "_forward_pre_hooks"): "likewise",
-    ("target/recurrent_state.py", "_foreach_copy_"): "torch's one launch for all states",
-    ("target/support.py", "_token_id"): "the end of public names in configs",
-    ("target/support.py", "_token_index"): "the end of public names in configs",
+    ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
+    ("hf_model/dropout.py", "_DropoutNd"): "the base class of torch's dropouts",
+    ("hf_model/compat/classes.py", "_abc_impl"): "Python sets it on every abstract class",
+    ("hf_model/compat/layers.py", "_foreach_sub_"): "torch's one launch for all layers",
+    ("hf_model/inputs/present_rows.py", "_forward_hooks"): "torch's own name of a module's hooks",
+    ("hf_model/inputs/present_rows.py", "_forward_pre_hooks"): "likewise",
+    ("hf_model/cache/recurrent_state.py", "_foreach_copy_"): "torch's one launch for all states",
+    ("hf_model/support.py", "_token_id"): "the end of public names in configs",
+    ("hf_model/support.py", "_token_index"): "the end of public names in configs",
 }
 
 
@@ -49,7 +47,7 @@ def private_uses(source: str) -> set[str]:
 
     A private name is one's own where it is read from ``self``, ``cls`` or ``other``, or where the
     module itself binds it: as a function, a class, a variable, an attribute of ``self`` or ``cls``,
-    or a slot. Names of transformers (``NAMES``) are one's own on ``self``, ``cls`` and ``other``
+    or a slot. Names of transformers (``TABLE``) are one's own on ``self``, ``cls`` and ``other``
     only.
     Looked at: attributes, imports, keyword arguments, and strings that are a private name.
     """
@@ -78,7 +76,7 @@ def private_uses(source: str) -> set[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             used.add(node.value)
     private = {name for name in used if PRIVATE.fullmatch(name)}
-    return private - (own - hf_private.NAMES)
+    return private - (own - TABLE.keys())
 
 
 def bound_names(tree: ast.Module) -> set[str]:
@@ -136,8 +134,8 @@ def test_the_rule(source, found):
 def test_private_names_of_others_are_used_in_one_module(path):
     file = path.relative_to(ROOT).as_posix()
     used = private_uses(path.read_text(encoding="utf-8"))
-    if file == THE_MODULE:
-        assert used == hf_private.NAMES
+    if file in (THE_MODULE, THE_TABLE):
+        assert used == TABLE.keys()
     else:
         allowed = {name for other, name in OTHERS if other == file}
         assert used == allowed, f"{file}: put what is transformers' into {THE_MODULE}"
@@ -145,36 +143,7 @@ def test_private_names_of_others_are_used_in_one_module(path):
 
 def test_every_exception_is_of_a_file():
     assert [file for file, _ in OTHERS if not (ROOT / file).is_file()] == []
-    assert not {name for _, name in OTHERS} & hf_private.NAMES
-
-
-@cache
-def defined_by_transformers() -> set[str]:
-    """Private names that transformers, but for its models, binds or sets on an object."""
-    found = set()
-    files = [path for path in TRANSFORMERS.rglob("*.py") if "models" not in path.parts[-3:]]
-    for path in files:
-        text = path.read_text(encoding="utf-8")
-        if not any(name in text for name in hf_private.NAMES):
-            continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                found.add(node.name)
-                arguments = (*node.args.args, *node.args.kwonlyargs)
-                found.update(each.arg for each in arguments)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(node.attr)
-    return found
-
-
-@pytest.mark.parametrize("name", sorted(hf_private.NAMES))
-def test_a_private_name_exists_in_this_version(name):
-    too_old = name in hf_private.SINCE and transformers_before(hf_private.SINCE[name])
-    too_new = name in hf_private.BEFORE and not transformers_before(hf_private.BEFORE[name])
-    if not (too_old or too_new):
-        assert name in defined_by_transformers()
+    assert not {name for _, name in OTHERS} & TABLE.keys()
 
 
 def test_what_a_version_lacks_has_a_default():

@@ -1,0 +1,320 @@
+"""What speculation can do with a model in one call, and why it cannot.
+
+``FACTS`` is a table. It has a row for each fact about a model or a call, and a cell for each
+ability that the fact rules out. A cell holds the reason and, after a semicolon, the remedy if there
+is one. Whoever adds a kind of model or cache adds a row, and decides about every ability there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from ngramspec.hf_model.call import CallTraits
+from ngramspec.hf_model.compat import classes
+from ngramspec.hf_model.traits import MASKED_ATTENTIONS, Traits
+
+# Arguments of the prefill that a prompt of plain text has.
+PLAIN_PREFILL = (
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "attention_mask",
+    "position_ids",
+)
+
+
+class Ability(Enum):
+    """What a target may be able to do; the value is its name in the documentation."""
+
+    TREES = "trees"
+    RAGGED = "rows diverge"
+    JOINT = "joint steps"
+    PREFILL_DRAFT = "draft in the prefill"
+    ONE_PREFILL = "one prefill for all beams"
+    FIXED_WIDTH = "fixed width"
+    COMPILED = "compiled"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a model and of one call of ``generate``.
+
+    Attributes:
+        traits: of the model.
+        call: of the call.
+        model: the transformers model that the traits describe.
+        config: the prepared GenerationConfig.
+        kwargs: of the next forward.
+        by_row: whether each row of a batch may have a tree for itself: rows that accept different
+            numbers of tokens, and beams.
+    """
+
+    traits: Traits
+    call: CallTraits
+    model: Any
+    config: Any
+    kwargs: dict[str, Any]
+    by_row: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether the arguments describe nothing but plain text.
+
+        Any other argument may change how a prompt is read: token types, for instance, may have it
+        read in both directions.
+        """
+        return all(
+            name in PLAIN_PREFILL or value is None or value is False
+            for name, value in self.kwargs.items()
+        )
+
+    @property
+    def masks_positions(self) -> bool:
+        """Whether the attention mask leaves a position out. One host sync on a device."""
+        mask: torch.Tensor | None = self.kwargs.get("attention_mask")
+        return mask is not None and not bool((mask != 0).all())
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the model has input preparation that may look at all tokens, and count them."""
+        return self.traits.reads_text and self.traits.stock is None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A row of the table.
+
+    Attributes:
+        name: of the fact, for the documentation.
+        holds: whether it does.
+        reasons: why it rules an ability out, by ability. "{rows}", "{attention}", "{in_order}" and
+            "{unaligned}" are replaced by those of the model and the call.
+    """
+
+    name: str
+    holds: Callable[[Known], object]
+    reasons: dict[Ability, str]
+
+
+def obstacles(ability: Ability, known: Known) -> tuple[str, ...]:
+    """All reasons that rule an ability out, in the table's order; empty: it is possible."""
+    return tuple(dict.fromkeys(_reasons(ability, known)))
+
+
+def obstacle(ability: Ability, known: Known) -> str | None:
+    """The first of the ``obstacles``, or None. The facts after it are not looked at."""
+    return next(_reasons(ability, known), None)
+
+
+def _reasons(ability: Ability, known: Known) -> Iterator[str]:
+    for fact in FACTS:
+        if ability in fact.reasons and fact.holds(known):
+            yield fact.reasons[ability].format(
+                rows=known.call.rows,
+                attention=known.traits.attention,
+                in_order=known.call.in_order,
+                unaligned=known.call.unaligned,
+            )
+
+
+def _for(reason: str, *abilities: Ability, **remedies: str) -> dict[Ability, str]:
+    """Cells with one reason: without a remedy, and with one each, by the ability's name."""
+    cells = dict.fromkeys(abilities, reason)
+    return cells | {Ability[name]: f"{reason}; {each}" for name, each in remedies.items()}
+
+
+_TREES, _RAGGED, _JOINT = Ability.TREES, Ability.RAGGED, Ability.JOINT
+_DRAFT, _ONCE = Ability.PREFILL_DRAFT, Ability.ONE_PREFILL
+_FIT, _UNCOMPILED = "use width='fit'", "pass compiled=False"
+_SDPA = "load the model with sdpa or eager"
+_OWN_MASKS = "a model that makes its masks itself"
+_ROPE = "rotary positions that change with the length"
+_MORE_INPUTS = "a model that reads more than tokens and positions"
+
+# The order of the rows is the order in which the reasons are reported. Masks and ``position_ids``
+# alone have to say what a position attends to, where rows have gaps in the cache, where siblings of
+# a tree share a position, and where the positions of several texts are in one row.
+FACTS = (
+    Fact(
+        "rows that advance together",
+        lambda known: known.call.rows > 1 and not known.by_row,
+        _for("a batch of {rows} rows that advance together", _TREES, _JOINT),
+    ),
+    Fact(
+        "dynamic cache",
+        lambda known: not known.call.static,
+        _for("a dynamic cache", COMPILED="use cache_implementation='static'"),
+    ),
+    Fact(
+        "encoder-decoder model",
+        lambda known: known.traits.encodes,
+        _for(
+            "an encoder-decoder model",
+            *(_TREES, _RAGGED, _JOINT, _DRAFT, _ONCE),
+            FIXED_WIDTH=_FIT,
+            COMPILED="remove it",
+        ),
+    ),
+    Fact(
+        "several rows",
+        lambda known: known.call.rows > 1,
+        _for("a batch of {rows} rows", _DRAFT, FIXED_WIDTH="generate them one by one"),
+    ),
+    Fact(
+        "cache with sliding windows",
+        lambda known: known.call.slides,
+        _for("sliding-window attention", _TREES, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "masks with windows",
+        lambda known: known.traits.windows,
+        _for("sliding-window attention", _TREES, _JOINT, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "recurrent state, convolution, or index of keys",
+        lambda known: known.call.in_order is not None,
+        _for("{in_order}", _TREES, _RAGGED, _JOINT, _DRAFT, _ONCE, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "attention other than sdpa and eager",
+        lambda known: known.traits.attention not in MASKED_ATTENTIONS,
+        _for(
+            "attention implementation {attention}",
+            *(_TREES, _JOINT),
+            FIXED_WIDTH=_SDPA,
+            COMPILED=_SDPA,
+        ),
+    ),
+    Fact(
+        "dynamic cache with sdpa",
+        lambda known: not known.call.static and known.traits.attention == "sdpa",
+        _for(
+            "a dynamic cache with sdpa, whose arithmetic changes with the length",
+            FIXED_WIDTH="use cache_implementation='static' or attn_implementation='eager'",
+        ),
+    ),
+    Fact(
+        "attentions or hidden states asked for",
+        lambda known: known.call.states,
+        _for(
+            "attentions or hidden states asked for",
+            *(_TREES, _JOINT, _DRAFT, _ONCE),
+            COMPILED="do not ask for them",
+        ),
+    ),
+    Fact(
+        "tokens found by their slots in the cache",
+        lambda known: known.traits.by_slot,
+        _for(
+            "a model that finds tokens by their slots in the cache",
+            *(_TREES, _RAGGED, _JOINT),
+            FIXED_WIDTH=_FIT,
+        ),
+    ),
+    Fact(
+        "attentions asked for",
+        lambda known: any("attentions" in name for name in known.call.states),
+        _for(
+            "attentions asked for, which show the cache's size",
+            FIXED_WIDTH="pass output_attentions=False",
+        ),
+    ),
+    Fact(
+        "positions counted by the model",
+        lambda known: not known.traits.takes_positions,
+        _for(
+            "a model that counts its positions itself",
+            *(_TREES, _RAGGED, _JOINT),
+            FIXED_WIDTH=_FIT,
+            COMPILED=_UNCOMPILED,
+        ),
+    ),
+    Fact(
+        "all positions change at a length (longrope, Phi-3)",
+        lambda known: known.traits.thresholds,
+        _for(_ROPE, COMPILED=_UNCOMPILED),
+    ),
+    Fact(
+        "cache and masks disagree",
+        lambda known: known.call.unaligned is not None,
+        _for(
+            "a prefill whose positions masks do not know: {unaligned}",
+            *(_DRAFT, _ONCE, Ability.FIXED_WIDTH, Ability.COMPILED),
+        ),
+    ),
+    Fact(
+        "ALiBi",
+        lambda known: known.traits.alibi,
+        _for("a model with ALiBi", _TREES, _JOINT) | _for(_OWN_MASKS, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "masks made or changed by the model",
+        lambda known: not (known.traits.standard_masks and known.traits.passes_masks),
+        _for(_OWN_MASKS, _TREES, _JOINT, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "eager attention",
+        lambda known: known.traits.attention == "eager",
+        _for("attention implementation {attention}", _JOINT),
+    ),
+    Fact(
+        "a create_masks_for_generate of the model",
+        lambda known: known.traits.own_masks,
+        _for(_OWN_MASKS, _JOINT, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "static cache",
+        lambda known: known.call.static,
+        _for("a static cache", _RAGGED, _JOINT, _DRAFT, _ONCE),
+    ),
+    Fact(
+        "rotary frequencies that depend on the length",
+        lambda known: known.traits.rope_varies,
+        _for(_ROPE, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "input preparation of a model outside transformers",
+        lambda known: known.reads_text,
+        _for(_MORE_INPUTS, _RAGGED, _JOINT),
+    ),
+    Fact(
+        "inputs other than text",
+        lambda known: not known.plain,
+        _for(_MORE_INPUTS, _JOINT, _DRAFT, _ONCE),
+    ),
+    Fact(
+        "a cache that holds tokens already",
+        lambda known: known.call.cached,
+        _for("a cache that holds tokens before the prefill", _RAGGED, _ONCE),
+    ),
+    Fact(
+        "a cache of the caller",
+        lambda known: known.call.keeps_cache,
+        _for("a cache that the caller may use again", _RAGGED),
+    ),
+    Fact(
+        "masks widened after the prefill (GIT), with masked positions",
+        lambda known: known.traits.names & classes.WIDENS_MASK and known.masks_positions,
+        _for("a model that widens its masks after the prefill", _DRAFT),
+    ),
+    Fact(
+        "prefill in chunks",
+        lambda known: known.config.prefill_chunk_size is not None,
+        _for("a prefill in chunks", _DRAFT),
+    ),
+    Fact(
+        "experts",
+        lambda known: classes.routes_tokens(known.model),
+        _for("experts, which take each as many tokens as are routed to it", FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "quantized activations",
+        lambda known: classes.quantizes_activations(known.model),
+        _for("a quantized model, whose scales may be of all positions", FIXED_WIDTH=_FIT),
+    ),
+)

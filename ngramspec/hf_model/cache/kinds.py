@@ -1,0 +1,41 @@
+"""Which kinds of caches and layers can be rolled back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.classes import (
+    CROPPED,
+    KNOWN_CACHES,
+    LINEAR,
+    STATIC,
+    STATIC_SLIDING,
+    kind_of,
+)
+from ngramspec.hf_model.compat.layers import can_record, decoder_cache, is_offloaded
+
+
+def check_kinds(cache: Any) -> None:
+    """Raise an UnsupportedError if a cache of transformers is of a kind that cannot be rolled back.
+
+    Its layers are looked at, but for those of cross-attention.
+    """
+    own = decoder_cache(cache)
+    layers = list(getattr(own, "layers", []))
+    kinds = sorted({kind_of(layer) for layer in layers})
+    names = {kind_of(each) for each in (cache, own)}
+    if is_offloaded(own):
+        names.add("offloading")
+    linear = [layer for layer in layers if kind_of(layer) in LINEAR]
+    mixed = bool(linear) and STATIC in kinds
+    cropped = {*CROPPED, *LINEAR, STATIC}.issuperset(kinds) and all(map(can_record, linear))
+    if names <= KNOWN_CACHES and cropped and not mixed:
+        return
+    remedy = "use a model with attention layers and a dynamic or static cache"
+    if names <= KNOWN_CACHES and (mixed or not STATIC_SLIDING.isdisjoint(kinds)):
+        remedy = "use a dynamic one: remove cache_implementation, or pass a DynamicCache"
+    raise UnsupportedError(
+        f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
+        f" rolled back; {remedy}"
+    )

@@ -1,0 +1,159 @@
+"""The table's second part: transformers' classes that are known by their names.
+
+Classes are compared by name, so that none of these modules is imported for it.
+"""
+
+from __future__ import annotations
+
+from ngramspec.hf_model.compat.names import LINEAR, listed, rows
+
+CACHE_MODULE = "cache_utils"
+PROCESSOR_MODULE = "generation.logits_process"
+CRITERION_MODULE = "generation.stopping_criteria"
+CAPTURE_MODULE = "utils.output_capturing"
+
+# Classes of layers and caches, by what a rollback needs.
+
+CROPPED_LAYERS = rows(
+    CACHE_MODULE,
+    {
+        "DynamicLayer": "rejected positions are cut off",
+        "DynamicIndexedLayer": "and so is their index",
+        "DynamicSlidingWindowLayer": "it records what leaves its window, and is cropped",
+    },
+)
+LINEAR_LAYERS = listed(CACHE_MODULE, "it has a convolution or a recurrent state", LINEAR.split())
+STATIC_LAYERS = rows(CACHE_MODULE, {"StaticLayer": "its length is reduced in place"})
+STATIC_SLIDING_LAYERS = rows(
+    CACHE_MODULE, {"StaticSlidingWindowLayer": "it overwrites its oldest positions: no rollback"}
+)
+KNOWN_CACHES = listed(
+    CACHE_MODULE,
+    "its layers can be rolled back",
+    ("DynamicCache", "StaticCache", "EncoderDecoderCache"),
+)
+
+# Classes of models, by the property for which they are listed. ``use`` says why; of models that are
+# refused it is part of the message.
+
+BY_SLOT = {
+    **rows(
+        "",
+        {
+            "GPTNeoForCausalLM": "its windows are counted in slots of the cache",
+            "GlmImageForConditionalGeneration": "it counts positions itself",
+            "GitForCausalLM": "its mask leaves out the image before the text",
+            "Kosmos2_5ForConditionalGeneration": "it drops the positions that it is given",
+        },
+    ),
+    **rows(
+        "",
+        {"HyperCLOVAXVisionV2ForConditionalGeneration": "it drops the positions that it is given"},
+        "5.18",
+    ),
+}
+WIDENS_MASK = rows(
+    "", {"GitForCausalLM": "after the prefill, it widens the mask over an image in the cache"}
+)
+REREADS = listed(
+    "",
+    "it drops its cache at config.original_max_position_embeddings tokens",
+    ("Phi3ForCausalLM", "Phi4MultimodalForCausalLM", "PhimoeForCausalLM"),
+)
+ONE_AT_A_TIME = rows(
+    "",
+    {
+        "BltForCausalLM": "it cuts each forward's bytes into patches anew",
+        "CpmAntForCausalLM": "its relative positions are of one new token",
+        "FSMTForConditionalGeneration": "new tokens see those behind them",
+        "MoshiForCausalLM": "its attention sees further behind its window in a wider forward",
+        "ProphetNetForCausalLM": "it takes one new token",
+        "ProphetNetForConditionalGeneration": "it takes one new token",
+    },
+)
+OWN_CACHE = rows(
+    "",
+    {
+        "DeepseekV4ForCausalLM": "its compressors merge several tokens into one entry of the cache,"
+        " out of which no rejected token can be taken again",
+        "MiniMaxForCausalLM": "its linear attention adds every token to states in a MiniMaxCache,"
+        " which cannot be truncated, and which is not one of the caches whose states are copied and"
+        " put back",
+        "xLSTMForCausalLM": "each forward overwrites its states in an xLSTMCache, which is not one"
+        " of the caches whose states are copied and put back",
+    },
+)
+NOT_STATIC = listed(
+    "",
+    "its baseline output differs between a dynamic and a static cache",
+    ("GPTNeoForCausalLM", "LEDForConditionalGeneration"),
+)
+PLACES_ONE_TOKEN_ELSEWHERE = rows(
+    "", {"GitForCausalLM": "it gave a single token another position than one of several"}
+)
+ATTENDS_BY_OUTPUT = rows(
+    "", {"FalconForCausalLM": "its attention under sdpa depends on output_attentions"}
+)
+
+QUANTIZER = rows(
+    "quantizers.quantizer_gguf", {"GgufHfQuantizer": "it quantizes weights only"}, "5.17"
+)
+
+# Processors and criteria.
+
+HISTORY_FREE = listed(
+    PROCESSOR_MODULE,
+    "its result depends on neither the other rows nor the committed tokens",
+    (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    ),
+)
+BY_ROW = HISTORY_FREE | listed(
+    PROCESSOR_MODULE,
+    "its result for a row does not depend on the other rows",
+    (
+        "ExponentialDecayLengthPenalty",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+    ),
+)
+SUPPRESSING = rows(
+    PROCESSOR_MODULE, {"SuppressTokensLogitsProcessor": "it bans its suppress_tokens"}
+)
+BIASING = listed(
+    PROCESSOR_MODULE,
+    "it bans the sequences to which sequence_bias gives minus infinity",
+    ("SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor"),
+)
+CRITERIA = rows(
+    CRITERION_MODULE,
+    {
+        "EosTokenCriteria": "decided from the token's id",
+        "MaxLengthCriteria": "decided from the length",
+        "MaxTimeCriteria": "called without the tokens",
+    },
+)
+
+LAYER_CLASSES = CROPPED_LAYERS | LINEAR_LAYERS | STATIC_LAYERS | STATIC_SLIDING_LAYERS
+CLASSES = (
+    *(LAYER_CLASSES, KNOWN_CACHES, QUANTIZER, BY_ROW, SUPPRESSING, BIASING, CRITERIA),
+    *(BY_SLOT, WIDENS_MASK, REREADS, ONE_AT_A_TIME, OWN_CACHE, NOT_STATIC),
+    *(PLACES_ONE_TOKEN_ELSEWHERE, ATTENDS_BY_OUTPUT),
+)

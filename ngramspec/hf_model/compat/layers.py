@@ -1,0 +1,184 @@
+"""The fields of transformers' cache layers that are not documented (``names.FIELDS``).
+
+A layer with attention has keys and values of (batch, heads, positions, size) each. A linear layer
+has the last inputs of one or several convolutions, (batch, channels, positions) each, and maybe
+recurrent states; both are dicts by the index of the convolution or state. A hybrid layer has all of
+these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+States = dict[int, Any]  # a tensor, or None before the first forward
+Update = Callable[..., Any]
+
+
+# Caches
+
+
+def decoder_cache(cache: Any) -> Any:
+    """The decoder's own cache in an encoder-decoder model's, or ``cache`` itself."""
+    return getattr(cache, "self_attention_cache", cache)
+
+
+def is_offloaded(cache: Any) -> bool:
+    """Whether a cache moves its layers to the CPU."""
+    return bool(getattr(cache, "offloading", False))
+
+
+def replace_update(owner: Any, update: Update) -> Update | None:
+    """Replace the ``update`` of one layer or cache.
+
+    Returns:
+        the function that had replaced it already, for ``restore_update``; None: none had.
+    """
+    own: Update | None = vars(owner).get("update")
+    owner.update = update
+    return own
+
+
+def restore_update(owner: Any, own: Update | None) -> None:
+    """Undo ``replace_update``, given what it returned."""
+    if own is None:
+        vars(owner).pop("update", None)
+    else:
+        owner.update = own
+
+
+# Layers with attention
+
+
+def crop_attention(layer: Any, count: int) -> None:
+    """Drop the last ``count`` keys and values of a hybrid layer, but not its convolution's inputs.
+
+    The layer's own ``crop`` does both.
+    """
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    (DynamicSlidingWindowLayer if layer.is_sliding else DynamicLayer).crop(layer, -count)
+
+
+def drop_last(layer: Any, count: int) -> None:
+    """Drop the last ``count`` positions of a dynamic layer that has not exceeded its window."""
+    for name in ("keys", "values"):
+        setattr(layer, name, getattr(layer, name)[:, :, :-count])
+    if isinstance(getattr(layer, "cumulative_length", None), int):
+        layer.cumulative_length -= count
+    if index_keys(layer) is not None:
+        layer.indexer_keys = layer.indexer_keys[:, :-count]
+
+
+def records_past(layer: Any) -> bool:
+    """Whether a sliding or linear layer keeps what it would overwrite; True if it has no choice."""
+    return bool(getattr(layer, "record_past", True))
+
+
+def stop_recording(layer: Any) -> None:
+    """Let a sliding or linear layer overwrite its oldest states again."""
+    layer.record_past = False
+
+
+def empty_sliding(layer: Any) -> None:
+    """Forget all keys and values of a sliding layer."""
+    layer.keys = layer.values = None
+    layer.is_initialized, layer.cumulative_length = False, 0
+
+
+def resize_static(layer: Any, capacity: int) -> None:
+    """Give an empty static layer room for ``capacity`` positions."""
+    layer.max_cache_len = capacity
+    if layer.is_initialized:  # before a prefill in chunks
+        layer.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
+
+
+def shorten_static(layers: Sequence[Any], count: int) -> None:
+    """Drop the last ``count`` positions of static layers, whose states stay where they are.
+
+    The lengths are changed in place, as CUDA graphs know their addresses.
+    """
+    torch._foreach_sub_([layer.cumulative_length for layer in layers], count)
+
+
+# Layers with an index of their keys
+
+
+def index_keys(layer: Any) -> torch.Tensor | None:
+    """The keys of a layer's index, (batch, length, size); None: it has no index, or none yet."""
+    return getattr(layer, "indexer_keys", None)
+
+
+def reorder_index(layer: Any, origins: Sequence[int]) -> None:
+    """Let each row continue another one's positions in a layer's index, if it keeps them."""
+    places = getattr(layer, "indexer_position_ids", None)
+    if places is not None:  # (dimensions, rows, length), maybe expanded from fewer rows
+        layer.indexer_position_ids = places[:, list(origins)]
+
+
+def truncate_indexed(layer: Any, length: int) -> None:
+    """Drop all positions of an indexed layer from ``length`` on, after an interrupted forward.
+
+    A forward adds keys and their index one after the other, some models the index first. One that
+    was interrupted in between leaves them unequally long, so a crop by a count would be wrong.
+    """
+    if layer.keys is not None:
+        layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+    if layer.indexer_keys is not None:
+        layer.indexer_keys = layer.indexer_keys[:, :length]
+    places = getattr(layer, "indexer_position_ids", None)
+    if places is not None:
+        layer.indexer_position_ids = places[..., :length]
+
+
+# Linear layers
+
+
+def is_linear(layer: Any) -> bool:
+    """Whether a layer has a convolution or a recurrent state."""
+    return hasattr(layer, "conv_states")
+
+
+def can_record(layer: Any) -> bool:
+    """Whether a linear layer can keep what it would overwrite."""
+    return hasattr(layer, "activate_past_recording") and isinstance(layer.conv_states, dict)
+
+
+def linear_states(layer: Any) -> tuple[States, States]:
+    """The inputs of a linear layer's convolutions, and its recurrent states."""
+    return layer.conv_states, layer.recurrent_states
+
+
+def linear_flags(layer: Any) -> tuple[dict[int, bool], ...]:
+    """What says which states of a linear layer exist."""
+    return (
+        layer.is_conv_states_initialized,
+        layer.is_recurrent_states_initialized,
+        layer.has_previous_state,
+    )
+
+
+def convolutions(layer: Any) -> Iterator[tuple[int, Any, int]]:
+    """The convolutions of a linear layer: index, inputs or None, and how many it needs."""
+    for at, inputs in layer.conv_states.items():
+        yield at, inputs, layer.conv_kernel_size[at]
+
+
+def set_inputs(layer: Any, at: int, inputs: torch.Tensor) -> None:
+    """Replace the inputs of a linear layer's convolution."""
+    layer.conv_states[at] = inputs
+
+
+def has_inputs(layer: Any, at: int) -> bool:
+    """Whether a convolution of a linear layer has been given inputs."""
+    return bool(layer.is_conv_states_initialized[at])
+
+
+def clear_convolutions(layer: Any) -> None:
+    """Forget all inputs of a linear layer's convolutions."""
+    for at in layer.has_previous_state:
+        layer.has_previous_state[at] = False
+        layer.is_conv_states_initialized[at] = False
+        layer.conv_states[at] = None

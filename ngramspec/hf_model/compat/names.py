@@ -1,0 +1,183 @@
+"""The table of everything in transformers that ngramspec uses and that may move, first part.
+
+It has private names, fields of cache layers, names in models' modules, and versions since which
+transformers behaves differently; ``class_names`` has the classes. The other modules of this folder
+use them, and the rest of ngramspec calls those modules. A test checks every row against the
+installed transformers, and another one that no row's name is used outside this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MODELS = "models"
+LINEAR = (
+    "LinearAttentionLayer LinearAttentionAndFullAttentionLayer"
+    " LinearAttentionAndSlidingWindowAttentionLayer"
+)
+SLIDING = "DynamicSlidingWindowLayer LinearAttentionAndSlidingWindowAttentionLayer"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A row of the table.
+
+    Attributes:
+        name: in transformers.
+        where: the module of transformers that binds it, "" for the package itself, or the classes
+            of ``cache_utils`` that have it as a field.
+        use: what it is used for; of a class, the reason for which it is listed.
+        since: the first version that has it; None: every supported version has.
+        until: the first version that no longer has it; None: no version lacks it yet.
+    """
+
+    name: str
+    where: str
+    use: str
+    since: str | None = None
+    until: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of behaviour in transformers.
+
+    Attributes:
+        version: the first one with the change.
+        what: changed.
+    """
+
+    version: str
+    what: str
+
+
+def rows(where: str, uses: dict[str, str], since: str | None = None) -> dict[str, Name]:
+    """Rows by name, each with a use of its own."""
+    return {name: Name(name, where, use, since) for name, use in uses.items()}
+
+
+def listed(where: str, use: str, names: Iterable[str]) -> dict[str, Name]:
+    """Rows by name, all with the same use."""
+    return {name: Name(name, where, use) for name in names}
+
+
+# Private names, used in ``hf_private``.
+
+PRIVATE = {
+    **rows(
+        "generation.utils",
+        {
+            "_beam_search": "to find models that override beam search",
+            "_has_unfinished_sequences": "to find models that override the decoding loop",
+            "_optimize_model_for_decode": "the context of the forwards after the prefill",
+            "_prefill": "runs the prompt, in chunks if asked",
+            "_sample": "to find models that override the decoding loop",
+            "_update_model_kwargs_for_generation": "the arguments of the next forward",
+            "_valid_auto_compile_criteria": "whether generate would compile",
+        },
+    ),
+    **rows("generation.utils", {"_is_user_defined": "the mark of a caller's cache"}, "5.17"),
+    **rows(
+        "generation.configuration_utils",
+        {
+            "_compile_all_devices": "compiles on a CPU too",
+            "_eos_token_tensor": "prepared end-of-sequence tokens",
+            "_pad_token_tensor": "prepared padding token",
+        },
+    ),
+    **rows(
+        "generation.configuration_utils",
+        {"_mask_length": "length of an attention mask of ones, which generate leaves out"},
+        "5.18",
+    ),
+    **rows(
+        "modeling_utils",
+        {
+            "_attn_implementation": "name of the attention implementation",
+            "_compiled_call": "the compiled forward that a model stores",
+            "_default_compile_config": "the settings to compile with",
+            "_is_stateful": "whether a model keeps a recurrent state",
+        },
+    ),
+    **rows("distributed.mixin", {"_device_mesh": "the processes of tensor parallelism"}),
+    "_commit_hash": Name(
+        "_commit_hash", "configuration_utils", "the hub's commit of a config", until="5.18"
+    ),
+    **rows(
+        "utils.hub",
+        {
+            "_raise_exceptions_for_connection_errors": "to look for a file that may be missing",
+            "_raise_exceptions_for_missing_entries": "likewise",
+        },
+    ),
+}
+
+# Fields of cache layers and caches, used in ``layers`` only.
+
+FIELDS = {
+    **rows(
+        f"{SLIDING} LinearAttentionLayer LinearAttentionAndFullAttentionLayer",
+        {"record_past": "whether a layer keeps what it would overwrite, until it is cropped"},
+    ),
+    **rows(
+        f"{SLIDING} StaticLayer",
+        {"cumulative_length": "positions seen: a number, or a static layer's tensor"},
+    ),
+    **rows(
+        "StaticLayer",
+        {
+            "max_cache_len": "the size of a static layer",
+            "lazy_initialization": "allocates a layer's memory",
+        },
+    ),
+    **rows(
+        LINEAR,
+        {
+            "conv_states": "the last inputs of each convolution",
+            "conv_kernel_size": "how many inputs each convolution needs",
+            "recurrent_states": "each recurrent state",
+            "has_previous_state": "whether there was a forward",
+            "is_conv_states_initialized": "whether each convolution has inputs",
+            "is_recurrent_states_initialized": "whether each recurrent state exists",
+        },
+    ),
+    **rows("DynamicIndexedLayer", {"indexer_keys": "keys of an index over the layer's keys"}),
+    **rows("DynamicIndexedLayer", {"indexer_position_ids": "their positions"}, "5.21"),
+    **rows("EncoderDecoderCache", {"self_attention_cache": "the decoder's own cache"}),
+    **rows("DynamicCache StaticCache", {"offloading": "whether layers move to the CPU"}),
+}
+# Methods that are replaced on one object, in ``layers`` only.
+REPLACED = rows(
+    "DynamicLayer DynamicCache", {"update": "replaced, so that a layer grows without copies"}
+)
+# What all layers and caches share. It is used wherever a cache is.
+COMMON_FIELDS = {
+    **listed(
+        "DynamicLayer DynamicIndexedLayer StaticLayer",
+        "the interface of a layer with attention",
+        ("keys", "values", "is_initialized", "is_sliding", "get_seq_length", "get_max_length"),
+    ),
+    **rows("DynamicLayer DynamicSlidingWindowLayer", {"crop": "drops the last positions"}),
+    **rows(f"{SLIDING} {LINEAR}", {"activate_past_recording": "lets a layer be cropped"}),
+    **rows("DynamicCache StaticCache", {"layers": "the layers of a cache"}),
+}
+
+# Names in models' own modules.
+
+MODEL_NAMES = rows(
+    MODELS,
+    {
+        "create_position_ids_from_input_ids": "embeddings that count tokens other than padding",
+        "time_step_limit": "bounds of a Mamba layer's step sizes",
+        "Indexer": "the end of class names: modules that select keys for indexed attention",
+        "Expert": "part of class names: modules that route tokens to experts",
+        "Moe": "likewise",
+    },
+)
+
+# Changes of behaviour, for ``versions.has``.
+
+MARKS_CACHES = Change("5.19", "generate marks every cache that a caller passed")
+PLACES_TOKENS = Change("5.19", "GIT places a single token where it places one of several")
+KEEPS_SELECTION = Change("5.17", "a mask of bools keeps the selection of an index under sdpa")
