@@ -14,7 +14,6 @@ BENCHMARKS = (
     "drafters",
     "parity",
     "divergence",
-    "acceptance",
     "e2e",
     "lengths",
     "profile",
