@@ -1,6 +1,6 @@
 """Batches of recorded prompts: plain generate and ngramspec in turn, in one process.
 
-    python benchmarks/batch.py --traces traces.jsonl --groups context_qa code_edit nothing \\
+    python -m benchmarks batch --traces traces.jsonl --groups context_qa code_edit nothing \\
         --json batch.json
 
 The embedded model continues the prompts of each group with its own text, greedily, without an end
@@ -21,20 +21,19 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
-from first_look import machine
 
 from ngramspec import Speculator, generate
-from ngramspec.bench.forced import forced_model
-from ngramspec.bench.models import load
-from ngramspec.bench.traces import read_traces
+from ngramspec.measure.forced import forced_model
+from ngramspec.measure.machine import machine
+from ngramspec.measure.models import load
+from ngramspec.measure.traces import read_traces
 
 SIZES = (1, 2, 4, 8, 16)
 NOTHING = "nothing"
 
 
-def main() -> None:
-    """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description="plain and ngramspec in turn, by batch size")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--groups", nargs="+", default=["context_qa", "code_edit"])
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
@@ -48,7 +47,10 @@ def main() -> None:
     parser.add_argument("--chains", action="store_true", help="drafts without branches, too")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--json", type=Path, help="where to write the raw times")
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, write the JSON."""
     model, new = load(None, arguments.dtype).model, arguments.max_new_tokens
     rows = []
     print(
@@ -74,6 +76,7 @@ def main() -> None:
         settings = {name: str(value) for name, value in vars(arguments).items()}
         result = {"settings": settings, "machine": machine(), "rows": rows}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
 
 
 def prompts_of(group: str, arguments: argparse.Namespace) -> list[list[int]]:
@@ -144,7 +147,3 @@ def chains_of(seconds: dict[str, list[float]]) -> dict[str, float]:
     if "chains" not in seconds:
         return {}
     return {"chains_ratio": median(seconds["plain"]) / median(seconds["chains"])}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Beam search of recorded prompts: plain generate and ngramspec in turn, in one process.
 
-    python benchmarks/beams.py --traces traces.jsonl --group context_qa --json beams.json
+    python -m benchmarks beams --traces traces.jsonl --group context_qa --json beams.json
 
 The embedded model continues the prompts of one group by beam search. Times are of a whole call,
 prefill included; what counts are the ratios of one turn's times. "undrafted" is ngramspec without
@@ -17,18 +17,17 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from first_look import machine
 
 from ngramspec import Speculator, generate
-from ngramspec.bench.models import load
-from ngramspec.bench.traces import read_traces
+from ngramspec.measure.machine import machine
+from ngramspec.measure.models import load
+from ngramspec.measure.traces import read_traces
 
 WAYS = ("plain", "undrafted", "ours")
 
 
-def main() -> None:
-    """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description="plain and ngramspec in turn, by beams")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--group", default="context_qa")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float16"])
@@ -40,7 +39,10 @@ def main() -> None:
     parser.add_argument("--gamma", type=int, help="tokens of a beam's draft; default: by cost")
     parser.add_argument("--tree", type=int, help="nodes of a beam's draft; default: no branches")
     parser.add_argument("--json", type=Path, help="where to write the raw times")
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, write the JSON."""
     model = load(None, arguments.dtype).model
     traces = [each for each in read_traces(arguments.traces) if each.group == arguments.group]
     prompts = [each.prompt.tolist() for each in traces if len(each.prompt) <= arguments.longest]
@@ -65,6 +67,7 @@ def main() -> None:
         settings = {name: str(value) for name, value in vars(arguments).items()}
         result = {"settings": settings, "machine": machine(), "rows": rows}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
 
 
 def measure(
@@ -101,7 +104,3 @@ def measure(
         "same": torch.equal(outputs["plain"], outputs["ours"]),
         "seconds": seconds,
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Compiled verification against plain compiled ``generate`` and prompt lookup, which is eager.
 
-    python benchmarks/compiled.py --dtype bfloat16 --repeats 3 --json compiled.json
+    python -m benchmarks compiled --dtype bfloat16 --repeats 3 --json compiled.json
 
 All ways take turns in one process, on the demo's texts, with a new Speculator each time. The static
 caches of all ways and texts have one size. What is compiled is compiled before anything is timed:
@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from first_look import LOOKUP_TOKENS, machine
 
 from ngramspec import Draft, Drafter, DraftSession, Speculator, generate
-from ngramspec.bench.measure import Measurement
-from ngramspec.bench.models import load
-from ngramspec.bench.sample_texts import demo_texts
 from ngramspec.draft import Int32
+from ngramspec.measure.machine import machine
+from ngramspec.measure.measurement import Measurement
+from ngramspec.measure.models import load
+from ngramspec.measure.sample_texts import demo_texts
 from ngramspec.target.compiled import bucket_sizes
 
 
@@ -52,9 +52,8 @@ class AllWidths(Drafter):
         return Session()
 
 
-def main() -> None:
-    """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description="plain, lookup and ngramspec, eager and compiled")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--model", help="a folder or a hub id; default: the embedded one")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float16"])
@@ -64,7 +63,10 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=16, help="of the way that has a fixed one")
     parser.add_argument("--texts", type=int, default=4, help="how many of the demo's")
     parser.add_argument("--json", type=Path, help="where to write the raw times")
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, write the JSON."""
     loaded = load(arguments.model, arguments.dtype)
     loaded.model.to(arguments.device)
     measurement = Measurement(loaded, Speculator(), arguments.max_new_tokens)
@@ -100,6 +102,7 @@ def main() -> None:
         }
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
 
 
 class Bench:
@@ -128,7 +131,7 @@ class Bench:
             "plain": plain,
             "plain static": partial(plain, **eager),
             "plain compiled": partial(plain, **static),
-            "lookup": partial(plain, prompt_lookup_num_tokens=LOOKUP_TOKENS),
+            "lookup": partial(plain, prompt_lookup_num_tokens=10),
             "ours": partial(self.ours, "ours"),
             "ours compiled": partial(self.ours, "ours compiled", compiled=True, **static),
             f"ours width {width}": partial(
@@ -192,7 +195,3 @@ class Bench:
 def compilations() -> int:
     """Graphs that dynamo has made in this process."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-if __name__ == "__main__":
-    main()

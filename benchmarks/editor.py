@@ -1,6 +1,6 @@
 """A person typing through functions of a repository, against servers of the same weights.
 
-    python benchmarks/editor.py --model FOLDER --repository FOLDER --json editor.json
+    python -m benchmarks editor --model FOLDER --repository FOLDER --json editor.json
 
 They are ``ngramspec serve`` and ``transformers serve``; and ``llama_cpp.server``, if the Python of
 an environment with ``llama-cpp-python[server]`` is given, and the weights as a GGUF file of the
@@ -36,7 +36,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from first_look import machine
+
+from ngramspec.cli.usage import UsageError
+from ngramspec.measure.machine import machine
 
 OURS, THEIRS, LLAMA = "ngramspec", "transformers", "llama_cpp"
 START = 300.0  # seconds to wait for a server
@@ -66,8 +68,8 @@ class Answer:
     line: float
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="a person typing, against servers")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--model", type=Path, required=True, help="folder with safetensors")
     parser.add_argument("--repository", type=Path, required=True, help="folder of Python files")
     parser.add_argument("--llama-python", type=Path, help="with llama-cpp-python[server]")
@@ -82,14 +84,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="most tokens of a line")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, required=True)
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     if (arguments.llama_python is None) != (arguments.llama_gguf is None):
-        parser.error("--llama-python and --llama-gguf go together")
+        raise UsageError("--llama-python and --llama-gguf go together")
     functions = choose(arguments)
     with ExitStack() as running:
         servers = start(arguments, functions, running)
         answers = play(arguments, functions, servers)
     report(arguments, answers)
+    return 0
 
 
 def choose(arguments: argparse.Namespace) -> list[Function]:
@@ -330,7 +336,3 @@ def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:
 def p95(found: Sequence[float]) -> float:
     """The 95th percentile: the time that one in twenty exceeds."""
     return sorted(found)[min(int(0.95 * len(found)), len(found) - 1)]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Section 4.1 of Leviathan et al. 2023 in small: an encoder-decoder's alpha, and its speed beside.
 
-    python benchmarks/encoder_decoder.py --json speller.json
+    python -m benchmarks encoder_decoder --json speller.json
 
 The target is the tiny T5 of the tests, which corrects spelling. Plain and speculative calls take
 turns, on the same sentences; a new Speculator for each drafter, kept for all sentences.
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from ngramspec import Speculator, generate
-from ngramspec.bench.alpha_drafters import CountModel, ModelDrafter
-from ngramspec.bench.alpha_run import Plan, measure, train_texts
-from ngramspec.bench.machine import machine
+from ngramspec.measure.alpha_drafters import CountModel, ModelDrafter
+from ngramspec.measure.alpha_run import Plan, measure, train_texts
+from ngramspec.measure.machine import machine
 from ngramspec.theory.walltime import improvement
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -72,14 +72,16 @@ def timed(model: Any, plan: Plan, temperature: float, gamma: int, repeats: int) 
     return {"rounds": rounds, "stats": {name: each.stats for name, each in speculators.items()}}
 
 
-def main() -> None:
-    """Measure, print, write the JSON."""
-    parser = argparse.ArgumentParser(description="alpha and speed of a tiny encoder-decoder")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--count", type=int, default=24, help="sentences")
     parser.add_argument("--gamma", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     model = speller.load()
     texts = [given for given, _ in speller.sentences(7, 2 * arguments.count)]
     prompts = [("sentences", ids) for ids in texts[: arguments.count]]
@@ -115,7 +117,4 @@ def main() -> None:
         given = {name: value for name, value in vars(arguments).items() if name != "json"}
         found = {"settings": given, "where": machine(), "rows": rows}
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -4,42 +4,40 @@ The three take turns in one process, ngramspec with a new Speculator each time, 
 nothing of the text from the turn before. Times are of a whole call, prefill included; what counts
 are the ratios of their medians. The raw times go to a JSON file.
 
-    python benchmarks/first_look.py --dtype bfloat16 --repeats 5 --json first_look.json
+    python -m benchmarks first_look --dtype bfloat16 --repeats 5 --json first_look.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from ngramspec import Speculator
-from ngramspec.bench.measure import Measurement, timed
-from ngramspec.bench.models import load
-from ngramspec.bench.sample_texts import demo_texts
+from ngramspec.measure.machine import machine
+from ngramspec.measure.measurement import Measurement, timed
+from ngramspec.measure.models import load
+from ngramspec.measure.sample_texts import demo_texts
 
 LOOKUP_TOKENS = 10  # prompt_lookup_num_tokens
 
 
-def main() -> None:
-    """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description="plain, prompt lookup and ngramspec in turn")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float16"])
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--json", type=Path, help="where to write the raw times")
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, write the JSON."""
     loaded = load(None, arguments.dtype)
     speculator = Speculator(arguments.drafter)
     measurement = Measurement(loaded, speculator, arguments.max_new_tokens)
@@ -64,6 +62,7 @@ def main() -> None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         result = {"settings": settings, "machine": machine(), "rows": rows}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
 
 
 def measure(measurement: Measurement, title: str, ids: list[int], repeats: int) -> dict[str, Any]:
@@ -95,22 +94,3 @@ def measure(measurement: Measurement, title: str, ids: list[int], repeats: int) 
         "stats": asdict(stats),
         "seconds": seconds,
     }
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    cpu = ""
-    if os.path.exists("/proc/cpuinfo"):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    return {
-        "cpu": cpu or platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("ngramspec", "torch", "transformers", "numpy")},
-    }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What drafting forced continuations gains on a JSON schema task, with the embedded model.
 
-    python benchmarks/forced.py --json forced.json
+    python -m benchmarks forced --json forced.json
 
 Short reports are to be put into JSON of a schema, greedily. Plain ``generate``, the default
 Speculator with forced continuations, and without them (the processor is wrapped, so that its
@@ -22,8 +22,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from ngramspec import Speculator
-from ngramspec.bench.machine import machine
-from ngramspec.bench.models import LoadedModel, load
+from ngramspec.measure.machine import machine
+from ngramspec.measure.models import LoadedModel, load
 
 TEXT = {"type": "string", "maxLength": 40}
 FIELDS = {
@@ -142,15 +142,17 @@ def measure(loaded: LoadedModel, make: Callable[[], Any], repeats: int) -> dict[
     return {"tokens": tokens, "same_text": same, "ways": rows}
 
 
-def main() -> None:
-    """Measure, print, write the JSON."""
-    parser = argparse.ArgumentParser(description="forced continuations on a JSON schema task")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=2)
     known = ["xgrammar", "llguidance"]
     parser.add_argument("--libraries", nargs="+", default=known, choices=known)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     loaded = load(None, arguments.dtype)
     torch.compiler.set_stance("force_eager")  # llguidance compiles its mask's kernel for minutes
     found = {}
@@ -166,7 +168,4 @@ def main() -> None:
         given = {"dtype": arguments.dtype, "repeats": arguments.repeats, "new": NEW}
         report = {"settings": given, "where": machine(), "grammars": found}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

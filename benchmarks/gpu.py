@@ -1,7 +1,7 @@
-"""What ngramspec gives on a GPU: one file, any CUDA machine, no network.
+"""What ngramspec gives on a GPU: any CUDA machine, no network.
 
-    python benchmarks/gpu.py --traces traces.jsonl --out gpu     # 8 billion parameters
-    python benchmarks/gpu.py --device cpu --tiny --out gpu       # the same, small: does it all run?
+    python -m benchmarks gpu --traces traces.jsonl --out gpu     # 8 billion parameters
+    python -m benchmarks gpu --device cpu --tiny --out gpu       # the same, small: does it all run?
 
 A model of Llama-3.1-8B's shape with random weights is forced to generate recorded traces (without
 them, a few texts made of Python's own library): its computation is real, and drafts find what they
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -28,18 +27,26 @@ from typing import Any
 
 import torch
 
+from benchmarks.profile import profile
+from benchmarks.syncs import syncs_per_step
+from benchmarks.texts import natural
 from ngramspec import Speculator
-from ngramspec.bench.e2e import EndToEnd, Forcing, Measured, Plan, by_model, by_processor, to_dict
-from ngramspec.bench.forced import forced_model
-from ngramspec.bench.forwards import forward_seconds
-from ngramspec.bench.machine import machine
-from ngramspec.bench.profile import profile
-from ngramspec.bench.summary import summarize
-from ngramspec.bench.syncs import syncs_per_step
-from ngramspec.bench.tasks import GROUPS, NOTHING, Prompt, of_length, read_tasks, unpredictable
-from ngramspec.bench.texts import natural
-from ngramspec.bench.traces import read_traces
-from ngramspec.bench.ways import PLAIN, usual_ways
+from ngramspec.measure.configurations import PLAIN, usual_ways
+from ngramspec.measure.forced import forced_model
+from ngramspec.measure.forwards import forward_seconds
+from ngramspec.measure.machine import machine
+from ngramspec.measure.summary import summarize
+from ngramspec.measure.tasks import GROUPS, NOTHING, Prompt, of_length, read_tasks, unpredictable
+from ngramspec.measure.traces import read_traces
+from ngramspec.measure.whole_calls import (
+    EndToEnd,
+    Forcing,
+    Measured,
+    Plan,
+    by_model,
+    by_processor,
+    to_dict,
+)
 
 LLAMA_8B = {
     "hidden_size": 4096,
@@ -64,12 +71,35 @@ LONGEST = 2048  # tokens of a trace's prompt that are kept, from its end
 COPYING = "code_edit"
 
 
-def main() -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and plots")
+    parser.add_argument("--traces", type=Path, help="outputs that ngramspec record wrote")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few repeats")
+    parser.add_argument("--per-task", type=int, help="traces of each task (default: 2, tiny 1)")
+    parser.add_argument("--tasks", nargs="+", help="only these tasks of the traces (default: all)")
+    parser.add_argument("--new", type=int, help="tokens of each trace (default: 128, tiny 48)")
+    parser.add_argument("--repeats", type=int, help="timed calls of each (default: 3, tiny 1)")
+    parser.add_argument("--width", nargs="*", type=int, default=[8, 16], help="fixed widths")
+    parser.add_argument("--tree", nargs="*", type=int, default=[], help="trees of N nodes, too")
+    parser.add_argument("--no-compile", action="store_true", help="leave compiled forwards out")
+    parser.add_argument("--parts", nargs="+", help="only these (default: all)")
+    parser.add_argument(
+        "--no-cudnn-attention",
+        action="store_true",
+        help="for all ways: torch's cuDNN attention prepares anew for every length",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure part by part; the exit code is 1 if one failed."""
-    arguments = parse()
+    for name, usual, tiny in (("per_task", 2, 1), ("new", 128, 48), ("repeats", 3, 1)):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, tiny if arguments.tiny else usual)
     arguments.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
-        "command": shlex.join(sys.argv),
+        "command": arguments.command_line,
         "settings": {name: str(value) for name, value in vars(arguments).items()},
         "where": machine(),
     }
@@ -90,47 +120,27 @@ def main() -> int:
             "costs": lambda: costs(arguments, model),
             "contenders": lambda: contenders(arguments, model, prompts, forcing, save),
         }
-        failed = [name for name, part in parts.items() if not run(name, part, report, arguments)]
+        failed = run_parts(parts, report, arguments)
     parts = {
         "profile": lambda: steps(arguments, model, prompts),
         "smollm2": lambda: smollm2(arguments),
         "plots": lambda: plots(arguments, report),
     }
-    failed += [name for name, part in parts.items() if not run(name, part, report, arguments)]
+    failed += run_parts(parts, report, arguments)
     for name in failed:
         print(f"failed: {name}: {report[name]['error'].splitlines()[-1]}", file=sys.stderr)
     print(arguments.out / "gpu.json")
     return int(bool(failed))
 
 
-def parse() -> argparse.Namespace:
-    """The command's options."""
-    parser = argparse.ArgumentParser(description="measure ngramspec on a GPU")
-    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and plots")
-    parser.add_argument("--traces", type=Path, help="recorded outputs, as bench record writes them")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and few repeats")
-    parser.add_argument("--per-task", type=int, help="traces of each task (default: 2, tiny 1)")
-    parser.add_argument("--tasks", nargs="+", help="only these tasks of the traces (default: all)")
-    parser.add_argument("--new", type=int, help="tokens of each trace (default: 128, tiny 48)")
-    parser.add_argument("--repeats", type=int, help="timed calls of each (default: 3, tiny 1)")
-    parser.add_argument("--width", nargs="*", type=int, default=[8, 16], help="fixed widths")
-    parser.add_argument("--tree", nargs="*", type=int, default=[], help="trees of N nodes, too")
-    parser.add_argument("--no-compile", action="store_true", help="leave compiled forwards out")
-    parser.add_argument("--parts", nargs="+", help="only these (default: all)")
-    parser.add_argument(
-        "--no-cudnn-attention",
-        action="store_true",
-        help="for all ways: torch's cuDNN attention prepares anew for every length",
-    )
-    arguments = parser.parse_args()
-    for name, usual, tiny in (("per_task", 2, 1), ("new", 128, 48), ("repeats", 3, 1)):
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, tiny if arguments.tiny else usual)
-    return arguments
+def run_parts(
+    parts: dict[str, Callable[[], Any]], report: dict[str, Any], arguments: argparse.Namespace
+) -> list[str]:
+    """Run parts in order; the names of those that failed."""
+    return [name for name, part in parts.items() if not run_part(name, part, report, arguments)]
 
 
-def run(
+def run_part(
     name: str, part: Callable[[], Any], report: dict[str, Any], arguments: argparse.Namespace
 ) -> bool:
     """Run a part and write what is known by then; whether it succeeded."""
@@ -309,7 +319,7 @@ def steps(arguments: argparse.Namespace, model: Any, prompts: list[Prompt]) -> A
 def plots(arguments: argparse.Namespace, report: dict[str, Any]) -> Any:
     """Plots of what was measured; they need matplotlib."""
     try:
-        from ngramspec.bench.plots import plot_costs, plot_e2e
+        from ngramspec.measure.plots import plot_costs, plot_e2e
     except ModuleNotFoundError as error:
         print(f"skipped: plots: {error}; pip install 'ngramspec[plots]'")
         return {"skipped": str(error)}
@@ -328,8 +338,8 @@ def examples(prompts: list[Prompt]) -> list[Prompt]:
 
 def smollm2(arguments: argparse.Namespace) -> Any:
     """(d) SmolLM2 with its own words, if its weights are installed."""
-    from ngramspec.bench.models import load, locate
-    from ngramspec.bench.workload import sample_prompts
+    from ngramspec.measure.models import load, locate
+    from ngramspec.measure.workload import sample_prompts
 
     try:
         locate(None)
@@ -371,7 +381,3 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{row['task']:<20}{row['way']:<32}{row['tokens_per_second']:>10.1f}"
             f"{row['ratio']:>10.3f}{per_call:>10}{share:>10}{same:>8}"
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

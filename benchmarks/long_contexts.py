@@ -4,7 +4,7 @@ No model is run: forwards take what ``ngramspec calibrate --contexts ... --json 
 linear between its contexts and widths and behind the widest, times a seeded factor. So ways to
 choose a draft's length can be compared on any machine, and on one whose speed swings:
 
-    python benchmarks/long_contexts.py --traces TRACES --costs COSTS --json OUT
+    python -m benchmarks long_contexts --traces TRACES --costs COSTS --json OUT
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.bench.replay import accepted_path
-from ngramspec.bench.tasks import Prompt, fit
 from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.draft_length.cost_curve import ForwardKind
 from ngramspec.draft_length.cost_file import SavedCosts
 from ngramspec.draft_length.schedule import FixedGamma, GammaController, make_controller
 from ngramspec.draft_length.step_cost import StepCostTracker
 from ngramspec.drafters import build_drafter
+from ngramspec.measure.replay import accepted_path
+from ngramspec.measure.tasks import Prompt, fit
 
 LENGTHS = (500, 1000, 2000, 4000)
 TASKS = ("summarization", "context_qa", "code_edit")
@@ -158,14 +158,17 @@ def cell(
     return {"tokens_per_call": tokens / calls, "to_plain": plain / spent}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--costs", type=Path, required=True)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     seconds, rows = Seconds(SavedCosts.read(arguments.costs)), []
     for name, clock in CLOCKS.items():
         models = {way.name: Model() for way in WAYS}
@@ -183,7 +186,4 @@ def main() -> None:
     if arguments.json is not None:
         fields = {"costs": arguments.costs.name, "prompts": arguments.prompts, "rows": rows}
         arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

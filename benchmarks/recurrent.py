@@ -3,7 +3,7 @@
 Its words are those of the recording, its work is real: the speed of whole calls to plain's, and the
 bytes that the copies of its states take beside the states and the model.
 
-    python benchmarks/recurrent.py --traces TRACES --group context_qa --json OUT
+    python -m benchmarks recurrent --traces TRACES --group context_qa --json OUT
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from ngramspec.bench.forced import forced_model
-from ngramspec.bench.machine import machine
-from ngramspec.bench.ways import Caller, Way
+from ngramspec.measure.configurations import Caller, Way
+from ngramspec.measure.forced import forced_model
+from ngramspec.measure.machine import machine
 from ngramspec.target.recurrent_state import Checkpoint
 
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -111,8 +111,8 @@ def measure(model: Any, texts: list[tuple[list[int], list[int]]], new: int, repe
     return calls
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--group", default="context_qa")
     parser.add_argument("--family", choices=[*FAMILIES], default="qwen3-next")
@@ -121,7 +121,10 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     model = build(arguments.family, getattr(torch, arguments.dtype))
     texts = read(arguments.traces, arguments.group, arguments.prompts, arguments.new)
     calls = measure(model, texts, arguments.new, arguments.repeats)
@@ -144,7 +147,4 @@ def main() -> None:
         where = {"family": arguments.family, "dtype": arguments.dtype, "where": machine()}
         fields = {**where, **found, "calls": calls}
         arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

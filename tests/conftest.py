@@ -14,9 +14,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from prompts import PROMPTS
 
-from ngramspec.bench.models import gguf_read_once
 from ngramspec.decoding import setup
 from ngramspec.draft_length import cost_curve, joint_costs, step_cost
+from ngramspec.measure.models import gguf_read_once
 
 # No test depends on how fast the machine is.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

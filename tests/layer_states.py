@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import DynamicCache
 
-from ngramspec.bench import tiny
+from benchmarks import tiny
 from ngramspec.target.kv_cache import transformers_before
 from ngramspec.target.support import SELECTS_SINCE
 

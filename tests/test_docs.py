@@ -19,7 +19,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # The folders whose files are all named.
 PLACES = (  # whose files are all named
-    *("_native", "bench", "cli", "decoding", "draft_length", "drafters"),
+    *("_native", "cli", "decoding", "draft_length", "drafters", "measure"),
     *("integrations", "target", "theory", "verification"),
 )
 

@@ -38,8 +38,8 @@ MAY_IMPORT = {
     "stepwise": CORE | {"hf", "speculator"},
     "__init__": CORE | {"speculator", "hf", "stand_in"},
     "integrations": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
-    "bench": CORE | {"speculator", "hf", "__init__", "_native", "_reference", "theory", "stores"},
-    "cli": CORE | {"speculator", "hf", "__init__", "bench", "integrations", "stores"},
+    "measure": CORE | {"speculator", "hf", "__init__", "_native", "theory"},
+    "cli": CORE | {"speculator", "hf", "__init__", "measure", "integrations"},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (
@@ -142,7 +142,7 @@ def test_transformers_is_imported_lazily_and_only_at_the_boundary(path):
             names = [node.module or ""]
         if any(name.split(".")[0] == "transformers" for name in names):
             assert node not in tree.body, f"{path.name} imports transformers when it is imported"
-            rooms = {"target", "integrations", "bench", "cli"}
+            rooms = {"target", "integrations", "measure", "cli"}
             assert path.relative_to(ROOT).parts[0] in {*rooms, "hf.py"}
 
 

@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ngramspec.bench.forwards import forward_seconds
     from ngramspec.draft_length.cost_file import SavedCosts, described
+    from ngramspec.measure.forwards import forward_seconds
     from ngramspec.target.hf_private import attention_of
 
     loaded = load_model(arguments, option="MODEL")

@@ -200,7 +200,7 @@ def load_tokenizer(model: str | None) -> Any:
     """The tokenizer of a model; None: of the embedded one."""
     from transformers import AutoTokenizer
 
-    from ngramspec.bench.models import locate
+    from ngramspec.measure.models import locate
 
     try:
         source = locate(model)

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = arguments.figures or [each for each in FIGURES if each != 1 or source]
     if 1 in wanted and source is None:
         raise UsageError("Figure 1 needs --run FILE, which 'ngramspec explain --json' writes")
-    from ngramspec.bench import figures
+    from ngramspec.measure import figures
 
     for number in wanted:
         with writable("--plots", arguments.plots):

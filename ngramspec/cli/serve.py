@@ -15,8 +15,8 @@ from ngramspec.cli.options import add_count, add_device, add_drafter, add_dtype,
 from ngramspec.cli.usage import UsageError, check_least, usable
 
 if TYPE_CHECKING:
-    from ngramspec.bench.models import LoadedModel
     from ngramspec.integrations.server.settings import ServerSettings
+    from ngramspec.measure.models import LoadedModel
     from ngramspec.stores import Corpus
 
 SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"

@@ -15,8 +15,9 @@ from byte_model import ByteTokenizer, tiny_model
 from command import exit_code
 
 import ngramspec
-from ngramspec.bench import measure, models
 from ngramspec.cli import demo
+from ngramspec.measure import measurement as measure
+from ngramspec.measure import models
 
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other than the newline
 DEMO = [sys.executable, "-m", "ngramspec", "demo"]

@@ -1,0 +1,20 @@
+"""Text that every machine has: the source of Python's own library."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def library() -> Iterator[str]:
+    """The source of Python's own library, file by file."""
+    found: list[Path] = []
+    for top in Path(sysconfig.get_path("stdlib")).iterdir():
+        if top.name != "site-packages":
+            found += top.rglob("*.py") if top.is_dir() else [top] if top.suffix == ".py" else []
+    for path in sorted(found):
+        try:
+            yield path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue

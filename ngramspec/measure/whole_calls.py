@@ -1,0 +1,308 @@
+"""Plain ``generate``, prompt lookup and ngramspec side by side: whole calls in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from ngramspec.measure.configurations import PLAIN, Caller, Outcome, Way, compiled_forwards
+from ngramspec.measure.forced import ForcedProcessor
+from ngramspec.measure.forwards import forward_seconds
+from ngramspec.measure.tasks import Prompt
+from ngramspec.target.compiled import compilations
+
+PROBE_TOKENS = 8
+WARM_UPS = 2  # calls of a compiled way before it is timed: the second may record graphs
+
+MOST_COMPILING = 16  # calls that may be done again, one after another
+
+# What a prompt's call gets on top: a context it runs in, whose value are arguments of generate.
+Forcing = Callable[[Prompt], AbstractContextManager[dict[str, Any]]]
+
+
+def by_processor(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
+    """Have a logits processor force the prompt's text, if it has one."""
+    if prompt.text is None:
+        return nullcontext({})
+    return nullcontext({"logits_processor": [ForcedProcessor(len(prompt.ids), prompt.text)]})
+
+
+def by_model(
+    set_text: Callable[[Sequence[int] | None], None],
+    read: Callable[[Sequence[int]], None] = lambda ids: None,
+) -> Forcing:
+    """Have the model's own logits force a prompt's text, if it has one.
+
+    Args:
+        set_text: see ``forced_model``.
+        read: called with the prompt's ids before; see ``prefilled_model``.
+    """
+
+    @contextmanager
+    def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
+        set_text(None)
+        read(prompt.ids)
+        set_text(None if prompt.text is None else [*prompt.ids, *prompt.text])
+        yield {}
+
+    return forcing
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to measure.
+
+    Attributes:
+        repeats: timed calls of each way and prompt.
+        new: max_new_tokens of each.
+        least: prompts that plain ``generate`` gives fewer new tokens are left out.
+        prompts: most prompts of a task and length.
+        keep: one Speculator for all calls of a way, instead of a new one for each.
+        cost_repeats: timed forwards for each cost(n).
+        same_text: whether the text of plain ``generate`` is forced in all ways. Otherwise texts
+            diverge at near ties, and each way has other copies to find.
+    """
+
+    repeats: int = 3
+    new: int = 96
+    least: int = 48
+    prompts: int = 8
+    keep: bool = False
+    cost_repeats: int = 7
+    same_text: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    """One timed call, and how its text compares with plain ``generate``'s."""
+
+    task: str
+    length: int | None
+    prompt: str
+    prompt_tokens: int
+    way: str
+    repeat: int
+    seconds: float
+    new_tokens: int
+    first_difference: int | None  # index of the first new token that is another; None: the same
+    peak: int | None
+    widths: dict[int, int]
+    emitted: int
+    stats: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class Measured:
+    """Everything measured, in plain values.
+
+    Attributes:
+        calls: every timed call.
+        prefills: seconds of plain calls that generate one token, by (task, length, prompt).
+        costs: seconds of forwards by width, and their context, by (task, length).
+        static: ways whose forwards are not those that ``costs`` timed, with a dynamic cache.
+        compiling: calls that were done again because something was compiled in them, by way.
+        left_out: prompts whose plain output was too short, by task.
+        skipped: ways that did not run, and why.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    prefills: dict[tuple[str, int | None, str], list[float]] = field(default_factory=dict)
+    costs: dict[tuple[str, int | None], tuple[int, dict[int, float]]] = field(default_factory=dict)
+    static: list[str] = field(default_factory=list)
+    compiling: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+class EndToEnd:
+    """Measures ways to generate against each other.
+
+    Args:
+        model: a causal language model of transformers, in eval mode.
+        ways: the first is plain ``generate``, which the others are compared with.
+        plan: how.
+        forcing: how a prompt's own text is forced.
+        progress: called with a line of text now and then.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        ways: Sequence[Way],
+        plan: Plan,
+        *,
+        forcing: Forcing = by_processor,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        if ways[0].name != PLAIN:
+            raise ValueError(f"the first way must be {PLAIN!r}, got {ways[0].name!r}")
+        self.model = model
+        self.ways = list(ways)
+        self.plan = plan
+        self.forcing = forcing
+        self.progress = progress
+        self.caller = Caller(model, keep=plan.keep)
+        self.measured = Measured(static=[way.name for way in ways if way.static])
+
+    def run(
+        self, prompts: Iterable[Prompt], *, after: Callable[[Measured], None] = lambda found: None
+    ) -> Measured:
+        """Measure all prompts, grouped by task and length in their order.
+
+        Args:
+            prompts: at least one.
+            after: called when a task's prompts of one length are done.
+
+        Raises:
+            ValueError: there is no prompt.
+            RuntimeError: a text that was to be forced was not.
+        """
+        sets: dict[tuple[str, int | None], list[Prompt]] = {}
+        for prompt in prompts:
+            sets.setdefault((prompt.task, prompt.length), []).append(prompt)
+        if not sets:
+            raise ValueError("no prompt has the length asked for")
+        self.probe(max((each for many in sets.values() for each in many), key=_size))
+        for key, candidates in sets.items():
+            self.measure(key, candidates)
+            after(self.measured)
+        return self.measured
+
+    def probe(self, prompt: Prompt) -> None:
+        """Try every way on the longest prompt; those that fail are skipped, with the error's words.
+
+        It also warms up. A compiled way runs whole, so that later static caches have one size.
+        """
+        for way in self.ways[:]:
+            self.progress(f"warming up: {way.name}")
+            try:
+                for _ in range(WARM_UPS if way.compiled else 1):
+                    new = self.plan.new if way.compiled else PROBE_TOKENS
+                    with compiled_forwards(self.model) as compiled:
+                        stats = self.call(way, prompt, new).stats or {}
+                if stats.get("chains"):
+                    raise RuntimeError(f"its drafts were no trees: {', '.join(stats['chains'])}")
+                if way.compiled and compiled == [0]:
+                    raise RuntimeError("its forward was not compiled")
+            except Exception as error:
+                if way.name == PLAIN:
+                    raise
+                lines = str(error).strip().splitlines() or [""]
+                self.measured.skipped[way.name] = f"{type(error).__name__}: {lines[0]}"
+                self.ways.remove(way)
+
+    def measure(self, key: tuple[str, int | None], candidates: Sequence[Prompt]) -> None:
+        """Measure the first prompts of a task whose plain output is long enough; then the costs."""
+        task = key[0]
+        taken = 0
+        for prompt in candidates:
+            if taken == self.plan.prompts:
+                break
+            plain = self.call(self.ways[0], prompt, self.plan.new).tokens
+            if prompt.text is not None and plain != [*prompt.text[: len(plain)]]:
+                raise RuntimeError(f"{task} {prompt.id}: the forced text did not come out")
+            if len(plain) < self.plan.least:
+                self.measured.left_out[task] = self.measured.left_out.get(task, 0) + 1
+                continue
+            self.progress(f"{task}, {len(prompt.ids)} tokens: {prompt.id}")
+            said = replace(prompt, text=tuple(plain)) if self.plan.same_text else prompt
+            self.turns(said, plain, first=taken)
+            taken += 1
+        mine = [each for each in self.measured.calls if (each.task, each.length) == key]
+        static = self.measured.static
+        widths = {width for each in mine if each.way not in static for width in each.widths}
+        if widths:
+            context = int(median(each.prompt_tokens + each.new_tokens / 2 for each in mine))
+            self.progress(f"{task}: {len(widths)} widths at {context} tokens")
+            seconds = forward_seconds(
+                self.model, context, sorted({1, *widths}), self.plan.cost_repeats
+            )
+            self.measured.costs[key] = (context, seconds)
+
+    def turns(self, prompt: Prompt, plain: list[int], first: int) -> None:
+        """All repeats of one prompt: the ways in turn, each time beginning with another one.
+
+        Args:
+            prompt: what to continue.
+            plain: what plain ``generate`` adds.
+            first: which way begins, modulo their number.
+        """
+        compiled = [way for way in self.ways if way.compiled]
+        for way in compiled:  # another prompt may compile again
+            self.call(way, prompt, self.plan.new)
+        for repeat in range(self.plan.repeats):
+            alone = self.call(self.ways[0], prompt, 1)
+            key = (prompt.task, prompt.length, prompt.id)
+            self.measured.prefills.setdefault(key, []).append(alone.seconds)
+            turn = (first + repeat) % len(self.ways)
+            for way in self.ways[turn:] + self.ways[:turn]:
+                outcome = self.timed(way, prompt)
+                self.measured.calls.append(_record(prompt, way, repeat, outcome, plain))
+
+    def timed(self, way: Way, prompt: Prompt) -> Outcome:
+        """A call to be counted. One in which something was compiled is not: it is done again."""
+        for _ in range(MOST_COMPILING):
+            before = compilations()
+            outcome = self.call(way, prompt, self.plan.new)
+            if compilations() == before:
+                return outcome
+            self.measured.compiling[way.name] = self.measured.compiling.get(way.name, 0) + 1
+        raise RuntimeError(f"{way.name} compiles anew in each of {MOST_COMPILING} calls")
+
+    def call(self, way: Way, prompt: Prompt, new: int) -> Outcome:
+        """One call, with the prompt's text forced if it has one, and no further than its end."""
+        new = new if prompt.text is None else min(new, len(prompt.text))
+        with self.forcing(prompt) as arguments:
+            return self.caller.call(way, prompt.ids, new, **arguments)
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Index of the first token where two texts diverge or one ends; None: they are the same."""
+    for at, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return at
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def to_dict(measured: Measured) -> dict[str, Any]:
+    """Everything measured as JSON can hold it."""
+    prefills = measured.prefills.items()
+    return {
+        "calls": [asdict(each) for each in measured.calls],
+        "prefills": [
+            {"task": task, "length": length, "prompt": prompt, "seconds": seconds}
+            for (task, length, prompt), seconds in prefills
+        ],
+        "costs": [
+            {"task": task, "length": length, "context": context, "seconds": seconds}
+            for (task, length), (context, seconds) in measured.costs.items()
+        ],
+        "compiling": measured.compiling,
+        "left_out": measured.left_out,
+        "skipped": measured.skipped,
+    }
+
+
+def _record(prompt: Prompt, way: Way, repeat: int, outcome: Outcome, plain: Sequence[int]) -> Call:
+    return Call(
+        task=prompt.task,
+        length=prompt.length,
+        prompt=prompt.id,
+        prompt_tokens=len(prompt.ids),
+        way=way.name,
+        repeat=repeat,
+        seconds=outcome.seconds,
+        new_tokens=len(outcome.tokens),
+        first_difference=first_difference(outcome.tokens, plain),
+        peak=outcome.peak,
+        widths=outcome.widths,
+        emitted=outcome.emitted,
+        stats=outcome.stats,
+    )
+
+
+def _size(prompt: Prompt) -> int:
+    return len(prompt.ids)

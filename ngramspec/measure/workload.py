@@ -1,0 +1,99 @@
+"""The prompts of an end-to-end measurement: which tasks, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ngramspec.measure.models import LoadedModel
+from ngramspec.measure.sample_texts import sample_texts
+from ngramspec.measure.tasks import (
+    NOTHING,
+    Prompt,
+    fit,
+    messages,
+    of_length,
+    read_tasks,
+    unpredictable,
+)
+
+# The tasks that the package's own texts are examples of, by their names.
+TASK_OF_TEXT = {
+    "summarize": "summarization",
+    "answer": "context_qa",
+    "code": "code_completion",
+    "rewrite": "code_edit",
+    "chat": "chat",
+}
+
+
+def sample_prompts(loaded: LoadedModel) -> list[Prompt]:
+    """The package's own texts as prompts, one for each task."""
+    return [
+        Prompt(
+            TASK_OF_TEXT[text.name], text.name, tuple(loaded.encode(text.prompt, chat=text.chat))
+        )
+        for text in sample_texts()
+    ]
+
+
+def read_workload(path: Path, loaded: LoadedModel, *, chat: bool) -> list[Prompt]:
+    """The prompts of a file, see ``read_tasks``.
+
+    Args:
+        path: JSON lines.
+        loaded: whose tokens they become.
+        chat: put those whose turns are marked with [INST] into the model's own chat template.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or holds something else.
+    """
+    prompts = read_tasks(path, lambda text: loaded.encode(text, chat=True))
+    return [in_chat_template(each, loaded) for each in prompts] if chat else prompts
+
+
+def in_chat_template(prompt: Prompt, loaded: LoadedModel) -> Prompt:
+    """The prompt in the model's chat template; as it is if no turns are marked in it."""
+    turns = messages(loaded.tokenizer.decode(prompt.ids))
+    if not turns:
+        return prompt
+    encoded = loaded.tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, return_dict=True
+    )
+    return replace(prompt, ids=tuple(encoded["input_ids"]))
+
+
+def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
+    """The tasks that are wanted, by name; none named: all of the prompts, and NOTHING.
+
+    Args:
+        prompts: whose tasks are known.
+        wanted: names of tasks; "nothing" stands for NOTHING.
+
+    Raises:
+        ValueError: a name is not known.
+    """
+    tasks = [*dict.fromkeys(each.task for each in prompts)]
+    names = {"nothing": NOTHING, **{task: task for task in tasks}, NOTHING: NOTHING}
+    if unknown := [each for each in wanted if each not in names]:
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(['nothing', *tasks])}")
+    return [names[each] for each in wanted] or [*tasks, NOTHING]
+
+
+def with_random_texts(prompts: Sequence[Prompt], tokens: int, loaded: LoadedModel) -> list[Prompt]:
+    """The prompts, and each once more with ``tokens`` random ids to be generated after it."""
+    vocab = loaded.model.config.vocab_size
+    return [*prompts, *unpredictable(prompts, tokens, vocab, loaded.eos_ids)]
+
+
+def of_exact_lengths(prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[list[Prompt]]:
+    """For each length all prompts, cut or filled up to it with others of their task."""
+    tasks = dict.fromkeys(each.task for each in prompts)
+    by_task = [[each for each in prompts if each.task == task] for task in tasks]
+    return [[each for same in by_task for each in fit(same, length)] for length in lengths]
+
+
+def in_range(prompts: Sequence[Prompt], between: Sequence[int] | None) -> list[Prompt]:
+    """The prompts whose length lies between two bounds; None: the usual ones of their task."""
+    return of_length(prompts, (between[0], between[1]) if between else None)
