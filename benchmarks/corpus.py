@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.measure.machine import machine
+from benchmarks.harness import add_json, write
 from ngramspec.measure.models import gguf_read_once, locate
 from ngramspec.measure.texts import library
 from ngramspec.stores import Corpus
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offset", type=int, default=0, help="added to every id: 60000 for 3 bytes"
     )
-    parser.add_argument("--json", type=Path)
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,11 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     documents = list(grown(tokens, lengths, arguments.size, arguments.offset))
     with tempfile.TemporaryDirectory() as folder:
         result = measure(documents, Path(folder) / "c.ngc")
-    result["machine"] = machine()
     result["real_tokens"] = len(tokens)
     print(json.dumps(result, indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(arguments, result)
     return 0
 
 

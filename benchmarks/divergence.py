@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness import padded, write
 from ngramspec import Speculator, generate
 from ngramspec.cli.options import (
     add_count,
@@ -32,14 +33,14 @@ from ngramspec.cli.options import (
     load_model,
     make_speculator,
 )
-from ngramspec.cli.output import write_json
 from ngramspec.cli.usage import UsageError, check_least, usable
 from ngramspec.draft import Int32
-from ngramspec.measure.measurement import common_prefix, ulps_apart
+from ngramspec.measure.measurement import ulps_apart
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.prompts import library_prompts
 from ngramspec.measure.record import Prompt, read_prompts
 from ngramspec.measure.traces import in_turn, read_traces
+from ngramspec.measure.whole_calls import first_difference
 
 MOST_ULPS = 8.0  # between logits whose order rounding may change, in bfloat16 and float16
 MOST_FLOAT32 = 1e-4  # the same in float32, as a difference
@@ -111,30 +112,21 @@ def compare(
     pad = model.generation_config.pad_token_id or 0
     for start in range(0, len(prompts), rows):
         chosen = prompts[start : start + rows]
-        inputs = padded([ids for _, ids in chosen], pad, model.device)
+        inputs = padded([ids.tolist() for _, ids in chosen], pad)
+        inputs = {each: tensor.to(model.device) for each, tensor in inputs.items()}
         kwargs = {**inputs, "do_sample": False, "max_new_tokens": tokens, "pad_token_id": pad}
         plain = model.generate(**kwargs, return_dict_in_generate=True, output_scores=True)
         ours = generate(model, speculator=speculator, **kwargs)
         length = inputs["input_ids"].shape[1]
         for row, (name, _) in enumerate(chosen):
             mine, theirs = ours[row, length:].tolist(), plain.sequences[row, length:].tolist()
-            same = common_prefix(mine, theirs)
-            found = None
-            if mine != theirs:
-                scores = plain.scores[same][row]
-                found = departure(same + 1, theirs[same], mine[same], scores, model.dtype)
+            same = first_difference(mine, theirs)
+            if same is None:
+                yield Comparison(name, len(mine), None)
+                continue
+            scores = plain.scores[same][row]
+            found = departure(same + 1, theirs[same], mine[same], scores, model.dtype)
             yield Comparison(name, same, found)
-
-
-def padded(prompts: Sequence[Int32], pad: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Prompts as ``input_ids`` and ``attention_mask``, int64 (rows, longest)."""
-    longest = max(len(ids) for ids in prompts)
-    input_ids = torch.full((len(prompts), longest), pad)
-    mask = torch.zeros_like(input_ids)
-    for row, ids in enumerate(prompts):
-        input_ids[row, longest - len(ids) :] = torch.from_numpy(ids)
-        mask[row, longest - len(ids) :] = 1
-    return {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}
 
 
 def departure(
@@ -213,7 +205,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = {"model": loaded.name, "prompts": len(prompts)}
     settings |= {name: getattr(arguments, name) for name in SETTINGS}
     totals = {**outcomes(found, dtype), "tokens_per_call": tokens_per_call}
-    write_json(arguments, {"settings": settings, **totals, **details(found)})
+    write(arguments, {"settings": settings, **totals, **details(found)})
     return int(totals["wrong"] > 0)
 
 

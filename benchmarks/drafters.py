@@ -13,12 +13,13 @@ from time import perf_counter, perf_counter_ns
 
 import numpy as np
 
+from benchmarks.harness import write
 from benchmarks.peers import add_peers, installed, print_skipped
 from benchmarks.texts import TEXTS, natural
 from ngramspec._reference.calibration import Calibration
 from ngramspec._reference.value import ValueEngine
 from ngramspec.cli.options import add_count, add_drafters, add_outputs
-from ngramspec.cli.output import print_paths, write_json
+from ngramspec.cli.output import print_paths
 from ngramspec.cli.usage import need_plots, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
@@ -198,7 +199,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(line(reading), flush=True)
         readings.append(asdict(reading))
     print_skipped(skipped)
-    write_json(arguments, {"gamma": gamma, "readings": readings, "skipped": skipped})
+    write(arguments, {"gamma": gamma, "readings": readings, "skipped": skipped})
     if arguments.plots is not None:
         from ngramspec.measure.plots import plot_structures  # needs matplotlib
 

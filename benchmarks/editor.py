@@ -32,13 +32,15 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.harness import context
 from ngramspec.cli.usage import UsageError
-from ngramspec.measure.machine import machine
+from ngramspec.measure.turns import take_turns
 
 OURS, THEIRS, LLAMA = "ngramspec", "transformers", "llama_cpp"
 START = 300.0  # seconds to wait for a server
@@ -210,12 +212,29 @@ def play(
     for number, function in enumerate(functions):
         context = function.before[-4 * arguments.context :]
         bursts = cursors(function, arguments, rng)
-        order = list(clients) if number % 2 else list(clients)[::-1]
-        for name in order:
-            for burst in bursts:
-                answers.append(type_burst(clients[name], name, function, context, burst, arguments))
-                show(answers[-1])
-                time.sleep(PAUSE)
+        calls = {
+            name: partial(type_function, client, name, function, context, bursts, arguments)
+            for name, client in clients.items()
+        }
+        for (found,) in take_turns(calls, 1, warm_up=0, first=number).results.values():
+            answers += found
+    return answers
+
+
+def type_function(
+    client: Any,
+    name: str,
+    function: Function,
+    context: str,
+    bursts: Sequence[Sequence[int]],
+    arguments: argparse.Namespace,
+) -> list[Answer]:
+    """Type through one function on one server."""
+    answers = []
+    for burst in bursts:
+        answers.append(type_burst(client, name, function, context, burst, arguments))
+        show(answers[-1])
+        time.sleep(PAUSE)
     return answers
 
 
@@ -296,14 +315,7 @@ def show(answer: Answer) -> None:
 
 def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:
     """Print medians, 95th percentiles and their ratios; write all of it."""
-    result: dict[str, Any] = {
-        "machine": machine(),
-        "arguments": {
-            name: value.name if isinstance(value, Path) else value
-            for name, value in vars(arguments).items()
-            if name != "llama_python"
-        },
-    }
+    result = context(arguments)
     for what in ("first", "line"):
         times = {
             name: sorted(getattr(each, what) for each in answers if each.server == name)

@@ -27,17 +27,18 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import context
 from benchmarks.profile import profile
 from benchmarks.syncs import syncs_per_step
 from benchmarks.texts import natural
 from ngramspec import Speculator
-from ngramspec.measure.configurations import PLAIN, usual_ways
+from ngramspec.measure.configurations import usual_configurations
 from ngramspec.measure.forced import forced_model
 from ngramspec.measure.forwards import forward_seconds
-from ngramspec.measure.machine import machine
 from ngramspec.measure.summary import summarize
 from ngramspec.measure.tasks import GROUPS, NOTHING, Prompt, of_length, read_tasks, unpredictable
 from ngramspec.measure.traces import read_traces
+from ngramspec.measure.turns import PLAIN
 from ngramspec.measure.whole_calls import (
     EndToEnd,
     Forcing,
@@ -98,11 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) is None:
             setattr(arguments, name, tiny if arguments.tiny else usual)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {
-        "command": arguments.command_line,
-        "settings": {name: str(value) for name, value in vars(arguments).items()},
-        "where": machine(),
-    }
+    report = context(arguments)
 
     def save(found: Any) -> None:  # what is known of the first part, in case it is stopped
         report["contenders"] = found
@@ -233,7 +230,7 @@ def contenders(
     save: Callable[[Any], None],
 ) -> Any:
     """(a) Every way to generate, whole calls in turn."""
-    ways = usual_ways(
+    ways = usual_configurations(
         widths=arguments.width,
         trees=arguments.tree,
         chains=True,
@@ -287,10 +284,10 @@ def costs(arguments: argparse.Namespace, model: Any) -> Any:
     positions = range(1, MOST_POSITIONS + 1)
     repeats = 2 if arguments.tiny else 7
     found = {}
-    for context in contexts:
-        found[context] = each = forward_seconds(model, context, positions, repeats)
+    for length in contexts:
+        found[length] = each = forward_seconds(model, length, positions, repeats)
         some = [f"{n}: {each[n] / each[1]:.2f}" for n in (2, 4, 8, 16, 32, 64, 128)]
-        print(f"cost at {context}: {', '.join(some)}, of {1000 * each[1]:.1f} ms", flush=True)
+        print(f"cost at {length}: {', '.join(some)}, of {1000 * each[1]:.1f} ms", flush=True)
     return found
 
 
@@ -356,7 +353,7 @@ def smollm2(arguments: argparse.Namespace) -> Any:
     prompts = [replace(prompt, text=None) for prompt in prompts]
     vocab = loaded.model.config.vocab_size
     prompts += unpredictable(prompts, arguments.new, vocab, [loaded.tokenizer.eos_token_id])
-    ways = usual_ways(
+    ways = usual_configurations(
         widths=arguments.width,
         trees=arguments.tree,
         chains=True,

@@ -12,14 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import write
 from benchmarks.prefilled import prefilled_model
 from ngramspec.cli.options import add_count, add_device, add_model, load_model
-from ngramspec.cli.output import console, write_json
+from ngramspec.cli.output import console
 from ngramspec.cli.usage import UsageError, check_least, usable
 from ngramspec.measure import workload
-from ngramspec.measure.configurations import Way, usual_ways
+from ngramspec.measure.configurations import Configuration, usual_configurations
 from ngramspec.measure.forced import forced_model
-from ngramspec.measure.machine import machine
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.summary import summarize
 from ngramspec.measure.tasks import Prompt
@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         for task, length in missing:
             with screen.status(f"{task}, {length} tokens"):
                 known.append(_cell(arguments, loaded, task, length))
-            fields = {"settings": settings, "where": machine(), "cells": known}
-            write_json(arguments, fields, "--into")
+            fields = {"settings": settings, "cells": known}
+            write(arguments, fields, "into")
     for cell in known:
         screen.print(line_of(cell), highlight=False, markup=False)
     return 0
@@ -113,10 +113,10 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return cells
 
 
-def ways() -> list[Way]:
+def ways() -> list[Configuration]:
     """What is compared: all chains and trees draft with the same drafter."""
     fixed: list[dict[str, Any]] = [{"gamma": gamma, "tree": None} for gamma in GAMMAS]
-    return usual_ways(lookups=(10,), trees=TREES, chains=True, speculators=fixed)
+    return usual_configurations(lookups=(10,), trees=TREES, chains=True, speculators=fixed)
 
 
 def _cell(

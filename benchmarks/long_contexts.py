@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import add_json, write
 from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.draft_length.cost_curve import ForwardKind
 from ngramspec.draft_length.cost_file import SavedCosts
@@ -33,7 +34,7 @@ NEW = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Configuration:
     """How long drafts are: an integer, or by cost; whether they may have branches."""
 
     name: str
@@ -44,10 +45,10 @@ class Way:
 
 
 WAYS = (
-    Way("auto", tree=True),
-    Way("chains"),
-    *(Way(f"gamma {n}", n) for n in (5, 10, 20)),
-    *(Way(f"tree {n}", most=n, tree=True, surcharged=False) for n in (8, 16, 32)),
+    Configuration("auto", tree=True),
+    Configuration("chains"),
+    *(Configuration(f"gamma {n}", n) for n in (5, 10, 20)),
+    *(Configuration(f"tree {n}", most=n, tree=True, surcharged=False) for n in (8, 16, 32)),
 )
 
 
@@ -93,7 +94,7 @@ class Model:
 
 
 def play(
-    way: Way, text: np.ndarray, prompt: int, costs: StepCostTracker, machine: Any
+    way: Configuration, text: np.ndarray, prompt: int, costs: StepCostTracker, machine: Any
 ) -> tuple[int, int, float]:
     """One generation of a recorded text: (tokens, forwards, nominal seconds) behind the prefill."""
     seconds, speed = machine
@@ -122,7 +123,7 @@ def play(
     return at - 1, calls, spent
 
 
-def _draft(way: Way, session: Any, controller: GammaController, room: int) -> Draft:
+def _draft(way: Configuration, session: Any, controller: GammaController, room: int) -> Draft:
     gamma, cost = controller.plan(True)
     draft: Draft = session.propose(gamma if way.tree else min(gamma, room), cost, tree=way.tree)
     return controller.keep(draft.within(room).as_chain())
@@ -140,7 +141,7 @@ def texts(path: Path, task: str, length: int, count: int) -> list[tuple[np.ndarr
 
 
 def cell(
-    way: Way,
+    way: Configuration,
     model: Model,
     many: list[tuple[np.ndarray, int]],
     seconds: Seconds,
@@ -164,7 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--costs", type=Path, required=True)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--json", type=Path)
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -183,7 +184,6 @@ def run(arguments: argparse.Namespace) -> int:
                 share = found["auto"]["to_plain"] / found[best]["to_plain"]
                 speeds = "  ".join(f"{way} {each['to_plain']:.2f}" for way, each in found.items())
                 print(f"{name} {length} {task}: {speeds}; auto is {share:.3f} of {best}")
-    if arguments.json is not None:
-        fields = {"costs": arguments.costs.name, "prompts": arguments.prompts, "rows": rows}
-        arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    given = {"costs": arguments.costs.name, "prompts": arguments.prompts}
+    write(arguments, {**given, "rows": rows})
     return 0

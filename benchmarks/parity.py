@@ -19,9 +19,9 @@ import torch
 from transformers.utils import logging
 
 from benchmarks import tiny
+from benchmarks.harness import write
 from ngramspec import Draft, Drafter, DraftSession, Speculator, UnsupportedError, generate
 from ngramspec.cli.options import add_outputs
-from ngramspec.cli.output import write_json
 from ngramspec.draft import Float32, Int32
 
 NEW_TOKENS, GAMMA, TREE, RIGHT = 24, 5, 9, 0.6
@@ -265,7 +265,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{cell.outcome:<10} {cell.model}, {cell.what}: {cell.detail}", flush=True)
         cells.append(cell)
     print(summary(cells))
-    write_json(arguments, {"cells": [asdict(cell) for cell in cells]})
+    write(arguments, {"cells": [asdict(cell) for cell in cells]})
     return int(any(cell.outcome == "wrong" for cell in cells))
 
 

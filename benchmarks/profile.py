@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import write
 from ngramspec import Speculator, generate
 from ngramspec.cli.options import add_count, add_device, add_model, add_outputs, load_model
-from ngramspec.cli.output import console, write_json
+from ngramspec.cli.output import console
 from ngramspec.cli.usage import check_least, usable
 from ngramspec.decoding.observer import (
     DRAFTING,
@@ -25,7 +26,7 @@ from ngramspec.decoding.observer import (
     Observer,
 )
 from ngramspec.measure.forced import forced_model
-from ngramspec.measure.machine import machine, synchronize
+from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import Prompt
 from ngramspec.measure.workload import sample_prompts, with_random_texts
 
@@ -296,7 +297,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen.print(table(rows))
     settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
     settings["batch"] = str(arguments.batch)
-    write_json(arguments, {"settings": settings, "where": machine(), "rows": rows})
+    write(arguments, {"settings": settings, "rows": rows})
     return 0
 
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from ngramspec.measure.configurations import Caller, Way
+from benchmarks.harness import add_json, write
+from ngramspec.cli.options import add_count, add_dtype
+from ngramspec.measure.configurations import Caller, Configuration
 from ngramspec.measure.forced import forced_model
-from ngramspec.measure.machine import machine
+from ngramspec.measure.turns import PLAIN, take_turns
 from ngramspec.target.recurrent_state import Checkpoint
 
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -58,7 +61,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-WAYS = (Way("plain"), Way("ngramspec", {}, {}), Way("gamma 5", {}, {"gamma": 5}))
+COMPARED = (
+    Configuration(PLAIN),
+    Configuration("ngramspec", speculator={}),
+    Configuration("gamma 5", speculator={"gamma": 5}),
+)
+ROOM = 4352  # positions after the text: the longest draft that may be asked for, and padding
 
 
 def build(family: str, dtype: torch.dtype) -> Any:
@@ -94,20 +102,21 @@ def read(path: Path, group: str, count: int, new: int) -> list[tuple[list[int], 
 
 
 def measure(model: Any, texts: list[tuple[list[int], list[int]]], new: int, repeats: int) -> Any:
-    """Every call, the ways in turn; the text is the recording's in all of them."""
+    """Every call; the text is the recording's in all of them."""
     calls, caller = [], Caller(model)
-    capacity = max(len(prompt) + len(said) for prompt, said in texts) + 4352
+    capacity = max(len(prompt) + len(said) for prompt, said in texts) + ROOM
     with forced_model(model, capacity) as set_text:
-        for repeat in range(repeats + 1):  # the first one warms up
-            for at, (prompt, said) in enumerate(texts):
-                set_text([*prompt, *said])
-                for way in WAYS:
-                    found = caller.call(way, prompt, new)
-                    assert found.tokens == said
-                    per_call = found.emitted / max(sum(found.widths.values()), 1)
-                    each = {"way": way.name, "prompt": at, "repeat": repeat}
-                    each |= {"seconds": found.seconds, "tokens_per_call": per_call}
-                    calls += [each] if repeat else []
+        for at, (prompt, said) in enumerate(texts):
+            set_text([*prompt, *said])
+            turns = take_turns(
+                {each.name: partial(caller.call, each, prompt, new) for each in COMPARED}, repeats
+            )
+            for name, outcomes in turns.results.items():
+                for repeat, outcome in enumerate(outcomes, 1):
+                    assert outcome.tokens == said
+                    each = {"way": name, "prompt": at, "repeat": repeat}
+                    each |= {"seconds": outcome.seconds, "tokens_per_call": outcome.tokens_per_call}
+                    calls.append(each)
     return calls
 
 
@@ -116,11 +125,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--group", default="context_qa")
     parser.add_argument("--family", choices=[*FAMILIES], default="qwen3-next")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--prompts", type=int, default=3)
-    parser.add_argument("--new", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--json", type=Path)
+    add_dtype(parser)
+    add_count(parser, "--prompts", 3, "recorded prompts")
+    add_count(parser, "--new", 48, "new tokens of each call")
+    add_count(parser, "--repeats", 2, "timed calls of each configuration")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -134,17 +143,13 @@ def run(arguments: argparse.Namespace) -> int:
         "model_bytes": sum(each.nbytes for each in model.parameters()),
         "checkpoint_bytes": checkpoint_bytes(model, texts[0][0]),
     }
-    for way in WAYS:
+    for configuration in COMPARED:
+        of_way = [each for each in calls if each["way"] == configuration.name]
         ratios = [
-            seconds["plain", *key] / each
-            for (name, *key), each in seconds.items()
-            if name == way.name
+            seconds[PLAIN, each["prompt"], each["repeat"]] / each["seconds"] for each in of_way
         ]
-        of_way = [each["tokens_per_call"] for each in calls if each["way"] == way.name]
-        found[way.name] = {"to_plain": median(ratios), "tokens_per_call": median(of_way)}
+        per_call = median(each["tokens_per_call"] for each in of_way)
+        found[configuration.name] = {"to_plain": median(ratios), "tokens_per_call": per_call}
     print(json.dumps(found, indent=1))
-    if arguments.json is not None:
-        where = {"family": arguments.family, "dtype": arguments.dtype, "where": machine()}
-        fields = {**where, **found, "calls": calls}
-        arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    write(arguments, {**found, "calls": calls})
     return 0

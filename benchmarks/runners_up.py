@@ -11,18 +11,17 @@ diverge from the recorded ones; how many did not is in the JSON.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.harness import add_json, write
 from ngramspec import Drafter, Speculator, build_drafter, generate
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.drafters.base import DraftSession, ForwardingSession
 from ngramspec.measure.costs import cost_curve
-from ngramspec.measure.machine import machine
 from ngramspec.measure.models import load
 from ngramspec.measure.record import read_prompts
 from ngramspec.measure.replay import Plan, Player
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--curve", default="gpu")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,10 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{group:<18}{row['without']:>9.3f}{row['replayed']:>10.3f}{row['live']:>9.3f}{more}",
             flush=True,
         )
-    if arguments.json:
-        settings = {name: str(value) for name, value in vars(arguments).items()}
-        result = {"settings": settings, "machine": machine(), "rows": found}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(arguments, {"rows": found})
     return 0
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import add_json, write
 from ngramspec.drafters import build_drafter
-from ngramspec.measure.machine import machine
 from ngramspec.measure.traces import read_traces
 from ngramspec.stores import SharedStore
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mib", type=int, default=64, help="of the namespace")
     parser.add_argument("--contexts", type=int, default=20_000)
     parser.add_argument("--waits", type=int, default=200_000)
-    parser.add_argument("--json", type=Path)
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,11 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         "wait": waits(store, outputs, arguments.threads, arguments.waits),
         "most_operations": store.ring("a").most_operations(),
         "bytes": store.sizeof(),
-        "machine": machine(),
     }
     print(json.dumps(result, indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(arguments, result)
     return 0
 
 

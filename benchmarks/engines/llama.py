@@ -7,7 +7,7 @@ as always, then the recorded token is put in the sampled one's place. Traces are
 ``group``, ``id``, ``prompt`` and ``output``, the latter two as ids of the model's tokenizer.
 Prompts stay in llama.cpp's cache between the turns of a text, so the prefill is timed in its first
 turn only, and apart. In each turn another ngramspec drafter goes through all texts: none meets a
-text twice. Way "logits" is plain with ``logits_all=True``, which drafts need.
+text twice. Configuration "logits" is plain with ``logits_all=True``, which drafts need.
 
 ``shuffled`` is the output of the group before it in random order: nothing can be guessed there.
 """
@@ -23,12 +23,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 from ngramspec.draft_length.cost_file import processor
 from ngramspec.measure.machine import versions
+from ngramspec.measure.turns import take_turns
 
 PLAIN, LOGITS, LOOKUP, OURS = "plain", "logits", "lookup", "ngramspec"
 PACKAGES = ("ngramspec", "llama-cpp-python", "numpy")
@@ -168,13 +170,13 @@ def play(
             break
         for turn in range(arguments.repeats):
             drafters = {OURS: ours[turn], LOOKUP: LlamaPromptLookupDecoding(num_pred_tokens=k)}
-            ways = list(models) if turn % 2 else list(models)[::-1]
+            ways = [way for way in models if not (way == LOGITS and turn)]  # its prefill counts
             for way in ways:
-                if way == LOGITS and turn:
-                    continue  # of it the prefill counts
                 models[way].draft_model = drafters.get(way)
-                turns.append(say(models[way], way, text, turn))
-                print(json.dumps(asdict(turns[-1])), flush=True)
+            calls = {way: partial(say, models[way], way, text, turn) for way in ways}
+            for (found,) in take_turns(calls, 1, warm_up=0, first=turn).results.values():
+                turns.append(found)
+                print(json.dumps(asdict(found)), flush=True)
     return turns
 
 

@@ -28,10 +28,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engines.server import PROPOSER, Server, serve
+from ngramspec.measure.turns import take_turns
 
 METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -186,12 +188,13 @@ def measure(args: argparse.Namespace) -> None:
         for kind in args.kinds:
             for at_once in args.concurrency:
                 fresh = take_fresh(prompts, used, kind, max(args.requests, at_once))
-                order = list(servers)
-                order = order[repeat % len(order) :] + order[: repeat % len(order)]
                 texts = [each["prompt"] for each in fresh]
-                figures = {
-                    name: ask_all(servers[name], texts, at_once, args.tokens) for name in order
+                calls = {
+                    name: partial(ask_all, server, texts, at_once, args.tokens)
+                    for name, server in servers.items()
                 }
+                turns = take_turns(calls, 1, warm_up=0, first=repeat)
+                figures = {name: turns.last(name) for name in servers}
                 names = [each["id"] for each in fresh]
                 run = {"kind": kind, "concurrency": at_once, "prompts": names, "figures": figures}
                 result["runs"].append(run)

@@ -18,6 +18,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from benchmarks.engines.vllm_server import (
 )
 from ngramspec.draft import Int32
 from ngramspec.integrations.vllm import NgramspecProposer
+from ngramspec.measure.turns import take_turns
 
 CACHED = {"suffix": 10_000, "forgetful": 0}  # earlier requests that suffix decoding remembers
 METHODS = ("nothing", "suffix", "forgetful", "ngramspec", "shared")
@@ -160,12 +162,16 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
             for kind in ("mixed", "copies"):
                 for at_once in args.concurrency:
                     fresh = take_fresh(prompts, used, kind, at_once)
-                    names, figures = [each["id"] for each in fresh], {}
-                    first = repeat % len(METHODS)
-                    for name in (*METHODS[first:], *METHODS[:first]):
+                    texts = [each["prompt"] for each in fresh]
+
+                    def ask(name: str, texts: list[Any] = texts, at_once: int = at_once) -> Any:
                         switch.write_text(name)
-                        texts = [each["prompt"] for each in fresh]
-                        figures[name] = ask_all(server, texts, at_once, args.tokens)
+                        return ask_all(server, texts, at_once, args.tokens)
+
+                    calls = {name: partial(ask, name) for name in METHODS}
+                    turns = take_turns(calls, 1, warm_up=0, first=repeat)
+                    figures = {name: turns.last(name) for name in METHODS}
+                    names = [each["id"] for each in fresh]
                     run = {"kind": kind, "concurrency": at_once, "prompts": names}
                     runs.append(run | {"figures": figures})
                     args.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -18,7 +18,7 @@ from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ngramspec.measure.configurations import Way
+    from ngramspec.measure.configurations import Configuration
     from ngramspec.measure.models import LoadedModel
     from ngramspec.measure.tasks import Prompt
     from ngramspec.measure.whole_calls import Forcing, Measured, Plan
@@ -120,7 +120,7 @@ def _add_ways(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure; print, write and draw the results."""
-    from ngramspec.measure.configurations import usual_ways
+    from ngramspec.measure.configurations import usual_configurations
     from ngramspec.measure.machine import machine
     from ngramspec.measure.summary import summarize
     from ngramspec.measure.whole_calls import to_dict
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = console()
     loaded = load_model(arguments)
     prompts = _prompts(arguments, loaded)
-    ways = usual_ways(
+    ways = usual_configurations(
         lookups=arguments.lookup,
         widths=arguments.width,
         trees=arguments.tree,
@@ -195,7 +195,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _measure(
-    screen: Console, model: Any, ways: list[Way], plan: Plan, prompts: list[Prompt]
+    screen: Console, model: Any, ways: list[Configuration], plan: Plan, prompts: list[Prompt]
 ) -> Measured:
     """Run all ways, and tell on the screen how far they are.
 

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from ngramspec import Speculator, StepEvent, generate
+from ngramspec import DecodeStats, Speculator, StepEvent, generate
 from ngramspec.measure.machine import PeakMemory, synchronize
+from ngramspec.measure.turns import PLAIN
 from ngramspec.target.hf_private import compile_on_every_device
-
-PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Configuration:
     """One configuration.
 
     Attributes:
         name: what tables call it.
         arguments: of ``generate``, plain JSON values.
-        speculator: arguments of Speculator; None: it is decoded without one.
+        speculator: arguments of a new Speculator for each call; or one for all calls; None: none.
         compiled: whether ``generate`` is to compile the forward, on a CPU too.
     """
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    speculator: dict[str, Any] | None = None
+    speculator: dict[str, Any] | Speculator | None = None
     compiled: bool = False
 
     @property
@@ -51,6 +52,7 @@ class Outcome:
         widths: forwards after the prefill by their number of positions; empty if not counted.
         emitted: tokens of those forwards.
         stats: what the Speculator counted, or None.
+        events: its steps, the prefill among them.
     """
 
     tokens: list[int]
@@ -58,10 +60,17 @@ class Outcome:
     peak: int | None
     widths: dict[int, int]
     emitted: int
-    stats: dict[str, Any] | None = None
+    stats: DecodeStats | None = None
+    events: list[StepEvent] = field(default_factory=list)
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Emitted tokens / forwards after the prefill; 0.0 if there were none."""
+        forwards = sum(self.widths.values())
+        return self.emitted / forwards if forwards else 0.0
 
 
-def usual_ways(
+def usual_configurations(
     *,
     lookups: Sequence[int] = (3, 10),
     widths: Sequence[int] = (),
@@ -69,7 +78,7 @@ def usual_ways(
     chains: bool = False,
     speculators: Sequence[dict[str, Any]] = (),
     compiled: bool = False,
-) -> list[Way]:
+) -> list[Configuration]:
     """Plain ``generate``, transformers' prompt lookup, and ngramspec with these settings.
 
     Args:
@@ -81,30 +90,36 @@ def usual_ways(
         compiled: plain, automatic and each width with a static cache and a compiled forward, too.
     """
     static = {"cache_implementation": "static"}
-    ways = [Way(PLAIN)]
+    ways = [Configuration(PLAIN)]
     if compiled:
-        ways += [Way("plain, static", static), Way("plain, compiled", static, compiled=True)]
-    ways += [Way(f"prompt lookup {n}", {"prompt_lookup_num_tokens": n}) for n in lookups]
-    ways.append(Way("ngramspec", {}, {}))
-    ways += [Way("ngramspec, chains", {}, {"tree": None})] if chains else []
-    ways += [Way(f"ngramspec, width {n}", static, {"width": n}) for n in widths]
-    ways += [Way(f"ngramspec, tree {n}", {}, {"tree": n}) for n in trees]
+        ways += [
+            Configuration("plain, static", static),
+            Configuration("plain, compiled", static, compiled=True),
+        ]
+    ways += [Configuration(f"prompt lookup {n}", {"prompt_lookup_num_tokens": n}) for n in lookups]
+    ways.append(Configuration("ngramspec", {}, {}))
+    ways += [Configuration("ngramspec, chains", {}, {"tree": None})] if chains else []
+    ways += [Configuration(f"ngramspec, width {n}", static, {"width": n}) for n in widths]
+    ways += [Configuration(f"ngramspec, tree {n}", {}, {"tree": n}) for n in trees]
     for each in speculators:
         named = ", ".join(f"{name} {value}" for name, value in each.items())
-        ways.append(Way(f"ngramspec, {named}", {}, dict(each)))
+        ways.append(Configuration(f"ngramspec, {named}", {}, dict(each)))
     if compiled:
         for name, arguments in (("", {}), *((f", width {n}", {"width": n}) for n in widths)):
             speculator = arguments | {"compiled": True}
-            ways.append(Way(f"ngramspec{name}, compiled", static, speculator, compiled=True))
+            ways.append(
+                Configuration(f"ngramspec{name}, compiled", static, speculator, compiled=True)
+            )
     return ways
 
 
 class Caller:
-    """Generates greedily from one prompt at a time, in any way.
+    """Generates from one prompt at a time, with any configuration.
 
     Args:
         model: a causal language model of transformers.
-        keep: whether all calls of a way have one Speculator; otherwise each has a new one.
+        keep: whether all calls of a configuration share a Speculator. Otherwise each call has a new
+            one, unless the configuration brings its own.
     """
 
     def __init__(self, model: Any, *, keep: bool = False) -> None:
@@ -113,55 +128,69 @@ class Caller:
         self.keep = keep
         self._kept: dict[str, Speculator] = {}
 
-    def call(self, way: Way, ids: Sequence[int], new: int, **arguments: Any) -> Outcome:
-        """Generate at most ``new`` tokens after ``ids``, int64 (1, len(ids)).
+    def call(
+        self,
+        configuration: Configuration,
+        ids: Sequence[int],
+        new: int,
+        on_step: Callable[[StepEvent], None] = lambda event: None,
+        **arguments: Any,
+    ) -> Outcome:
+        """Generate at most ``new`` tokens after a prompt, greedily unless ``arguments`` differ.
 
         Args:
-            way: how.
+            configuration: how to generate.
             ids: the prompt's token ids.
             new: max_new_tokens.
+            on_step: called with each step of a Speculator.
             arguments: further ones of ``generate``.
         """
         prompt = torch.tensor([list(ids)], device=self.model.device)
-        arguments |= way.arguments | self._compiling(way)
-        arguments |= {"attention_mask": torch.ones_like(prompt), "do_sample": False}
+        own = configuration.arguments | self._compiling(configuration)
+        arguments = {"do_sample": False} | arguments | own
+        arguments |= {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
         events: list[StepEvent] = []
-        speculator = self._speculator(way)
+
+        def note(event: StepEvent) -> None:
+            events.append(event)
+            on_step(event)
+
+        call = self.model.generate
+        speculator = self._speculator(configuration)
         if speculator is not None:
-            arguments["speculator"] = speculator
-            speculator.on_step = events.append
-        call = (
-            self.model.generate
-            if speculator is None
-            else lambda **them: generate(self.model, **them)
-        )
+            speculator.on_step = note
+            call = partial(generate, self.model, speculator=speculator)
         self.memory.reset()
         with forwards_of(self.model, watch="prompt_lookup_num_tokens" in arguments) as seen:
             synchronize(self.model.device)
             begin = perf_counter()
-            output = call(input_ids=prompt, max_new_tokens=new, **arguments)
+            output = call(max_new_tokens=new, **arguments)
             tokens: list[int] = output[0, len(ids) :].tolist()
             seconds = perf_counter() - begin
         peak = self.memory.read()
         if speculator is None:
-            widths, emitted = _counted(way, seen, len(ids), len(tokens))
+            widths, emitted = _counted(configuration, seen, len(ids), len(tokens))
             return Outcome(tokens, seconds, peak, widths, emitted)
+        speculator.on_step = None
         steps = [event for event in events if event.index]
         widths = dict(Counter(event.width for event in steps))
         emitted = sum(len(event.verdict.emitted) for event in steps)
-        return Outcome(tokens, seconds, peak, widths, emitted, asdict(speculator.stats))
+        return Outcome(tokens, seconds, peak, widths, emitted, copy(speculator.stats), events)
 
-    def _speculator(self, way: Way) -> Speculator | None:
-        if way.speculator is None:
+    def _speculator(self, configuration: Configuration) -> Speculator | None:
+        given = configuration.speculator
+        if given is None:
             return None
-        if not self.keep:
-            return Speculator(**way.speculator)
-        if way.name not in self._kept:
-            self._kept[way.name] = Speculator(**way.speculator)
-        self._kept[way.name].reset()
-        return self._kept[way.name]
+        if not isinstance(given, Speculator):
+            if not self.keep:
+                return Speculator(**given)
+            if configuration.name not in self._kept:
+                self._kept[configuration.name] = Speculator(**given)
+            given = self._kept[configuration.name]
+        given.reset()
+        return given
 
-    def _compiling(self, way: Way) -> dict[str, Any]:
+    def _compiling(self, way: Configuration) -> dict[str, Any]:
         """What has ``generate`` compile; without it a static cache would do so on a GPU anyway."""
         if not way.compiled:
             return {"disable_compile": True} if way.static else {}
@@ -222,7 +251,7 @@ def compiled_forwards(model: Any) -> Iterator[list[int]]:
 
 
 def _counted(
-    way: Way, seen: Sequence[tuple[int, int]], prompt: int, new: int
+    way: Configuration, seen: Sequence[tuple[int, int]], prompt: int, new: int
 ) -> tuple[dict[int, int], int]:
     """Widths and emitted tokens of transformers' own forwards after the first.
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
-from ngramspec import DecodeStats, Speculator, StepEvent, generate
+from ngramspec import DecodeStats, Speculator, StepEvent
 from ngramspec.draft import Float32
+from ngramspec.measure.configurations import Caller, Configuration, Outcome
 from ngramspec.measure.forwards import forward_seconds
-from ngramspec.measure.machine import synchronize
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.traces import Trace
+from ngramspec.measure.turns import PLAIN, take_turns
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32, 48, 65)
 ROW_WIDTHS = (1, 2, 3, 5, 9, 17, 33)
 MOST_POSITIONS = 4097  # of a curve
+FIRST, OURS = "first token", "speculative"  # FIRST: calls of the baseline for a single token
+
+Calls = dict[str, Callable[[Sequence[int]], Outcome]]
 
 
 @dataclass(slots=True)
@@ -121,13 +124,20 @@ def explain(
     settings = {**speculator.to_dict(), "new": new, "repeats": repeats}
     run = Run(loaded.name, settings, {}, context)
     found = []
-    _call(loaded.model.generate, loaded, prompts[0][1], min(new, 8))
-    _speculate(loaded, speculator, prompts[0][1], min(new, 8))
+    caller = Caller(loaded.model)
+    baseline, ours = Configuration(PLAIN), Configuration(OURS, speculator=speculator)
+    for each in (baseline, ours):
+        caller.call(each, prompts[0][1], min(new, 8))
+    calls: Calls = {
+        FIRST: lambda ids: caller.call(baseline, ids, 1),
+        PLAIN: lambda ids: caller.call(baseline, ids, new),
+        OURS: lambda ids: caller.call(ours, ids, new),
+    }
     for number, (name, ids) in enumerate(prompts):
         on_stage(f"prompt {number + 1} of {len(prompts)}: forwards")
         found.append(forward_seconds(loaded.model, context, WIDTHS, repeats))
         on_stage(f"prompt {number + 1} of {len(prompts)}: whole calls")
-        _measure_prompt(run, loaded, speculator, name, ids, new, repeats)
+        _measure_prompt(run, loaded, calls, name, ids, repeats)
     run.seconds = {width: median(each[width] for each in found) for width in WIDTHS}
     while rows > 1:
         on_stage(f"forwards of {rows} rows")
@@ -138,65 +148,28 @@ def explain(
 
 
 def _measure_prompt(
-    run: Run,
-    loaded: LoadedModel,
-    speculator: Speculator,
-    name: str,
-    ids: Sequence[int],
-    new: int,
-    repeats: int,
+    run: Run, loaded: LoadedModel, calls: Calls, name: str, ids: Sequence[int], repeats: int
 ) -> None:
-    plain, spec, first = [], [], []
-    events: list[StepEvent] = []
-    for _ in range(repeats):
-        first.append(_call(loaded.model.generate, loaded, ids, 1)[1])
-        said, took = _call(loaded.model.generate, loaded, ids, new)
-        plain.append(took)
-        events.clear()
-        speculator.reset()
-        speculator.on_step = events.append
-        output, took = _speculate(loaded, speculator, ids, new)
-        speculator.on_step = None
-        spec.append(took)
-    if len(output) < 2:
-        return
-    number = len(run.traces)
-    run.traces.append(Trace(name, str(number), np.array(ids, np.int32), np.array(output, np.int32)))
-    run.same.append(output == said)
-    run.steps += [step_of(event, number, loaded.tokenizer) for event in events]
-    run.stats.add(speculator.stats)
-    run.plain_seconds.append(median(plain))
-    run.speculative_seconds.append(median(spec))
-    run.plain_first_seconds.append(min(median(first), median(plain)))
-
-
-def _speculate(
-    loaded: LoadedModel, speculator: Speculator, ids: Sequence[int], new: int
-) -> tuple[list[int], float]:
-    def call(**arguments: Any) -> torch.Tensor:
-        output: torch.Tensor = generate(loaded.model, speculator=speculator, **arguments)
-        return output
-
-    return _call(call, loaded, ids, new)
-
-
-def _call(
-    call: Callable[..., torch.Tensor], loaded: LoadedModel, ids: Sequence[int], new: int
-) -> tuple[list[int], float]:
-    """What a ``generate`` adds to a prompt, greedily, and its wall time in seconds."""
-    prompt = torch.tensor([list(ids)], device=loaded.model.device)
-    synchronize(loaded.model.device)
-    began = perf_counter()
-    out = call(
-        input_ids=prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=False,
-        max_new_tokens=new,
+    turns = take_turns(
+        {each: partial(call, ids) for each, call in calls.items()}, repeats, warm_up=0
     )
-    synchronize(loaded.model.device)
-    took = perf_counter() - began
-    said: list[int] = out[0, len(ids) :].tolist()
-    return said, took
+    output, said = (turns.last(each) for each in (OURS, PLAIN))
+    if len(output.tokens) < 2:
+        return
+    assert output.stats is not None
+    seconds = {
+        each: median(outcome.seconds for outcome in outcomes)
+        for each, outcomes in turns.results.items()
+    }
+    number = len(run.traces)
+    recorded = np.array(output.tokens, np.int32)
+    run.traces.append(Trace(name, str(number), np.array(ids, np.int32), recorded))
+    run.same.append(output.tokens == said.tokens)
+    run.steps += [step_of(event, number, loaded.tokenizer) for event in output.events]
+    run.stats.add(output.stats)
+    run.plain_seconds.append(seconds[PLAIN])
+    run.speculative_seconds.append(seconds[OURS])
+    run.plain_first_seconds.append(min(seconds[FIRST], seconds[PLAIN]))
 
 
 def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:

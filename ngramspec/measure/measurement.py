@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from copy import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 
-from ngramspec import DecodeStats, Speculator, StepEvent, generate
+from ngramspec import DecodeStats, Speculator, StepEvent
+from ngramspec.measure.configurations import Caller, Configuration
 from ngramspec.measure.models import LoadedModel, set_dtype
+from ngramspec.measure.turns import PLAIN, take_turns
+from ngramspec.measure.whole_calls import first_difference
 
 WARM_UP_TOKENS = 8
 
@@ -57,7 +58,7 @@ class Row:
 
 
 class Measurement:
-    """A model and the two ways to generate with it: greedy, batch 1.
+    """A model, with the baseline and speculation to compare: greedy, one sequence at a time.
 
     Args:
         loaded: the model and its tokenizer.
@@ -68,66 +69,47 @@ class Measurement:
     def __init__(self, loaded: LoadedModel, speculator: Speculator, max_new_tokens: int) -> None:
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
-        self.speculator = speculator
         self.max_new_tokens = max_new_tokens
+        self._caller = Caller(loaded.model)
+        self._baseline = Configuration(PLAIN)
+        self._speculative = Configuration("speculative", speculator=speculator)
 
     def watch(self, ids: list[int], show: Callable[[StepEvent], None]) -> DecodeStats:
-        """Generate speculatively, handing every step to ``show``; not timed."""
-        self.speculator.on_step = show
-        try:
-            self.speculate(ids)
-        finally:
-            self.speculator.on_step = None
-        return copy(self.speculator.stats)
+        """Generate speculatively and call ``show`` with each step; not timed."""
+        outcome = self._caller.call(self._speculative, ids, self.max_new_tokens, show)
+        assert outcome.stats is not None
+        return outcome.stats
 
     def prepare(self, dtype: str, ids: list[int]) -> None:
         """Convert the model to ``dtype``, and warm up what will be measured."""
         set_dtype(self.model, getattr(torch, dtype))
-        self.plain(ids, WARM_UP_TOKENS)
-        self.speculate(ids, WARM_UP_TOKENS)
+        for configuration in (self._baseline, self._speculative):
+            self._caller.call(configuration, ids, WARM_UP_TOKENS)
 
     def measure(self, name: str, ids: list[int], repeats: int) -> Row:
-        """Run plainly and speculatively in turn, ``repeats`` >= 1 times each."""
-        plain_rates, speculative_rates = [], []
-        difference = None
-        for _ in range(repeats):
-            plain, seconds = timed(self.plain, ids)
-            plain_rates.append(len(plain) / seconds)
-            speculative, seconds = timed(self.speculate, ids)
-            speculative_rates.append(len(speculative) / seconds)
-            difference = difference or self.difference(ids, plain, speculative)
+        """Generate with the baseline and speculatively in turn, ``repeats`` >= 1 times each."""
+        calls = {
+            each.name: partial(self._caller.call, each, ids, self.max_new_tokens)
+            for each in (self._baseline, self._speculative)
+        }
+        turns = take_turns(calls, repeats, warm_up=0)
+        plain, ours = (turns.results[name] for name in calls)
+        texts = [(one.tokens, other.tokens) for one, other in zip(plain, ours, strict=True)]
+        differences = (self.difference(ids, *both) for both in texts)
+        stats = ours[-1].stats
+        assert stats is not None
         return Row(
             name=name,
-            new_tokens=len(speculative),
-            stats=copy(self.speculator.stats),
-            plain_rate=median(plain_rates),
-            speculative_rate=median(speculative_rates),
-            difference=difference,
+            new_tokens=len(ours[-1].tokens),
+            stats=stats,
+            plain_rate=median(len(each.tokens) / each.seconds for each in plain),
+            speculative_rate=median(len(each.tokens) / each.seconds for each in ours),
+            difference=next((each for each in differences if each is not None), None),
         )
 
-    def plain(self, ids: list[int], max_new_tokens: int | None = None) -> list[int]:
-        """What plain ``generate`` adds to ``ids``."""
-        return self.new_tokens(self.model.generate, ids, max_new_tokens)
-
-    def speculate(self, ids: list[int], max_new_tokens: int | None = None) -> list[int]:
-        """What speculative ``generate`` adds to ``ids``."""
-        self.speculator.reset()
-        speculative = partial(generate, self.model, speculator=self.speculator)
-        return self.new_tokens(speculative, ids, max_new_tokens)
-
-    def new_tokens(
-        self, call: Callable[..., torch.Tensor], ids: list[int], max_new_tokens: int | None
-    ) -> list[int]:
-        """What ``call``, a ``generate``, adds to ``ids``; max_new_tokens None: the usual number."""
-        prompt = torch.tensor([ids], device=self.model.device)
-        output = call(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            do_sample=False,
-            max_new_tokens=max_new_tokens or self.max_new_tokens,
-        )
-        new: list[int] = output[0, len(ids) :].tolist()
-        return new
+    def speculate(self, ids: list[int]) -> list[int]:
+        """The tokens that speculation generates after ``ids``."""
+        return self._caller.call(self._speculative, ids, self.max_new_tokens).tokens
 
     def difference(
         self, ids: list[int], plain: list[int], speculative: list[int]
@@ -136,9 +118,9 @@ class Measurement:
 
         One plain forward over their common prefix gives the logits.
         """
-        if plain == speculative:
+        same = first_difference(plain, speculative)
+        if same is None:
             return None
-        same = common_prefix(plain, speculative)
         with torch.no_grad():
             prefix = torch.tensor([ids + plain[:same]], device=self.model.device)
             logits: Any = self.model(input_ids=prefix, logits_to_keep=1).logits
@@ -149,13 +131,6 @@ class Measurement:
             speculative=self.tokenizer.decode(speculative[same : same + 1]),
             ulps=ulps_apart(float(best), float(second), self.model.dtype),
         )
-
-
-def timed(call: Callable[[list[int]], list[int]], ids: list[int]) -> tuple[list[int], float]:
-    """What ``call(ids)`` returns, and its wall time in seconds."""
-    begin = perf_counter()
-    tokens = call(ids)
-    return tokens, perf_counter() - begin
 
 
 def ulps_apart(left: float, right: float, dtype: torch.dtype) -> float:
@@ -176,9 +151,3 @@ def ulp(value: float, dtype: torch.dtype) -> float:
     kind = torch.finfo(dtype)
     exponent = math.frexp(max(abs(value), kind.tiny))[1] - 1  # 2**exponent <= value
     return math.ldexp(kind.eps, exponent)
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from their start."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))

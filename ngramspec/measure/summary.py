@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean, median
 from typing import Any
 
-from ngramspec.measure.configurations import PLAIN
+from ngramspec.measure.turns import PLAIN
 from ngramspec.measure.whole_calls import Call, Measured
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
-from ngramspec.measure.configurations import PLAIN, Caller, Outcome, Way, compiled_forwards
+from ngramspec.measure.configurations import Caller, Configuration, Outcome, compiled_forwards
 from ngramspec.measure.forced import ForcedProcessor
 from ngramspec.measure.forwards import forward_seconds
 from ngramspec.measure.tasks import Prompt
+from ngramspec.measure.turns import PLAIN, take_turns
 from ngramspec.target.compiled import compilations
 
 PROBE_TOKENS = 8
@@ -131,7 +133,7 @@ class EndToEnd:
     def __init__(
         self,
         model: Any,
-        ways: Sequence[Way],
+        ways: Sequence[Configuration],
         plan: Plan,
         *,
         forcing: Forcing = by_processor,
@@ -182,9 +184,9 @@ class EndToEnd:
                 for _ in range(WARM_UPS if way.compiled else 1):
                     new = self.plan.new if way.compiled else PROBE_TOKENS
                     with compiled_forwards(self.model) as compiled:
-                        stats = self.call(way, prompt, new).stats or {}
-                if stats.get("chains"):
-                    raise RuntimeError(f"its drafts were no trees: {', '.join(stats['chains'])}")
+                        stats = self.call(way, prompt, new).stats
+                if stats is not None and stats.chains:
+                    raise RuntimeError(f"its drafts were no trees: {', '.join(stats.chains)}")
                 if way.compiled and compiled == [0]:
                     raise RuntimeError("its forward was not compiled")
             except Exception as error:
@@ -237,12 +239,12 @@ class EndToEnd:
             alone = self.call(self.ways[0], prompt, 1)
             key = (prompt.task, prompt.length, prompt.id)
             self.measured.prefills.setdefault(key, []).append(alone.seconds)
-            turn = (first + repeat) % len(self.ways)
-            for way in self.ways[turn:] + self.ways[:turn]:
-                outcome = self.timed(way, prompt)
-                self.measured.calls.append(_record(prompt, way, repeat, outcome, plain))
+            calls = {way.name: partial(self.timed, way, prompt) for way in self.ways}
+            found = take_turns(calls, 1, warm_up=0, first=first + repeat)
+            for name, (outcome,) in found.results.items():
+                self.measured.calls.append(_record(prompt, name, repeat, outcome, plain))
 
-    def timed(self, way: Way, prompt: Prompt) -> Outcome:
+    def timed(self, way: Configuration, prompt: Prompt) -> Outcome:
         """A call to be counted. One in which something was compiled is not: it is done again."""
         for _ in range(MOST_COMPILING):
             before = compilations()
@@ -252,7 +254,7 @@ class EndToEnd:
             self.measured.compiling[way.name] = self.measured.compiling.get(way.name, 0) + 1
         raise RuntimeError(f"{way.name} compiles anew in each of {MOST_COMPILING} calls")
 
-    def call(self, way: Way, prompt: Prompt, new: int) -> Outcome:
+    def call(self, way: Configuration, prompt: Prompt, new: int) -> Outcome:
         """One call, with the prompt's text forced if it has one, and no further than its end."""
         new = new if prompt.text is None else min(new, len(prompt.text))
         with self.forcing(prompt) as arguments:
@@ -286,13 +288,13 @@ def to_dict(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _record(prompt: Prompt, way: Way, repeat: int, outcome: Outcome, plain: Sequence[int]) -> Call:
+def _record(prompt: Prompt, way: str, repeat: int, outcome: Outcome, plain: Sequence[int]) -> Call:
     return Call(
         task=prompt.task,
         length=prompt.length,
         prompt=prompt.id,
         prompt_tokens=len(prompt.ids),
-        way=way.name,
+        way=way,
         repeat=repeat,
         seconds=outcome.seconds,
         new_tokens=len(outcome.tokens),
@@ -300,7 +302,7 @@ def _record(prompt: Prompt, way: Way, repeat: int, outcome: Outcome, plain: Sequ
         peak=outcome.peak,
         widths=outcome.widths,
         emitted=outcome.emitted,
-        stats=outcome.stats,
+        stats=None if outcome.stats is None else asdict(outcome.stats),
     )
 
 

@@ -22,9 +22,10 @@ from benchmarks.divergence import (
 )
 from ngramspec import Speculator
 from ngramspec.measure import models
-from ngramspec.measure.measurement import common_prefix, ulp, ulps_apart
+from ngramspec.measure.measurement import ulp, ulps_apart
 from ngramspec.measure.prompts import library_prompts
 from ngramspec.measure.texts import library
+from ngramspec.measure.whole_calls import first_difference
 
 BFLOAT16 = torch.bfloat16
 
@@ -55,11 +56,11 @@ def test_ulps_apart_on_known_values(dtype, left, right, ulps):
     assert ulps_apart(right, left, kind) == ulps
 
 
-def test_common_prefix():
-    assert common_prefix([], []) == 0
-    assert common_prefix([1, 2, 3], [1, 2]) == 2
-    assert common_prefix([1, 2, 3], [1, 5, 3]) == 1
-    assert common_prefix([4], [1]) == 0
+def test_the_first_difference():
+    assert first_difference([], []) is None
+    assert first_difference([1, 2, 3], [1, 2]) == 2
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([4], [1]) == 0
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from forced_text import IDS, tiny_loaded
 
 from ngramspec.cli import main
-from ngramspec.measure.configurations import PLAIN
 from ngramspec.measure.tasks import NOTHING
+from ngramspec.measure.turns import PLAIN
 
 
 @pytest.fixture

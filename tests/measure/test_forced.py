@@ -8,7 +8,7 @@ from conftest import tiny_llama
 from forced_text import IDS, TEXT, VOCAB
 
 from ngramspec import generate
-from ngramspec.measure.configurations import Caller, Way
+from ngramspec.measure.configurations import Caller, Configuration
 from ngramspec.measure.forced import ForcedProcessor, forced_model
 
 
@@ -46,12 +46,12 @@ def test_a_forced_model_says_the_text_however_it_is_decoded(model, way, ours):
     [({"tree": 16}, {}), ({"tree": 16}, "static"), ({"width": 8}, "static")],
 )
 def test_a_forced_model_is_decoded_as_its_class_is(model, speculator, cache):
-    way = Way("ours", {"cache_implementation": cache} if cache else {}, speculator)
+    way = Configuration("ours", {"cache_implementation": cache} if cache else {}, speculator)
     with forced_model(model, 256) as set_text:
         set_text([*IDS, *TEXT])
         outcome = Caller(model).call(way, IDS, len(TEXT))
     assert outcome.tokens == list(TEXT)
-    assert outcome.stats["chains"] == {}
+    assert outcome.stats.chains == {}
     assert max(outcome.widths) > 4
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ngramspec.measure.configurations import PLAIN
 from ngramspec.measure.summary import summarize
+from ngramspec.measure.turns import PLAIN
 from ngramspec.measure.whole_calls import Call, Measured, first_difference
 
 

@@ -13,10 +13,16 @@ from families import build
 from forced_text import IDS, TEXT, VOCAB, prompt
 
 from ngramspec import Speculator, generate
-from ngramspec.measure.configurations import PLAIN, Caller, Way, forwards_of, usual_ways
+from ngramspec.measure.configurations import (
+    Caller,
+    Configuration,
+    forwards_of,
+    usual_configurations,
+)
 from ngramspec.measure.forced import forced_model
 from ngramspec.measure.summary import summarize
 from ngramspec.measure.tasks import NOTHING, Prompt
+from ngramspec.measure.turns import PLAIN
 from ngramspec.measure.whole_calls import EndToEnd, Plan, by_model, to_dict
 
 
@@ -35,7 +41,7 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
         return replace(outcome, seconds=1.0 + sum(outcome.widths.values()))  # a second a forward
 
     monkeypatch.setattr(Caller, "call", noted)
-    ways = usual_ways(lookups=[4], speculators=[{"colour": 1}])
+    ways = usual_configurations(lookups=[4], speculators=[{"colour": 1}])
     bench = EndToEnd(model, ways, Plan(repeats=2, new=20, least=15, cost_repeats=1))
     short = prompt(id="short", text=TEXT[:9])
     measured = bench.run([short, prompt(), prompt(id="1"), prompt(NOTHING, "r")])
@@ -71,7 +77,7 @@ def test_lookups_forwards_are_counted(model):
     """Drafts of one token, always right: two tokens a call."""
     with forced_model(model, 256) as set_text:
         set_text([*IDS, *IDS])
-        lookup = Way("lookup", {"prompt_lookup_num_tokens": 1})
+        lookup = Configuration("lookup", {"prompt_lookup_num_tokens": 1})
         outcome = Caller(model).call(lookup, (*IDS, *IDS[:2]), 21)
     assert outcome.tokens == list(IDS[2:23])
     assert sum(width * count for width, count in outcome.widths.items()) == outcome.emitted
@@ -92,24 +98,29 @@ def test_a_steps_width_is_that_of_its_forward(model):
 
 
 def test_a_new_speculator_each_call_unless_kept(model):
-    way = usual_ways()[-1]
+    way = usual_configurations()[-1]
     for keep, count in ((False, 2), (True, 1)):
         caller = Caller(model, keep=keep)
         made = [caller._speculator(way) for _ in range(2)]
         assert len({id(each) for each in made}) == count
-        runs = [caller.call(way, IDS, 5).stats["runs"] for _ in range(2)]
+        runs = [caller.call(way, IDS, 5).stats.runs for _ in range(2)]
         assert runs == [1, 1]
 
 
 def test_ways_are_named_for_what_their_speculator_is_given():
     named = {"ngramspec": {}, "ngramspec, tree 4": {"tree": 4}, "ngramspec, gamma 8": {"gamma": 8}}
     named |= {"ngramspec, chains": {"tree": None}, "ngramspec, width 8": {"width": 8}}
-    ways = usual_ways(lookups=[], widths=[8], trees=[4], chains=True, speculators=[{"gamma": 8}])
+    ways = usual_configurations(
+        lookups=[], widths=[8], trees=[4], chains=True, speculators=[{"gamma": 8}]
+    )
     assert {way.name: way.speculator for way in ways[1:]} == named
 
 
 def test_compiling_that_did_not_happen_is_no_figure(model):
-    ways = [Way(PLAIN), Way("eager", {"cache_implementation": "static"}, {}, compiled=True)]
+    ways = [
+        Configuration(PLAIN),
+        Configuration("eager", {"cache_implementation": "static"}, {}, compiled=True),
+    ]
     bench = EndToEnd(model, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
     bench.caller._compiling = lambda way: {}
     measured = bench.run([prompt()])
@@ -119,7 +130,7 @@ def test_compiling_that_did_not_happen_is_no_figure(model):
 def test_trees_that_were_none_are_no_figure():
     ids = tuple(1 + each % 60 for each in IDS)
     sliding = build("mistral sliding")
-    ways = usual_ways(lookups=[], trees=[4])
+    ways = usual_configurations(lookups=[], trees=[4])
     bench = EndToEnd(sliding, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
     measured = bench.run([Prompt("t", "0", ids)])
     assert "its drafts were no trees: " in measured.skipped["ngramspec, tree 4"]
@@ -129,7 +140,7 @@ def test_trees_that_were_none_are_no_figure():
 def test_a_call_that_compiled_is_done_again(model, monkeypatch):
     graphs = iter([0, 0, 5, 6, 7, 7, 8, 8, *[8] * 99])
     monkeypatch.setattr("ngramspec.measure.whole_calls.compilations", lambda: next(graphs))
-    bench = EndToEnd(model, [Way(PLAIN)], Plan(new=9))
+    bench = EndToEnd(model, [Configuration(PLAIN)], Plan(new=9))
     assert bench.timed(bench.ways[0], prompt()).tokens == list(TEXT[:9])
     assert bench.measured.compiling == {}
     bench.timed(bench.ways[0], prompt())
@@ -140,7 +151,9 @@ def test_a_call_that_compiled_is_done_again(model, monkeypatch):
 
 
 def test_a_text_that_was_not_forced_stops_the_measurement(model):
-    bench = EndToEnd(model, [Way(PLAIN)], Plan(new=9, least=2), forcing=lambda p: nullcontext({}))
+    bench = EndToEnd(
+        model, [Configuration(PLAIN)], Plan(new=9, least=2), forcing=lambda p: nullcontext({})
+    )
     with pytest.raises(RuntimeError, match="copy 0: the forced text did not come out"):
         bench.run([prompt()])
     with pytest.raises(ValueError, match="no prompt"):
@@ -149,7 +162,11 @@ def test_a_text_that_was_not_forced_stops_the_measurement(model):
 
 @pytest.mark.parametrize("same", [False, True])
 def test_all_ways_may_say_what_plain_says(model, same):
-    ways = [Way("plain"), Way("other words", {"repetition_penalty": 5.0}), Way("ours", {}, {})]
+    ways = [
+        Configuration("plain"),
+        Configuration("other words", {"repetition_penalty": 5.0}),
+        Configuration("ours", {}, {}),
+    ]
     plan = Plan(repeats=1, new=20, least=20, cost_repeats=1, same_text=same)
     with forced_model(model, 256) as set_text:
         measured = EndToEnd(model, ways, plan, forcing=by_model(set_text)).run(
