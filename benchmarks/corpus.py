@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def library_tokens(size: int) -> tuple[Any, Any]:
-    """At least ``size`` ids of the library's source, if it has so many, and the files' lengths."""
+    """At least ``size`` ids of the library's source, if it has as much, and the files' lengths."""
     from transformers import AutoTokenizer
 
     source = locate(None)

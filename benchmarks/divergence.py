@@ -1,4 +1,4 @@
-"""Where speculative text first diverges from plain ``generate``'s, and how near a tie that was.
+"""Where speculative text first diverges from the baseline's, and how close to a tie that was.
 
 A forward over several positions rounds differently from one over a single position. So two logits
 that are nearly equal may swap their order, and from there on the texts differ. A divergence where

@@ -143,14 +143,14 @@ def _resident() -> int:
 
 
 class TwinSession(ValueSession):
-    """One sequence of the value engine's twin, whose size nobody counts."""
+    """One sequence of the value engine's twin, which does not report its size."""
 
     def sizeof(self) -> None:
         return None
 
 
 class TwinDrafter(Drafter):
-    """What the ValueDrafter does, in plain Python."""
+    """The ValueDrafter in plain Python."""
 
     tiers = ValueDrafter.tiers
     estimates = True

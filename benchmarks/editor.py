@@ -276,7 +276,7 @@ def ask(
     """Ask for the rest of a line: its text, and the seconds to its first text and to its end.
 
     Args:
-        gap: after so many seconds it is cancelled; None: it is not.
+        gap: seconds after which it is cancelled; None: never.
     """
     started = time.perf_counter()
     settings = {"max_tokens": arguments.tokens, "temperature": 0, "stop": ["\n"]}

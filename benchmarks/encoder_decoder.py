@@ -1,9 +1,9 @@
-"""Section 4.1 of Leviathan et al. 2023 in small: an encoder-decoder's alpha, and its speed beside.
+"""Section 4.1 of Leviathan et al. 2023 at a small scale: an encoder-decoder's alpha and speed.
 
     python -m benchmarks encoder_decoder --json speller.json
 
-The target is the tiny T5 of the tests, which corrects spelling. Plain and speculative calls take
-turns, on the same sentences; a new Speculator for each drafter, kept for all sentences.
+The target is the tiny T5 of the tests, which corrects spelling. The baseline and all drafters take
+turns on the same sentences. Each drafter has one Speculator for all sentences.
 """
 
 from __future__ import annotations

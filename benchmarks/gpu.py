@@ -1,11 +1,11 @@
-"""What ngramspec gives on a GPU: any CUDA machine, no network.
+"""What ngramspec gives on a GPU: on any CUDA machine, without a network.
 
     python -m benchmarks gpu --traces traces.jsonl --out gpu     # 8 billion parameters
     python -m benchmarks gpu --device cpu --tiny --out gpu       # the same, small: does it all run?
 
 A model of Llama-3.1-8B's shape with random weights is forced to generate recorded traces (without
-them, a few texts made of Python's own library): its computation is real, and drafts find what they
-find in real text. Measured are (a) whole calls of plain generate, prompt lookup and
+them, a few texts made of Python's own library). Its computation is real, and so is what drafts
+find in the text. Measured are (a) whole calls of plain generate, prompt lookup and
 ngramspec, in turn; (b) the cost of a forward of 1 to 128 positions by context; (c) where a step's
 time goes; (d) SmolLM2 with its own words, if its weights are installed; (e) how often a step waits
 for the GPU. Each part is written to the JSON file as it ends; the error of one that fails
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-cudnn-attention",
         action="store_true",
-        help="for all ways: torch's cuDNN attention prepares anew for every length",
+        help="do not use torch's cuDNN attention, which prepares again for every length",
     )
 
 
@@ -160,7 +160,7 @@ def write(report: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def texts(arguments: argparse.Namespace) -> list[Prompt]:
-    """What the model is to say: some traces of each group, and random text."""
+    """What the model is made to generate: some traces of each group, and random text."""
     found = built_in() if arguments.traces is None else recorded(arguments.traces)
     chosen: dict[str, list[Prompt]] = {}
     for prompt in found:
@@ -229,7 +229,7 @@ def contenders(
     forcing: Forcing,
     save: Callable[[Any], None],
 ) -> Any:
-    """(a) Every way to generate, whole calls in turn."""
+    """(a) Whole calls of every configuration in turn."""
     ways = usual_configurations(
         widths=arguments.width,
         trees=arguments.tree,
@@ -254,7 +254,7 @@ def contenders(
 
 
 def against(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The fastest ngramspec of each task against the fastest plain way, and prompt lookup."""
+    """The fastest ngramspec of each task against the fastest baseline and prompt lookup."""
 
     def fastest(task: str, name: str) -> dict[str, Any] | None:
         mine = [row for row in rows if row["task"] == task and row["way"].startswith(name)]
@@ -367,8 +367,8 @@ def smollm2(arguments: argparse.Namespace) -> Any:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print a line for each task and way."""
-    head = f"{'tokens/s':>10}{'to plain':>10}{'tok/call':>10}{'of limit':>10}{'same':>8}"
+    """Print a line for each task and configuration."""
+    head = f"{'tokens/s':>10}{'speedup':>10}{'tok/call':>10}{'of limit':>10}{'same':>8}"
     print(f"{'':<20}{'':<32}{head}")
     for row in rows:
         share = "-" if row["limit_share"] is None else f"{row['limit_share']:.1%}"

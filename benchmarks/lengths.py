@@ -1,7 +1,9 @@
-"""Speed behind the prefill by the prompt's length: plain generate, prompt lookup, the defaults, and
-every fixed draft length and tree, a cell for each task and length. A prompt is read once for all of
-them. It takes two hours or more: cells that the file of results has already are left out, and
---cells takes a part of them."""
+"""Decoding speed by the prompt's length: the defaults against fixed draft lengths and trees.
+
+Plain generate and prompt lookup are compared, too, in a cell for each task and length. A prompt is
+prefilled once for all of them. It takes two hours or more. Cells that the file of results has
+already are left out, and --cells runs a part of them only.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from ngramspec.cli.output import console
 from ngramspec.cli.usage import UsageError, check_least, usable
 from ngramspec.measure import workload
 from ngramspec.measure.configurations import Configuration, usual_configurations
-from ngramspec.measure.forced import forced_model
+from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.summary import summarize
 from ngramspec.measure.tasks import Prompt
@@ -27,7 +29,6 @@ from ngramspec.measure.whole_calls import EndToEnd, Measured, Plan, by_model
 
 LENGTHS = (500, 1000, 2000, 4000, 8000)
 GAMMAS, TREES = (5, 10, 20), (8, 16, 32)
-ROOM = 4352  # positions after the text: the longest draft that may be asked for, and padding
 AUTO, LOOKUP = "ngramspec", "prompt lookup"
 
 
@@ -55,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=list(LENGTHS),
-        help="cut or fill every prompt to so many tokens (default: 500 1000 2000 4000 8000)",
+        help="cut or fill every prompt to N tokens (default: 500 1000 2000 4000 8000)",
     )
     add_count(parser, "--prompts-per-cell", 6, "prompts of each task and length")
     add_count(parser, "--max-new-tokens", 80, "new tokens of each call")
-    add_count(parser, "--repeats", 3, "timed calls of each prompt and way")
+    add_count(parser, "--repeats", 3, "timed calls of each prompt and configuration")
     parser.add_argument(
         "--cells", metavar="I/N", default="1/1", help="the I-th of N parts of the cells only"
     )
@@ -113,8 +114,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return cells
 
 
-def ways() -> list[Configuration]:
-    """What is compared: all chains and trees draft with the same drafter."""
+def compared() -> list[Configuration]:
+    """What is compared; all chains and trees have the same drafter."""
     fixed: list[dict[str, Any]] = [{"gamma": gamma, "tree": None} for gamma in GAMMAS]
     return usual_configurations(lookups=(10,), trees=TREES, chains=True, speculators=fixed)
 
@@ -122,7 +123,7 @@ def ways() -> list[Configuration]:
 def _cell(
     arguments: argparse.Namespace, loaded: LoadedModel, task: str, length: int
 ) -> dict[str, Any]:
-    """Measure one cell: all its ways on all its prompts, in turn, with plain's text in all."""
+    """Measure one cell: all configurations in turn on all its prompts, with the baseline's text."""
     prompts = _prompts(arguments, loaded, task, length)
     plan: Plan = Plan(
         repeats=arguments.repeats,
@@ -133,10 +134,12 @@ def _cell(
     )
     with ExitStack() as stack:
         read = stack.enter_context(prefilled_model(loaded.model))
-        set_text = stack.enter_context(forced_model(loaded.model, length + plan.new + ROOM))
+        set_text = stack.enter_context(
+            forced_model(loaded.model, length + plan.new + POSITIONS_AFTER_TEXT)
+        )
         forcing = by_model(set_text, read)
         with usable():
-            measured = EndToEnd(loaded.model, ways(), plan, forcing=forcing).run(prompts)
+            measured = EndToEnd(loaded.model, compared(), plan, forcing=forcing).run(prompts)
     return {
         "task": task,
         "length": length,
@@ -149,7 +152,7 @@ def _cell(
 
 
 def _seconds(measured: Measured) -> dict[str, dict[str, list[float]]]:
-    """What each call took, in s: by prompt and way, in the order of the rounds."""
+    """Seconds of each call, by prompt and configuration, in the order of the repeats."""
     found: dict[str, dict[str, list[float]]] = {}
     for call in measured.calls:
         of_way = found.setdefault(call.prompt, {}).setdefault(call.way, [])
@@ -174,11 +177,11 @@ def _prompts(
 
 
 def line_of(cell: dict[str, Any]) -> str:
-    """A cell in a line: the defaults' speed to plain's, to the best of ours, to prompt lookup's."""
+    """A cell in a line: the defaults' speed against the baseline, our best and prompt lookup."""
     speeds = {row["way"]: row["ratio"] for row in cell["summary"]}
     ours = {way: each for way, each in speeds.items() if way.startswith(AUTO)}
     best = max(ours, key=lambda way: ours[way])
     lookup = [each for way, each in speeds.items() if way.startswith(LOOKUP)]
-    beside = "" if not lookup else f"; {ours[AUTO] / lookup[0]:.2f} of {LOOKUP}"
-    shares = f"{ours[AUTO] / ours[best]:.3f} of {best}{beside}"
-    return f"{cell['length']:>5} {cell['task']}: {ours[AUTO]:.2f} of plain; {shares}"
+    to_lookup = "" if not lookup else f"; {ours[AUTO] / lookup[0]:.2f} of {LOOKUP}"
+    shares = f"{ours[AUTO] / ours[best]:.3f} of {best}{to_lookup}"
+    return f"{cell['length']:>5} {cell['task']}: {ours[AUTO]:.2f} of the baseline; {shares}"

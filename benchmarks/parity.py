@@ -1,7 +1,7 @@
-"""Which models, processors, caches and batches give plain ``generate``'s text: tried one by one.
+"""Which models, processors, caches and batches give the baseline's text.
 
-Every cell runs a tiny random model of a real class, greedily in float32, plainly and with drafts
-that are half right, and compares the ids.
+Every cell runs a tiny random model of a real class, greedily in float32, with the baseline and with
+drafts that are half right, and compares the ids.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class HalfRight(Drafter):
                 chain = np.where(wrong, (guess + 1) % tiny.VOCAB, guess).astype(np.int32)
                 if not tree:
                     return Draft(chain)
-                beside = ((chain + 2) % tiny.VOCAB).astype(np.int32)
+                siblings = ((chain + 2) % tiny.VOCAB).astype(np.int32)
                 parents = np.repeat(np.arange(-1, 2 * len(chain) - 1, 2, dtype=np.int32), 2)
-                return Draft(np.stack((beside, chain), axis=1).ravel(), parents)
+                return Draft(np.stack((siblings, chain), axis=1).ravel(), parents)
 
             def extend(self, tokens: Int32) -> None:
                 self.at += len(tokens)
@@ -143,7 +143,7 @@ def matrix(every: int = 1) -> Iterator[Cell]:
     """A few families with every cache, processor and batch size.
 
     Args:
-        every: try only the first of so many combinations, the next after those, and so on.
+        every: try every ``every``-th combination only.
     """
     import transformers
 

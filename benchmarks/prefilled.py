@@ -1,8 +1,8 @@
-"""One prefill for many calls of one prompt, so that what comes after it is measured in less time.
+"""One prefill for many calls with the same prompt, which shortens the measurement of decoding.
 
-With a long prompt a whole call is mostly its prefill, which all ways have in common. Here a prompt
-is read once; in later calls its keys and values are copied into their caches, and the first forward
-runs over what is left: the last token, and a draft behind it where the way has one.
+With a long prompt most of a whole call is its prefill, which is the same in all configurations.
+Here a prompt is prefilled once. In later calls its keys and values are copied into their caches,
+and the first forward runs over the last token and a draft after it, if there is one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def prefilled_model(model: Any) -> Iterator[Callable[[Sequence[int]], None]]:
             return kind.forward(self, *args, **kwargs)
         for layer, (keys, values) in enumerate(known[1]):
             kwargs["past_key_values"].update(keys, values, layer)
-        return kind.forward(self, **_behind(known[0].shape[1], kwargs))
+        return kind.forward(self, **_without(known[0].shape[1], kwargs))
 
     def read(prompt: Sequence[int]) -> None:
         ids = torch.tensor([list(prompt[:-1])], device=model.device)
@@ -58,7 +58,7 @@ def prefilled_model(model: Any) -> Iterator[Callable[[Sequence[int]], None]]:
 
 @torch.inference_mode()
 def states_of(model: Any, ids: torch.Tensor) -> list[State]:
-    """The keys and values of each layer behind ``ids``, int64 (1, n).
+    """The keys and values of each layer after ``ids``, int64 (1, n).
 
     Raises:
         ValueError: a layer does not keep all of its positions.
@@ -84,7 +84,7 @@ def _begins_with(known: torch.Tensor | None, kwargs: dict[str, Any]) -> bool:
     return ids.shape[1] > count and torch.equal(ids[:, :count], known)
 
 
-def _behind(count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _without(count: int, kwargs: dict[str, Any]) -> dict[str, Any]:
     """A forward's arguments without its first ``count`` tokens; masks still cover all positions."""
     names = ("input_ids", "position_ids", "cache_position")
     cut = {name: kwargs[name][..., count:] for name in names if kwargs.get(name) is not None}

@@ -1,7 +1,7 @@
 """A hybrid of attention and recurrent layers with random weights, forced to recorded text.
 
-Its words are those of the recording, its work is real: the speed of whole calls to plain's, and the
-bytes that the copies of its states take beside the states and the model.
+Its computation is that of a real model. The results are the speedup of whole calls over the
+baseline, and the bytes of the copies of its states, compared with the states and the model.
 
     python -m benchmarks recurrent --traces TRACES --group context_qa --json OUT
 """
@@ -20,7 +20,7 @@ import torch
 from benchmarks.harness import add_json, write
 from ngramspec.cli.options import add_count, add_dtype
 from ngramspec.measure.configurations import Caller, Configuration
-from ngramspec.measure.forced import forced_model
+from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
 from ngramspec.measure.turns import PLAIN, take_turns
 from ngramspec.target.recurrent_state import Checkpoint
 
@@ -66,7 +66,6 @@ COMPARED = (
     Configuration("ngramspec", speculator={}),
     Configuration("gamma 5", speculator={"gamma": 5}),
 )
-ROOM = 4352  # positions after the text: the longest draft that may be asked for, and padding
 
 
 def build(family: str, dtype: torch.dtype) -> Any:
@@ -83,7 +82,7 @@ def build(family: str, dtype: torch.dtype) -> Any:
 
 @torch.inference_mode()
 def checkpoint_bytes(model: Any, prompt: list[int]) -> int:
-    """Bytes of the copies of all recurrent states behind a prompt."""
+    """Bytes of the copies of all recurrent states after a prompt."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
@@ -104,7 +103,7 @@ def read(path: Path, group: str, count: int, new: int) -> list[tuple[list[int], 
 def measure(model: Any, texts: list[tuple[list[int], list[int]]], new: int, repeats: int) -> Any:
     """Every call; the text is the recording's in all of them."""
     calls, caller = [], Caller(model)
-    capacity = max(len(prompt) + len(said) for prompt, said in texts) + ROOM
+    capacity = max(len(prompt) + len(said) for prompt, said in texts) + POSITIONS_AFTER_TEXT
     with forced_model(model, capacity) as set_text:
         for at, (prompt, said) in enumerate(texts):
             set_text([*prompt, *said])

@@ -115,7 +115,7 @@ def run_together(
             make, GeneratePlan(rows, cost, given.gamma_max, new=new), given.traces
         )
         results.append({"drafter": name, "curve": curve, "rows": rows, "groups": groups})
-        print(f"{name}, {rows} rows, {curve}: tokens per call, speed to plain; chains, trees")
+        print(f"{name}, {rows} rows, {curve}: tokens per call, speedup; chains, trees")
         for group, ways in groups.items():
             found = [ways[way][each] for each in MEASURES for way in ("chains", "trees")]
             print(f"{group:<20}" + "".join(f"{each:>8.3f}" for each in found))

@@ -30,7 +30,7 @@ class GeneratePlan:
     Attributes:
         rows: of a batch.
         positions: float32 (n,), [k] what a forward of k positions, those of all rows together,
-            costs, in any unit; linear behind the last; index 0 unused.
+            costs, in any unit; linear after the last; index 0 unused.
         gamma_max: most nodes of a row's draft.
         tree: whether drafts may be trees.
         new: most tokens of an output; None: all.
@@ -57,7 +57,7 @@ def flat(free: int) -> Float32:
 
 
 def measured(curve: Float32) -> Float32:
-    """A curve up to the last position whose cost is known: behind it, it is constant."""
+    """A curve up to the last position with a known cost; after it, the curve is constant."""
     rising = np.flatnonzero(np.diff(curve[1:]) > 0)
     return curve[: rising[-1] + 3] if len(rising) else curve
 

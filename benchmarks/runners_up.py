@@ -1,10 +1,10 @@
-"""What the target's runners-up bring in trees: live, and replayed from recorded answers.
+"""Token Recycling in trees: the gain of the target's top-k candidates, live and in replay.
 
     python -m benchmarks runners_up --prompts prompts.jsonl --json runners_up.json
 
-A live run knows what the target computed behind rejected tokens, too; a recording knows it of the
-text alone. Both draft trees as if forwards had the costs of ``--curve``, so what counts is tokens
-per call, and no time. Prompts are as of ``ngramspec record``. In bfloat16 the live texts may
+A live run has the candidates after rejected tokens, too. A recording has those of the text only.
+Both draft trees as if forwards had the costs of ``--curve``. The result is tokens per call, not
+time. Prompts are as of ``ngramspec record``. In bfloat16 the live texts may
 diverge from the recorded ones; how many did not is in the JSON.
 """
 

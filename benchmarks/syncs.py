@@ -1,4 +1,4 @@
-"""Counting where the host waits for the device: once a step is what is promised."""
+"""Counting where the host waits for the device; a step promises one such wait."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def syncs_per_step(
         model: a causal language model of transformers.
         ids: the prompt's token ids.
         new: max_new_tokens.
-        speculator: whose observer is replaced meanwhile; None: a new one.
+        speculator: its observer is replaced for this call; None: a new Speculator.
         rows: of a batch, all of this prompt.
         arguments: further ones of ``generate``.
 

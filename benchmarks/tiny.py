@@ -168,7 +168,7 @@ def small(config: Any, **changes: Any) -> Any:
     known = set(inspect.signature(config.__init__).parameters) | set(default.to_dict())
     settings = {name: value for name, value in SMALL.items() if name in known}
     if "kv_lora_rank" in known and "num_key_value_heads" in known:
-        settings["num_key_value_heads"] = 4  # latent attention has as many as queries
+        settings["num_key_value_heads"] = 4  # latent attention has one for each query head
     kinds = getattr(default, "layer_types", None)
     if isinstance(kinds, list) and "layer_types" in known:
         each = [*dict.fromkeys(kinds)]  # one of each

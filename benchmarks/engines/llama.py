@@ -2,9 +2,9 @@
 
     python -m benchmarks llama --gguf model.gguf --traces traces.jsonl --json llama.json
 
-All ways take turns in one process and say the same recorded text: the model evaluates and samples
-as always, then the recorded token is put in the sampled one's place. Traces are JSON lines with
-``group``, ``id``, ``prompt`` and ``output``, the latter two as ids of the model's tokenizer.
+All configurations take turns in one process and generate the same recorded text: the model
+evaluates and samples as usual, and then the recorded token replaces the sampled one. Traces
+are JSON lines with ``group``, ``id``, and ``prompt`` and ``output`` as ids of the model's tokens.
 Prompts stay in llama.cpp's cache between the turns of a text, so the prefill is timed in its first
 turn only, and apart. In each turn another ngramspec drafter goes through all texts: none meets a
 text twice. Configuration "logits" is plain with ``logits_all=True``, which drafts need.
@@ -38,7 +38,7 @@ PACKAGES = ("ngramspec", "llama-cpp-python", "numpy")
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt and what is said behind it, as ids."""
+    """A prompt and its continuation, as ids."""
 
     group: str
     id: str
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", nargs="+", default=["code_edit", "chat", "shuffled"])
     parser.add_argument("--texts", type=int, default=3, help="of each group")
     parser.add_argument("--most", type=int, default=600, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=96, help="said behind each prompt")
+    parser.add_argument("--tokens", type=int, default=96, help="generated after each prompt")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1e9, help="after which no text is begun")
     parser.add_argument("--ways", nargs="+", default=[PLAIN, LOGITS, LOOKUP, OURS])
@@ -155,7 +155,7 @@ def load(arguments: argparse.Namespace, way: str) -> Any:
 def play(
     arguments: argparse.Namespace, texts: Sequence[Text], models: dict[str, Any]
 ) -> list[Turn]:
-    """All texts, each as often as ``repeats``, all ways in turn."""
+    """All texts, each in ``repeats`` turns of all configurations."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     from ngramspec.integrations.llama_cpp import NgramspecDraft

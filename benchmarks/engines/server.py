@@ -29,7 +29,7 @@ class Server:
     Attributes:
         url: of its OpenAI interface.
         pid: of its first process.
-        log: file with all that it says.
+        log: file with its output.
     """
 
     url: str
@@ -83,7 +83,7 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
@@ -121,7 +121,7 @@ def serve(
         options: ngramspec's.
         arguments: more of the command line.
         cores: that its worker is bound to.
-        log: file for what it says.
+        log: file for its output.
         path: folder of modules that it can import, for drafters of a test.
 
     Raises:

@@ -2,8 +2,8 @@
 
     python -m benchmarks vllm_propose --traces traces.jsonl --json vllm_propose.json
 
-Rows of about ``--length`` tokens, made of recorded prompts and outputs one behind another, each
-ending in a prompt; the recorded output plays the target. Drafts and costs are those of a server:
+Rows have about ``--length`` tokens. They are concatenated recorded prompts and outputs, and end
+with a prompt. The recorded output takes the target's part. Drafts and costs are those of a server:
 the steps' times come from a clock that a step moves by what its rows and drafted tokens would cost
 on a CPU. Measured is the whole call, conversion from vLLM's arrays and to lists included. Traces
 are JSON lines with ``prompt`` and ``output``, lists of token ids below ``--vocab``.
@@ -27,7 +27,7 @@ from ngramspec.integrations.rows import Rows
 from ngramspec.integrations.vllm import propose
 
 K = 24
-ROOM = 4096  # tokens behind the text of each row
+MAX_NEW_TOKENS = 4096  # of each row
 WARM = 5  # first calls, which read the texts, are not counted
 
 
@@ -53,13 +53,15 @@ class Batch:
         self.outputs = [output for _, output in texts]
         self.at = [1] * self.rows
         self.lengths: Int32 = np.array([len(text) + 1 for text, _ in texts], np.int32)
-        self.tokens: Int32 = np.zeros((self.rows, int(self.lengths.max()) + ROOM), np.int32)
+        self.tokens: Int32 = np.zeros(
+            (self.rows, int(self.lengths.max()) + MAX_NEW_TOKENS), np.int32
+        )
         self.sampled = [[output[0]] for output in self.outputs]
         for row, (text, output) in enumerate(texts):
             self.tokens[row, : len(text) + 1] = [*text, output[0]]
 
     def step(self, drafts: list[list[int]]) -> None:
-        """Commit of each draft what the recorded output agrees with, and a token behind it."""
+        """Commit of each draft the prefix that was recorded, and the token after it."""
         for row, draft in enumerate(drafts):
             new: list[int] = []
             for guess in [*draft, None]:
@@ -103,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 def measured(
     rows: int, traces: list[tuple[list[int], list[int]]], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Times of the calls for batches of so many rows, in microseconds."""
+    """Times of the calls for batches of ``rows`` rows, in microseconds."""
     runs = [one_run(rows, traces, args, seed) for seed in range(args.repeats)]
     medians = [float(np.median(times)) for times, _ in runs]
     everything = np.concatenate([times for times, _ in runs])

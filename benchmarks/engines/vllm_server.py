@@ -1,6 +1,6 @@
 """vLLM's server with and without drafts, by the ``openai`` client: plain, ngram, suffix, ngramspec.
 
-Method "shared" is ngramspec with a store to which all requests add what they say, "forgetful" is
+Method "shared" is ngramspec with a store to which all requests add their output, "forgetful" is
 suffix without its memory of earlier requests, and "nothing" is ngramspec that never drafts.
 
 Two commands. The first starts one server for each method, all with the same model, eager, in
@@ -107,7 +107,7 @@ def run_servers(args: argparse.Namespace) -> None:
 
 
 def read_prompts(path: Path, most: int) -> list[dict[str, Any]]:
-    """The prompts of at most so many characters or ids, in an order of no meaning."""
+    """The prompts of at most ``most`` characters or ids, shuffled."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     prompts = [
         {"id": f"{line['group']} {at}", "group": line["group"], "prompt": line["prompt"]}
@@ -121,7 +121,11 @@ def read_prompts(path: Path, most: int) -> list[dict[str, Any]]:
 def take_fresh(
     prompts: list[dict[str, Any]], used: set[str], kind: str, wanted: int
 ) -> list[dict[str, Any]]:
-    """So many prompts of a kind that are not in ``used``, and are now; SystemExit: too few."""
+    """``wanted`` prompts of a kind that are not in ``used``, to which they are added.
+
+    Raises:
+        SystemExit: there are too few.
+    """
     fresh = [
         each
         for each in prompts
@@ -134,7 +138,7 @@ def take_fresh(
 
 
 def ask_all(server: Server, prompts: list[Any], at_once: int, tokens: int) -> dict[str, float]:
-    """One measurement: all prompts, so many at once."""
+    """One measurement: all prompts, ``at_once`` at a time."""
     import openai
 
     def ask(prompt: Any) -> int:
@@ -214,8 +218,8 @@ def versions() -> dict[str, str]:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Ratios to plain, geometric means over the repeats, as a Markdown table."""
-    lines = ["| prompts, at once (repeats) | method | tokens/s to plain | CPU s to plain |"]
+    """Ratios to the baseline, geometric means over the repeats, as a Markdown table."""
+    lines = ["| prompts, at once (repeats) | method | tokens/s / baseline | CPU s / baseline |"]
     lines[0] += " tokens per row-step | drafted per row-step | propose µs |"
     lines.append("|---|---|---|---|---|---|---|")
     cells = sorted({(run["kind"], run["concurrency"]) for run in runs})
@@ -229,8 +233,8 @@ def table(runs: list[dict[str, Any]]) -> str:
             cpu = mean([each["cpu_seconds"] / one["cpu_seconds"] for each, one in both])
             steps = mean([each["tokens_per_row_step"] for each, _ in both])
             drafted = [each.get("drafted_per_row_step", math.nan) for each, _ in both]
-            took = [each["propose_us"] for each, _ in both if "propose_us" in each]
-            propose = f"{mean(took):.0f}" if took else ""
+            times = [each["propose_us"] for each, _ in both if "propose_us" in each]
+            propose = f"{mean(times):.0f}" if times else ""
             what = f"{kind}, {at_once} ({len(of_cell)})"
             ratios = f"{rate:.3f} | {cpu:.3f} | {steps:.2f} | {sum(drafted) / len(drafted):.2f}"
             lines.append(f"| {what} | {name} | {ratios} | {propose} |")

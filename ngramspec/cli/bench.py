@@ -1,5 +1,5 @@
-"""Whole calls of plain generate, transformers' prompt lookup and ngramspec, in turn in one process:
-speed, its ratio to plain, share of the limit, memory, text."""
+"""Compare whole calls of plain generate (the baseline), transformers' prompt lookup and ngramspec,
+in turn in one process: speed, speedup over the baseline, share of the limit, memory, text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ngramspec.measure.whole_calls import Forcing, Measured, Plan
 
 SUMMARY = "compare whole calls with plain generate and prompt lookup"
-ROOM = 4352  # positions after the text: the longest draft that may be asked for, and padding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_device(parser)
     _add_prompts(parser.add_argument_group("prompts"))
-    _add_ways(parser.add_argument_group("what is compared with plain generate"))
+    _add_configurations(parser.add_argument_group("what is compared with the baseline"))
     _add_plan(parser.add_argument_group("measurement"))
     add_outputs(parser, plots=True)
 
@@ -68,7 +67,7 @@ def _add_prompts(parser: Parser) -> None:
         nargs="+",
         type=int,
         metavar="N",
-        help="instead, cut or fill every prompt to exactly so many tokens, each length in turn",
+        help="instead, cut or fill every prompt to exactly N tokens, each length in turn",
     )
 
 
@@ -76,20 +75,20 @@ def _add_plan(parser: Parser) -> None:
     """How to measure."""
     add_count(parser, "--prompts-per-task", 8, "most prompts of each task and length")
     add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
-    add_count(parser, "--least", 48, "leave out prompts whose plain output is shorter")
-    add_count(parser, "--repeats", 3, "timed calls of each prompt and way")
+    add_count(parser, "--least", 48, "leave out prompts with a shorter baseline output")
+    add_count(parser, "--repeats", 3, "timed calls of each prompt and configuration")
     parser.add_argument(
         "--keep", action="store_true", help="one Speculator for all calls, which learns from them"
     )
     parser.add_argument(
         "--same-text",
         action="store_true",
-        help="force the text of plain generate in all ways: in bfloat16 texts diverge at ties",
+        help="force the baseline's text in all configurations: in bfloat16 texts diverge at ties",
     )
 
 
-def _add_ways(parser: Parser) -> None:
-    """What is compared with plain generate; ngramspec's defaults always are."""
+def _add_configurations(parser: Parser) -> None:
+    """What is compared with the baseline; ngramspec's defaults always are."""
     parser.add_argument(
         "--lookup",
         nargs="*",
@@ -130,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = console()
     loaded = load_model(arguments)
     prompts = _prompts(arguments, loaded)
-    ways = usual_configurations(
+    configurations = usual_configurations(
         lookups=arguments.lookup,
         widths=arguments.width,
         trees=arguments.tree,
@@ -139,11 +138,11 @@ def run(arguments: argparse.Namespace) -> int:
         compiled=arguments.compiled,
     )
     plan = _plan(arguments)
-    measured = _measure(screen, loaded.model, ways, plan, prompts)
+    measured = _measure(screen, loaded.model, configurations, plan, prompts)
     rows = summarize(measured)
     show(screen, rows, measured)
     model = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
-    settings = {**model, **asdict(plan), "ways": [asdict(way) for way in ways]}
+    settings = {**model, **asdict(plan), "ways": [asdict(way) for way in configurations]}
     found = {"summary": rows, **to_dict(measured)}
     write_json(arguments, {"settings": settings, "where": machine(), **found})
     if arguments.plots is not None:
@@ -195,23 +194,27 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _measure(
-    screen: Console, model: Any, ways: list[Configuration], plan: Plan, prompts: list[Prompt]
+    screen: Console,
+    model: Any,
+    configurations: list[Configuration],
+    plan: Plan,
+    prompts: list[Prompt],
 ) -> Measured:
-    """Run all ways, and tell on the screen how far they are.
+    """Run all configurations, and show the progress on the screen.
 
     Raises:
         UsageError: there is no prompt.
     """
-    from ngramspec.measure.forced import forced_model
+    from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
     from ngramspec.measure.whole_calls import EndToEnd, by_model, by_processor
 
-    capacity = max((len(each.ids) for each in prompts), default=0) + plan.new + ROOM
+    capacity = max((len(each.ids) for each in prompts), default=0) + plan.new + POSITIONS_AFTER_TEXT
     with ExitStack() as stack:
         forcing: Forcing = by_processor
         if plan.same_text:
             forcing = by_model(stack.enter_context(forced_model(model, capacity)))
         status = stack.enter_context(screen.status("measuring"))
-        bench = EndToEnd(model, ways, plan, forcing=forcing, progress=status.update)
+        bench = EndToEnd(model, configurations, plan, forcing=forcing, progress=status.update)
         with usable():
             return bench.run(prompts)
 

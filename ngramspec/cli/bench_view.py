@@ -1,4 +1,4 @@
-"""What ``ngramspec bench`` prints and writes of its measurements."""
+"""The tables that ``ngramspec bench`` prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     "",
     "tokens/s",
-    "to plain",
+    "speedup",
     "median",
     "worst",
     "tokens/call",

@@ -1,4 +1,4 @@
-"""Generate four texts with a real model, plainly and speculatively, and compare."""
+"""Generate four texts with a real model, with and without speculation, and compare."""
 
 from __future__ import annotations
 

@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     add_count(parser, "--max-new-tokens", 256, "most new tokens of each trace")
-    add_count(
-        parser, "--top-k", 0, "record so many of the model's most probable tokens at each position"
-    )
+    add_count(parser, "--top-k", 0, "record the N most probable tokens at each position")
     parser.add_argument(
         "--no-chat",
         action="store_true",

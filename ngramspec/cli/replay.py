@@ -1,5 +1,5 @@
-"""Play recorded outputs through drafters: a draft token is accepted if the recording has it
-there too. No model is run."""
+"""Replay recorded outputs through drafters, without a model: a draft token is accepted if the
+recording has it at its place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     # By name: what makes the drafter, and the gamma that it is asked for.
     Contenders = dict[str, tuple[Callable[[], Drafter], int | str]]
 
-SUMMARY = "play recorded outputs through drafters"
+SUMMARY = "replay recorded outputs through drafters"
 MOST_GAMMA = 4096
 
 
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tree",
         type=int,
         metavar="N",
-        help="token trees of at most N nodes instead of chains (peers choose for themselves)",
+        help="token trees of at most N nodes instead of chains",
     )
     parser.add_argument(
         "--fresh", action="store_true", help="a new drafter for every trace: nothing carries over"
@@ -65,14 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus",
         type=Path,
         metavar="PLACE",
-        help="what all drafters know beside each request: a corpus, or a folder with REPO.ngc or"
-        " REPO.npy (token ids, a 0 behind each document) for each trace's repo",
+        help="what all drafters know in addition to each request: a corpus, or a folder with"
+        " REPO.ngc or REPO.npy (token ids, a 0 after each document) for each trace's repo",
     )
     parser.add_argument(
         "--shared",
         choices=("outputs", "all"),
-        help="all drafters share a store of what the traces before said: outputs, or all: prompts"
-        " too (peers: outputs)",
+        help="all drafters share a store of the earlier traces' outputs; all: prompts, too",
     )
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="play in another order")
     add_outputs(parser, plots=True)
@@ -173,7 +172,7 @@ def report(
 
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
-    """What drafters know beside each request, by ``--corpus`` or ``--shared``.
+    """What drafters know in addition to each request, by ``--corpus`` or ``--shared``.
 
     Raises:
         OSError, ValueError: a corpus cannot be used, or the options exclude each other.
@@ -258,11 +257,11 @@ def means_table(results: Sequence[dict[str, Any]], curve: str) -> str:
         first, second = (half["tokens_per_cost"] for half in result["halves"])
         calls = sum(group["calls"] for group in groups)
         tiers = result["tiers"].values()
-        tested, accepted = (sum(tier[key] for tier in tiers) for key in ("tested", "accepted"))
+        verified, accepted = (sum(tier[key] for tier in tiers) for key in ("tested", "accepted"))
         drafted = sum(group["drafted_per_step"] * group["calls"] for group in groups)
         lines.append(
             f"{result['drafter']:<30}{mean['tokens_per_cost']:>9.3f}{first:>8.3f}{second:>6.3f}"
-            f"{mean['tokens_per_call']:>9.3f}{accepted / max(tested, 1):>7.3f}"
+            f"{mean['tokens_per_call']:>9.3f}{accepted / max(verified, 1):>7.3f}"
             f"{accepted / max(drafted, 1):>9.3f}{drafted / calls:>10.2f}"
             f"{mean['step_us_median']:>8.2f}{mean['step_us_p99']:>8.1f}"
         )

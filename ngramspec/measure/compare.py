@@ -1,4 +1,4 @@
-"""One drafter's replay with everything that is reported of it."""
+"""The replay of one drafter, with everything that is reported about it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def compare(
 
     Args:
         make: a new drafter.
-        plan: how it is asked.
-        traces: what is replayed.
+        plan: how it is asked for drafts.
+        traces: the recorded outputs.
         fresh: whether each trace gets a new drafter, so that nothing carries over.
-        shuffle: seed of another order; None: as they come.
-        knowledge: what the drafters know beside each request; None: nothing.
+        shuffle: seed of another order; None: the given order.
+        knowledge: what the drafters know in addition to each request; None: nothing.
 
     Returns:
         ``groups``: Tally.to_dict by group; ``mean``: geometric means over groups, and the times of

@@ -1,4 +1,4 @@
-"""The ways to generate that are measured side by side, each from a prompt to its new tokens."""
+"""The configurations of ``generate`` that are compared, and a timed call with one of them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ngramspec.target.hf_private import compile_on_every_device
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One configuration.
+    """How to generate: the arguments of ``generate``, and a Speculator or none.
 
     Attributes:
-        name: what tables call it.
-        arguments: of ``generate``, plain JSON values.
+        name: its name in tables.
+        arguments: of ``generate``, JSON values.
         speculator: arguments of a new Speculator for each call; or one for all calls; None: none.
         compiled: whether ``generate`` is to compile the forward, on a CPU too.
     """
@@ -37,13 +37,13 @@ class Configuration:
 
     @property
     def static(self) -> bool:
-        """Whether its forwards are not those of a dynamic cache."""
+        """Whether its forwards run over a static cache, not a dynamic one."""
         return self.compiled or "cache_implementation" in self.arguments
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one call did.
+    """The result of one call.
 
     Attributes:
         tokens: the new ones.
@@ -79,38 +79,39 @@ def usual_configurations(
     speculators: Sequence[dict[str, Any]] = (),
     compiled: bool = False,
 ) -> list[Configuration]:
-    """Plain ``generate``, transformers' prompt lookup, and ngramspec with these settings.
+    """The baseline, transformers' prompt lookup, and ngramspec with these settings.
 
     Args:
         lookups: values of ``prompt_lookup_num_tokens``.
         widths: fixed widths of a verify forward, each with a static cache.
-        trees: most nodes of a draft tree, whatever its branches cost.
-        chains: drafts without branches, too.
+        trees: fixed sizes of a draft tree, in nodes.
+        chains: add drafts without branches.
         speculators: further arguments of Speculator.
-        compiled: plain, automatic and each width with a static cache and a compiled forward, too.
+        compiled: add the baseline, the default and each width with a static cache and a compiled
+            forward.
     """
     static = {"cache_implementation": "static"}
-    ways = [Configuration(PLAIN)]
+    found = [Configuration(PLAIN)]
     if compiled:
-        ways += [
+        found += [
             Configuration("plain, static", static),
             Configuration("plain, compiled", static, compiled=True),
         ]
-    ways += [Configuration(f"prompt lookup {n}", {"prompt_lookup_num_tokens": n}) for n in lookups]
-    ways.append(Configuration("ngramspec", {}, {}))
-    ways += [Configuration("ngramspec, chains", {}, {"tree": None})] if chains else []
-    ways += [Configuration(f"ngramspec, width {n}", static, {"width": n}) for n in widths]
-    ways += [Configuration(f"ngramspec, tree {n}", {}, {"tree": n}) for n in trees]
+    found += [Configuration(f"prompt lookup {n}", {"prompt_lookup_num_tokens": n}) for n in lookups]
+    found.append(Configuration("ngramspec", {}, {}))
+    found += [Configuration("ngramspec, chains", {}, {"tree": None})] if chains else []
+    found += [Configuration(f"ngramspec, width {n}", static, {"width": n}) for n in widths]
+    found += [Configuration(f"ngramspec, tree {n}", {}, {"tree": n}) for n in trees]
     for each in speculators:
         named = ", ".join(f"{name} {value}" for name, value in each.items())
-        ways.append(Configuration(f"ngramspec, {named}", {}, dict(each)))
+        found.append(Configuration(f"ngramspec, {named}", {}, dict(each)))
     if compiled:
         for name, arguments in (("", {}), *((f", width {n}", {"width": n}) for n in widths)):
             speculator = arguments | {"compiled": True}
-            ways.append(
+            found.append(
                 Configuration(f"ngramspec{name}, compiled", static, speculator, compiled=True)
             )
-    return ways
+    return found
 
 
 class Caller:
@@ -190,15 +191,15 @@ class Caller:
         given.reset()
         return given
 
-    def _compiling(self, way: Configuration) -> dict[str, Any]:
-        """What has ``generate`` compile; without it a static cache would do so on a GPU anyway."""
-        if not way.compiled:
-            return {"disable_compile": True} if way.static else {}
+    def _compiling(self, configuration: Configuration) -> dict[str, Any]:
+        """The arguments that make ``generate`` compile, or keep a static cache from doing so."""
+        if not configuration.compiled:
+            return {"disable_compile": True} if configuration.static else {}
         from transformers import CompileConfig
 
         on_cpu = self.model.device.type == "cpu"
         mode = "default" if on_cpu else "reduce-overhead"
-        config = CompileConfig(dynamic=False, mode=mode)  # one for all ways: another compiles anew
+        config = CompileConfig(dynamic=False, mode=mode)  # another one compiles again
         if on_cpu:
             compile_on_every_device(config)
         return {"compile_config": config}
@@ -230,7 +231,7 @@ def forwards_of(model: Any, *, watch: bool) -> Iterator[list[tuple[int, int]]]:
 
 @contextmanager
 def compiled_forwards(model: Any) -> Iterator[list[int]]:
-    """How often a compiled forward runs inside the block: the only entry of what is yielded."""
+    """Counts the compiled forwards inside the block; yields a list with the count."""
     count = [0]
     plain = model.get_compiled_call
 
@@ -251,13 +252,13 @@ def compiled_forwards(model: Any) -> Iterator[list[int]]:
 
 
 def _counted(
-    way: Configuration, seen: Sequence[tuple[int, int]], prompt: int, new: int
+    configuration: Configuration, seen: Sequence[tuple[int, int]], prompt: int, new: int
 ) -> tuple[dict[int, int], int]:
     """Widths and emitted tokens of transformers' own forwards after the first.
 
     Prompt lookup drafts in its first forward already, which may emit several tokens.
     """
-    if "prompt_lookup_num_tokens" not in way.arguments:
+    if "prompt_lookup_num_tokens" not in configuration.arguments:
         return ({1: new - 1} if new > 1 else {}), new - 1
     if len(seen) < 2:
         return {}, 0

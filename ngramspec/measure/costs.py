@@ -1,4 +1,4 @@
-"""What a forward of n positions costs, in forwards of one position."""
+"""The cost of a forward of n positions, in forwards of one position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cost_curve(name: str, gamma_max: int) -> Float32:
         index 0 is unused.
 
     Raises:
-        OSError, ValueError: the file cannot be read, or does not say what a forward costs.
+        OSError, ValueError: the file cannot be read, or is no cost curve.
     """
     at, cost = (POSITIONS, COSTS[name]) if name in COSTS else _read(Path(name))
     return np.interp(np.arange(gamma_max + 2), at, cost).astype(np.float32)
@@ -35,7 +35,7 @@ def _read(path: Path) -> tuple[list[float], list[float]]:
     at, cost = (each if isinstance(each, list) else [] for each in lists)
     numbers = all(isinstance(each, int | float) for each in (*at, *cost))
     if not (numbers and at and len(at) == len(cost) and at[0] == 1 and min(cost) > 0):
-        raise ValueError(f"{path}: needs as many positive costs as positions, the first for 1")
+        raise ValueError(f"{path}: needs as many costs > 0 as positions, the first for 1 position")
     if sorted(set(at)) != at:
         raise ValueError(f"{path}: positions must rise, got {at}")
     return at, cost

@@ -158,8 +158,7 @@ def _measure_prompt(
         return
     assert output.stats is not None
     seconds = {
-        each: median(outcome.seconds for outcome in outcomes)
-        for each, outcomes in turns.results.items()
+        each: [outcome.seconds for outcome in outcomes] for each, outcomes in turns.results.items()
     }
     number = len(run.traces)
     recorded = np.array(output.tokens, np.int32)
@@ -167,9 +166,9 @@ def _measure_prompt(
     run.same.append(output.tokens == said.tokens)
     run.steps += [step_of(event, number, loaded.tokenizer) for event in output.events]
     run.stats.add(output.stats)
-    run.plain_seconds.append(seconds[PLAIN])
-    run.speculative_seconds.append(seconds[OURS])
-    run.plain_first_seconds.append(min(seconds[FIRST], seconds[PLAIN]))
+    run.plain_seconds.append(median(seconds[PLAIN]))
+    run.speculative_seconds.append(median(seconds[OURS]))
+    run.plain_first_seconds.append(min(median(seconds[FIRST]), median(seconds[PLAIN])))
 
 
 def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:

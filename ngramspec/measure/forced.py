@@ -1,7 +1,8 @@
-"""Making a model generate a given text, so that its work is measured and not its words.
+"""Making a model generate a given text, so that a measurement does not depend on what it generates.
 
-Two ways. A logits processor is what anyone may pass to ``generate``, but it makes every decoder
-choose its tokens one by one. A model whose own logits point at the text is decoded as any other is.
+There are two methods. A logits processor can be passed to any ``generate``, but it makes every
+decoder choose its tokens one by one. With the other method the model's own logits are changed so
+that the text is most probable, and decoding is unchanged.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import torch
 from ngramspec.target.hf_private import forget_compiled_call
 
 TARGETS = "_forced_targets"
+POSITIONS_AFTER_TEXT = 4352  # for the longest draft that may be asked for, and padding
 
 
 class ForcedProcessor:
-    """A logits processor that leaves one token: that of the text at this place in the sequence.
+    """A logits processor that allows one token only: the text's at this place in the sequence.
 
     Args:
         prompt_length: tokens before the text.
@@ -39,10 +41,10 @@ class ForcedProcessor:
 
 @contextmanager
 def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] | None], None]]:
-    """Have ``model``'s forward put a text's tokens first, by position; the computation stays real.
+    """Make a text's tokens the most probable ones of ``model``'s forward, by position.
 
-    The logits are computed as ever, and then the token of the text that follows each position gets
-    the highest. Positions are ``position_ids``, or counted on from the cache, so that drafts,
+    The logits are computed as usual. Then the token of the text that follows each position gets the
+    highest logit. Positions are ``position_ids``, or counted on from the cache, so that drafts,
     trees, static caches and compiled forwards see the same text. The model's class is replaced by
     a subclass of the same name for the length of the block.
 
@@ -51,8 +53,8 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
         capacity: most tokens of prompt, text and drafts after its end.
 
     Yields:
-        What sets the text: the sequence's token ids from position 0 on, or None, as in the
-        beginning, for the model's own text. It may be called again.
+        A function that sets the text: the sequence's token ids from position 0 on, or None for the
+        model's own text, which is the initial state. It may be called repeatedly.
     """
     kind = type(model)
     targets = torch.zeros(capacity, dtype=torch.int64, device=model.device)

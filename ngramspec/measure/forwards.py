@@ -1,4 +1,4 @@
-"""The time of a forward of n positions after a cache of some length."""
+"""The time of a forward of n positions over a cache of a given length."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def forward_seconds(
 ) -> dict[int, float]:
     """Median wall time of a forward of n positions, for each n in ``widths``.
 
-    The widths take turns, so that a machine that slows down slows all of them down, and after each
-    forward the cache is cut back.
+    The widths take turns, so that a slow moment of the machine affects all of them. After each
+    forward the cache is truncated.
 
     Args:
         model: a causal language model of transformers, with a dynamic cache.
         context: positions in the cache.
         widths: numbers of positions, each >= 1.
-        repeats: timed turns, after one that is not.
+        repeats: timed turns, after one to warm up.
         rows: sequences in the batch.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What drafters of a replay know beside each request: the same text for ours and for peers."""
+"""Text that the drafters of a replay know in addition to each request, the same for all."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.measure.traces import Trace
 from ngramspec.stores import Corpus, SharedStore
 
-BORDER = 0  # the id behind each document of an .npy file
+BORDER = 0  # the id after each document of an .npy file
 NAMESPACE = "replay"
 ROOM = 256 << 20  # bytes of a store of earlier requests
 
 
 class Known(Protocol):
-    """What drafters know beside each request.
+    """What drafters know in addition to each request.
 
     Attributes:
         shares: whether requests add their text: then the first token of an output does not come
@@ -70,7 +70,7 @@ class Knowledge:
 
     Args:
         place: a corpus; or a folder with ``REPO.ngc`` or ``REPO.npy`` for each trace's ``repo``:
-            a corpus, or token ids with a 0 behind each document.
+            a corpus, or token ids with a 0 after each document.
 
     Raises:
         OSError: it cannot be read.

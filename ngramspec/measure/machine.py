@@ -1,4 +1,4 @@
-"""What figures depend on: the machine, the versions, and how much memory a piece of work took."""
+"""What figures depend on: the machine and the versions; and the peak memory of a call."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a device has done all its work; a CPU never has any left."""
+    """Wait until a device has finished its queued work; a CPU has no queue."""
     import torch
 
     if device.type == "cuda":
@@ -65,7 +65,7 @@ class PeakMemory:
 
     Args:
         device: where the model is. On a CPU the kernel's high-water mark is read, which only Linux
-            can set back.
+            can reset.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class PeakMemory:
         self.known = True
 
     def reset(self) -> None:
-        """Begin anew from what is in use now."""
+        """Start again from the memory that is in use now."""
         if self.device.type == "cuda":
             import torch
 
@@ -85,7 +85,7 @@ class PeakMemory:
             self.known = False
 
     def read(self) -> int | None:
-        """Bytes at the peak; None where the system does not tell."""
+        """Bytes at the peak; None where the system does not report them."""
         if self.device.type == "cuda":
             import torch
 

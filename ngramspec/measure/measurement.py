@@ -1,4 +1,4 @@
-"""Generating the same text plainly and speculatively, with times and the first difference."""
+"""The same text with the baseline and speculatively: times, and the first difference."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where speculative text first diverges from plain text.
+    """Where speculative text first diverges from the baseline's.
 
     Attributes:
         token: the first new token that differs, counted from 1.
-        plain, speculative: the tokens there, decoded.
-        ulps: how far the two best logits of a plain forward are apart there, in units in the
-            last place of the larger in the model's dtype.
+        plain, speculative: the tokens there, decoded; ``plain`` is the baseline's.
+        ulps: distance of the two best logits of a baseline forward there, in units in the last
+            place of the larger one in the model's dtype.
     """
 
     token: int
@@ -114,9 +114,9 @@ class Measurement:
     def difference(
         self, ids: list[int], plain: list[int], speculative: list[int]
     ) -> Difference | None:
-        """Where two continuations of ``ids`` diverge, and how near a tie the model was there.
+        """Where two continuations of ``ids`` diverge, and how close the two best logits are there.
 
-        One plain forward over their common prefix gives the logits.
+        One forward over their common prefix gives the logits.
         """
         same = first_difference(plain, speculative)
         if same is None:
@@ -134,7 +134,7 @@ class Measurement:
 
 
 def ulps_apart(left: float, right: float, dtype: torch.dtype) -> float:
-    """How far two numbers lie apart, in units in the last place of the larger in magnitude.
+    """The distance of two numbers, in units in the last place of the larger in magnitude.
 
     That unit is the step from one number of the type to the next at that magnitude.
 

@@ -1,4 +1,4 @@
-"""Which model is measured, and loading it."""
+"""Locating and loading the model that is measured."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STAGES = ("libraries", "tokenizer", "weights")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model lies.
+    """Where a model is stored.
 
     Attributes:
         path: a folder, or a hub id.
-        name: what to call it in print.
+        name: its name in output.
         gguf_file: the GGUF file in the folder that holds it, or None.
-        embedded: whether it is the installed one, taken because no model was named.
+        embedded: whether it is the installed default, because no model was named.
     """
 
     path: str
@@ -130,7 +130,7 @@ def load(
     logging.disable_progress_bar()
     extra = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     try:
-        with redirect_stderr(StringIO()), gguf_read_once():  # its own bar cannot be switched off
+        with redirect_stderr(StringIO()), gguf_read_once():  # its progress bar has no switch
             on_stage(STAGES[1])
             tokenizer = AutoTokenizer.from_pretrained(source.path, **extra)
             on_stage(STAGES[2])
@@ -146,8 +146,8 @@ def load(
 def gguf_read_once() -> Iterator[None]:
     """Have a GGUF file parsed once inside the block, in a third of the time.
 
-    For configuration, tokenizer and weights transformers parses the whole file anew, and for each
-    module it makes the table of tensor names anew.
+    transformers parses the whole file for the configuration, for the tokenizer and for the weights.
+    It also builds the table of tensor names for each module.
     """
     if find_spec("gguf") is None:
         yield

@@ -18,8 +18,8 @@ PROSE_TASKS = (
     "{}\n\nWhat is this text about? Use words of the text in your answer.",
     "Write a list of five points about this text:\n\n{}",
 )
-LINES = range(8, 25)  # of a function that is taken
-WORDS = range(40, 200)  # of a module's docstring that is taken
+LINES = range(8, 25)  # of a function that is used
+WORDS = range(40, 200)  # of a module's docstring that is used
 
 
 def library_prompts(count: int) -> list[Prompt]:

@@ -1,15 +1,14 @@
-"""Recording traces: what a model generates after the user's own prompts."""
+"""Recording traces: the tokens that a model generates after the user's own prompts."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ngramspec.measure.traces import RunnersUp, Trace
+from ngramspec.measure.traces import RunnersUp, Trace, json_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +30,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         ValueError: a line that holds no prompt, named by its number; or no prompt at all.
     """
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
+    for number, fields in json_lines(path):
         fields = {"prompt": fields} if isinstance(fields, str) else fields
         text = fields.get("prompt") if isinstance(fields, dict) else None
         if not isinstance(text, str) or not text.strip():
@@ -60,8 +53,9 @@ def record(
     Args:
         prompts: what to continue.
         encode: text to the model's token ids.
-        generate: token ids to those the model adds, greedily.
-        take: after it, the target's most probable tokens in an output of that length, or None.
+        generate: token ids to those that the model generates greedily.
+        take: called after it with the output's length; returns the target's most probable tokens
+            at its positions, or None.
     """
     for prompt in prompts:
         ids = encode(prompt.text)

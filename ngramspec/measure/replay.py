@@ -1,9 +1,9 @@
-"""Playing recorded outputs through a drafter: a draft token is accepted if it is recorded.
+"""Replaying recorded outputs through a drafter: a draft token is accepted if it was recorded.
 
-Every drafter is judged on the same text, without a model. The first token of an output comes with
-the prompt, as the prefill emits it; a step drafts at most what is left but one, since the target
-adds a token of its own. Evidence (see ``Drafter.evidence``) is known of accepted positions alone,
-where the recording has it: what the target computed behind rejected tokens is lost.
+All drafters are compared on the same text, without a model. The first token of an output belongs to
+the prompt, because the prefill emits it. A draft has at most the remaining tokens but one, because
+the target adds a token. Evidence (see ``Drafter.evidence``) is available for accepted positions
+only, if it was recorded. What the target computed after rejected tokens was not recorded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ BINS = 20  # of confidence
 
 @dataclass(slots=True)
 class Share:
-    """Tested draft tokens, the accepted ones, and what the drafter had expected."""
+    """Verified draft tokens, the accepted ones, and how many the drafter expected."""
 
     tested: int = 0
     accepted: int = 0
     expected: float = 0.0
 
     def add(self, accepted: bool, expected: float = 0.0) -> None:
-        """Count one tested token."""
+        """Count one verified token."""
         self.tested += 1
         self.accepted += accepted
         self.expected += expected
@@ -44,7 +44,7 @@ class Share:
 
 @dataclass(slots=True)
 class Tally(DecodeStats):
-    """What replaying some traces gave.
+    """Counts of a replay.
 
     Attributes:
         cost: of the calls' forwards, in forwards of one position.
@@ -55,7 +55,7 @@ class Tally(DecodeStats):
     nanoseconds: list[int] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, float]:
-        """Counts and the ratios that are reported."""
+        """The counts and ratios that are reported."""
         calls = self.target_calls
         return {
             "calls": calls,
@@ -104,7 +104,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a drafter is asked.
+    """How a drafter is asked for drafts.
 
     Attributes:
         gamma: tokens asked for: an integer; "heuristic"; "threshold"; or "auto", gamma_max with the
@@ -125,10 +125,10 @@ class Player:
 
     Args:
         drafter: shared by all traces.
-        plan: how it is asked.
+        plan: how it is asked for drafts.
         acceptance: where acceptance is counted in detail; None: not at all. Counting disturbs the
-            times, so figures and details come from different runs.
-        knowledge: what it knows beside each request; None: nothing.
+            times, so figures and details are measured in different runs.
+        knowledge: what it knows in addition to each request; None: nothing.
     """
 
     def __init__(
@@ -211,8 +211,8 @@ class PlayedRow:
     """A recorded output that is played as a row of a batch.
 
     Attributes:
-        output: int32 (n,), the text behind the prompt.
-        session: that drafts for it, begun behind the output's first token.
+        output: int32 (n,), the text after the prompt.
+        session: drafts for it; it was started with the output's first token.
         at: how much of the output is committed.
     """
 

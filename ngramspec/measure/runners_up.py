@@ -1,4 +1,4 @@
-"""The target's most probable tokens in recordings: kept while a model generates, and replayed."""
+"""The target's most probable tokens in recordings: recorded while a model generates; replayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ngramspec.measure.traces import RunnersUp
 
 
 class RecordingSession(ForwardingSession):
-    """Another session's drafts; keeps what the target computed where tokens were committed."""
+    """Another session's drafts; records what the target computed at committed positions."""
 
     def __init__(self, owner: RecordingDrafter, session: DraftSession) -> None:
         super().__init__(session)
@@ -35,7 +35,7 @@ class RecordingSession(ForwardingSession):
             self.inner.observe(draft, accepted, tested)
 
     def extend(self, tokens: Int32) -> None:
-        if self.last is not None:  # behind a last accepted token that ends the text, nothing comes
+        if self.last is not None:  # None: the last accepted token ended the text
             rows = list(self.last.accepted[: len(tokens)])
             self.owner.ids.append(self.last.ids[rows])
             self.owner.log_probs.append(self.last.log_probs[rows])
@@ -62,9 +62,9 @@ class RecordingDrafter(Drafter):
         return RecordingSession(self, self.inner.start(tokens))
 
     def take(self, length: int) -> RunnersUp | None:
-        """What was kept since the last call, of an output of ``length`` tokens.
+        """What was recorded since the last call, of an output of ``length`` tokens.
 
-        The first position is missing if the prefill checked no draft: no session ran then.
+        The first position is missing if the prefill verified no draft, because no session ran.
         """
         ids, log_probs, self.ids, self.log_probs = self.ids, self.log_probs, [], []
         if not ids:
@@ -81,7 +81,7 @@ class RecordingDrafter(Drafter):
 def replayed(
     runners_up: RunnersUp, said: Sequence[int], before: int, at: int, emitted: int
 ) -> Evidence:
-    """The evidence of a step as far as a recording knows it: of the accepted positions alone.
+    """The evidence of a step that a recording has: that of the accepted positions.
 
     Args:
         runners_up: of the output.

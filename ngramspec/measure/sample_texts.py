@@ -1,4 +1,4 @@
-"""The package's own prompts: what the demo generates, and the default of end-to-end benchmarks."""
+"""The package's own prompts: those of the demo, and the default of ``ngramspec bench``."""
 
 from __future__ import annotations
 

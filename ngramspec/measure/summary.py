@@ -1,4 +1,4 @@
-"""Figures from timed calls: speed, its ratio to plain ``generate``, how near the limit it comes."""
+"""Figures from timed calls: speed, speedup over the baseline, and share of the limit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ngramspec.measure.whole_calls import Call, Measured
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One way's figures for one prompt: medians over repeats.
+    """The figures of one configuration for one prompt: medians over repeats.
 
     Attributes:
         rate: new tokens / s of a whole call.
-        ratio: rate / plain's in the same round, so that a slow moment of the machine is in both.
+        ratio: rate / the baseline's in the same repeat, so that a slow moment affects both.
         decode_ratio: the same without prefill: tokens emitted after it / (seconds of a call -
-            seconds of a plain call of one token); None if that is not positive.
+            seconds of a baseline call of one token); None if that is not positive.
         tokens_per_call: emitted tokens / forwards after the prefill; None where not counted.
         mean_cost: mean of cost(n) = seconds of an n-position forward / of a one-position forward,
             over the widths that were run; None where not measured.
@@ -39,7 +39,7 @@ class Figures:
     def limit_share(self) -> float | None:
         """decode_ratio / limit, which is tokens_per_call / mean_cost.
 
-        The limit is the speed of plain steps that emit so many tokens and cost so much each.
+        The limit is the speed of baseline steps that each emit this number of tokens at this cost.
         """
         if self.decode_ratio is None or not self.tokens_per_call or self.mean_cost is None:
             return None
@@ -47,13 +47,13 @@ class Figures:
 
 
 def summarize(measured: Measured) -> list[dict[str, Any]]:
-    """A row for each task, length and way, plain ``generate`` included.
+    """A row for each task, length and configuration, the baseline included.
 
     Returns:
         Rows with geometric means over prompts of ``tokens_per_second``, ``ratio``,
         ``decode_ratio``, ``tokens_per_call``, ``mean_cost`` and ``limit_share``; ``ratio_median``
-        and ``ratio_worst``; ``peak_bytes``, the most; ``prompts``, how many of them gave the
-        ``same`` text as plain, and the ``first_differences`` of the others by prompt.
+        and ``ratio_worst``; ``peak_bytes``, the most; the number of ``prompts``, and of those with
+        the ``same`` text as the baseline; ``first_differences`` of the others by prompt.
     """
     rows = []
     for task, length in dict.fromkeys((each.task, each.length) for each in measured.calls):
@@ -101,7 +101,7 @@ def _rate(call: Call) -> float:
 
 
 def _ratio(calls: Sequence[Call], plain: Sequence[Call], rate: Callable[[Call], float]) -> float:
-    """Median over rounds of a way's rate / plain's."""
+    """Median over repeats of a configuration's rate / the baseline's."""
     plain_rates = {call.repeat: rate(call) for call in plain}
     return median(rate(call) / plain_rates[call.repeat] for call in calls)
 

@@ -1,17 +1,18 @@
-"""What is generated in measurements end to end: prompts by task and length."""
+"""The prompts of whole-call measurements, by task and length."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, zip_longest
 from pathlib import Path
 
+from ngramspec.measure.traces import json_lines
+
 NOTHING = "nothing to predict"
 GROUPS = {"chat_turn1": "chat", "chat_turn2": "chat"}
-LENGTHS = (300, 700)  # tokens of a prompt, unless its task is one of
+LENGTHS = (300, 700)  # tokens of a prompt, unless LENGTHS_OF has its task
 LENGTHS_OF = {"code_edit": (300, 1200)}
 
 
@@ -20,7 +21,7 @@ class Prompt:
     """A text to continue.
 
     Attributes:
-        task: under which its figures are given.
+        task: the group in which its figures are reported.
         id: its name in the task.
         ids: token ids.
         text: token ids that the model is forced to generate; None: its own text.
@@ -37,27 +38,24 @@ class Prompt:
 def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
     """Read prompts: JSON lines with ``group``, ``id`` and ``prompt``.
 
-    A prompt is a text, for ``encode``, or a list of token ids, taken as it is; recorded outputs
-    are not looked at. Groups that GROUPS does not rename are tasks.
+    A prompt is a text, which ``encode`` turns into tokens, or a list of token ids. Recorded outputs
+    are ignored. A group is a task, under the name that GROUPS gives it.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: a line that holds no prompt, named by its number; or no prompt at all.
+        ValueError: a line has no prompt, and the message names it; or there is no prompt.
     """
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, fields in json_lines(path):
+        where = f"{path}, line {number}"
         try:
-            fields = json.loads(line)
-            ids = fields["prompt"]
-            group, name = str(fields["group"]), str(fields["id"])
-        except (ValueError, TypeError, KeyError) as error:
-            message = f"{path}, line {number}: needs an object with group, id and prompt: {error}"
+            ids, group, name = fields["prompt"], str(fields["group"]), str(fields["id"])
+        except (TypeError, KeyError) as error:
+            message = f"{where}: needs an object with group, id and prompt: {error}"
             raise ValueError(message) from error
         ids = encode(ids) if isinstance(ids, str) else ids
         if not (isinstance(ids, list) and ids and all(type(each) is int for each in ids)):
-            raise ValueError(f"{path}, line {number}: prompt must be a text or a list of token ids")
+            raise ValueError(f"{where}: prompt must be a text or a list of token ids")
         prompts.append(Prompt(GROUPS.get(group, group), name, tuple(ids)))
     if not prompts:
         raise ValueError(f"{path} holds no prompt")
@@ -65,11 +63,11 @@ def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
 
 
 def messages(text: str) -> list[dict[str, str]]:
-    """The turns of a chat whose user's are between [INST] and [/INST]; none without such marks."""
+    """The turns of a chat with user turns between [INST] and [/INST]; none without such marks."""
     found = []
     for turn in text.replace("</s>", "").split("[INST]")[1:]:
-        said, _, answer = turn.partition("[/INST]")
-        found.append({"role": "user", "content": said.strip()})
+        question, _, answer = turn.partition("[/INST]")
+        found.append({"role": "user", "content": question.strip()})
         if answer.strip():
             found.append({"role": "assistant", "content": answer.strip()})
     return found
@@ -88,8 +86,8 @@ def of_length(prompts: Iterable[Prompt], lengths: tuple[int, int] | None = None)
 def fit(prompts: Sequence[Prompt], length: int) -> list[Prompt]:
     """Every prompt with exactly ``length`` tokens.
 
-    A longer one loses its front. A shorter one gets the others of its task in front of it, again
-    from the first when they are used up.
+    A longer prompt loses its first tokens. In front of a shorter one the others of its task are
+    put, in turn and repeatedly.
     """
     fitted = []
     for at, prompt in enumerate(prompts):
@@ -107,11 +105,11 @@ def fit(prompts: Sequence[Prompt], length: int) -> list[Prompt]:
 def unpredictable(
     prompts: Iterable[Prompt], tokens: int, vocab: int, never: Collection[int] = ()
 ) -> list[Prompt]:
-    """The prompts of all tasks in turn, each followed by a random text of its own.
+    """The prompts of all tasks in turn, each with a different random text to generate.
 
     Args:
         prompts: of any tasks.
-        tokens: how many the text has.
+        tokens: length of the text.
         vocab: ids are sampled uniformly from 0..vocab - 1,
         never: except these, such as the end-of-sequence tokens.
     """

@@ -1,4 +1,4 @@
-"""Recorded outputs: prompts and what a target generated, as token ids, one JSON object a line."""
+"""Recorded outputs: prompts and generated tokens as ids, one JSON object on each line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunnersUp:
-    """The target's k most probable tokens where each of an output's n tokens came.
+    """The target's k most probable tokens at the positions of an output's n tokens.
 
     Attributes:
         ids: int32 (n, k), the most probable first; -1 where they were not recorded.
@@ -36,7 +36,7 @@ class Trace:
     Attributes:
         group: what kind of text it is; figures are given per group.
         id: its name in the group.
-        repo: the repository that it is from; empty: none.
+        repo: the repository it was taken from; empty: none.
         prompt, output: token ids, int32 (n,); the output has at least two.
         runners_up: the target's most probable tokens, or None.
     """
@@ -58,20 +58,32 @@ def read_traces(path: Path) -> list[Trace]:
         OSError: it cannot be read.
         ValueError: a line that is no such object, named by its number; or no trace at all.
     """
-    traces = []
-    with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                trace = _parse(line, f"{path}, line {number}")
-                if len(trace.output) >= 2:
-                    traces.append(trace)
+    traces = [_trace(each, f"{path}, line {number}") for number, each in json_lines(path)]
+    traces = [trace for trace in traces if len(trace.output) >= 2]
     if not traces:
         raise ValueError(f"{path} holds no trace with an output of two tokens or more")
     return traces
 
 
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The number and the value of each line that is not blank.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is not JSON; the message names it by its number.
+    """
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
+                yield number, value
+
+
 def write_traces(path: Path, traces: Iterable[Trace]) -> int:
-    """Write traces as ``read_traces`` reads them, each as it comes; their number."""
+    """Write each trace as soon as it is generated, for ``read_traces``; return their number."""
     count = 0
     with open(path, "w", encoding="utf-8") as lines:
         for trace in traces:
@@ -88,7 +100,7 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> int:
 
 
 def by_group(traces: Iterable[Trace]) -> dict[str, list[Trace]]:
-    """The traces of each group, groups in the order of their first traces."""
+    """The traces of each group; groups are in the order of their first traces."""
     groups: dict[str, list[Trace]] = {}
     for trace in traces:
         groups.setdefault(trace.group, []).append(trace)
@@ -102,17 +114,13 @@ def in_turn(traces: Iterable[Trace]) -> list[Trace]:
 
 
 def halves(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
-    """Two halves of the traces, alternating within each group."""
+    """Two halves of the traces, which alternate within each group."""
     groups = by_group(traces).values()
     for first in (0, 1):
         yield [trace for group in groups for trace in group[first::2]]
 
 
-def _parse(line: str, where: str) -> Trace:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where}: not JSON: {error}") from error
+def _trace(fields: Any, where: str) -> Trace:
     if not isinstance(fields, dict):
         raise ValueError(f"{where}: must be an object, got {type(fields).__name__}")
     missing = [name for name in ("group", "id", "prompt", "output") if name not in fields]

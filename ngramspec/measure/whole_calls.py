@@ -1,4 +1,4 @@
-"""Plain ``generate``, prompt lookup and ngramspec side by side: whole calls in one process."""
+"""Whole calls of the baseline, prompt lookup and ngramspec, compared in one process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ngramspec.measure.turns import PLAIN, take_turns
 from ngramspec.target.compiled import compilations
 
 PROBE_TOKENS = 8
-WARM_UPS = 2  # calls of a compiled way before it is timed: the second may record graphs
+WARM_UPS = 2  # calls before a compiled configuration is timed; the second may record graphs
 
-MOST_COMPILING = 16  # calls that may be done again, one after another
+MAX_COMPILING_CALLS = 16  # consecutive calls that may be repeated because they compiled
 
-# What a prompt's call gets on top: a context it runs in, whose value are arguments of generate.
+# Forces the text of a prompt's call: a context around it, which yields arguments of generate.
 Forcing = Callable[[Prompt], AbstractContextManager[dict[str, Any]]]
 
 
@@ -40,7 +40,7 @@ def by_model(
 
     Args:
         set_text: see ``forced_model``.
-        read: called with the prompt's ids before; see ``prefilled_model``.
+        read: called with the prompt's ids before the call; see ``prefilled_model``.
     """
 
     @contextmanager
@@ -58,14 +58,14 @@ class Plan:
     """How to measure.
 
     Attributes:
-        repeats: timed calls of each way and prompt.
+        repeats: timed calls of each configuration and prompt.
         new: max_new_tokens of each.
-        least: prompts that plain ``generate`` gives fewer new tokens are left out.
+        least: prompts after which the baseline generates fewer tokens are left out.
         prompts: most prompts of a task and length.
-        keep: one Speculator for all calls of a way, instead of a new one for each.
+        keep: one Speculator for all calls of a configuration, instead of a new one for each.
         cost_repeats: timed forwards for each cost(n).
-        same_text: whether the text of plain ``generate`` is forced in all ways. Otherwise texts
-            diverge at near ties, and each way has other copies to find.
+        same_text: whether the baseline's text is forced in all configurations. Otherwise texts
+            diverge at near ties, and then contain other repetitions to draft from.
     """
 
     repeats: int = 3
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Call:
-    """One timed call, and how its text compares with plain ``generate``'s."""
+    """One timed call, and how its text compares with the baseline's."""
 
     task: str
     length: int | None
@@ -89,7 +89,7 @@ class Call:
     repeat: int
     seconds: float
     new_tokens: int
-    first_difference: int | None  # index of the first new token that is another; None: the same
+    first_difference: int | None  # index of the first new token that differs, or None
     peak: int | None
     widths: dict[int, int]
     emitted: int
@@ -98,16 +98,16 @@ class Call:
 
 @dataclass(slots=True)
 class Measured:
-    """Everything measured, in plain values.
+    """Everything measured, in JSON values.
 
     Attributes:
         calls: every timed call.
-        prefills: seconds of plain calls that generate one token, by (task, length, prompt).
-        costs: seconds of forwards by width, and their context, by (task, length).
-        static: ways whose forwards are not those that ``costs`` timed, with a dynamic cache.
-        compiling: calls that were done again because something was compiled in them, by way.
-        left_out: prompts whose plain output was too short, by task.
-        skipped: ways that did not run, and why.
+        prefills: seconds of baseline calls for one token, by (task, length, prompt).
+        costs: the context and the seconds of forwards by width, by (task, length).
+        static: configurations with static caches. ``costs`` does not apply to their forwards.
+        compiling: calls repeated because something was compiled in them, by configuration.
+        left_out: prompts with too short a baseline output, by task.
+        skipped: configurations that did not run, and the reason.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -120,34 +120,38 @@ class Measured:
 
 
 class EndToEnd:
-    """Measures ways to generate against each other.
+    """Compares configurations of ``generate``.
 
     Args:
         model: a causal language model of transformers, in eval mode.
-        ways: the first is plain ``generate``, which the others are compared with.
-        plan: how.
+        configurations: the first is the baseline, with which the others are compared.
+        plan: how to measure.
         forcing: how a prompt's own text is forced.
-        progress: called with a line of text now and then.
+        progress: called with a line of text for each stage.
     """
 
     def __init__(
         self,
         model: Any,
-        ways: Sequence[Configuration],
+        configurations: Sequence[Configuration],
         plan: Plan,
         *,
         forcing: Forcing = by_processor,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        if ways[0].name != PLAIN:
-            raise ValueError(f"the first way must be {PLAIN!r}, got {ways[0].name!r}")
+        if configurations[0].name != PLAIN:
+            raise ValueError(
+                f"the first configuration must be {PLAIN!r}, got {configurations[0].name!r}"
+            )
         self.model = model
-        self.ways = list(ways)
+        self.configurations = list(configurations)
         self.plan = plan
         self.forcing = forcing
         self.progress = progress
         self.caller = Caller(model, keep=plan.keep)
-        self.measured = Measured(static=[way.name for way in ways if way.static])
+        self.measured = Measured(
+            static=[configuration.name for configuration in configurations if configuration.static]
+        )
 
     def run(
         self, prompts: Iterable[Prompt], *, after: Callable[[Measured], None] = lambda found: None
@@ -160,7 +164,7 @@ class EndToEnd:
 
         Raises:
             ValueError: there is no prompt.
-            RuntimeError: a text that was to be forced was not.
+            RuntimeError: a text was not forced.
         """
         sets: dict[tuple[str, int | None], list[Prompt]] = {}
         for prompt in prompts:
@@ -174,45 +178,45 @@ class EndToEnd:
         return self.measured
 
     def probe(self, prompt: Prompt) -> None:
-        """Try every way on the longest prompt; those that fail are skipped, with the error's words.
+        """Try every configuration on the longest prompt; one that fails is skipped with its error.
 
-        It also warms up. A compiled way runs whole, so that later static caches have one size.
+        This also warms up. Compiled ones run whole, so that later static caches have one size.
         """
-        for way in self.ways[:]:
-            self.progress(f"warming up: {way.name}")
+        for configuration in self.configurations[:]:
+            self.progress(f"warming up: {configuration.name}")
             try:
-                for _ in range(WARM_UPS if way.compiled else 1):
-                    new = self.plan.new if way.compiled else PROBE_TOKENS
+                for _ in range(WARM_UPS if configuration.compiled else 1):
+                    new = self.plan.new if configuration.compiled else PROBE_TOKENS
                     with compiled_forwards(self.model) as compiled:
-                        stats = self.call(way, prompt, new).stats
+                        stats = self.call(configuration, prompt, new).stats
                 if stats is not None and stats.chains:
                     raise RuntimeError(f"its drafts were no trees: {', '.join(stats.chains)}")
-                if way.compiled and compiled == [0]:
+                if configuration.compiled and compiled == [0]:
                     raise RuntimeError("its forward was not compiled")
             except Exception as error:
-                if way.name == PLAIN:
+                if configuration.name == PLAIN:
                     raise
                 lines = str(error).strip().splitlines() or [""]
-                self.measured.skipped[way.name] = f"{type(error).__name__}: {lines[0]}"
-                self.ways.remove(way)
+                self.measured.skipped[configuration.name] = f"{type(error).__name__}: {lines[0]}"
+                self.configurations.remove(configuration)
 
     def measure(self, key: tuple[str, int | None], candidates: Sequence[Prompt]) -> None:
-        """Measure the first prompts of a task whose plain output is long enough; then the costs."""
+        """Measure a task's first prompts with a long enough baseline output; then the costs."""
         task = key[0]
-        taken = 0
+        count = 0
         for prompt in candidates:
-            if taken == self.plan.prompts:
+            if count == self.plan.prompts:
                 break
-            plain = self.call(self.ways[0], prompt, self.plan.new).tokens
+            plain = self.call(self.configurations[0], prompt, self.plan.new).tokens
             if prompt.text is not None and plain != [*prompt.text[: len(plain)]]:
-                raise RuntimeError(f"{task} {prompt.id}: the forced text did not come out")
+                raise RuntimeError(f"{task} {prompt.id}: the forced text was not generated")
             if len(plain) < self.plan.least:
                 self.measured.left_out[task] = self.measured.left_out.get(task, 0) + 1
                 continue
             self.progress(f"{task}, {len(prompt.ids)} tokens: {prompt.id}")
-            said = replace(prompt, text=tuple(plain)) if self.plan.same_text else prompt
-            self.turns(said, plain, first=taken)
-            taken += 1
+            forced = replace(prompt, text=tuple(plain)) if self.plan.same_text else prompt
+            self.turns(forced, plain, first=count)
+            count += 1
         mine = [each for each in self.measured.calls if (each.task, each.length) == key]
         static = self.measured.static
         widths = {width for each in mine if each.way not in static for width in each.widths}
@@ -225,40 +229,49 @@ class EndToEnd:
             self.measured.costs[key] = (context, seconds)
 
     def turns(self, prompt: Prompt, plain: list[int], first: int) -> None:
-        """All repeats of one prompt: the ways in turn, each time beginning with another one.
+        """All repeats of one prompt, each beginning with another configuration.
 
         Args:
             prompt: what to continue.
-            plain: what plain ``generate`` adds.
-            first: which way begins, modulo their number.
+            plain: the tokens that the baseline generates.
+            first: the configuration that begins, modulo their number.
         """
-        compiled = [way for way in self.ways if way.compiled]
-        for way in compiled:  # another prompt may compile again
-            self.call(way, prompt, self.plan.new)
+        compiled = [
+            configuration for configuration in self.configurations if configuration.compiled
+        ]
+        for configuration in compiled:  # another prompt may compile again
+            self.call(configuration, prompt, self.plan.new)
         for repeat in range(self.plan.repeats):
-            alone = self.call(self.ways[0], prompt, 1)
+            prefill = self.call(self.configurations[0], prompt, 1)
             key = (prompt.task, prompt.length, prompt.id)
-            self.measured.prefills.setdefault(key, []).append(alone.seconds)
-            calls = {way.name: partial(self.timed, way, prompt) for way in self.ways}
+            self.measured.prefills.setdefault(key, []).append(prefill.seconds)
+            calls = {
+                configuration.name: partial(self.timed, configuration, prompt)
+                for configuration in self.configurations
+            }
             found = take_turns(calls, 1, warm_up=0, first=first + repeat)
             for name, (outcome,) in found.results.items():
                 self.measured.calls.append(_record(prompt, name, repeat, outcome, plain))
 
-    def timed(self, way: Configuration, prompt: Prompt) -> Outcome:
-        """A call to be counted. One in which something was compiled is not: it is done again."""
-        for _ in range(MOST_COMPILING):
+    def timed(self, configuration: Configuration, prompt: Prompt) -> Outcome:
+        """A call that is counted. If something was compiled in it, it is repeated instead."""
+        for _ in range(MAX_COMPILING_CALLS):
             before = compilations()
-            outcome = self.call(way, prompt, self.plan.new)
+            outcome = self.call(configuration, prompt, self.plan.new)
             if compilations() == before:
                 return outcome
-            self.measured.compiling[way.name] = self.measured.compiling.get(way.name, 0) + 1
-        raise RuntimeError(f"{way.name} compiles anew in each of {MOST_COMPILING} calls")
+            self.measured.compiling[configuration.name] = (
+                self.measured.compiling.get(configuration.name, 0) + 1
+            )
+        raise RuntimeError(
+            f"{configuration.name} compiles again in each of {MAX_COMPILING_CALLS} calls"
+        )
 
-    def call(self, way: Configuration, prompt: Prompt, new: int) -> Outcome:
-        """One call, with the prompt's text forced if it has one, and no further than its end."""
+    def call(self, configuration: Configuration, prompt: Prompt, new: int) -> Outcome:
+        """One call. If the prompt has a text, it is forced, and the call ends with it."""
         new = new if prompt.text is None else min(new, len(prompt.text))
         with self.forcing(prompt) as arguments:
-            return self.caller.call(way, prompt.ids, new, **arguments)
+            return self.caller.call(configuration, prompt.ids, new, **arguments)
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
@@ -270,7 +283,7 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 
 def to_dict(measured: Measured) -> dict[str, Any]:
-    """Everything measured as JSON can hold it."""
+    """Everything measured, as JSON values."""
     prefills = measured.prefills.items()
     return {
         "calls": [asdict(each) for each in measured.calls],

@@ -1,4 +1,4 @@
-"""The prompts of an end-to-end measurement: which tasks, and how long."""
+"""The prompts of a whole-call measurement: their tasks and their lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ngramspec.measure.tasks import (
     unpredictable,
 )
 
-# The tasks that the package's own texts are examples of, by their names.
+# The task of each of the package's own texts, by the text's name.
 TASK_OF_TEXT = {
     "summarize": "summarization",
     "answer": "context_qa",
@@ -43,18 +43,18 @@ def read_workload(path: Path, loaded: LoadedModel, *, chat: bool) -> list[Prompt
 
     Args:
         path: JSON lines.
-        loaded: whose tokens they become.
-        chat: put those whose turns are marked with [INST] into the model's own chat template.
+        loaded: the model, whose tokenizer encodes them.
+        chat: apply the model's chat template to prompts with turns marked by [INST].
 
     Raises:
-        OSError, ValueError: the file cannot be read, or holds something else.
+        OSError, ValueError: the file cannot be read, or has another format.
     """
     prompts = read_tasks(path, lambda text: loaded.encode(text, chat=True))
     return [in_chat_template(each, loaded) for each in prompts] if chat else prompts
 
 
 def in_chat_template(prompt: Prompt, loaded: LoadedModel) -> Prompt:
-    """The prompt in the model's chat template; as it is if no turns are marked in it."""
+    """The prompt in the model's chat template; unchanged if no turns are marked in it."""
     turns = messages(loaded.tokenizer.decode(prompt.ids))
     if not turns:
         return prompt
@@ -65,14 +65,14 @@ def in_chat_template(prompt: Prompt, loaded: LoadedModel) -> Prompt:
 
 
 def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
-    """The tasks that are wanted, by name; none named: all of the prompts, and NOTHING.
+    """The requested tasks; without a request, those of all prompts, and NOTHING.
 
     Args:
-        prompts: whose tasks are known.
-        wanted: names of tasks; "nothing" stands for NOTHING.
+        prompts: their tasks are the known ones.
+        wanted: names of tasks; "nothing" means NOTHING.
 
     Raises:
-        ValueError: a name is not known.
+        ValueError: a name is unknown.
     """
     tasks = [*dict.fromkeys(each.task for each in prompts)]
     names = {"nothing": NOTHING, **{task: task for task in tasks}, NOTHING: NOTHING}
@@ -82,18 +82,18 @@ def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
 
 
 def with_random_texts(prompts: Sequence[Prompt], tokens: int, loaded: LoadedModel) -> list[Prompt]:
-    """The prompts, and each once more with ``tokens`` random ids to be generated after it."""
+    """The prompts, and a copy of each with ``tokens`` random ids to be generated after it."""
     vocab = loaded.model.config.vocab_size
     return [*prompts, *unpredictable(prompts, tokens, vocab, loaded.eos_ids)]
 
 
 def of_exact_lengths(prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[list[Prompt]]:
-    """For each length all prompts, cut or filled up to it with others of their task."""
+    """For each length all prompts, cut to it or filled up with other prompts of their task."""
     tasks = dict.fromkeys(each.task for each in prompts)
     by_task = [[each for each in prompts if each.task == task] for task in tasks]
     return [[each for same in by_task for each in fit(same, length)] for length in lengths]
 
 
 def in_range(prompts: Sequence[Prompt], between: Sequence[int] | None) -> list[Prompt]:
-    """The prompts whose length lies between two bounds; None: the usual ones of their task."""
+    """The prompts with a length between two bounds; None: the default bounds of their task."""
     return of_length(prompts, (between[0], between[1]) if between else None)

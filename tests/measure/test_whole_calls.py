@@ -141,20 +141,20 @@ def test_a_call_that_compiled_is_done_again(model, monkeypatch):
     graphs = iter([0, 0, 5, 6, 7, 7, 8, 8, *[8] * 99])
     monkeypatch.setattr("ngramspec.measure.whole_calls.compilations", lambda: next(graphs))
     bench = EndToEnd(model, [Configuration(PLAIN)], Plan(new=9))
-    assert bench.timed(bench.ways[0], prompt()).tokens == list(TEXT[:9])
+    assert bench.timed(bench.configurations[0], prompt()).tokens == list(TEXT[:9])
     assert bench.measured.compiling == {}
-    bench.timed(bench.ways[0], prompt())
+    bench.timed(bench.configurations[0], prompt())
     assert bench.measured.compiling == {PLAIN: 1}
     monkeypatch.setattr("ngramspec.measure.whole_calls.compilations", iter(range(99)).__next__)
-    with pytest.raises(RuntimeError, match="plain compiles anew in each of 16 calls"):
-        bench.timed(bench.ways[0], prompt())
+    with pytest.raises(RuntimeError, match="plain compiles again in each of 16 calls"):
+        bench.timed(bench.configurations[0], prompt())
 
 
 def test_a_text_that_was_not_forced_stops_the_measurement(model):
     bench = EndToEnd(
         model, [Configuration(PLAIN)], Plan(new=9, least=2), forcing=lambda p: nullcontext({})
     )
-    with pytest.raises(RuntimeError, match="copy 0: the forced text did not come out"):
+    with pytest.raises(RuntimeError, match="copy 0: the forced text was not generated"):
         bench.run([prompt()])
     with pytest.raises(ValueError, match="no prompt"):
         bench.run([])
