@@ -1,4 +1,4 @@
-"""What a corpus costs: to build, to open, to look up, and what two processes share of it.
+"""The cost of a corpus: building, opening, looking up, and the memory that two processes share.
 
     python -m benchmarks corpus --size 5_000_000 --json corpus.json
     python -m benchmarks corpus --tokens tokens.npy --lengths lengths.npy --size 100_000_000

@@ -68,7 +68,7 @@ class Divergence:
     chosen_ulps: float
 
     def is_tie(self, dtype: torch.dtype) -> bool:
-        """Whether rounding explains it: the logits of both tokens are near enough."""
+        """Whether rounding explains it, because the logits of both tokens are close."""
         if dtype == torch.float32:
             return self.chosen_gap < MOST_FLOAT32
         return self.chosen_ulps <= MOST_ULPS
@@ -76,7 +76,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One prompt's text, generated both ways.
+    """One prompt's text, generated with the baseline and speculatively.
 
     Attributes:
         name: the prompt's.
@@ -96,7 +96,7 @@ def compare(
     tokens: int,
     rows: int = 1,
 ) -> Iterator[Comparison]:
-    """Continue prompts greedily both ways, in batches padded on the left.
+    """Continue prompts greedily, with the baseline and speculatively, in left-padded batches.
 
     No end-of-sequence token ends a text: all have ``tokens`` new ones. For that the model's own
     generation config is changed.
@@ -257,7 +257,7 @@ def details(found: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def line(found: Comparison, dtype: torch.dtype, tokenizer: Any) -> str:
-    """Where a prompt's texts diverge, and by how much the logits are apart there."""
+    """Where a prompt's texts diverge, and the gap of the logits there."""
     at = found.divergence
     assert at is not None
     plain, speculative = (tokenizer.decode([token]) for token in (at.plain, at.speculative))
@@ -270,7 +270,7 @@ def line(found: Comparison, dtype: torch.dtype, tokenizer: Any) -> str:
 
 
 def summary(found: Sequence[Comparison], dtype: torch.dtype, tokens_per_call: float) -> str:
-    """How many texts are identical, and how far apart the two best logits are elsewhere."""
+    """The number of identical texts, and the gaps of the two best logits in the others."""
     counts = outcomes(found, dtype)
     lines = [
         f"{len(found)} prompts: {counts['identical']} identical,"

@@ -140,7 +140,7 @@ def run_parts(
 def run_part(
     name: str, part: Callable[[], Any], report: dict[str, Any], arguments: argparse.Namespace
 ) -> bool:
-    """Run a part and write what is known by then; whether it succeeded."""
+    """Run a part and write all results so far; return whether it succeeded."""
     if arguments.parts and name not in arguments.parts:
         return True
     begin = perf_counter()
@@ -334,7 +334,7 @@ def examples(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def smollm2(arguments: argparse.Namespace) -> Any:
-    """(d) SmolLM2 with its own words, if its weights are installed."""
+    """(d) SmolLM2 with its own text, if its weights are installed."""
     from ngramspec.measure.models import load, locate
     from ngramspec.measure.workload import sample_prompts
 

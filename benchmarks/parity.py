@@ -270,7 +270,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """How many cells had each outcome, by what was varied."""
+    """The number of cells with each outcome, by what was varied."""
     kinds: dict[str, Counter[str]] = {}
     for cell in cells:
         kinds.setdefault(cell.what.rpartition(", ")[0] or cell.what, Counter())[cell.outcome] += 1

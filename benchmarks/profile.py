@@ -80,7 +80,7 @@ class Stopwatch(Observer):
 def around_forwards(
     model: Any, enter: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Run every forward of a model inside the block in a context of its own.
+    """Run every forward of a model inside the block in a new context.
 
     On a GPU each forward is waited for, so that its time is its own and not that of whoever reads
     the result. Steps are a little slower for it.
@@ -167,7 +167,7 @@ def profile_plain(
     clock: Clock = perf_counter,
     rows: int = 1,
 ) -> dict[str, Any]:
-    """The same of transformers' own loop, of which only the forward is told from the rest.
+    """The same for transformers' own loop, with two sections: the forward, and the rest.
 
     Args:
         model: as in profile_steps.
@@ -263,7 +263,7 @@ def _batch(prompt: Prompt, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @contextmanager
 def _text(model: Any, prompt: Prompt, new: int) -> Iterator[None]:
-    """Have the model say the prompt's text, if it has one."""
+    """Force the prompt's text, if it has one."""
     if prompt.text is None:
         yield
         return
@@ -302,7 +302,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Any:
-    """A line for each text and way: the time of a step and its shares."""
+    """A line for each text and configuration: the time of a step and its shares."""
     from rich.table import Table  # for the command only
 
     table = Table(title="share of a step after the prefill", title_justify="left")

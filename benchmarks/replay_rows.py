@@ -1,4 +1,4 @@
-"""Recorded outputs played in a batch: the rows share what a step's positions cost.
+"""Replay in a batch: the rows share the cost of a step's positions.
 
 As in a serving engine there are always as many rows as there are traces left, up to a number, and
 each row's next token competes with those of all others for the batch's positions.

@@ -1,4 +1,4 @@
-"""What a shared store costs: to add to, to look up, and how long threads wait for its lock.
+"""The cost of a shared store: adding, looking up, and the threads' waits for its lock.
 
     python -m benchmarks shared_store --traces traces.jsonl --json shared_store.json
 

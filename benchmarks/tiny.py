@@ -155,7 +155,7 @@ def build(kind: Any, seed: int = 3, spread: float = 1.0) -> Any:
 
 
 def untie(model: Any) -> None:
-    """Give a head that is tied to the embeddings, whatever the configuration says, its own."""
+    """Untie a head that is tied to the embeddings in spite of the configuration."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and getattr(head, "weight", None) is getattr(embeddings, "weight", head):
         head.weight = torch.nn.Parameter(torch.randn_like(head.weight))

@@ -48,7 +48,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Turn:
-    """One way's generation of one text; seconds.
+    """One generation of one text; times in seconds.
 
     Attributes:
         prompt: its tokens.
@@ -120,7 +120,7 @@ def read(arguments: argparse.Namespace) -> Iterator[Text]:
 
 
 def load(arguments: argparse.Namespace, way: str) -> Any:
-    """The model for a way; drafters are given later.
+    """The model for a configuration; drafters are set later.
 
     It evaluates and samples as ``Llama`` does, but emits ``text``, the ids of prompt and output.
     ``evals`` has (positions, seconds) of each evaluation.
@@ -241,7 +241,7 @@ def report(arguments: argparse.Namespace, models: dict[str, Any], turns: list[Tu
 
 
 def ratios(turns: Sequence[Turn], way: str, group: str) -> dict[str, float]:
-    """How many times as fast as plain a way decodes a group's texts: medians of turns."""
+    """A configuration's speedup over the baseline in decoding a group's texts: medians of turns."""
     found, cpu, evals = [], [], []
     for id in sorted({each.id for each in turns if each.group == group}):
         plain, other = (times(turns, each, group, id) for each in (PLAIN, way))
@@ -266,7 +266,7 @@ def times(turns: Sequence[Turn], way: str, group: str, id: str) -> dict[int, tup
 
 
 def prefills(turns: Sequence[Turn], way: str) -> float:
-    """How many times as long as plain's a way's prefill is, of prompts of 100 tokens and more."""
+    """A configuration's prefill time / the baseline's, for prompts of at least 100 tokens."""
     first = {
         (each.way, each.group, each.id): each.prefill
         for each in turns

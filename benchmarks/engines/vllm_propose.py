@@ -33,7 +33,7 @@ WARM = 5  # first calls, which read the texts, are not counted
 
 @dataclass
 class Clock:
-    """What the engine's steps take, in seconds: no figure depends on this machine's load."""
+    """A simulated clock, in seconds, so that no figure depends on this machine's load."""
 
     now: float = 0.0
 

@@ -1,8 +1,8 @@
-"""What drafts are worth in vLLM: all methods in turn in one server, which can change its method.
+"""The value of drafts in vLLM: all methods in turn in one server, which can change its method.
 
-Steps of one process can be 10 % faster than those of the next one, all its life, so that servers
-compared with each other differ by more than their drafts. Here one process asks whichever method
-a file names. Each is compared with "nothing", which is asked and drafts nothing::
+Server processes vary by up to 10 % in the speed of their steps, so that servers compared with each
+other differ by more than their drafts. Here one process uses the method that a file names. Each
+method is compared with "nothing", which is asked for drafts and has none::
 
     python -m benchmarks vllm_switched --model FOLDER --prompts prompts.jsonl --json switched.json
 
@@ -45,7 +45,7 @@ LEAST = 0.1
 
 
 class Suffix:
-    """Suffix decoding as vLLM calls it, with requests told by their prompts."""
+    """Suffix decoding as vLLM calls it; requests are identified by their prompts."""
 
     def __init__(self, k: int, max_len: int, cached: int) -> None:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
@@ -97,7 +97,7 @@ class Suffix:
 
 
 class Switched:
-    """A proposer for vLLM's method ``custom_class`` that asks the method of the moment."""
+    """A proposer for vLLM's method ``custom_class`` that asks the current method."""
 
     def __init__(self, vllm_config: Any) -> None:
         k = vllm_config.speculative_config.num_speculative_tokens
@@ -179,7 +179,7 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Tokens/s to those without drafts, geometric means over the repeats, as a Markdown table."""
+    """Speedups over no drafts, geometric means over the repeats, as a Markdown table."""
     lines = ["| prompts, at once | " + " | ".join(METHODS[1:]) + " |", "|---|---|---|---|---|"]
     for kind, at_once in sorted({(run["kind"], run["concurrency"]) for run in runs}):
         cell = f"| {kind}, {at_once} |"

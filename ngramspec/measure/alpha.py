@@ -1,6 +1,6 @@
 """Measuring alpha: how often a drafter's tokens are accepted, by exact sums and not by counting.
 
-At every position of a text that the target said, p is the target's distribution there, with the
+At every position of a text that the target generated, p is the target's distribution, with the
 request's processors applied (standardised sampling, Leviathan et al. 2023, section 2.2), and q that
 of the drafter. The probability that the drafted token is accepted is sum min(p, q) (Theorem 3.5),
 and alpha is its mean over the positions at which something was drafted (Corollary 3.6).
@@ -25,17 +25,17 @@ RESAMPLES = 1000  # of the prompts, for a standard error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
-    """A text of the target, with its distribution at every position.
+class TargetText:
+    """A text that the target generated, with its distribution at every position.
 
     Attributes:
         group: what kind of text it is.
         prompt: int32 (m,), what drafters read before the output: of an encoder-decoder the
             encoder's input and the decoder's first token.
-        output: int32 (n,), what the target said.
+        output: int32 (n,), what the target generated.
         probs: float32 (n, vocab), p before each token of the output, processors included; at
             temperature 0 before it is standardised to the most probable token.
-        temperature: that it was said at, 0 for greedy.
+        temperature: of the generation, 0 for greedy.
     """
 
     group: str
@@ -47,16 +47,17 @@ class Said:
 
 @dataclass(slots=True)
 class Played:
-    """What became of a drafter's tokens on one text: one entry for each judged token.
+    """The acceptance of a drafter's tokens on one text, with one entry for each verified token.
 
     Attributes:
-        leniences: how many of them were measured.
-        positions: of the text, the first left out: it comes with the prompt's forward.
-        depth: of the judged tokens in their drafts, from 0 on.
-        chances: of the judged tokens, P(accepted) at each lenience.
-        match: of the judged tokens, P(it equals the target's own choice), sum p q.
-        moved: total variation between p and what is said, at every position, by lenience.
-        surprise: the expected -log p of what is said, at every position, by lenience, in nats.
+        leniences: number of leniences that were measured.
+        positions: of the text, without the first, which the prompt's forward emits.
+        depth: of the verified tokens in their drafts, from 0 on.
+        chances: of the verified tokens, P(accepted) at each lenience.
+        match: of the verified tokens, P(it equals the target's own choice), sum p q.
+        moved: total variation between p and the emitted token's distribution, at every position,
+            by lenience.
+        surprise: the expected -log p of the emitted token, at every position, by lenience, in nats.
     """
 
     leniences: int = 1
@@ -68,7 +69,7 @@ class Played:
     surprise: list[list[float]] = field(default_factory=list)
 
 
-def say(
+def target_text(
     model: Any,
     prompt: Sequence[int],
     *,
@@ -77,15 +78,15 @@ def say(
     group: str = "",
     seed: int = 0,
     sampling: dict[str, Any] | None = None,
-) -> Said:
-    """Have the target say a text by plain ``generate``, and keep its distributions.
+) -> TargetText:
+    """Generate a text with the baseline, and keep the target's distributions.
 
     Args:
         model: a causal language model of transformers, or an encoder-decoder.
         prompt: token ids; of an encoder-decoder those that the encoder reads.
         new: tokens at most.
         temperature: 0 for greedy.
-        group: see Said.
+        group: see TargetText.
         seed: of torch's global generator.
         sampling: further arguments of ``generate``, such as top_p; top_k is off without one.
     """
@@ -104,11 +105,11 @@ def say(
     if model.config.is_encoder_decoder:  # drafters read the encoder's input first
         before = np.concatenate((np.array(prompt, np.int32), before))
     probs = torch.softmax(torch.cat(out.scores).float(), dim=-1).cpu().numpy()
-    return Said(group, before, output, probs, temperature)
+    return TargetText(group, before, output, probs, temperature)
 
 
 def sampling_arguments(temperature: float, sampling: dict[str, Any] | None) -> dict[str, Any]:
-    """Arguments of ``generate`` for a temperature, 0 for greedy, and what else was asked for."""
+    """Arguments of ``generate`` for a temperature, 0 for greedy, and the given ones."""
     given = sampling or {}
     if not temperature:
         kept = {name: value for name, value in given.items() if name not in ("top_k", "top_p")}
@@ -118,47 +119,47 @@ def sampling_arguments(temperature: float, sampling: dict[str, Any] | None) -> d
 
 def play(
     drafter: Drafter,
-    said: Said,
+    generated: TargetText,
     gamma: int,
     *,
     leniences: Sequence[float] = (1.0,),
     change: bool = False,
     seed: int = 0,
 ) -> Played:
-    """Draft at every position of a text, and sum up how probable acceptance is.
+    """Draft at every position of a text, and sum the probabilities of acceptance.
 
-    A token at depth d is judged where those before it in the draft are the target's own.
+    A token at depth d is verified if those before it in the draft are the target's own.
 
     Args:
         drafter: of stochastic drafts, q is the one they state; of others it is one-hot.
-        said: the text.
+        generated: the text.
         gamma: most tokens in a draft, >= 1.
         leniences: each in (0, 1].
         change: also how far a lenient first token moves the distribution, which takes time in
             proportion to the vocabulary.
-        seed: that drafts are drawn with.
+        seed: of the draws of drafts.
     """
     played = Played(len(leniences))
-    text = said.output
-    session = drafter.start(np.concatenate((said.prompt, text[:1])))
-    if said.temperature:
-        session.begin_sampling(said.temperature, (seed,))
+    text = generated.output
+    session = drafter.start(np.concatenate((generated.prompt, text[:1])))
+    if generated.temperature:
+        session.begin_sampling(generated.temperature, (seed,))
     for at in range(1, len(text)):
         draft = session.propose(min(gamma, len(text) - at))
         tokens = draft.tokens.tolist()
         played.positions += 1
         accepted = 0
         for depth, token in enumerate(tokens):
-            p = said.probs[at + depth]
+            p = generated.probs[at + depth]
             ids, q = _proposed(draft, depth)
             played.depth.append(depth)
-            played.chances.append([_chance(p, ids, q, each, said) for each in leniences])
-            played.match.append(_match(p, ids, q, said))
+            played.chances.append([_chance(p, ids, q, each, generated) for each in leniences])
+            played.match.append(_match(p, ids, q, generated))
             if token != text[at + depth]:
                 break
             accepted += 1
         if change:
-            _measure_change(played, draft, said, at, leniences)
+            _measure_change(played, draft, generated, at, leniences)
         if tokens:
             session.observe(draft, range(accepted), min(accepted + 1, len(tokens)))
         session.extend(text[at : at + 1])
@@ -173,41 +174,43 @@ def _proposed(draft: Draft, node: int) -> tuple[Int32, Float32]:
     return draft.tokens[node : node + 1], np.ones(1, np.float32)
 
 
-def _chance(p: Float32, ids: Int32, q: Float32, lenience: float, said: Said) -> float:
-    if not said.temperature:  # q is standardised to its most probable token, as p is
+def _chance(p: Float32, ids: Int32, q: Float32, lenience: float, generated: TargetText) -> float:
+    if not generated.temperature:  # q is standardised to its most probable token, as p is
         return float(p[ids[q.argmax()]] >= lenience * p.max())
     return float(np.minimum(p[ids] / lenience, q).sum(dtype=np.float64))
 
 
-def _match(p: Float32, ids: Int32, q: Float32, said: Said) -> float:
-    if not said.temperature:
+def _match(p: Float32, ids: Int32, q: Float32, generated: TargetText) -> float:
+    if not generated.temperature:
         return float(ids[q.argmax()] == p.argmax())
     return float((p[ids].astype(np.float64) * q).sum())
 
 
 def _measure_change(
-    played: Played, draft: Draft, said: Said, at: int, leniences: Sequence[float]
+    played: Played, draft: Draft, generated: TargetText, at: int, leniences: Sequence[float]
 ) -> None:
-    """The first drafted token's effect on what is said at a position; none without a draft."""
-    p = said.probs[at].astype(np.float64)
+    """The effect of the first drafted token on the emitted one; none without a draft."""
+    p = generated.probs[at].astype(np.float64)
     p /= p.sum()
-    target = p if said.temperature else np.eye(1, len(p), int(p.argmax()))[0]
+    target = p if generated.temperature else np.eye(1, len(p), int(p.argmax()))[0]
     moved, surprise = [], []
     for lenience in leniences:
-        spoken = _spoken(p, target, draft, lenience, said) if len(draft) else target
-        moved.append(float(np.abs(spoken - target).sum() / 2))
-        some = spoken > 0
-        surprise.append(float(-(spoken[some] * np.log(np.maximum(p[some], 1e-300))).sum()))
+        emitted = (
+            _emitted_distribution(p, target, draft, lenience, generated) if len(draft) else target
+        )
+        moved.append(float(np.abs(emitted - target).sum() / 2))
+        some = emitted > 0
+        surprise.append(float(-(emitted[some] * np.log(np.maximum(p[some], 1e-300))).sum()))
     played.moved.append(moved)
     played.surprise.append(surprise)
 
 
-def _spoken(
-    p: Float64, target: Float64, draft: Draft, lenience: float, said: Said
+def _emitted_distribution(
+    p: Float64, target: Float64, draft: Draft, lenience: float, generated: TargetText
 ) -> NDArray[np.float64]:
-    """The distribution of the token said where the first drafted one is verified leniently."""
+    """The distribution of the emitted token if the first drafted one is verified leniently."""
     ids, q = _proposed(draft, 0)
-    if not said.temperature:
+    if not generated.temperature:
         token = ids[q.argmax()]
         return np.eye(1, len(p), int(token))[0] if p[token] >= lenience * p.max() else target
     dense = np.zeros(len(p))
@@ -220,15 +223,16 @@ class Alpha:
     """Acceptance of one drafter over several texts.
 
     Attributes:
-        positions: at which the drafter was asked.
-        drafted: share of them at which it drafted something.
-        tested: judged tokens, at all depths.
-        alpha: the mean of sum min(p / l, q) over the judged first tokens, by lenience.
+        positions: at which the drafter was asked for a draft.
+        drafted: share of them with a draft.
+        tested: verified tokens, at all depths.
+        alpha: the mean of sum min(p / l, q) over the verified first tokens, by lenience.
         error: its standard error, by bootstrap over the texts, by lenience.
         match: the mean of sum p q over them.
         by_depth: (alpha, its standard error, tested) at each depth, lenience as the first one.
-        moved: mean total variation between p and what is said, by lenience; empty if not measured.
-        perplexity: of what is said, under the target, by lenience; empty if not measured.
+        moved: mean total variation between p and the emitted token's distribution, by lenience;
+            empty if not measured.
+        perplexity: of emitted tokens under the target, by lenience; empty if not measured.
     """
 
     positions: int
@@ -280,8 +284,8 @@ def _at_depth(played: Played, depth: int) -> Float64:
 def mean_and_error(texts: Sequence[Float64], seed: int = 0) -> tuple[float, float]:
     """The mean over all positions, and its standard error by bootstrap over the texts.
 
-    Positions of one text depend on each other, so whole texts are drawn anew, as many as there are,
-    with replacement; the error is the standard deviation of the mean over 1000 such draws.
+    Positions of one text depend on each other. So whole texts are resampled with replacement, and
+    the error is the standard deviation of the mean over 1000 resamples.
 
     Args:
         texts: for each its positions' values.

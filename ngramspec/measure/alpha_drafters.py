@@ -1,4 +1,4 @@
-"""Drafters that alpha is measured of, beside the package's own (Leviathan et al. 2023, 3.6, 4.2).
+"""Drafters whose alpha is measured, in addition to the package's own (Leviathan et al., 3.6, 4.2).
 
 Unigram and bigram models that were trained on the target's own outputs, random tokens, and a
 smaller model. Their distributions are standardised as the target's are: at temperature 0 they draft
@@ -44,7 +44,7 @@ class CountModel:
         self._bigrams = {each: _frequencies(found) for each, found in follow.items()}
 
     def following(self, last: int | None) -> tuple[Int32, Float32]:
-        """Ids and their probabilities after a token, None for none."""
+        """The ids that may follow a token, or None for the start, and their probabilities."""
         if self.order == 1 or last is None:
             return self._unigram
         return self._bigrams.get(last, self._unigram)
@@ -65,12 +65,12 @@ class RandomModel:
         self._all = np.arange(vocab, dtype=np.int32), np.full(vocab, 1 / vocab, np.float32)
 
     def following(self, last: int | None) -> tuple[Int32, Float32]:
-        """All ids, all alike."""
+        """All ids with equal probabilities."""
         return self._all
 
 
 class ModelDrafter(Drafter):
-    """Draws each token from a model, or takes its most probable one in requests that do not sample.
+    """Draws each token from a model, or its most probable one in requests without sampling.
 
     Args:
         model: what follows a token.

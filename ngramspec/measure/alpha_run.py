@@ -11,7 +11,14 @@ import torch
 
 from ngramspec import Speculator, build_drafter, generate
 from ngramspec.drafters.base import Drafter
-from ngramspec.measure.alpha import Alpha, Said, play, sampling_arguments, say, summarize
+from ngramspec.measure.alpha import (
+    Alpha,
+    TargetText,
+    play,
+    sampling_arguments,
+    summarize,
+    target_text,
+)
 from ngramspec.measure.alpha_drafters import (
     CountModel,
     ModelDrafter,
@@ -34,7 +41,7 @@ class Plan:
 
     Attributes:
         prompts: (group, token ids) of each.
-        train: token ids of the prompts whose outputs the trained models count; none of prompts.
+        train: token ids of other prompts, whose outputs train the count models.
         new: tokens after each prompt, at most.
         gamma: most tokens in a draft.
         leniences: each in (0, 1], the first one 1.
@@ -62,8 +69,8 @@ class Observed:
     """What decoding with the drafter counted: ``DecodeStats`` of all prompts, by lenience.
 
     Attributes:
-        moved, perplexity, text_moved: of the texts that were said, see Change; None if the change
-            was not measured, and ``text_moved`` where drafts were sampled.
+        moved, perplexity, text_moved: of the generated texts, see Change; None if the change was
+            not measured, and ``text_moved`` if drafts were sampled.
     """
 
     lenience: float
@@ -106,7 +113,7 @@ class Row:
 
 
 def default_drafters(temperature: float, draft_temperatures: Sequence[float]) -> list[str]:
-    """The drafters of Table 3 that can be had for any model, and this package's own."""
+    """The drafters of Table 3 that exist for any model, and this package's own."""
     specs = [RANDOM, *TRAINED]
     for order in ORDERS:
         if temperature:
@@ -128,19 +135,19 @@ def measure(
     Args:
         model: a causal language model of transformers.
         plan: what is measured.
-        temperature: of the target, and of what its outputs train.
+        temperature: of the target, also for the outputs that train count models.
         drafters: specs for build_drafter, "trained-unigram", "trained-bigram", "random",
             "draft-model".
-        on_stage: called with what begins.
+        on_stage: called with the name of each stage.
 
     Raises:
-        ValueError: a drafter that is not known, or needs what the plan does not have.
+        ValueError: a drafter is unknown, or the plan lacks what it needs.
     """
     makers = _makers(model, plan, temperature, drafters, on_stage)
     texts = []
     for number, (group, ids) in enumerate(plan.prompts):
         on_stage(f"T={temperature:g}: text {number + 1} of {len(plan.prompts)}")
-        said = say(
+        generated = target_text(
             model,
             ids,
             new=plan.new,
@@ -149,7 +156,7 @@ def measure(
             seed=plan.seed + number,
             sampling=plan.sampling,
         )
-        texts += [said] if len(said.output) > 1 else []
+        texts += [generated] if len(generated.output) > 1 else []
     for name, make in makers.items():
         on_stage(f"T={temperature:g}: {name}")
         yield from _rows(model, plan, temperature, name, make, texts)
@@ -161,25 +168,27 @@ def _rows(
     temperature: float,
     name: str,
     make: Callable[[], Drafter],
-    texts: Sequence[Said],
+    texts: Sequence[TargetText],
 ) -> Iterator[Row]:
     drafter = make()  # what it learns of acceptance it learns over all texts
     played = [
         play(
             drafter,
-            said,
+            generated,
             plan.gamma,
             leniences=plan.leniences,
             change=plan.change,
             seed=plan.seed + number,
         )
-        for number, said in enumerate(texts)
+        for number, generated in enumerate(texts)
     ]
     seen = tuple(observe(model, plan, temperature, make)) if plan.observed else ()
     yield Row(name, temperature, ALL, summarize(played), seen)
-    groups = dict.fromkeys(said.group for said in texts)
+    groups = dict.fromkeys(generated.group for generated in texts)
     for group in groups if len(groups) > 1 else ():
-        mine = [each for each, said in zip(played, texts, strict=True) if said.group == group]
+        mine = [
+            each for each, generated in zip(played, texts, strict=True) if generated.group == group
+        ]
         yield Row(name, temperature, group, summarize(mine))
 
 
@@ -222,7 +231,7 @@ def _makers(
     names: Sequence[str],
     on_stage: Callable[[str], None],
 ) -> dict[str, Callable[[], Drafter]]:
-    """What makes each drafter anew."""
+    """A factory of each drafter."""
     makers: dict[str, Callable[[], Drafter]] = {}
     outputs: list[list[int]] = []
     for name in names:
@@ -247,7 +256,7 @@ def _makers(
 
 
 def train_texts(model: Any, plan: Plan, temperature: float) -> list[list[int]]:
-    """What the target says after the prompts to train on; speculation does not change it.
+    """The target's outputs for the prompts to train on; speculation does not change them.
 
     Raises:
         ValueError: the plan has no such prompts.

@@ -1,9 +1,9 @@
 """How far lossy verification moves whole texts, measured while decoding with it.
 
-A step tests its draft's tokens one after another, so each token of the text either was decided with
-a drafted token x before it, sampled from q, or without any. From p, q and the lenience follows the
-distribution that it was drawn from (Leviathan et al. 2023, A.5). At temperature 0 the text itself
-says where it leaves the target's.
+A step verifies the tokens of its draft in order. So each token of the text was chosen either with a
+drafted token x, sampled from q, or without a draft. Its distribution follows from p, q and the
+lenience (Leviathan et al. 2023, A.5). At temperature 0 the text itself shows where it differs from
+the target's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Change:
     """What was measured on the texts of one Speculator.
 
     Attributes:
-        moved: total variation between p and what the token was drawn from, for each token.
+        moved: total variation between p and the distribution of the token, for each token.
         surprise: -log p of each token under the target, in nats; at temperature 0 before p is
             standardised to its most probable token.
         shortfall: log(max p / p) of each token, in nats: 0 for the target's most probable one.
@@ -59,10 +59,10 @@ class Change:
 
 
 class Recorder(Drafter):
-    """Another drafter, of which the last draft is kept.
+    """Wraps another drafter and keeps its last draft.
 
     Attributes:
-        last: what was proposed last, to be taken by ``take``.
+        last: the last draft, which ``take`` returns.
     """
 
     def __init__(self, inner: Drafter) -> None:
@@ -75,7 +75,7 @@ class Recorder(Drafter):
         return _RecordedSession(self, self.inner.start(tokens))
 
     def take(self) -> Draft:
-        """The last draft, which is forgotten."""
+        """Return the last draft and forget it."""
         draft, self.last = self.last, EMPTY_DRAFT
         return draft
 
@@ -107,11 +107,11 @@ def decode(
     """
     recorder = speculator.drafter
     assert isinstance(recorder, Recorder)
-    tested: list[tuple[Draft, int] | None] = []  # for each token the draft and its node, or None
+    verified: list[tuple[Draft, int] | None] = []  # for each token the draft and its node, or None
 
     def note(event: StepEvent) -> None:
         draft, count = recorder.take(), len(event.drafted)
-        tested.extend(
+        verified.extend(
             (draft, node) if node < count else None for node in range(len(event.verdict.emitted))
         )
 
@@ -130,7 +130,7 @@ def decode(
     finally:
         speculator.on_step = None
     text: list[int] = out.sequences[0, -len(out.scores) :].tolist()
-    add(change, text, out.scores, tested, speculator.lenience, bool(arguments["do_sample"]))
+    add(change, text, out.scores, verified, speculator.lenience, bool(arguments["do_sample"]))
     return text
 
 
@@ -138,7 +138,7 @@ def add(
     change: Change,
     text: Sequence[int],
     scores: Sequence[torch.Tensor],
-    tested: Sequence[tuple[Draft, int] | None],
+    verified: Sequence[tuple[Draft, int] | None],
     lenience: float,
     do_sample: bool,
 ) -> None:
@@ -148,13 +148,13 @@ def add(
         change: added to.
         text: the new tokens.
         scores: of each float32 (1, vocab), after all processors.
-        tested: for each the draft and its node that the token was compared with, or None.
+        verified: for each the draft and its node that the token was compared with, or None.
         lenience: of verification.
         do_sample: False: the target's distribution is its most probable token.
     """
     ratio = 0.0  # log P(text) - log Q(text)
     sampled = False
-    for token, row, spot in zip(text, scores, tested, strict=True):
+    for token, row, spot in zip(text, scores, verified, strict=True):
         p = torch.softmax(row[0].double(), dim=-1).cpu().numpy()
         change.surprise.append(-float(np.log(max(p[token], 1e-300))))
         change.shortfall.append(change.surprise[-1] + float(np.log(p.max())))
@@ -164,15 +164,15 @@ def add(
         elif spot is None:
             moved = 0.0
         else:
-            spoken = _spoken(p, *spot, lenience)
-            moved = float(np.abs(spoken - p).sum() / 2)
-            ratio += float(np.log(p[token]) - np.log(max(spoken[token], 1e-300)))
+            emitted = _emitted_distribution(p, *spot, lenience)
+            moved = float(np.abs(emitted - p).sum() / 2)
+            ratio += float(np.log(p[token]) - np.log(max(emitted[token], 1e-300)))
             sampled |= spot[0].proposal is not None
         change.moved.append(moved)
     change.texts.append(None if sampled else max(0.0, -float(np.expm1(ratio))))
 
 
-def _spoken(p: Float64, draft: Draft, node: int, lenience: float) -> Float64:
+def _emitted_distribution(p: Float64, draft: Draft, node: int, lenience: float) -> Float64:
     """The distribution of a token that was compared with a draft's node."""
     q = np.zeros(len(p))
     if draft.proposal is None:

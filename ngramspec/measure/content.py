@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ngramspec.measure.record import Prompt
-from ngramspec.measure.texts import library
+from ngramspec.measure.texts import modules
 
 NATURAL, CODE, STRUCTURED, REPEATED = "natural text", "code", "structured data", "repeated text"
 TYPES = (NATURAL, CODE, STRUCTURED, REPEATED)
 WORDS = range(80, 300)  # of a module's docstring that is taken
-LINES = range(12, 60)  # of a function that is taken
+LINES = range(12, 60)  # of a function that is used
 RECORDS = 6  # that a prompt of structured data shows
 
 
@@ -28,7 +28,7 @@ def content_prompts(count: int) -> list[Prompt]:
         ValueError: the library has fewer.
     """
     found: dict[str, list[Prompt]] = {kind: [] for kind in TYPES}
-    for number, module in enumerate(_modules()):
+    for number, module in enumerate(modules()):
         for kind, text in _beginnings(module):
             if len(found[kind]) < count:
                 found[kind].append(Prompt(kind, str(number), text))
@@ -38,16 +38,8 @@ def content_prompts(count: int) -> list[Prompt]:
     raise ValueError(f"the library has {least} prompts of each type, {count} are needed")
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
-    for source in library():
-        try:
-            yield source, ast.parse(source)
-        except (SyntaxError, ValueError):  # its tests of the parser
-            continue
-
-
 def _beginnings(module: tuple[str, ast.Module]) -> Iterator[tuple[str, str]]:
-    """(type, text) of what one module has to offer."""
+    """(type, text) of the prompts that one module gives."""
     source, tree = module
     prose = ast.get_docstring(tree) or ""
     words = prose.split(" ")

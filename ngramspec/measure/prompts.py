@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ngramspec.measure.record import Prompt
-from ngramspec.measure.texts import library
+from ngramspec.measure.texts import modules
 
 CODE_TASKS = (
     "Repeat this function exactly:\n\n{}",
@@ -41,11 +41,7 @@ def library_prompts(count: int) -> list[Prompt]:
 
 def _prompts(kind: str, tasks: tuple[str, ...]) -> Iterator[Prompt]:
     number = 0
-    for source in library():
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # its tests of the parser
-            continue
+    for source, tree in modules():
         passage = _function(source, tree) if kind == "code" else _docstring(tree)
         if passage is not None:
             task = tasks[number % len(tasks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,4 +18,13 @@ def library() -> Iterator[str]:
         try:
             yield path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
+            continue
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """The source and the syntax tree of each file of Python's own library that can be parsed."""
+    for source in library():
+        try:
+            yield source, ast.parse(source)
+        except (SyntaxError, ValueError):  # the tests of the parser
             continue

@@ -118,7 +118,7 @@ def test_library_prompts_are_many_and_of_two_kinds(monkeypatch):
     assert [prompt.group for prompt in few[:3]] == ["code", "prose", "code"]
     assert len({prompt.text for prompt in few}) == 7
     sources = [*islice(library(), 20)]
-    monkeypatch.setattr("ngramspec.measure.prompts.library", lambda: iter(sources))
+    monkeypatch.setattr("ngramspec.measure.texts.library", lambda: iter(sources))
     with pytest.raises(ValueError, match=r"the library has \d+ prompts, 100 are needed"):
         library_prompts(100)
 

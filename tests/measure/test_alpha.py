@@ -8,7 +8,7 @@ import torch
 from conftest import tiny_llama
 
 from ngramspec import Speculator, build_drafter, generate
-from ngramspec.measure.alpha import Played, Said, mean_and_error, play, say, summarize
+from ngramspec.measure.alpha import Played, TargetText, mean_and_error, play, summarize, target_text
 from ngramspec.measure.alpha_drafters import (
     CountModel,
     ModelDrafter,
@@ -29,13 +29,13 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def said(model):
-    return say(model, IDS, new=60, temperature=1.0, seed=3)
+def generated(model):
+    return target_text(model, IDS, new=60, temperature=1.0, seed=3)
 
 
 @pytest.fixture(scope="module")
 def greedy(model):
-    return say(model, IDS, new=60, temperature=0.0)
+    return target_text(model, IDS, new=60, temperature=0.0)
 
 
 def _dense(ids, probs):
@@ -45,14 +45,14 @@ def _dense(ids, probs):
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_the_sums_are_those_of_the_definition(said, order):
-    counts = CountModel([said.output.tolist()], order)
-    played = play(ModelDrafter(counts, "x"), said, 1, leniences=(1.0, 0.3), change=True)
-    at = range(1, len(said.output))
+def test_the_sums_are_those_of_the_definition(generated, order):
+    counts = CountModel([generated.output.tolist()], order)
+    played = play(ModelDrafter(counts, "x"), generated, 1, leniences=(1.0, 0.3), change=True)
+    at = range(1, len(generated.output))
     assert played.positions == len(played.chances) == len(at)
     for t, chances, moved in zip(at, played.chances, played.moved, strict=True):
-        q = _dense(*counts.following(int(said.output[t - 1])))
-        p = said.probs[t].astype(float)
+        q = _dense(*counts.following(int(generated.output[t - 1])))
+        p = generated.probs[t].astype(float)
         p /= p.sum()
         for lenience, chance, distance in zip((1.0, 0.3), chances, moved, strict=True):
             assert chance == pytest.approx(float(acceptance(p, q, lenience)), abs=1e-5)
@@ -60,14 +60,14 @@ def test_the_sums_are_those_of_the_definition(said, order):
 
 
 def test_the_texts_distribution_has_the_processors_in_it(model):
-    said = say(model, IDS, new=20, temperature=0.7, sampling={"top_k": 5})
-    assert (np.count_nonzero(said.probs, axis=1) == 5).all()
-    assert np.allclose(said.probs.sum(axis=1), 1, atol=1e-5)
-    assert (said.probs[np.arange(len(said.output)), said.output] > 0).all()
+    generated = target_text(model, IDS, new=20, temperature=0.7, sampling={"top_k": 5})
+    assert (np.count_nonzero(generated.probs, axis=1) == 5).all()
+    assert np.allclose(generated.probs.sum(axis=1), 1, atol=1e-5)
+    assert (generated.probs[np.arange(len(generated.output)), generated.output] > 0).all()
 
 
-def test_the_target_as_its_own_draft_is_always_accepted(model, said, greedy):
-    for text in (said, greedy):
+def test_the_target_as_its_own_draft_is_always_accepted(model, generated, greedy):
+    for text in (generated, greedy):
         found = summarize([play(SmallModelDrafter(model), text, 3)])
         assert found.alpha[0] == pytest.approx(1, abs=1e-4)
         assert found.drafted == 1
@@ -80,9 +80,9 @@ def test_a_small_model_drafts_from_where_the_text_stands(model, greedy):
     assert session.propose(3).tokens.tolist() == greedy.output[2:5].tolist()
 
 
-def test_random_tokens_are_accepted_as_flat_as_the_target_is(said):
-    found = summarize([play(ModelDrafter(RandomModel(VOCAB), "random"), said, 1)])
-    flat = np.minimum(said.probs[1:], 1 / VOCAB).sum(axis=1).mean()
+def test_random_tokens_are_accepted_as_flat_as_the_target_is(generated):
+    found = summarize([play(ModelDrafter(RandomModel(VOCAB), "random"), generated, 1)])
+    flat = np.minimum(generated.probs[1:], 1 / VOCAB).sum(axis=1).mean()
     assert found.alpha[0] == pytest.approx(flat, abs=1e-5)
 
 
@@ -98,8 +98,8 @@ def test_greedy_acceptance_is_0_or_1_and_lenience_only_helps(greedy):
     assert list(found.moved) == sorted(found.moved)
 
 
-def test_a_deterministic_draft_is_accepted_with_its_own_probability(said):
-    played = play(build_drafter("ngram(order=2)", policy="priority"), said, 1)
+def test_a_deterministic_draft_is_accepted_with_its_own_probability(generated):
+    played = play(build_drafter("ngram(order=2)", policy="priority"), generated, 1)
     assert played.match == pytest.approx([chance for (chance,) in played.chances])
 
 
@@ -138,7 +138,7 @@ def test_match_is_what_exact_match_observes(model):
             speculator=speculator,
         )
         tested, accepted = tested + speculator.stats.tested, accepted + speculator.stats.accepted
-        text = say(model, ids[0].tolist(), new=100, temperature=1.0, seed=50 + number)
+        text = target_text(model, ids[0].tolist(), new=100, temperature=1.0, seed=50 + number)
         played.append(play(build_drafter(spec, policy="priority"), text, 1))
     found = summarize(played)
     assert abs(accepted / tested - found.match) < 5 * np.sqrt(0.25 / tested)
@@ -191,12 +191,12 @@ def test_content_types_each_have_their_prompts(monkeypatch):
     found = content_prompts(2)
     assert [prompt.group for prompt in found] == [kind for kind in TYPES for _ in range(2)]
     assert len({prompt.text for prompt in found}) == len(found)
-    monkeypatch.setattr("ngramspec.measure.content.library", lambda: ["x = 1", "syntax error"])
+    monkeypatch.setattr("ngramspec.measure.texts.library", lambda: ["x = 1", "syntax error"])
     with pytest.raises(ValueError, match="has 0 prompts of each type, 2 are needed"):
         content_prompts(2)
 
 
-def test_said_keeps_what_it_was_given(said):
-    assert isinstance(said, Said)
-    assert said.prompt.tolist() == IDS
+def test_said_keeps_what_it_was_given(generated):
+    assert isinstance(generated, TargetText)
+    assert generated.prompt.tolist() == IDS
     assert torch.is_grad_enabled()

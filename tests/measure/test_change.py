@@ -11,7 +11,7 @@ from conftest import tiny_llama
 
 from ngramspec import Speculator, build_drafter
 from ngramspec.draft import Draft
-from ngramspec.measure.alpha import say
+from ngramspec.measure.alpha import target_text
 from ngramspec.measure.alpha_drafters import CountModel, ModelDrafter
 from ngramspec.measure.alpha_run import Plan, measure
 from ngramspec.measure.change import Change, Recorder, add, decode
@@ -66,7 +66,7 @@ def test_greedy_text_tells_by_itself_where_it_leaves_the_target_s():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_decoding_with_lenience_moves_texts_and_without_it_does_not(temperature):
     model = tiny_llama(vocab=23)
-    plain = say(model, IDS, new=40, temperature=temperature, seed=0)
+    plain = target_text(model, IDS, new=40, temperature=temperature, seed=0)
     prompts, seen = [("a", IDS)], {}
     plan = Plan(prompts, new=40, gamma=4, leniences=(1.0, 0.1), change=True)
     for row in measure(model, plan, temperature, ["ngram(order=2)"]):
