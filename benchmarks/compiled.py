@@ -1,38 +1,37 @@
 """Compiled verification against plain compiled ``generate`` and prompt lookup, which is eager.
 
-    python benchmarks/compiled.py --dtype bfloat16 --repeats 3 --json compiled.json
+    python -m benchmarks compiled --dtype bfloat16 --repeats 3 --json compiled.json
 
-All ways take turns in one process, on the demo's texts, with a new Speculator each time. The static
-caches of all ways and texts have one size. What is compiled is compiled before anything is timed:
-one graph of plain ``generate``, and of ngramspec one for each width; the seconds that took are
-printed. Times are of a whole call, prefill included; what counts are the ratios of their medians.
+All configurations take turns on the demo's texts, each call of ngramspec with a new Speculator. The
+static caches of all of them have one size. What is compiled is compiled before anything is timed:
+one graph of plain ``generate``, and of ngramspec one for each width. Times are of a whole call,
+prefill included. Compare the ratios of their medians.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from first_look import LOOKUP_TOKENS, machine
 
-from ngramspec import Draft, Drafter, DraftSession, Speculator, generate
-from ngramspec.bench.measure import Measurement
-from ngramspec.bench.models import load
-from ngramspec.bench.sample_texts import demo_texts
+from benchmarks.harness import add_run, demo_row, write
+from ngramspec import Draft, Drafter, DraftSession
+from ngramspec.cli.options import add_count, add_device, load_model
 from ngramspec.draft import Int32
 from ngramspec.hf_model.compiled import bucket_sizes
+from ngramspec.measure.configurations import Caller, Configuration
+from ngramspec.measure.sample_texts import demo_texts
+from ngramspec.measure.turns import PLAIN, take_turns
+
+PROBE_TOKENS = 8
 
 
 class AllWidths(Drafter):
-    """Drafts of every width in turn, twice each: what compiles all graphs."""
+    """Drafts of every width in turn, twice each, so that all graphs are compiled."""
 
     tiers = ("widths",)
 
@@ -52,147 +51,90 @@ class AllWidths(Drafter):
         return Session()
 
 
-def main() -> None:
-    """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description="plain, lookup and ngramspec, eager and compiled")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--model", help="a folder or a hub id; default: the embedded one")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float16"])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--gamma-max", type=int, default=31)
-    parser.add_argument("--width", type=int, default=16, help="of the way that has a fixed one")
-    parser.add_argument("--texts", type=int, default=4, help="how many of the demo's")
-    parser.add_argument("--json", type=Path, help="where to write the raw times")
-    arguments = parser.parse_args()
-    loaded = load(arguments.model, arguments.dtype)
-    loaded.model.to(arguments.device)
-    measurement = Measurement(loaded, Speculator(), arguments.max_new_tokens)
+    add_device(parser)
+    add_run(parser, repeats=3, new=128)
+    add_count(parser, "--gamma-max", 31, "most tokens of a draft")
+    add_count(parser, "--width", 16, "of the configuration with a fixed width")
+    add_count(parser, "--texts", 4, "texts of the demo")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, write the JSON."""
+    loaded = load_model(arguments)
     texts = list(demo_texts())[: arguments.texts]
     prompts = [loaded.encode(each.prompt, chat=each.chat) for each in texts]
-    size = max(len(prompt) for prompt in prompts) + arguments.max_new_tokens
-    bench = Bench(measurement, size, arguments.gamma_max, arguments.width)
-    compile_seconds = bench.warm_up(min(prompts, key=len))
-    print(
-        {way: round(seconds, 1) for way, seconds in compile_seconds.items()}, "seconds to warm up"
-    )
+    size = max(map(len, prompts)) + arguments.max_new_tokens
+    caller = Caller(loaded.model)
+    compared = configurations(size, arguments.gamma_max, arguments.width)
+    warmed = warm_up(caller, compared, size, arguments.gamma_max, min(prompts, key=len))
+    print({name: round(seconds, 1) for name, seconds in warmed.items()}, "seconds to warm up")
     known = compilations()
     rows = []
-    print(f"{'tokens/s':<24}" + "".join(f"{way:>16}" for way in bench.ways))
+    print(f"{'tokens/s':<24}" + "".join(f"{each.name:>16}" for each in compared))
     for text, prompt in zip(texts, prompts, strict=True):
-        row = bench.measure(text.title, prompt, arguments.repeats)
-        rows.append(row)
-        speed = row["tokens_per_second"]
-        print(
-            f"{text.title:<24}" + "".join(f"{speed[way]:>16.1f}" for way in bench.ways), flush=True
-        )
-    print(f"compilations: {known} to warm up, {compilations() - known} while timed")
-    if arguments.json:
-        settings = {name: str(value) for name, value in vars(arguments).items()}
-        result = {
-            "settings": settings,
-            "machine": machine(),
-            "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu",
-            "cache_positions": size,
-            "warm_up_seconds": compile_seconds,
-            "compilations": {"warm_up": known, "timed": compilations() - known},
-            "rows": rows,
-        }
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        row = measure(caller, compared, prompt, arguments.max_new_tokens, arguments.repeats)
+        rows.append({"text": text.title, **row})
+        speeds = "".join(f"{speed:>16.1f}" for speed in row["tokens_per_second"].values())
+        print(f"{text.title:<24}{speeds}", flush=True)
+    graphs = {"warm_up": known, "timed": compilations() - known}
+    print(f"compilations: {graphs['warm_up']} to warm up, {graphs['timed']} while timed")
+    found = {"cache_positions": size, "warm_up_seconds": warmed, "compilations": graphs}
+    write(arguments, {**found, "rows": rows})
+    return 0
 
 
-class Bench:
-    """The ways to generate, all greedy.
+def configurations(size: int, gamma_max: int, width: int) -> list[Configuration]:
+    """What is compared; static caches have ``size`` positions."""
+    static = {"cache_implementation": "static", "max_cache_len": size}
+    given: dict[str, Any] = {"gamma_max": gamma_max}
+    graphs = given | {"compiled": True}
+    fixed = graphs | {"width": width}
+    return [
+        Configuration(PLAIN),
+        Configuration("plain static", static),
+        Configuration("plain compiled", static, compiled=True),
+        Configuration("lookup", {"prompt_lookup_num_tokens": 10}),
+        Configuration("ours", speculator=given),
+        Configuration("ours compiled", static, graphs, compiled=True),
+        Configuration(f"ours width {width}", static, fixed, compiled=True),
+    ]
 
-    Args:
-        measurement: a model and how to call it.
-        size: positions of all static caches.
-        gamma_max: most tokens that are drafted.
-        width: of the way with a fixed one.
-    """
 
-    def __init__(self, measurement: Measurement, size: int, gamma_max: int, width: int) -> None:
-        from transformers import CompileConfig
-
-        self.measurement = measurement
-        self.gamma_max = gamma_max
-        config = CompileConfig(fullgraph=True)
-        config._compile_all_devices = True
-        static = {"cache_implementation": "static", "max_cache_len": size, "compile_config": config}
-        eager = {"cache_implementation": "static", "max_cache_len": size, "disable_compile": True}
-        plain = measurement.model.generate
-        self.static = static
-        self.speculators: dict[str, Speculator] = {}
-        self.calls: dict[str, Callable[..., Any]] = {
-            "plain": plain,
-            "plain static": partial(plain, **eager),
-            "plain compiled": partial(plain, **static),
-            "lookup": partial(plain, prompt_lookup_num_tokens=LOOKUP_TOKENS),
-            "ours": partial(self.ours, "ours"),
-            "ours compiled": partial(self.ours, "ours compiled", compiled=True, **static),
-            f"ours width {width}": partial(
-                self.ours, f"ours width {width}", compiled=True, width=width, **static
-            ),
-        }
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        """Their names."""
-        return tuple(self.calls)
-
-    def ours(self, way: str, *, compiled: bool = False, width: Any = "fit", **kwargs: Any) -> Any:
-        """Generate with a new Speculator, and keep its statistics."""
-        gamma_max = self.gamma_max
-        speculator = Speculator(gamma_max=gamma_max, compiled=compiled, width=width)
-        self.speculators[way] = speculator
-        return generate(self.measurement.model, speculator=speculator, **kwargs)
-
-    def warm_up(self, prompt: list[int]) -> dict[str, float]:
-        """Compile all graphs; seconds that each way's first call took."""
-        seconds = {}
-        for way, call in self.calls.items():
-            begin = perf_counter()
-            self.measurement.new_tokens(call, prompt, 8)
-            seconds[way] = perf_counter() - begin
-        widths = bucket_sizes(self.gamma_max + 1)
-        speculator = Speculator(AllWidths(widths), gamma_max=self.gamma_max, compiled=True)
-        call = partial(generate, self.measurement.model, speculator=speculator, **self.static)
+def warm_up(
+    caller: Caller, compared: list[Configuration], size: int, gamma_max: int, prompt: list[int]
+) -> dict[str, float]:
+    """Compile all graphs; the seconds of each configuration's first call."""
+    widths = bucket_sizes(gamma_max + 1)
+    drafter = AllWidths(widths)
+    every = Configuration(
+        f"widths {widths}",
+        {"cache_implementation": "static", "max_cache_len": size},
+        {"drafter": drafter, "gamma_max": gamma_max, "compiled": True},
+        compiled=True,
+    )
+    seconds = {}
+    for each in (*compared, every):
+        new = 2 * len(widths) + gamma_max + 1 if each is every else PROBE_TOKENS
         begin = perf_counter()
-        self.measurement.new_tokens(call, prompt, 2 * len(widths) + self.gamma_max + 1)
-        seconds[f"widths {widths}"] = perf_counter() - begin
-        return seconds
+        caller.call(each, prompt, new)
+        seconds[each.name] = perf_counter() - begin
+    return seconds
 
-    def measure(self, title: str, prompt: list[int], repeats: int) -> dict[str, Any]:
-        """All ways in turn, after one turn that is not counted."""
-        seconds: dict[str, list[float]] = {way: [] for way in self.ways}
-        tokens: dict[str, list[int]] = {}
-        for turn in range(repeats + 1):
-            for way, call in self.calls.items():
-                begin = perf_counter()
-                tokens[way] = self.measurement.new_tokens(call, prompt, None)
-                if turn:
-                    seconds[way].append(perf_counter() - begin)
-        return {
-            "text": title,
-            "prompt_tokens": len(prompt),
-            "new_tokens": {way: len(new) for way, new in tokens.items()},
-            "same_as_plain": {way: new == tokens["plain"] for way, new in tokens.items()},
-            "tokens_per_second": {
-                way: len(tokens[way]) / median(seconds[way]) for way in self.ways
-            },
-            "tokens_per_call": {
-                way: speculator.stats.tokens_per_call
-                for way, speculator in self.speculators.items()
-            },
-            "seconds": seconds,
-        }
+
+def measure(
+    caller: Caller, compared: list[Configuration], prompt: list[int], new: int, repeats: int
+) -> dict[str, Any]:
+    """All configurations in turn on one prompt, after one round that is not counted."""
+    calls = {each.name: partial(caller.call, each, prompt, new) for each in compared}
+    turns = take_turns(calls, repeats)
+    stats = {name: turns.last(name).stats for name in calls}
+    per_call = {name: each.tokens_per_call for name, each in stats.items() if each is not None}
+    return {**demo_row(turns, prompt), "tokens_per_call": per_call}
 
 
 def compilations() -> int:
     """Graphs that dynamo has made in this process."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""What a corpus costs: to build, to open, to look up, and what two processes share of it.
+"""The cost of a corpus: building, opening, looking up, and the memory that two processes share.
 
-    python benchmarks/corpus.py --size 5_000_000 --json corpus.json
-    python benchmarks/corpus.py --tokens tokens.npy --lengths lengths.npy --size 100_000_000
+    python -m benchmarks corpus --size 5_000_000 --json corpus.json
+    python -m benchmarks corpus --tokens tokens.npy --lengths lengths.npy --size 100_000_000
 
 ``tokens`` are the ids of real text, an integer array, and ``lengths`` those of its documents; by
 default the source of Python's own library, in the embedded model's tokens. Where they are too few,
@@ -25,10 +25,10 @@ from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import numpy as np
-from first_look import machine
 
-from ngramspec.bench.models import gguf_read_once, locate
-from ngramspec.bench.texts import library
+from benchmarks.harness import add_json, write
+from ngramspec.measure.models import gguf_read_once, locate
+from ngramspec.measure.texts import library
 from ngramspec.stores import Corpus
 
 CONTEXTS = 100_000
@@ -49,16 +49,19 @@ print(pss, flush=True); sys.stdin.readline()
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="what a corpus costs")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--tokens", type=Path)
     parser.add_argument("--lengths", type=Path)
     parser.add_argument("--size", type=int, default=10_000_000)
     parser.add_argument(
         "--offset", type=int, default=0, help="added to every id: 60000 for 3 bytes"
     )
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     if arguments.tokens is None:
         with ProcessPoolExecutor(1, get_context("spawn")) as other:  # its memory does not count
             tokens, lengths = other.submit(library_tokens, arguments.size).result()
@@ -67,15 +70,14 @@ def main() -> None:
     documents = list(grown(tokens, lengths, arguments.size, arguments.offset))
     with tempfile.TemporaryDirectory() as folder:
         result = measure(documents, Path(folder) / "c.ngc")
-    result["machine"] = machine()
     result["real_tokens"] = len(tokens)
     print(json.dumps(result, indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(arguments, result)
+    return 0
 
 
 def library_tokens(size: int) -> tuple[Any, Any]:
-    """At least ``size`` ids of the library's source, if it has so many, and the files' lengths."""
+    """At least ``size`` ids of the library's source, if it has as much, and the files' lengths."""
     from transformers import AutoTokenizer
 
     source = locate(None)
@@ -206,7 +208,3 @@ def shared(path: Path) -> list[float]:
         for child in children:
             child.wait()
     return sizes
-
-
-if __name__ == "__main__":
-    main()

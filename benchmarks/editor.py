@@ -1,6 +1,6 @@
 """A person typing through functions of a repository, against servers of the same weights.
 
-    python benchmarks/editor.py --model FOLDER --repository FOLDER --json editor.json
+    python -m benchmarks editor --model FOLDER --repository FOLDER --json editor.json
 
 They are ``ngramspec serve`` and ``transformers serve``; and ``llama_cpp.server``, if the Python of
 an environment with ``llama-cpp-python[server]`` is given, and the weights as a GGUF file of the
@@ -32,11 +32,15 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from first_look import machine
+
+from benchmarks.harness import context
+from ngramspec.cli.usage import UsageError
+from ngramspec.measure.turns import take_turns
 
 OURS, THEIRS, LLAMA = "ngramspec", "transformers", "llama_cpp"
 START = 300.0  # seconds to wait for a server
@@ -66,8 +70,8 @@ class Answer:
     line: float
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="a person typing, against servers")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--model", type=Path, required=True, help="folder with safetensors")
     parser.add_argument("--repository", type=Path, required=True, help="folder of Python files")
     parser.add_argument("--llama-python", type=Path, help="with llama-cpp-python[server]")
@@ -82,14 +86,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="most tokens of a line")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, required=True)
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     if (arguments.llama_python is None) != (arguments.llama_gguf is None):
-        parser.error("--llama-python and --llama-gguf go together")
+        raise UsageError("--llama-python and --llama-gguf go together")
     functions = choose(arguments)
     with ExitStack() as running:
         servers = start(arguments, functions, running)
         answers = play(arguments, functions, servers)
     report(arguments, answers)
+    return 0
 
 
 def choose(arguments: argparse.Namespace) -> list[Function]:
@@ -204,12 +212,29 @@ def play(
     for number, function in enumerate(functions):
         context = function.before[-4 * arguments.context :]
         bursts = cursors(function, arguments, rng)
-        order = list(clients) if number % 2 else list(clients)[::-1]
-        for name in order:
-            for burst in bursts:
-                answers.append(type_burst(clients[name], name, function, context, burst, arguments))
-                show(answers[-1])
-                time.sleep(PAUSE)
+        calls = {
+            name: partial(type_function, client, name, function, context, bursts, arguments)
+            for name, client in clients.items()
+        }
+        for (found,) in take_turns(calls, 1, warm_up=0, first=number).results.values():
+            answers += found
+    return answers
+
+
+def type_function(
+    client: Any,
+    name: str,
+    function: Function,
+    context: str,
+    bursts: Sequence[Sequence[int]],
+    arguments: argparse.Namespace,
+) -> list[Answer]:
+    """Type through one function on one server."""
+    answers = []
+    for burst in bursts:
+        answers.append(type_burst(client, name, function, context, burst, arguments))
+        show(answers[-1])
+        time.sleep(PAUSE)
     return answers
 
 
@@ -251,7 +276,7 @@ def ask(
     """Ask for the rest of a line: its text, and the seconds to its first text and to its end.
 
     Args:
-        gap: after so many seconds it is cancelled; None: it is not.
+        gap: seconds after which it is cancelled; None: never.
     """
     started = time.perf_counter()
     settings = {"max_tokens": arguments.tokens, "temperature": 0, "stop": ["\n"]}
@@ -290,14 +315,7 @@ def show(answer: Answer) -> None:
 
 def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:
     """Print medians, 95th percentiles and their ratios; write all of it."""
-    result: dict[str, Any] = {
-        "machine": machine(),
-        "arguments": {
-            name: value.name if isinstance(value, Path) else value
-            for name, value in vars(arguments).items()
-            if name != "llama_python"
-        },
-    }
+    result = context(arguments)
     for what in ("first", "line"):
         times = {
             name: sorted(getattr(each, what) for each in answers if each.server == name)
@@ -330,7 +348,3 @@ def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:
 def p95(found: Sequence[float]) -> float:
     """The 95th percentile: the time that one in twenty exceeds."""
     return sorted(found)[min(int(0.95 * len(found)), len(found) - 1)]
-
-
-if __name__ == "__main__":
-    main()

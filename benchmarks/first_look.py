@@ -1,116 +1,62 @@
 """Plain generate, transformers' prompt lookup and ngramspec on the demo's texts, side by side.
 
-The three take turns in one process, ngramspec with a new Speculator each time, so that it knows
-nothing of the text from the turn before. Times are of a whole call, prefill included; what counts
-are the ratios of their medians. The raw times go to a JSON file.
+    python -m benchmarks first_look --dtype bfloat16 --repeats 5 --json first_look.json
 
-    python benchmarks/first_look.py --dtype bfloat16 --repeats 5 --json first_look.json
+Each call of ngramspec has a new Speculator, which knows nothing of earlier repeats. Times are of a
+whole call, prefill included. Compare the ratios of their medians.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from statistics import median
 from typing import Any
 
-import torch
+from benchmarks.harness import add_run, demo_row, write
+from ngramspec.cli.options import add_drafter
+from ngramspec.measure.configurations import Caller, Configuration
+from ngramspec.measure.models import load
+from ngramspec.measure.sample_texts import demo_texts
+from ngramspec.measure.turns import PLAIN, take_turns
 
-from ngramspec import Speculator
-from ngramspec.bench.measure import Measurement, timed
-from ngramspec.bench.models import load
-from ngramspec.bench.sample_texts import demo_texts
-
-LOOKUP_TOKENS = 10  # prompt_lookup_num_tokens
+LOOKUP = Configuration("lookup", {"prompt_lookup_num_tokens": 10})
 
 
-def main() -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_drafter(parser)
+    add_run(parser, repeats=5, new=128)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description="plain, prompt lookup and ngramspec in turn")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32", "float16"])
-    parser.add_argument("--drafter", default="auto")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--json", type=Path, help="where to write the raw times")
-    arguments = parser.parse_args()
     loaded = load(None, arguments.dtype)
-    speculator = Speculator(arguments.drafter)
-    measurement = Measurement(loaded, speculator, arguments.max_new_tokens)
-    rows = []
+    ours = Configuration("ours", speculator={"drafter": arguments.drafter})
+    caller, rows = Caller(loaded.model), []
     print(f"{arguments.dtype:<22}   tokens/s (median of {arguments.repeats})        ratios")
     print(f"{'':<22}{'plain':>9}{'lookup':>9}{'ours':>9}{'ours/plain':>13}{'ours/lookup':>13}")
     for text in demo_texts():
-        row = measure(
-            measurement,
-            text.title,
-            loaded.encode(text.prompt, chat=text.chat),
-            arguments.repeats,
-        )
-        rows.append(row)
+        ids = loaded.encode(text.prompt, chat=text.chat)
+        configurations = [Configuration(PLAIN), LOOKUP, ours]
+        row = measure(caller, configurations, ids, arguments.max_new_tokens, arguments.repeats)
+        rows.append({"text": text.title, **row})
         speed = row["tokens_per_second"]
         print(
             f"{text.title:<22}{speed['plain']:>9.1f}{speed['lookup']:>9.1f}{speed['ours']:>9.1f}"
             f"{speed['ours'] / speed['plain']:>12.2f}x{speed['ours'] / speed['lookup']:>12.2f}x"
         )
-    if arguments.json:
-        settings = {name: str(value) for name, value in vars(arguments).items()}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        result = {"settings": settings, "machine": machine(), "rows": rows}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(arguments, {"rows": rows})
+    return 0
 
 
-def measure(measurement: Measurement, title: str, ids: list[int], repeats: int) -> dict[str, Any]:
-    """Run the three ways in turn, after one turn that is not counted."""
-    lookup = partial(measurement.model.generate, prompt_lookup_num_tokens=LOOKUP_TOKENS)
-    ways: dict[str, Callable[[list[int]], list[int]]] = {
-        "plain": measurement.plain,
-        "lookup": lambda prompt: measurement.new_tokens(lookup, prompt, None),
-        "ours": measurement.speculate,
-    }
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    tokens: dict[str, list[int]] = {}
-    drafter = measurement.speculator.drafter.spec
-    for turn in range(repeats + 1):
-        for way, call in ways.items():
-            measurement.speculator = Speculator(str(drafter))
-            tokens[way], taken = timed(call, ids)
-            if turn:
-                seconds[way].append(taken)
-    stats = measurement.speculator.stats
-    return {
-        "text": title,
-        "prompt_tokens": len(ids),
-        "new_tokens": {way: len(new) for way, new in tokens.items()},
-        "same_as_plain": {way: new == tokens["plain"] for way, new in tokens.items()},
-        "tokens_per_second": {way: len(tokens[way]) / median(seconds[way]) for way in ways},
-        "tokens_per_call": stats.tokens_per_call,
-        "alpha": stats.alpha,
-        "stats": asdict(stats),
-        "seconds": seconds,
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    cpu = ""
-    if os.path.exists("/proc/cpuinfo"):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    return {
-        "cpu": cpu or platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("ngramspec", "torch", "transformers", "numpy")},
-    }
-
-
-if __name__ == "__main__":
-    main()
+def measure(
+    caller: Caller, configurations: list[Configuration], ids: list[int], new: int, repeats: int
+) -> dict[str, Any]:
+    """All configurations in turn on one prompt, after one round to warm up."""
+    calls = {each.name: partial(caller.call, each, ids, new) for each in configurations}
+    turns = take_turns(calls, repeats)
+    stats = turns.last("ours").stats
+    assert stats is not None
+    counts = {"tokens_per_call": stats.tokens_per_call, "alpha": stats.alpha}
+    return {**demo_row(turns, ids), **counts, "stats": asdict(stats)}

@@ -1,6 +1,6 @@
 """What drafting forced continuations gains on a JSON schema task, with the embedded model.
 
-    python benchmarks/forced.py --json forced.json
+    python -m benchmarks forced --json forced.json
 
 Short reports are to be put into JSON of a schema, greedily. Plain ``generate``, the default
 Speculator with forced continuations, and without them (the processor is wrapped, so that its
@@ -13,18 +13,20 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from statistics import geometric_mean, median
-from time import perf_counter
+from statistics import geometric_mean
 from typing import Any
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ngramspec import Speculator
-from ngramspec.bench.machine import machine
-from ngramspec.bench.models import LoadedModel, load
+from benchmarks.harness import add_json, write
+from ngramspec import DecodeStats
+from ngramspec.cli.options import add_count, add_dtype
+from ngramspec.measure.configurations import Caller, Configuration, Outcome
+from ngramspec.measure.models import LoadedModel, load
+from ngramspec.measure.turns import PLAIN, take_turns
 
+HIDDEN, FORCED = "hidden", "forced"
 TEXT = {"type": "string", "maxLength": 40}
 FIELDS = {
     "patient_name": TEXT,
@@ -87,70 +89,56 @@ def grammars(loaded: LoadedModel) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def measure(loaded: LoadedModel, make: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """Seconds of each way by prompt and repeat; statistics; whether the texts are plain's."""
-    ways: dict[str, tuple[bool, bool]] = {  # speculative, grammar known
-        "plain": (False, True),
-        "hidden": (True, False),
-        "forced": (True, True),
-    }
-    seconds: dict[str, list[list[float]]] = {way: [] for way in ways}
-    stats = {way: Speculator() for way in ways}
+    """Seconds of each configuration by prompt and repeat; counts; whether the texts are equal."""
+    caller = Caller(loaded.model)
+    seconds: dict[str, list[list[float]]] = {name: [] for name in (PLAIN, HIDDEN, FORCED)}
+    speedups: dict[str, list[float]] = {name: [] for name in seconds}
+    stats = {name: DecodeStats() for name in seconds}
     tokens, same = [], True
+
+    def call(configuration: Configuration, ids: list[int], wrap: Callable[[Any], Any]) -> Outcome:
+        processors = LogitsProcessorList([wrap(make())])
+        return caller.call(configuration, ids, NEW, logits_processor=processors)
+
     for report in REPORTS:
         ids = loaded.encode(TASK.format(", ".join(FIELDS), report), chat=True)
-        inputs = torch.tensor([ids])
-        texts: dict[str, list[int]] = {}
-        for way in ways:
-            seconds[way].append([])
-        for turn in range(repeats + 1):
-            for way, (speculative, known) in ways.items():
-                processor = make() if known else Hidden(make())
-                more = {}
-                if speculative:
-                    speculator = Speculator()
-                    more = {"custom_generate": speculator}
-                began = perf_counter()
-                out = loaded.model.generate(
-                    input_ids=inputs,
-                    attention_mask=torch.ones_like(inputs),
-                    do_sample=False,
-                    max_new_tokens=NEW,
-                    logits_processor=LogitsProcessorList([processor]),
-                    **more,
-                )
-                took = perf_counter() - began
-                texts[way] = out[0, len(ids) :].tolist()
-                if turn:
-                    seconds[way][-1].append(took)
-                elif speculative:
-                    stats[way].stats.add(speculator.stats)
-        tokens.append(len(texts["plain"]))
-        same = same and all(text == texts["plain"] for text in texts.values())
-    rows = {}
-    for way in ways:
-        ratios = [
-            median(a / b for a, b in zip(plain, mine, strict=True))
-            for plain, mine in zip(seconds["plain"], seconds[way], strict=True)
-        ]
-        found = stats[way].stats
-        rows[way] = {
-            "to_plain": geometric_mean(ratios),
-            "tokens_per_call": found.tokens_per_call,
-            "tiers": {name: [each.tested, each.accepted] for name, each in found.tiers.items()},
-            "seconds": seconds[way],
+        calls = {
+            PLAIN: partial(call, Configuration(PLAIN), ids, lambda each: each),
+            HIDDEN: partial(call, Configuration(HIDDEN, speculator={}), ids, Hidden),
+            FORCED: partial(call, Configuration(FORCED, speculator={}), ids, lambda each: each),
         }
+        turns = take_turns(calls, repeats)
+        for name in calls:
+            outcome = turns.last(name)
+            seconds[name].append(turns.seconds[name])
+            speedups[name].append(turns.speedup(name))
+            same = same and outcome.tokens == turns.last(PLAIN).tokens
+            if outcome.stats is not None:
+                stats[name].add(outcome.stats)
+        tokens.append(len(turns.last(PLAIN).tokens))
+    rows = {
+        name: {
+            "to_plain": geometric_mean(speedups[name]),
+            "tokens_per_call": found.tokens_per_call,
+            "tiers": {tier: [each.tested, each.accepted] for tier, each in found.tiers.items()},
+            "seconds": seconds[name],
+        }
+        for name, found in stats.items()
+    }
     return {"tokens": tokens, "same_text": same, "ways": rows}
 
 
-def main() -> None:
-    """Measure, print, write the JSON."""
-    parser = argparse.ArgumentParser(description="forced continuations on a JSON schema task")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--repeats", type=int, default=2)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_dtype(parser, dtype="float32")
+    add_count(parser, "--repeats", 2, "timed calls of each configuration")
     known = ["xgrammar", "llguidance"]
     parser.add_argument("--libraries", nargs="+", default=known, choices=known)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     loaded = load(None, arguments.dtype)
     torch.compiler.set_stance("force_eager")  # llguidance compiles its mask's kernel for minutes
     found = {}
@@ -160,13 +148,9 @@ def main() -> None:
         found[name] = measure(loaded, make, arguments.repeats)
         print(name, found[name]["tokens"], "same text:", found[name]["same_text"])
         for way, row in found[name]["ways"].items():
-            figures = f"{row['to_plain']:.2f} to plain, {row['tokens_per_call']:.2f} tokens a call"
-            print(f"  {way:<8} {figures} {row['tiers']}", flush=True)
-    if arguments.json:
-        given = {"dtype": arguments.dtype, "repeats": arguments.repeats, "new": NEW}
-        report = {"settings": given, "where": machine(), "grammars": found}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+            speed = f"speedup over baseline {row['to_plain']:.2f}"
+            print(
+                f"  {way:<8} {speed}, {row['tokens_per_call']:.2f} tokens per call {row['tiers']}"
+            )
+    write(arguments, {"grammars": found})
+    return 0

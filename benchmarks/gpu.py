@@ -1,11 +1,11 @@
-"""What ngramspec gives on a GPU: one file, any CUDA machine, no network.
+"""What ngramspec gives on a GPU: on any CUDA machine, without a network.
 
-    python benchmarks/gpu.py --traces traces.jsonl --out gpu     # 8 billion parameters
-    python benchmarks/gpu.py --device cpu --tiny --out gpu       # the same, small: does it all run?
+    python -m benchmarks gpu --traces traces.jsonl --out gpu     # 8 billion parameters
+    python -m benchmarks gpu --device cpu --tiny --out gpu       # the same, small: does it all run?
 
 A model of Llama-3.1-8B's shape with random weights is forced to generate recorded traces (without
-them, a few texts made of Python's own library): its computation is real, and drafts find what they
-find in real text. Measured are (a) whole calls of plain generate, prompt lookup and
+them, a few texts made of Python's own library). Its computation is real, and so is what drafts
+find in the text. Measured are (a) whole calls of plain generate, prompt lookup and
 ngramspec, in turn; (b) the cost of a forward of 1 to 128 positions by context; (c) where a step's
 time goes; (d) SmolLM2 with its own words, if its weights are installed; (e) how often a step waits
 for the GPU. Each part is written to the JSON file as it ends; the error of one that fails
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -28,18 +27,27 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import context
+from benchmarks.profile import profile
+from benchmarks.syncs import syncs_per_step
+from benchmarks.texts import natural
 from ngramspec import Speculator
-from ngramspec.bench.e2e import EndToEnd, Forcing, Measured, Plan, by_model, by_processor, to_dict
-from ngramspec.bench.forced import forced_model
-from ngramspec.bench.forwards import forward_seconds
-from ngramspec.bench.machine import machine
-from ngramspec.bench.profile import profile
-from ngramspec.bench.summary import summarize
-from ngramspec.bench.syncs import syncs_per_step
-from ngramspec.bench.tasks import GROUPS, NOTHING, Prompt, of_length, read_tasks, unpredictable
-from ngramspec.bench.texts import natural
-from ngramspec.bench.traces import read_traces
-from ngramspec.bench.ways import PLAIN, usual_ways
+from ngramspec.measure.configurations import usual_configurations
+from ngramspec.measure.forced import forced_model
+from ngramspec.measure.forwards import forward_seconds
+from ngramspec.measure.summary import summarize
+from ngramspec.measure.tasks import GROUPS, NOTHING, Prompt, of_length, read_tasks, unpredictable
+from ngramspec.measure.traces import read_traces
+from ngramspec.measure.turns import PLAIN
+from ngramspec.measure.whole_calls import (
+    EndToEnd,
+    Forcing,
+    Measured,
+    Plan,
+    by_model,
+    by_processor,
+    to_dict,
+)
 
 LLAMA_8B = {
     "hidden_size": 4096,
@@ -64,15 +72,34 @@ LONGEST = 2048  # tokens of a trace's prompt that are kept, from its end
 COPYING = "code_edit"
 
 
-def main() -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and plots")
+    parser.add_argument("--traces", type=Path, help="outputs that ngramspec record wrote")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few repeats")
+    parser.add_argument("--per-task", type=int, help="traces of each task (default: 2, tiny 1)")
+    parser.add_argument("--tasks", nargs="+", help="only these tasks of the traces (default: all)")
+    parser.add_argument("--new", type=int, help="tokens of each trace (default: 128, tiny 48)")
+    parser.add_argument("--repeats", type=int, help="timed calls of each (default: 3, tiny 1)")
+    parser.add_argument("--width", nargs="*", type=int, default=[8, 16], help="fixed widths")
+    parser.add_argument("--tree", nargs="*", type=int, default=[], help="trees of N nodes, too")
+    parser.add_argument("--no-compile", action="store_true", help="leave compiled forwards out")
+    parser.add_argument("--parts", nargs="+", help="only these (default: all)")
+    parser.add_argument(
+        "--no-cudnn-attention",
+        action="store_true",
+        help="do not use torch's cuDNN attention, which prepares again for every length",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Measure part by part; the exit code is 1 if one failed."""
-    arguments = parse()
+    for name, usual, tiny in (("per_task", 2, 1), ("new", 128, 48), ("repeats", 3, 1)):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, tiny if arguments.tiny else usual)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {
-        "command": shlex.join(sys.argv),
-        "settings": {name: str(value) for name, value in vars(arguments).items()},
-        "where": machine(),
-    }
+    report = context(arguments)
 
     def save(found: Any) -> None:  # what is known of the first part, in case it is stopped
         report["contenders"] = found
@@ -90,50 +117,30 @@ def main() -> int:
             "costs": lambda: costs(arguments, model),
             "contenders": lambda: contenders(arguments, model, prompts, forcing, save),
         }
-        failed = [name for name, part in parts.items() if not run(name, part, report, arguments)]
+        failed = run_parts(parts, report, arguments)
     parts = {
         "profile": lambda: steps(arguments, model, prompts),
         "smollm2": lambda: smollm2(arguments),
         "plots": lambda: plots(arguments, report),
     }
-    failed += [name for name, part in parts.items() if not run(name, part, report, arguments)]
+    failed += run_parts(parts, report, arguments)
     for name in failed:
         print(f"failed: {name}: {report[name]['error'].splitlines()[-1]}", file=sys.stderr)
     print(arguments.out / "gpu.json")
     return int(bool(failed))
 
 
-def parse() -> argparse.Namespace:
-    """The command's options."""
-    parser = argparse.ArgumentParser(description="measure ngramspec on a GPU")
-    parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and plots")
-    parser.add_argument("--traces", type=Path, help="recorded outputs, as bench record writes them")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and few repeats")
-    parser.add_argument("--per-task", type=int, help="traces of each task (default: 2, tiny 1)")
-    parser.add_argument("--tasks", nargs="+", help="only these tasks of the traces (default: all)")
-    parser.add_argument("--new", type=int, help="tokens of each trace (default: 128, tiny 48)")
-    parser.add_argument("--repeats", type=int, help="timed calls of each (default: 3, tiny 1)")
-    parser.add_argument("--width", nargs="*", type=int, default=[8, 16], help="fixed widths")
-    parser.add_argument("--tree", nargs="*", type=int, default=[], help="trees of N nodes, too")
-    parser.add_argument("--no-compile", action="store_true", help="leave compiled forwards out")
-    parser.add_argument("--parts", nargs="+", help="only these (default: all)")
-    parser.add_argument(
-        "--no-cudnn-attention",
-        action="store_true",
-        help="for all ways: torch's cuDNN attention prepares anew for every length",
-    )
-    arguments = parser.parse_args()
-    for name, usual, tiny in (("per_task", 2, 1), ("new", 128, 48), ("repeats", 3, 1)):
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, tiny if arguments.tiny else usual)
-    return arguments
+def run_parts(
+    parts: dict[str, Callable[[], Any]], report: dict[str, Any], arguments: argparse.Namespace
+) -> list[str]:
+    """Run parts in order; the names of those that failed."""
+    return [name for name, part in parts.items() if not run_part(name, part, report, arguments)]
 
 
-def run(
+def run_part(
     name: str, part: Callable[[], Any], report: dict[str, Any], arguments: argparse.Namespace
 ) -> bool:
-    """Run a part and write what is known by then; whether it succeeded."""
+    """Run a part and write all results so far; return whether it succeeded."""
     if arguments.parts and name not in arguments.parts:
         return True
     begin = perf_counter()
@@ -153,7 +160,7 @@ def write(report: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def texts(arguments: argparse.Namespace) -> list[Prompt]:
-    """What the model is to say: some traces of each group, and random text."""
+    """What the model is made to generate: some traces of each group, and random text."""
     found = built_in() if arguments.traces is None else recorded(arguments.traces)
     chosen: dict[str, list[Prompt]] = {}
     for prompt in found:
@@ -222,8 +229,8 @@ def contenders(
     forcing: Forcing,
     save: Callable[[Any], None],
 ) -> Any:
-    """(a) Every way to generate, whole calls in turn."""
-    ways = usual_ways(
+    """(a) Whole calls of every configuration in turn."""
+    ways = usual_configurations(
         widths=arguments.width,
         trees=arguments.tree,
         chains=True,
@@ -247,7 +254,7 @@ def contenders(
 
 
 def against(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The fastest ngramspec of each task against the fastest plain way, and prompt lookup."""
+    """The fastest ngramspec of each task against the fastest baseline and prompt lookup."""
 
     def fastest(task: str, name: str) -> dict[str, Any] | None:
         mine = [row for row in rows if row["task"] == task and row["way"].startswith(name)]
@@ -277,10 +284,10 @@ def costs(arguments: argparse.Namespace, model: Any) -> Any:
     positions = range(1, MOST_POSITIONS + 1)
     repeats = 2 if arguments.tiny else 7
     found = {}
-    for context in contexts:
-        found[context] = each = forward_seconds(model, context, positions, repeats)
+    for length in contexts:
+        found[length] = each = forward_seconds(model, length, positions, repeats)
         some = [f"{n}: {each[n] / each[1]:.2f}" for n in (2, 4, 8, 16, 32, 64, 128)]
-        print(f"cost at {context}: {', '.join(some)}, of {1000 * each[1]:.1f} ms", flush=True)
+        print(f"cost at {length}: {', '.join(some)}, of {1000 * each[1]:.1f} ms", flush=True)
     return found
 
 
@@ -309,7 +316,7 @@ def steps(arguments: argparse.Namespace, model: Any, prompts: list[Prompt]) -> A
 def plots(arguments: argparse.Namespace, report: dict[str, Any]) -> Any:
     """Plots of what was measured; they need matplotlib."""
     try:
-        from ngramspec.bench.plots import plot_costs, plot_e2e
+        from ngramspec.measure.plots import plot_costs, plot_e2e
     except ModuleNotFoundError as error:
         print(f"skipped: plots: {error}; pip install 'ngramspec[plots]'")
         return {"skipped": str(error)}
@@ -327,9 +334,9 @@ def examples(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def smollm2(arguments: argparse.Namespace) -> Any:
-    """(d) SmolLM2 with its own words, if its weights are installed."""
-    from ngramspec.bench.models import load, locate
-    from ngramspec.bench.workload import sample_prompts
+    """(d) SmolLM2 with its own text, if its weights are installed."""
+    from ngramspec.measure.models import load, locate
+    from ngramspec.measure.workload import sample_prompts
 
     try:
         locate(None)
@@ -346,7 +353,7 @@ def smollm2(arguments: argparse.Namespace) -> Any:
     prompts = [replace(prompt, text=None) for prompt in prompts]
     vocab = loaded.model.config.vocab_size
     prompts += unpredictable(prompts, arguments.new, vocab, [loaded.tokenizer.eos_token_id])
-    ways = usual_ways(
+    ways = usual_configurations(
         widths=arguments.width,
         trees=arguments.tree,
         chains=True,
@@ -360,8 +367,8 @@ def smollm2(arguments: argparse.Namespace) -> Any:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print a line for each task and way."""
-    head = f"{'tokens/s':>10}{'to plain':>10}{'tok/call':>10}{'of limit':>10}{'same':>8}"
+    """Print a line for each task and configuration."""
+    head = f"{'tokens/s':>10}{'speedup':>10}{'tok/call':>10}{'of limit':>10}{'same':>8}"
     print(f"{'':<20}{'':<32}{head}")
     for row in rows:
         share = "-" if row["limit_share"] is None else f"{row['limit_share']:.1%}"
@@ -371,7 +378,3 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{row['task']:<20}{row['way']:<32}{row['tokens_per_second']:>10.1f}"
             f"{row['ratio']:>10.3f}{per_call:>10}{share:>10}{same:>8}"
         )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

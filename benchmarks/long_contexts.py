@@ -1,10 +1,10 @@
-"""Recorded outputs behind long prompts, with the seconds that forwards of a model take there.
+"""Draft lengths at long prompts, from recorded outputs and measured seconds of forwards.
 
-No model is run: forwards take what ``ngramspec calibrate --contexts ... --json COSTS`` measured,
-linear between its contexts and widths and behind the widest, times a seeded factor. So ways to
-choose a draft's length can be compared on any machine, and on one whose speed swings:
+No model is run. A forward takes the time that ``ngramspec calibrate --contexts ... --json COSTS``
+measured, linear between its contexts and widths and beyond the widest, times a seeded factor. So
+policies of the draft length can be compared on any machine, and on one with an unsteady speed:
 
-    python benchmarks/long_contexts.py --traces TRACES --costs COSTS --json OUT
+    python -m benchmarks long_contexts --traces TRACES --costs COSTS --json OUT
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.bench.replay import accepted_path
-from ngramspec.bench.tasks import Prompt, fit
+from benchmarks.harness import add_json, write
 from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.saved import SavedCosts
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.draft_length.schedule import FixedGamma, GammaController, make_controller
 from ngramspec.drafters import build_drafter
+from ngramspec.measure.replay import accepted_path
+from ngramspec.measure.tasks import Prompt, fit
 
 LENGTHS = (500, 1000, 2000, 4000)
 TASKS = ("summarization", "context_qa", "code_edit")
@@ -33,8 +34,8 @@ NEW = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How long drafts are: an integer, or by cost; whether they may have branches."""
+class Policy:
+    """The draft length: an integer, or by cost; and whether drafts may have branches."""
 
     name: str
     gamma: int | str = "auto"
@@ -43,23 +44,23 @@ class Way:
     surcharged: bool = True
 
 
-WAYS = (
-    Way("auto", tree=True),
-    Way("chains"),
-    *(Way(f"gamma {n}", n) for n in (5, 10, 20)),
-    *(Way(f"tree {n}", most=n, tree=True, surcharged=False) for n in (8, 16, 32)),
+COMPARED = (
+    Policy("auto", tree=True),
+    Policy("chains"),
+    *(Policy(f"gamma {n}", n) for n in (5, 10, 20)),
+    *(Policy(f"tree {n}", most=n, tree=True, surcharged=False) for n in (8, 16, 32)),
 )
 
 
 class Seconds:
-    """What forwards take."""
+    """The time of forwards."""
 
     def __init__(self, saved: SavedCosts) -> None:
         self._contexts = sorted(saved.seconds)
         self._tables = [sorted(saved.seconds[at].items()) for at in self._contexts]
 
     def of(self, width: int, length: int) -> float:
-        """Of a forward of ``width`` positions behind ``length``."""
+        """Seconds of a forward of ``width`` positions after ``length``."""
         at = []
         for table in self._tables:
             widths, seconds = (np.array(each) for each in zip(*table, strict=True))
@@ -89,30 +90,34 @@ CLOCKS = {each.__name__: each for each in (steady, swinging)}
 
 
 class Model:
-    """What costs are learned for."""
+    """The model for which costs are learned."""
 
 
 def play(
-    way: Way, text: np.ndarray, prompt: int, costs: StepCostTracker, machine: Any
+    policy: Policy,
+    text: np.ndarray,
+    prompt: int,
+    costs: StepCostTracker,
+    machine: Any,
 ) -> tuple[int, int, float]:
-    """One generation of a recorded text: (tokens, forwards, nominal seconds) behind the prefill."""
+    """One generation of a recorded text: (tokens, forwards, nominal seconds) after the prefill."""
     seconds, speed = machine
-    said, at, spent, calls = text[prompt:].tolist(), 1, 0.0, 0
+    output, at, spent, calls = text[prompt:].tolist(), 1, 0.0, 0
     session = build_drafter("auto").start(text[: prompt + 1])
-    surcharge = costs.surcharge if way.surcharged else None
-    controller: GammaController = FixedGamma(way.most)
-    if isinstance(way.gamma, int):
-        controller = FixedGamma(way.gamma)
+    surcharge = costs.surcharge if policy.surcharged else None
+    controller: GammaController = FixedGamma(policy.most)
+    if isinstance(policy.gamma, int):
+        controller = FixedGamma(policy.gamma)
     else:
-        controller = make_controller("auto", way.most, costs.cost, surcharge)
-    while at < len(said):
+        controller = make_controller("auto", policy.most, costs.cost, surcharge)
+    while at < len(output):
         length = prompt + at
         costs.at(length)
         draft = EMPTY_DRAFT
-        if isinstance(way.gamma, int) or not costs.plain():
-            draft = _draft(way, session, controller, len(said) - at - 1)
+        if isinstance(policy.gamma, int) or not costs.plain():
+            draft = _draft(policy, session, controller, len(output) - at - 1)
         width = 1 + len(draft)
-        path = accepted_path(draft.tokens.tolist(), draft, said, at)
+        path = accepted_path(draft.tokens.tolist(), draft, output, at)
         nominal = seconds.of(width, length)
         costs.took(width, nominal * next(speed), draft.parents is not None)
         costs.came(len(draft), len(path))
@@ -122,14 +127,16 @@ def play(
     return at - 1, calls, spent
 
 
-def _draft(way: Way, session: Any, controller: GammaController, room: int) -> Draft:
+def _draft(policy: Policy, session: Any, controller: GammaController, room: int) -> Draft:
     gamma, cost = controller.plan(True)
-    draft: Draft = session.propose(gamma if way.tree else min(gamma, room), cost, tree=way.tree)
+    draft: Draft = session.propose(
+        gamma if policy.tree else min(gamma, room), cost, tree=policy.tree
+    )
     return controller.keep(draft.within(room).as_chain())
 
 
 def texts(path: Path, task: str, length: int, count: int) -> list[tuple[np.ndarray, int]]:
-    """Prompts of a task cut or filled up to a length, each with its recorded output behind it."""
+    """Prompts of a task cut or filled up to a length, each followed by its recorded output."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     mine = [line for line in lines if line["group"] == task and len(line["output"]) >= NEW // 2]
     prompts = [Prompt(task, str(line["id"]), tuple(line["prompt"])) for line in mine]
@@ -140,50 +147,52 @@ def texts(path: Path, task: str, length: int, count: int) -> list[tuple[np.ndarr
 
 
 def cell(
-    way: Way,
+    policy: Policy,
     model: Model,
     many: list[tuple[np.ndarray, int]],
     seconds: Seconds,
     clock: Callable[[np.random.Generator], Iterator[float]],
 ) -> dict[str, float]:
-    """Tokens per forward, and speed to plain's, over the prompts of a cell."""
+    """Tokens per forward, and speedup over the baseline, over the prompts of a cell."""
     speed = clock(np.random.default_rng(0))
     tokens, calls, spent, plain = 0, 0, 0.0, 0.0
     for text, prompt in many:
-        kind = ForwardKind("cpu", "bfloat16", tree=way.tree)
-        costs = StepCostTracker(model, kind, way.most + 1, NEW)
-        found = play(way, text, prompt, costs, (seconds, speed))
+        kind = ForwardKind("cpu", "bfloat16", tree=policy.tree)
+        costs = StepCostTracker(model, kind, policy.most + 1, NEW)
+        found = play(policy, text, prompt, costs, (seconds, speed))
         tokens, calls, spent = tokens + found[0], calls + found[1], spent + found[2]
         plain += sum(seconds.of(1, prompt + at) for at in range(1, 1 + found[0]))
     return {"tokens_per_call": tokens / calls, "to_plain": plain / spent}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--costs", type=Path, required=True)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     seconds, rows = Seconds(SavedCosts.read(arguments.costs)), []
     for name, clock in CLOCKS.items():
-        models = {way.name: Model() for way in WAYS}
+        models = {policy.name: Model() for policy in COMPARED}
         for length in arguments.lengths:
             for task in TASKS:
                 many = texts(arguments.traces, task, length, arguments.prompts)
                 found = {
-                    way.name: cell(way, models[way.name], many, seconds, clock) for way in WAYS
+                    policy.name: cell(policy, models[policy.name], many, seconds, clock)
+                    for policy in COMPARED
                 }
                 rows.append({"clock": name, "length": length, "task": task, "ways": found})
-                best = max((each["to_plain"], way) for way, each in found.items())[1]
+                best = max((each["to_plain"], policy) for policy, each in found.items())[1]
                 share = found["auto"]["to_plain"] / found[best]["to_plain"]
-                speeds = "  ".join(f"{way} {each['to_plain']:.2f}" for way, each in found.items())
+                speeds = "  ".join(
+                    f"{policy} {each['to_plain']:.2f}" for policy, each in found.items()
+                )
                 print(f"{name} {length} {task}: {speeds}; auto is {share:.3f} of {best}")
-    if arguments.json is not None:
-        fields = {"costs": arguments.costs.name, "prompts": arguments.prompts, "rows": rows}
-        arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    given = {"costs": arguments.costs.name, "prompts": arguments.prompts}
+    write(arguments, {**given, "rows": rows})
+    return 0

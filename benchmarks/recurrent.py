@@ -1,25 +1,28 @@
 """A hybrid of attention and recurrent layers with random weights, forced to recorded text.
 
-Its words are those of the recording, its work is real: the speed of whole calls to plain's, and the
-bytes that the copies of its states take beside the states and the model.
+Its computation is that of a real model. The results are the speedup of whole calls over the
+baseline, and the bytes of the copies of its states, compared with the states and the model.
 
-    python benchmarks/recurrent.py --traces TRACES --group context_qa --json OUT
+    python -m benchmarks recurrent --traces TRACES --group context_qa --json OUT
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from ngramspec.bench.forced import forced_model
-from ngramspec.bench.machine import machine
-from ngramspec.bench.ways import Caller, Way
+from benchmarks.harness import add_json, write
+from ngramspec.cli.options import add_count, add_dtype
 from ngramspec.hf_model.cache.recurrent_state import Checkpoint
+from ngramspec.measure.configurations import Caller, Configuration
+from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
+from ngramspec.measure.turns import PLAIN, take_turns
 
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3-next": (
@@ -58,7 +61,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
-WAYS = (Way("plain"), Way("ngramspec", {}, {}), Way("gamma 5", {}, {"gamma": 5}))
+COMPARED = (
+    Configuration(PLAIN),
+    Configuration("ngramspec", speculator={}),
+    Configuration("gamma 5", speculator={"gamma": 5}),
+)
 
 
 def build(family: str, dtype: torch.dtype) -> Any:
@@ -75,7 +82,7 @@ def build(family: str, dtype: torch.dtype) -> Any:
 
 @torch.inference_mode()
 def checkpoint_bytes(model: Any, prompt: list[int]) -> int:
-    """Bytes of the copies of all recurrent states behind a prompt."""
+    """Bytes of the copies of all recurrent states after a prompt."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
@@ -94,34 +101,38 @@ def read(path: Path, group: str, count: int, new: int) -> list[tuple[list[int], 
 
 
 def measure(model: Any, texts: list[tuple[list[int], list[int]]], new: int, repeats: int) -> Any:
-    """Every call, the ways in turn; the text is the recording's in all of them."""
+    """Every call; the text is the recording's in all of them."""
     calls, caller = [], Caller(model)
-    capacity = max(len(prompt) + len(said) for prompt, said in texts) + 4352
+    capacity = max(len(prompt) + len(said) for prompt, said in texts) + POSITIONS_AFTER_TEXT
     with forced_model(model, capacity) as set_text:
-        for repeat in range(repeats + 1):  # the first one warms up
-            for at, (prompt, said) in enumerate(texts):
-                set_text([*prompt, *said])
-                for way in WAYS:
-                    found = caller.call(way, prompt, new)
-                    assert found.tokens == said
-                    per_call = found.emitted / max(sum(found.widths.values()), 1)
-                    each = {"way": way.name, "prompt": at, "repeat": repeat}
-                    each |= {"seconds": found.seconds, "tokens_per_call": per_call}
-                    calls += [each] if repeat else []
+        for at, (prompt, said) in enumerate(texts):
+            set_text([*prompt, *said])
+            turns = take_turns(
+                {each.name: partial(caller.call, each, prompt, new) for each in COMPARED}, repeats
+            )
+            for name, outcomes in turns.results.items():
+                for repeat, outcome in enumerate(outcomes, 1):
+                    assert outcome.tokens == said
+                    each = {"way": name, "prompt": at, "repeat": repeat}
+                    each |= {"seconds": outcome.seconds, "tokens_per_call": outcome.tokens_per_call}
+                    calls.append(each)
     return calls
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--group", default="context_qa")
     parser.add_argument("--family", choices=[*FAMILIES], default="qwen3-next")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--prompts", type=int, default=3)
-    parser.add_argument("--new", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    add_dtype(parser)
+    add_count(parser, "--prompts", 3, "recorded prompts")
+    add_count(parser, "--new", 48, "new tokens of each call")
+    add_count(parser, "--repeats", 2, "timed calls of each configuration")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     model = build(arguments.family, getattr(torch, arguments.dtype))
     texts = read(arguments.traces, arguments.group, arguments.prompts, arguments.new)
     calls = measure(model, texts, arguments.new, arguments.repeats)
@@ -131,20 +142,13 @@ def main() -> None:
         "model_bytes": sum(each.nbytes for each in model.parameters()),
         "checkpoint_bytes": checkpoint_bytes(model, texts[0][0]),
     }
-    for way in WAYS:
+    for configuration in COMPARED:
+        of_way = [each for each in calls if each["way"] == configuration.name]
         ratios = [
-            seconds["plain", *key] / each
-            for (name, *key), each in seconds.items()
-            if name == way.name
+            seconds[PLAIN, each["prompt"], each["repeat"]] / each["seconds"] for each in of_way
         ]
-        of_way = [each["tokens_per_call"] for each in calls if each["way"] == way.name]
-        found[way.name] = {"to_plain": median(ratios), "tokens_per_call": median(of_way)}
+        per_call = median(each["tokens_per_call"] for each in of_way)
+        found[configuration.name] = {"to_plain": median(ratios), "tokens_per_call": per_call}
     print(json.dumps(found, indent=1))
-    if arguments.json is not None:
-        where = {"family": arguments.family, "dtype": arguments.dtype, "where": machine()}
-        fields = {**where, **found, "calls": calls}
-        arguments.json.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    write(arguments, {**found, "calls": calls})
+    return 0

@@ -1,33 +1,32 @@
-"""What the target's runners-up bring in trees: live, and replayed from recorded answers.
+"""Token Recycling in trees: the gain of the target's top-k candidates, live and in replay.
 
-    python benchmarks/runners_up.py --prompts prompts.jsonl --json runners_up.json
+    python -m benchmarks runners_up --prompts prompts.jsonl --json runners_up.json
 
-A live run knows what the target computed behind rejected tokens, too; a recording knows it of the
-text alone. Both draft trees as if forwards had the costs of ``--curve``, so what counts is tokens
-per call, and no time. Prompts are as of ``ngramspec bench record``. In bfloat16 the live texts may
+A live run has the candidates after rejected tokens, too. A recording has those of the text only.
+Both draft trees as if forwards had the costs of ``--curve``. The result is tokens per call, not
+time. Prompts are as of ``ngramspec record``. In bfloat16 the live texts may
 diverge from the recorded ones; how many did not is in the JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from first_look import machine
 
+from benchmarks.harness import add_json, write
 from ngramspec import Drafter, Speculator, build_drafter, generate
-from ngramspec.bench.costs import cost_curve
-from ngramspec.bench.models import load
-from ngramspec.bench.record import read_prompts
-from ngramspec.bench.replay import Plan, Player
-from ngramspec.bench.runners_up import RecordingDrafter
-from ngramspec.bench.traces import Trace, by_group
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.drafters.base import DraftSession, ForwardingSession
+from ngramspec.measure.costs import cost_curve
+from ngramspec.measure.models import load
+from ngramspec.measure.record import read_prompts
+from ngramspec.measure.replay import Plan, Player
+from ngramspec.measure.runners_up import RecordingDrafter
+from ngramspec.measure.traces import Trace, by_group
 
 WITHOUT, WITH = "copy+ngram+unigram", "auto"
 TOP_K = 8
@@ -55,9 +54,8 @@ class FixedCosts(Drafter):
         return FixedSession(self.inner.start(tokens), self.cost)
 
 
-def main() -> None:
-    """Generate, replay, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description="the target's runners-up in trees, live")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--model", help="a folder or a hub id (default: the embedded one)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
@@ -65,8 +63,11 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--curve", default="gpu")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    arguments = parser.parse_args()
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Generate, replay, print a table, write the JSON."""
     cost = cost_curve(arguments.curve, arguments.nodes)
     loaded = load(arguments.model, arguments.dtype)
     groups: dict[str, list[list[int]]] = {}
@@ -82,10 +83,8 @@ def main() -> None:
             f"{group:<18}{row['without']:>9.3f}{row['replayed']:>10.3f}{row['live']:>9.3f}{more}",
             flush=True,
         )
-    if arguments.json:
-        settings = {name: str(value) for name, value in vars(arguments).items()}
-        result = {"settings": settings, "machine": machine(), "rows": found}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(arguments, {"rows": found})
+    return 0
 
 
 def measure(
@@ -124,7 +123,3 @@ def continued(
     out = generate(model, input_ids=ids, do_sample=False, max_new_tokens=new, speculator=speculator)
     text: list[int] = out[0, len(prompt) :].tolist()
     return text
-
-
-if __name__ == "__main__":
-    main()

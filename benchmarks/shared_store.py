@@ -1,6 +1,6 @@
-"""What a shared store costs: to add to, to look up, and how long threads wait for its lock.
+"""The cost of a shared store: adding, looking up, and the threads' waits for its lock.
 
-    python benchmarks/shared_store.py --traces traces.jsonl --json shared_store.json
+    python -m benchmarks shared_store --traces traces.jsonl --json shared_store.json
 
 The traces' outputs, repeated with one token in fifty replaced, fill a namespace and wrap around in
 it. Times are of calls from Python. The waits are of one thread that takes the lock again
@@ -17,10 +17,10 @@ from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import numpy as np
-from first_look import machine
 
-from ngramspec.bench.traces import read_traces
+from benchmarks.harness import add_json, write
 from ngramspec.drafters import build_drafter
+from ngramspec.measure.traces import read_traces
 from ngramspec.stores import SharedStore
 
 REPLACED = 0.02
@@ -28,15 +28,18 @@ PAUSE = 2000  # ns
 AIM = 100_000  # ns, of the 99.9th percentile
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="what a shared store costs")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--mib", type=int, default=64, help="of the namespace")
     parser.add_argument("--contexts", type=int, default=20_000)
     parser.add_argument("--waits", type=int, default=200_000)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     outputs = [trace.output for trace in read_traces(arguments.traces)]
     size = arguments.mib << 20
     store = SharedStore(size, namespace_bytes=size)
@@ -47,11 +50,10 @@ def main() -> None:
         "wait": waits(store, outputs, arguments.threads, arguments.waits),
         "most_operations": store.ring("a").most_operations(),
         "bytes": store.sizeof(),
-        "machine": machine(),
     }
     print(json.dumps(result, indent=1))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(arguments, result)
+    return 0
 
 
 def filled(store: SharedStore, outputs: list[Any]) -> dict[str, Any]:
@@ -140,7 +142,3 @@ def waits(store: SharedStore, outputs: list[Any], threads: int, count: int) -> d
         "drafts_meanwhile": drafted[0],
         "aim_ns_p999": AIM,
     }
-
-
-if __name__ == "__main__":
-    main()

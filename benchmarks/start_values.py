@@ -1,10 +1,10 @@
-"""Weights that the value engine begins with where a store is known, fitted to recordings.
+"""Initial weights of the value engine with a store, fitted to recordings.
 
-    python benchmarks/start_values.py --folders SET1 SET2 > ngramspec/_native/starts.py
+    python -m benchmarks start_values --folders SET1 SET2 > ngramspec/_native/starts.py
 
 Each folder holds ``traces.jsonl`` and ``REPO.ngc`` or ``REPO.npy`` for each trace's ``repo``, as
-for ``ngramspec bench replay --corpus``. Every repository is played by the plain-Python twin, with a
-calibration of its own, as chains on the gpu curve. Each candidate gives one row: the log-odds of
+for ``ngramspec replay --corpus``. The plain-Python twin replays every repository with a separate
+calibration, as chains on the gpu curve. Each candidate gives one row: the log-odds of
 its cells, its situation, and whether it was right. The weights are a logistic regression on them
 with a ridge, by Newton's method; a row of a trace's output counts as much as ``OUTPUT`` rows of its
 prompt. Two thousand rows take a second or two.
@@ -24,12 +24,12 @@ from ngramspec._native import starts
 from ngramspec._reference.calibration import CONSTANT, Calibration, Candidate
 from ngramspec._reference.store_corpus import CorpusIndex as CorpusTwin
 from ngramspec._reference.value import ValueEngine
-from ngramspec.bench.costs import cost_curve
-from ngramspec.bench.knowledge import Knowledge
-from ngramspec.bench.replay import Plan, Player
-from ngramspec.bench.traces import read_traces
 from ngramspec.draft import Int32
 from ngramspec.drafters.value import REHEARSED, ValueDrafter, ValueSession
+from ngramspec.measure.costs import cost_curve
+from ngramspec.measure.knowledge import Knowledge
+from ngramspec.measure.replay import Plan, Player
+from ngramspec.measure.traces import read_traces
 
 TABLES = {  # its rows, in the order of a situation's numbers
     "BY_KNOWN": 3,
@@ -44,7 +44,7 @@ Float64 = NDArray[np.float64]
 
 
 class Recorder(Calibration):
-    """A calibration that keeps what it learned from, where a store knows something.
+    """A calibration that records its training rows at positions where a store has candidates.
 
     Attributes:
         rows: (log-odds by input as they were for the draft; row of each table, -1 where no further
@@ -122,7 +122,7 @@ class RecordingDrafter(ValueDrafter):
 
 
 def record(folder: Path) -> Iterable[Recorder]:
-    """What the repositories of a folder teach, each by itself."""
+    """The training rows of the repositories of a folder, each replayed separately."""
     knowledge, traces = Knowledge(folder), read_traces(folder / "traces.jsonl")
     for repo in dict.fromkeys(trace.repo for trace in traces):
         drafter = RecordingDrafter().with_stores([knowledge.corpus(repo)])
@@ -182,14 +182,14 @@ def module(theta: Float64) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="weights to begin with where a store is known")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--folders", type=Path, nargs="+", required=True)
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, write the JSON."""
     rows = [row for each in options.folders for part in record(each) for row in part.rows]
     x, where, right, weight = (np.array(column) for column in zip(*rows, strict=True))
     print(module(fit(x.astype(np.float32), where, right, weight)))
-
-
-if __name__ == "__main__":
-    main()
+    return 0

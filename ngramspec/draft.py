@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -137,16 +136,6 @@ class Draft:
         if self.parents is None or not np.array_equal(self.parents, np.arange(-1, len(self) - 1)):
             return self
         return replace(self, parents=None)
-
-    def head(self, n: int) -> Draft:
-        """Deprecated name of ``first``."""
-        warnings.warn("Draft.head is Draft.first now", DeprecationWarning, stacklevel=2)
-        return self.first(n)
-
-    def straight(self) -> Draft:
-        """Deprecated name of ``as_chain``."""
-        warnings.warn("Draft.straight is Draft.as_chain now", DeprecationWarning, stacklevel=2)
-        return self.as_chain()
 
     def children(self) -> list[list[int]]:
         """Nodes by their parent, in order: n + 1 lists, first that of the last committed token."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ngramspec.cli import main
+from ngramspec import cli
 
 
-def exit_code(argv):
-    """What the command ends with."""
+def exit_code(argv, main=cli.main):
+    """The exit code of a command line, of ``ngramspec`` or of another ``main``."""
     try:
         return main(argv)
     except SystemExit as error:

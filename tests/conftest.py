@@ -14,11 +14,11 @@ import torch
 from hypothesis import HealthCheck, settings
 from prompts import PROMPTS
 
-from ngramspec.bench.models import gguf_read_once
 from ngramspec.costs import curve as cost_curve
 from ngramspec.costs import joint as joint_costs
 from ngramspec.costs import tracker as step_cost
 from ngramspec.decoding import setup
+from ngramspec.measure.models import gguf_read_once
 
 # No test depends on how fast the machine is.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,8 +6,8 @@ import random
 
 from conftest import tiny_llama
 
-from ngramspec.bench.models import LoadedModel
-from ngramspec.bench.tasks import Prompt
+from ngramspec.measure.models import LoadedModel
+from ngramspec.measure.tasks import Prompt
 
 VOCAB = 97
 rng = random.Random(5)

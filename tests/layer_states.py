@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import DynamicCache
 
-from ngramspec.bench import tiny
+from benchmarks import tiny
 from ngramspec.hf_model.compat.names import KEEPS_SELECTION
 from ngramspec.hf_model.compat.versions import has
 

@@ -18,6 +18,7 @@ import torch
 import transformers
 from any_model import model_and_tokenizer, tiny_chat
 
+import benchmarks.__main__ as benchmarks
 import ngramspec
 from ngramspec.cli import build_parser
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: (.{10,}) -->$")  # right above a block, with the reason
-SPAN = re.compile(r"`(ngramspec [^`\n]+)`")  # a command in a sentence
+SPAN = re.compile(r"`((?:ngramspec|python -m benchmarks) [^`\n]+)`")  # a command in a sentence
 KINDS = {"python", "bash", "json", "text"}  # text: a picture made of characters
 LEAST = 5.0  # tokens per call of the quickstart on SmolLM2
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -204,7 +205,13 @@ def check_ngramspec(words: list[str], comment: str) -> None:
 
 
 def check_python(words: list[str], comment: str) -> None:
-    """The file is there, and its source names the options."""
+    """A benchmark's own parser takes it; of another file the source names the options."""
+    if words[:2] == ["-m", "benchmarks"]:
+        parser = benchmarks.build_parser(words[2])
+        parser.parse_args(words[3:])
+        known = {each for action in parser._actions for each in action.option_strings}
+        assert set(re.findall(r"--[\w-]+", comment)) <= known
+        return
     source = (ROOT / words[0]).read_text(encoding="utf-8")
     for option in re.findall(r"--[\w-]+", " ".join([*words[1:], comment])):
         assert f'"{option}"' in source

@@ -43,8 +43,8 @@ MAY_IMPORT = {
     "engines": FLOOR | {"costs", "draft_length", "drafters", "stores", "_native"},
     "server": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
     "wrap": CORE | {"speculator", "hf", "__init__"},
-    "bench": CORE | {"speculator", "hf", "__init__", "_native", "_reference", "theory", "stores"},
-    "cli": CORE | {"speculator", "hf", "__init__", "bench", "server", "wrap", "stores"},
+    "measure": CORE | {"speculator", "hf", "__init__", "_native", "theory"},
+    "cli": CORE | {"speculator", "hf", "__init__", "measure", "server", "wrap"},
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (
@@ -187,7 +187,7 @@ def test_transformers_is_imported_lazily_and_only_at_the_boundary(path):
             names = [node.module or ""]
         if any(name.split(".")[0] == "transformers" for name in names):
             assert node not in tree.body, f"{path.name} imports transformers when it is imported"
-            rooms = {"hf_model", "engines", "server", "wrap", "bench", "cli"}
+            rooms = {"hf_model", "engines", "server", "wrap", "measure", "cli"}
             assert path.relative_to(ROOT).parts[0] in {*rooms, "hf.py"}
 
 

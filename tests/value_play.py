@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ngramspec.bench.replay import accepted_path
 from ngramspec.draft import Draft
 from ngramspec.drafters.validation import check_draft
+from ngramspec.measure.replay import accepted_path
 
 
 def ids(tokens):

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 from ngramspec import Speculator
-from ngramspec.bench.measure import Measurement
-from ngramspec.bench.models import load
-from ngramspec.bench.sample_texts import demo_texts
 from ngramspec.cli.demo_view import STYLES
 from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pieces
+from ngramspec.measure.measurement import Measurement
+from ngramspec.measure.models import load
+from ngramspec.measure.sample_texts import demo_texts
 
 OUT = Path(__file__).with_name("demo.svg")
 WIDTH = 92  # columns

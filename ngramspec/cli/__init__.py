@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from ngramspec.cli.subcommands import add_subcommands
 from ngramspec.cli.usage import UsageError
 from ngramspec.errors import INSTALL
 
-# A new command is a module here and its name in this list; see add_subcommands.
-COMMANDS = ("demo", "alpha", "explain", "plot", "bench", "calibrate", "corpus", "serve", "wrap")
+# A new command is a module here and its name in this list. ``--help`` prints its docstring, and
+# SUMMARY is its line in the list of commands. ``add_arguments(parser)`` declares the options, and
+# ``run(arguments)`` returns the exit code. Parsing imports all commands, so a command imports large
+# modules inside ``run``.
+COMMANDS = (
+    "demo",
+    "bench",
+    "explain",
+    "alpha",
+    "plot",
+    "calibrate",
+    "record",
+    "replay",
+    "corpus",
+    "serve",
+    "wrap",
+)
 
 NAMES = 28  # columns before the descriptions of a help text, at most
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
@@ -51,7 +67,11 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ngramspec {version('ngramspec')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    add_subcommands(commands, __name__, COMMANDS)
+    for name in COMMANDS:
+        module = import_module(f"{__name__}.{name}")
+        command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
+        command.set_defaults(run=getattr(module, "run", None), prog=command.prog)
+        module.add_arguments(command)
     return parser
 
 
@@ -68,8 +88,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: from argparse, after ``--help``, ``--version`` and arguments it refuses.
     """
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
+    return execute(build_parser(), argv)
+
+
+def execute(parser: Parser, argv: Sequence[str] | None) -> int:
+    """Parse the arguments and run the command that they name.
+
+    Args:
+        parser: its result has ``run`` and ``prog``.
+        argv: the arguments after the program's name; None: those of the process.
+
+    Returns:
+        The exit code, see ``main``.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(given)
+    arguments.command_line = f"{parser.prog} {shlex.join(given)}"
     if not hasattr(arguments, "run"):
         parser.print_help(sys.stderr)
         return 2

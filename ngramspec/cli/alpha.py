@@ -17,9 +17,9 @@ from ngramspec.errors import check_real
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ngramspec.bench.alpha_run import Plan, Row
-    from ngramspec.bench.models import LoadedModel
-    from ngramspec.bench.record import Prompt
+    from ngramspec.measure.alpha_run import Plan, Row
+    from ngramspec.measure.models import LoadedModel
+    from ngramspec.measure.record import Prompt
 
 SUMMARY = "measure alpha of any drafter on a model, beside what decoding counts"
 SETTINGS = ("dtype", "tokens", "gamma", "train", "lenience", "top_k", "top_p", "repetition_penalty")
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         metavar="FILE",
         default=LIBRARY,
-        help="JSON lines as 'bench record' reads them; 'types': natural text, code, structured data"
-        " and repeated text; 'library' (default): tasks about passages of Python's own library",
+        help="JSON lines as 'ngramspec record' reads them; 'types': natural text, code, structured"
+        " data and repeated text; 'library' (default): tasks about passages of Python's library",
     )
     add_count(parser, "--count", 10, "prompts, of 'types' of each type")
     add_count(parser, "--train", 10, "further prompts whose outputs train unigram and bigram")
@@ -73,8 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure; print tables; write and draw them."""
     import warnings
 
-    from ngramspec.bench.alpha_run import default_drafters, measure
-    from ngramspec.bench.machine import machine
+    from ngramspec.measure.alpha_run import default_drafters, measure
+    from ngramspec.measure.machine import machine
 
     warnings.simplefilter("ignore")  # the library's sources have some
     check(arguments)
@@ -94,9 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
         screen.print(table)
     settings = {"model": loaded.name, **{name: getattr(arguments, name) for name in SETTINGS}}
     found = [row.to_dict() for row in rows]
-    write_json(arguments.json, {"settings": settings, "where": machine(), "rows": found})
+    write_json(arguments, {"settings": settings, "where": machine(), "rows": found})
     if arguments.plots is not None:
-        from ngramspec.bench.figures import plot_alpha
+        from ngramspec.measure.figures import plot_alpha
 
         for path in plot_alpha(found, arguments.plots):
             print(path)
@@ -127,8 +127,8 @@ def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
     Raises:
         OSError, ValueError: the prompts cannot be read, or are too few.
     """
-    from ngramspec.bench.alpha_run import Plan
-    from ngramspec.bench.prompts import library_prompts
+    from ngramspec.measure.alpha_run import Plan
+    from ngramspec.measure.prompts import library_prompts
 
     chat = arguments.prompts != TYPES
     prompts, train = read_prompts(arguments)
@@ -152,10 +152,10 @@ def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
 
 def read_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts to measure on, and those to train on; of a file these are the library's."""
-    from ngramspec.bench.content import TYPES as KINDS
-    from ngramspec.bench.content import content_prompts
-    from ngramspec.bench.prompts import library_prompts
-    from ngramspec.bench.record import read_prompts
+    from ngramspec.measure.content import TYPES as KINDS
+    from ngramspec.measure.content import content_prompts
+    from ngramspec.measure.prompts import library_prompts
+    from ngramspec.measure.record import read_prompts
 
     count, train = arguments.count, arguments.train
     if arguments.prompts == TYPES:
@@ -175,7 +175,7 @@ def read_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prom
 
 def tables(rows: list[Row], plan: Plan) -> list[tuple[str, Table]]:
     """Table 3 of the rows; by depth; by group; and Table 5, if lenience was asked for."""
-    from ngramspec.bench.alpha_run import ALL
+    from ngramspec.measure.alpha_run import ALL
 
     whole = [row for row in rows if row.group == ALL]
     found = [("alpha", _overview(whole)), ("alpha by position in the draft", _by_depth(whole))]

@@ -43,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ngramspec.bench.forwards import forward_seconds
     from ngramspec.costs.saved import SavedCosts, described
     from ngramspec.hf_model.compat.hf_private import attention_of
+    from ngramspec.measure.forwards import forward_seconds
 
     loaded = load_model(arguments, option="MODEL")
     model = loaded.model

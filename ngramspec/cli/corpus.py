@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.bench.wording import counted
 from ngramspec.cli.usage import UsageError, need_rich, usable
 from ngramspec.errors import check_int
+from ngramspec.measure.wording import counted
 from ngramspec.stores.documents import MAX_FILE
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def load_tokenizer(model: str | None) -> Any:
     """The tokenizer of a model; None: of the embedded one."""
     from transformers import AutoTokenizer
 
-    from ngramspec.bench.models import locate
+    from ngramspec.measure.models import locate
 
     try:
         source = locate(model)

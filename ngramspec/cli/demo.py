@@ -1,4 +1,4 @@
-"""Generate four texts with a real model, plainly and speculatively, and compare."""
+"""Generate four texts with a real model, with and without speculation, and compare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ngramspec.bench.sample_texts import SampleText, demo_texts
 from ngramspec.cli.options import (
     add_count,
     add_drafter,
@@ -18,10 +17,11 @@ from ngramspec.cli.options import (
     usable_model,
 )
 from ngramspec.cli.usage import UsageError, check_least, need_rich, usable
+from ngramspec.measure.sample_texts import SampleText, demo_texts
 
 if TYPE_CHECKING:
-    from ngramspec.bench.measure import Measurement, Row
     from ngramspec.cli.demo_view import View
+    from ngramspec.measure.measurement import Measurement, Row
 
 SUMMARY = "see and measure speculative decoding on a real model"
 DTYPES = {
@@ -70,9 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_least(arguments, max_new_tokens=1)
     texts = read_texts(arguments.prompt_file)
     need_rich("the demo needs")
-    from ngramspec.bench.measure import Measurement
-    from ngramspec.bench.models import STAGES, locate
     from ngramspec.cli.demo_view import View
+    from ngramspec.measure.measurement import Measurement
+    from ngramspec.measure.models import STAGES, locate
 
     begin = perf_counter()
     dtypes = DTYPES[arguments.dtype]

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec import DecodeStats, StepEvent, __version__
-from ngramspec.bench.measure import Row
-from ngramspec.bench.wording import counted
 from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pieces, printable
+from ngramspec.measure.measurement import Row
+from ngramspec.measure.wording import counted
 
 STYLES = {ACCEPTED: "green", REJECTED: "red strike", CORRECTED: "bright_blue", PLAIN: ""}
 WIDTH = 100  # columns at most

@@ -26,10 +26,10 @@ from ngramspec.cli.usage import UsageError, check_least, need_plots, usable, wri
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ngramspec.bench.explain import Run
-    from ngramspec.bench.explain_advice import Advice
-    from ngramspec.bench.explain_predict import Batch, Rung
-    from ngramspec.bench.models import LoadedModel
+    from ngramspec.measure.explain import Run
+    from ngramspec.measure.explain_advice import Advice
+    from ngramspec.measure.explain_predict import Batch, Rung
+    from ngramspec.measure.models import LoadedModel
 
 SUMMARY = "measure, predict and explain the speed on a model and prompts"
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="JSON lines as 'bench record' reads them (default: the demo's texts)",
+        help="JSON lines as 'ngramspec record' reads them (default: the demo's texts)",
     )
     parser.add_argument("--raw", action="store_true", help="do not use the model's chat template")
     add_count(parser, "--count", 8, "prompts at most")
@@ -62,10 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure; print tables; write the page, the JSON and the figures."""
     from dataclasses import asdict
 
-    from ngramspec.bench.explain import explain
-    from ngramspec.bench.explain_advice import advise
-    from ngramspec.bench.explain_predict import batches, by_depth, by_tier, ladder
-    from ngramspec.bench.machine import machine
+    from ngramspec.measure.explain import explain
+    from ngramspec.measure.explain_advice import advise
+    from ngramspec.measure.explain_predict import batches, by_depth, by_tier, ladder
+    from ngramspec.measure.machine import machine
 
     need_plots(arguments.plots)
     check_least(arguments, count=1, tokens=2, repeats=1, rows=1)
@@ -117,14 +117,14 @@ def run(arguments: argparse.Namespace) -> int:
         "by_tier": {tier: asdict(share) for tier, share in by_tier(found).items()},
         "steps": found.steps,
     }
-    write_json(arguments.json, fields)
+    write_json(arguments, fields)
     if arguments.html is not None:
-        from ngramspec.bench.explain_page import page
+        from ngramspec.measure.explain_page import page
 
         with writable("--html", arguments.html):
             arguments.html.write_text(page(found, rungs, advice), encoding="utf-8")
     if arguments.plots is not None:
-        from ngramspec.bench.figures import figure_1, figure_5
+        from ngramspec.measure.figures import figure_1, figure_5
 
         first = [step for step in found.steps if step["prompt"] == 0]
         for path in [*figure_1(first, arguments.plots), *figure_5(arguments.plots, fields)]:
@@ -140,8 +140,8 @@ def encoded_prompts(
     Raises:
         UsageError: the file cannot be read, or a prompt is too long.
     """
-    from ngramspec.bench.record import read_prompts
-    from ngramspec.bench.workload import sample_prompts
+    from ngramspec.measure.record import read_prompts
+    from ngramspec.measure.workload import sample_prompts
 
     with usable("--prompts"):
         if arguments.prompts is None:
@@ -158,7 +158,7 @@ def encoded_prompts(
 
 def rung_table(rungs: Sequence[Rung]) -> Table:
     """Predictions, and what each adds to the one before."""
-    from ngramspec.bench.explain_predict import rung_rows
+    from ngramspec.measure.explain_predict import rung_rows
 
     table = _table("speed to plain", ("takes into account", "speed", "change", "from"))
     for row in rung_rows(rungs):
@@ -168,7 +168,7 @@ def rung_table(rungs: Sequence[Rung]) -> Table:
 
 def acceptance_table(run: Run) -> Table:
     """Acceptance by position, and by source."""
-    from ngramspec.bench.explain_predict import by_depth, by_tier
+    from ngramspec.measure.explain_predict import by_depth, by_tier
 
     table = _table("acceptance", ("of", "accepted / tested", "tested"))
     depths = {f"position {depth + 1}": share for depth, share in by_depth(run.steps).items()}

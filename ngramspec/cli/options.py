@@ -12,7 +12,7 @@ from ngramspec.cli.usage import UsageError, usable
 
 if TYPE_CHECKING:
     from ngramspec import Speculator
-    from ngramspec.bench.models import LoadedModel
+    from ngramspec.measure.models import LoadedModel
 
 DTYPES = ("bfloat16", "float16", "float32")
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -49,7 +49,7 @@ def add_drafter(parser: Parser) -> None:
 
 
 def add_drafters(parser: Parser) -> None:
-    """Declare ``--drafter``, which may be repeated, and ``--policy`` and ``--peers``."""
+    """Declare ``--drafter``, which may be repeated, and ``--policy``."""
     parser.add_argument(
         "--drafter",
         action="append",
@@ -57,9 +57,6 @@ def add_drafters(parser: Parser) -> None:
         help='such as "copy+ngram"; may be repeated (default: auto)',
     )
     add_policy(parser)
-    parser.add_argument(
-        "--peers", action="store_true", help="also the drafters of other projects, if installed"
-    )
 
 
 def add_policy(parser: Parser) -> None:
@@ -142,7 +139,7 @@ def load_model(
     Raises:
         UsageError: there is none, it cannot be loaded, or the device cannot be used.
     """
-    from ngramspec.bench import models
+    from ngramspec.measure import models
 
     with usable_model(option):
         loaded = models.load(arguments.model, dtype or arguments.dtype, on_stage=on_stage)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -53,36 +53,34 @@ def stages(screen: Console) -> Iterator[Callable[[str], None]]:
         yield lambda stage: print(stage, file=sys.stderr, flush=True)
 
 
-def write_json(path: Path | None, fields: dict[str, Any]) -> None:
+def write_json(
+    arguments: argparse.Namespace, fields: dict[str, Any], option: str = "--json"
+) -> None:
     """Write what was measured, with the command and the machine, as JSON.
 
     Args:
-        path: None: nothing is written.
+        arguments: as ``execute`` parsed them.
         fields: values that JSON can hold.
+        option: names the file; without it nothing is written.
 
     Raises:
         UsageError: the file cannot be written.
     """
+    path: Path | None = getattr(arguments, option.removeprefix("--"))
     if path is None:
         return
-    from ngramspec.bench.machine import versions
     from ngramspec.costs.saved import processor
+    from ngramspec.measure.machine import versions
 
     where = {
-        "command": shlex.join(["ngramspec", *sys.argv[1:]]),
+        "command": arguments.command_line,
         "machine": platform.machine(),
         "processor": f"{processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "packages": versions(PACKAGES),
     }
-    with writable("--json", path):
+    with writable(option, path):
         path.write_text(json.dumps({**where, **fields}, indent=1) + "\n", encoding="utf-8")
-
-
-def print_skipped(skipped: dict[str, str]) -> None:
-    """Say which peers are not installed, and how to install them."""
-    for name, install in skipped.items():
-        print(f"skipped: {name} is not installed ({install})")
 
 
 def print_paths(paths: Iterable[Path]) -> None:

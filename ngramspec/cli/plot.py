@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = arguments.figures or [each for each in FIGURES if each != 1 or source]
     if 1 in wanted and source is None:
         raise UsageError("Figure 1 needs --run FILE; 'ngramspec explain --json FILE' writes it")
-    from ngramspec.bench import figures
+    from ngramspec.measure import figures
 
     for number in wanted:
         with writable("--plots", arguments.plots):

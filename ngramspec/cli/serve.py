@@ -15,7 +15,7 @@ from ngramspec.cli.options import add_count, add_device, add_drafter, add_dtype,
 from ngramspec.cli.usage import UsageError, check_least, usable
 
 if TYPE_CHECKING:
-    from ngramspec.bench.models import LoadedModel
+    from ngramspec.measure.models import LoadedModel
     from ngramspec.server.settings import ServerSettings
     from ngramspec.stores import Corpus
 

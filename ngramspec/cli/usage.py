@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from ngramspec.bench.models import INSTALL_DEMO
 from ngramspec.errors import check_int
+from ngramspec.measure.models import INSTALL_DEMO
 
 INSTALL_PLOTS = "pip install 'ngramspec[plots]'"
 

@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.bench.wording import counted
 from ngramspec.cli.options import add_count, add_drafter, add_gamma, add_policy
 from ngramspec.cli.usage import UsageError
+from ngramspec.measure.wording import counted
 
 if TYPE_CHECKING:
     from ngramspec.wrap.folder import Group, Wrapped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -110,14 +109,7 @@ class DraftSession(ABC):
             temperature: of the request.
             seed: for the session's random choices, different for each call, row and session.
         """
-        former = getattr(self, "heat", None)
-        if former is not None:
-            warnings.warn(
-                f"{type(self).__name__}.heat is called begin_sampling now; rename it",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            former(temperature, seed)
+        return None
 
     def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
         """Take what opens the models of ``Drafter.assistants``; called before the first propose.

@@ -8,9 +8,9 @@ import pytest
 from command import exit_code
 from forced_text import tiny_loaded
 
-from ngramspec.bench.content import TYPES
-from ngramspec.bench.record import Prompt
 from ngramspec.cli import main
+from ngramspec.measure.content import TYPES
+from ngramspec.measure.record import Prompt
 
 FEW = ["--count", "2", "--train", "2", "--tokens", "9"]
 
@@ -18,7 +18,7 @@ FEW = ["--count", "2", "--train", "2", "--tokens", "9"]
 @pytest.fixture
 def loaded(monkeypatch):
     loaded = tiny_loaded()
-    monkeypatch.setattr("ngramspec.bench.models.load", lambda *args, **kwargs: loaded)
+    monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
     return loaded
 
 
@@ -44,7 +44,7 @@ def test_alpha_prints_and_writes(loaded, tmp_path, capsys):
 
 def test_content_types_are_groups(loaded, monkeypatch, capsys):
     prompts = [Prompt(kind, "0", kind * 3) for kind in TYPES for _ in range(2)]
-    monkeypatch.setattr("ngramspec.bench.content.content_prompts", lambda count: prompts)
+    monkeypatch.setattr("ngramspec.measure.content.content_prompts", lambda count: prompts)
     command = ["alpha", "--prompts", "types", "--count", "1", "--train", "4", "--tokens", "5"]
     assert main([*command, "--temperatures", "0", "--drafter", "copy", "--no-observed"]) == 0
     printed = capsys.readouterr().out
@@ -52,9 +52,9 @@ def test_content_types_are_groups(loaded, monkeypatch, capsys):
     assert "structured data" in printed
 
 
-def test_the_former_name_measures_the_same(loaded, capsys):
+def test_draft_temperatures_are_those_of_the_default_drafters(loaded, capsys):
     command = ["--temperatures", "0.7", "--draft-temperatures", "0.5", *FEW]
-    assert main(["bench", "acceptance", *command]) == 0
+    assert main(["alpha", *command]) == 0
     assert "ngram(order=4,sample=true,temperature=0.5)" in capsys.readouterr().out
 
 

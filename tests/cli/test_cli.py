@@ -9,9 +9,8 @@ import pytest
 from command import exit_code
 
 import ngramspec
-from ngramspec.bench import models
 from ngramspec.cli import COMMANDS, demo, usage
-from ngramspec.cli.bench import BENCHMARKS
+from ngramspec.measure import models
 
 
 @pytest.mark.parametrize(
@@ -90,26 +89,16 @@ def test_an_interrupt_ends_with_130_and_without_a_traceback(monkeypatch, capsys)
     assert capsys.readouterr().err == "\n"
 
 
-@pytest.mark.parametrize(("package", "names"), [("cli", COMMANDS), ("cli.bench", BENCHMARKS)])
-def test_commands_declare_what_main_needs(package, names):
-    for name in names:
-        module = import_module(f"ngramspec.{package}.{name}")
+def test_commands_declare_what_main_needs():
+    for name in COMMANDS:
+        module = import_module(f"ngramspec.cli.{name}")
         parser = argparse.ArgumentParser()
         module.add_arguments(parser)
         assert module.__doc__
         assert module.SUMMARY
-        assert callable(getattr(module, "run", None)) or name in ("bench", "corpus")  # groups
-
-
-def test_every_benchmark_has_its_help(capsys):
-    for name in BENCHMARKS:
-        assert exit_code(["bench", name, "--help"]) == 0
-        printed = capsys.readouterr().out
-        assert f"usage: ngramspec bench {name}" in printed
-        resumes = name == "lengths"  # what it writes, it also goes on from
-        assert ("--into" if resumes else "--json") in printed or name == "record"
+        assert callable(getattr(module, "run", None)) or name == "corpus"  # a group
 
 
 def test_errors_name_the_subcommand(capsys):
-    assert exit_code(["bench", "replay", "--traces", "nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("ngramspec bench replay: ")
+    assert exit_code(["replay", "--traces", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("ngramspec replay: ")

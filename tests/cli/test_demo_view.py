@@ -11,9 +11,9 @@ from byte_model import ByteTokenizer
 from rich.console import Console
 
 from ngramspec import DecodeStats, StepEvent, Verdict
-from ngramspec.bench.measure import Row
 from ngramspec.cli import demo_view
 from ngramspec.cli.pieces import Pieces, printable
+from ngramspec.measure.measurement import Row
 
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other than the newline
 

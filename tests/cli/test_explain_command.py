@@ -23,7 +23,7 @@ VOID = {"meta", "rect", "line", "circle"}
 @pytest.fixture
 def loaded(monkeypatch):
     loaded = tiny_loaded()
-    monkeypatch.setattr("ngramspec.bench.models.load", lambda *args, **kwargs: loaded)
+    monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
     return loaded
 
 

@@ -59,7 +59,7 @@ def test_a_run_gives_figures_1_and_5(tmp_path, run_file):
 
 
 def test_what_a_step_shows():
-    from ngramspec.bench.figures import ACCEPTED, CORRECTED, REJECTED, step_parts
+    from ngramspec.measure.figures import ACCEPTED, CORRECTED, REJECTED, step_parts
 
     assert step_parts(STEPS[0]) == [("The", CORRECTED)]
     assert step_parts(STEPS[1]) == [
@@ -72,7 +72,7 @@ def test_what_a_step_shows():
 
 
 def test_alpha_is_drawn_with_its_errors(tmp_path):
-    from ngramspec.bench.figures import plot_alpha
+    from ngramspec.measure.figures import plot_alpha
 
     alpha = {"by_depth": [(0.5, 0.1, 30), (0.6, 0.2, 12)]}
     rows = [

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.divergence import Comparison, summary
 from ngramspec import DecodeStats
-from ngramspec.bench.divergence import Comparison
-from ngramspec.bench.wording import counted
-from ngramspec.cli.bench import divergence, e2e_report
+from ngramspec.cli import bench_view
 from ngramspec.cli.demo_view import View
+from ngramspec.measure.wording import counted
 
 
 def test_a_noun_agrees_with_its_number():
@@ -24,17 +24,17 @@ def test_the_report_of_whole_calls(capsys):
     from ngramspec.cli.output import console
 
     measured = SimpleNamespace(skipped={}, compiling={"plain": 1}, left_out={"edit": 1, "chat": 2})
-    e2e_report.show(console(), [], measured)
+    bench_view.show(console(), [], measured)
     assert capsys.readouterr().out.splitlines() == [
-        "plain: 1 call repeated after a compilation",
-        "edit: 1 prompt left out: plain output too short",
-        "chat: 2 prompts left out: plain output too short",
+        "plain: 1 call repeated, something was compiled in them",
+        "edit: 1 prompt left out because the plain output is too short",
+        "chat: 2 prompts left out because the plain output is too short",
     ]
 
 
 def test_the_report_of_divergences():
-    printed = divergence.summary([Comparison("a", 1, None)], torch.float32, 1.0)
-    assert printed.startswith("1 prompt; identical: 1, ")
+    printed = summary([Comparison("a", 1, None)], torch.float32, 1.0)
+    assert printed.startswith("1 prompt: 1 identical, ")
     assert "; 1 token the same;" in printed
 
 

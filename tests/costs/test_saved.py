@@ -95,7 +95,7 @@ def test_files_that_are_no_costs_are_named(tmp_path, text, message):
 
 
 def test_calibrate_measures_prints_and_saves(tmp_path, monkeypatch, capsys):
-    from ngramspec.bench import models
+    from ngramspec.measure import models
 
     model = tiny_llama(positions=2048)
     monkeypatch.setattr(

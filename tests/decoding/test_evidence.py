@@ -10,8 +10,8 @@ from doubles import ScriptedDrafter, bushy, half_right, ids
 from waits import check_one_wait
 
 import ngramspec
+from benchmarks.syncs import syncs_per_step
 from ngramspec import Draft, Drafter, DraftSession, EvidenceRequest, Speculator, build_drafter
-from ngramspec.bench.syncs import syncs_per_step
 from ngramspec.decoding import draft_runner
 from ngramspec.decoding.observer import Observer
 from ngramspec.draft import Evidence

@@ -9,11 +9,11 @@ from conftest import tiny_llama
 
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
-from ngramspec.bench.costs import cost_curve
-from ngramspec.bench.replay import Plan, Player
-from ngramspec.bench.traces import Trace
 from ngramspec.draft_length.schedule import ThresholdGamma, make_controller
 from ngramspec.drafters import build_drafter
+from ngramspec.measure.costs import cost_curve
+from ngramspec.measure.replay import Plan, Player
+from ngramspec.measure.traces import Trace
 
 
 def chain(*confidence, **fields):

@@ -10,9 +10,9 @@ from doubles import ids
 
 import ngramspec
 from ngramspec import Evidence, Speculator, build_drafter
-from ngramspec.bench.costs import cost_curve
 from ngramspec.drafters import RecycleDrafter, ValueDrafter
 from ngramspec.drafters.recycle import RANKS, static_tree
+from ngramspec.measure.costs import cost_curve
 
 
 def seen(tokens, rows, accepted=(0,)):

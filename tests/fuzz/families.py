@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ngramspec.bench import tiny
+from benchmarks import tiny
 
 VOCAB = 61
 IMAGE = 60  # the id that stands where an image's features go

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks import tiny
 from fuzz import remote
 from fuzz.families import CLASSES, EXCLUDED, FAMILIES, POSITIONS, VISION, VOCAB, Family
-from ngramspec.bench import tiny
 
 SHAPES = 4  # random sizes of each family
 KEPT = 80  # models that a process keeps

@@ -21,7 +21,7 @@ import smollm2
 from clients import at_once, client, complete, differ
 from engine_prompts import engine_prompts
 
-from ngramspec.bench.engine_server import PROPOSER, serve
+from benchmarks.engines.server import PROPOSER, serve
 
 pytestmark = pytest.mark.slow
 

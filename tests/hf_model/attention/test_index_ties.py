@@ -10,10 +10,9 @@ from doubles import half_right
 from layer_states import GREEDY, PROMPT, model_of
 
 import ngramspec
+from benchmarks import tiny
 from ngramspec import Speculator
-from ngramspec.bench import tiny
-from ngramspec.hf_model.attention.index_ties import selecting_alone
-from ngramspec.hf_model.compat.classes import indexers_of
+from ngramspec.hf_model.attention.index_ties import indexers_of, selecting_alone
 
 KEYS, POSITIONS, SELECTED = 23, 4, 8
 

@@ -9,8 +9,8 @@ from doubles import half_right
 from layer_states import GREEDY, PROMPT, assert_close, cache_after, model_of, new_cache
 
 import ngramspec
+from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.bench import tiny
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 
 # Convolutions beside attention; of keys and values inside it, with windows; an index of the keys.

@@ -9,8 +9,8 @@ from doubles import half_right, oracle
 from layer_states import GREEDY, PROMPT, assert_close, cache_after, model_of, new_cache
 
 import ngramspec
+from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.bench import tiny
 from ngramspec.hf_model.cache.recurrent_state import MOST_PENDING, Checkpoint
 from ngramspec.hf_model.recurrent_probe import why_not_continued
 

@@ -1,0 +1,287 @@
+"""Where speculative text first diverges from the baseline's, and how close to a tie that was.
+
+A forward over several positions rounds differently from one over a single position. So two logits
+that are nearly equal may swap their order, and from there on the texts differ. A divergence where
+the logits are further apart than rounding explains is an error.
+
+The logits are those that plain ``generate`` chose by: of its own forward, over one new position
+after its cache, after the processors, in float32 as ``generate`` has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.harness import padded, write
+from ngramspec import Speculator, generate
+from ngramspec.cli.options import (
+    add_count,
+    add_drafter,
+    add_gamma,
+    add_model,
+    add_outputs,
+    load_model,
+    make_speculator,
+)
+from ngramspec.cli.usage import UsageError, check_least, usable
+from ngramspec.draft import Int32
+from ngramspec.measure.measurement import ulps_apart
+from ngramspec.measure.models import LoadedModel
+from ngramspec.measure.prompts import library_prompts
+from ngramspec.measure.record import Prompt, read_prompts
+from ngramspec.measure.traces import in_turn, read_traces
+from ngramspec.measure.whole_calls import first_difference
+from ngramspec.measure.wording import counted
+
+MOST_ULPS = 8.0  # between logits whose order rounding may change, in bfloat16 and float16
+MOST_FLOAT32 = 1e-4  # the same in float32, as a difference
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first token where two texts diverge.
+
+    Attributes:
+        token: which new token, counted from 1.
+        plain, speculative: the ids there.
+        gap: between plain ``generate``'s two best logits there.
+        gap_ulps: the same in units in the last place of the model's dtype, see ``ulps_apart``.
+        chosen_gap, chosen_ulps: between the best logit and that of the token which speculation
+            has there; the same as ``gap`` where that is the second best, and more where not.
+    """
+
+    token: int
+    plain: int
+    speculative: int
+    gap: float
+    gap_ulps: float
+    chosen_gap: float
+    chosen_ulps: float
+
+    def is_tie(self, dtype: torch.dtype) -> bool:
+        """Whether rounding explains it, because the logits of both tokens are close."""
+        if dtype == torch.float32:
+            return self.chosen_gap < MOST_FLOAT32
+        return self.chosen_ulps <= MOST_ULPS
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One prompt's text, generated with the baseline and speculatively.
+
+    Attributes:
+        name: the prompt's.
+        tokens: new tokens before the first divergence, or all of them.
+        divergence: the first divergence, or None.
+    """
+
+    name: str
+    tokens: int
+    divergence: Divergence | None
+
+
+def compare(
+    model: Any,
+    speculator: Speculator,
+    prompts: Sequence[tuple[str, Int32]],
+    tokens: int,
+    rows: int = 1,
+) -> Iterator[Comparison]:
+    """Continue prompts greedily, with the baseline and speculatively, in left-padded batches.
+
+    No end-of-sequence token ends a text: all have ``tokens`` new ones. For that the model's own
+    generation config is changed.
+
+    Args:
+        model: a transformers model, decoder-only.
+        speculator: how to speculate.
+        prompts: names and token ids, int32 (n,).
+        tokens: new ones for each prompt, >= 1.
+        rows: prompts in a batch, >= 1.
+    """
+    model.generation_config.eos_token_id = None
+    pad = model.generation_config.pad_token_id or 0
+    for start in range(0, len(prompts), rows):
+        chosen = prompts[start : start + rows]
+        inputs = padded([ids.tolist() for _, ids in chosen], pad)
+        inputs = {each: tensor.to(model.device) for each, tensor in inputs.items()}
+        kwargs = {**inputs, "do_sample": False, "max_new_tokens": tokens, "pad_token_id": pad}
+        plain = model.generate(**kwargs, return_dict_in_generate=True, output_scores=True)
+        ours = generate(model, speculator=speculator, **kwargs)
+        length = inputs["input_ids"].shape[1]
+        for row, (name, _) in enumerate(chosen):
+            mine, theirs = ours[row, length:].tolist(), plain.sequences[row, length:].tolist()
+            same = first_difference(mine, theirs)
+            if same is None:
+                yield Comparison(name, len(mine), None)
+                continue
+            scores = plain.scores[same][row]
+            found = departure(same + 1, theirs[same], mine[same], scores, model.dtype)
+            yield Comparison(name, same, found)
+
+
+def departure(
+    token: int, plain: int, speculative: int, scores: torch.Tensor, dtype: torch.dtype
+) -> Divergence:
+    """The divergence at new token ``token``, from plain ``generate``'s scores, float32 (vocab,)."""
+    best, second = scores.topk(2).values.tolist()
+    chosen = float(scores[speculative])
+    return Divergence(
+        token=token,
+        plain=plain,
+        speculative=speculative,
+        gap=best - second,
+        gap_ulps=ulps_apart(best, second, dtype),
+        chosen_gap=best - chosen,
+        chosen_ulps=ulps_apart(best, chosen, dtype),
+    )
+
+
+def histogram(found: Sequence[Divergence]) -> dict[str, int]:
+    """How many divergences lie in each range of ``gap_ulps``: 0, to 1, to 2, ..., to 8, more."""
+    most = int(MOST_ULPS)
+    counts = dict.fromkeys([*(str(unit) for unit in range(most + 1)), f">{most}"], 0)
+    for each in found:
+        unit = math.ceil(min(each.gap_ulps, most + 1))
+        counts[str(unit) if unit <= most else f">{most}"] += 1
+    return counts
+
+
+SETTINGS = ("dtype", "tokens", "batch", "drafter", "gamma")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...} (default: passages of'
+        " Python's own library, each with a task)",
+    )
+    given.add_argument(
+        "--traces",
+        type=Path,
+        metavar="FILE",
+        help="the prompts of traces that ngramspec record wrote with this model",
+    )
+    add_count(parser, "--count", 100, "prompts")
+    add_count(parser, "--tokens", 128, "new tokens of each")
+    add_count(parser, "--batch", 1, "prompts in a batch")
+    add_model(parser)
+    add_drafter(parser)
+    add_gamma(parser)
+    add_outputs(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare every prompt; print each divergence and their distribution; 1 if one is no tie."""
+    warnings.simplefilter("ignore")  # the library's sources have some
+    check_least(arguments, count=1, tokens=1, batch=1)
+    speculator = make_speculator(arguments.drafter, arguments.gamma)
+    loaded = load_model(arguments)
+    prompts = read(arguments, loaded)
+    dtype = getattr(torch, arguments.dtype)
+    found: list[Comparison] = []
+    for each in compare(loaded.model, speculator, prompts, arguments.tokens, arguments.batch):
+        found.append(each)
+        if each.divergence is None:
+            print(".", end="", flush=True, file=sys.stderr)
+        else:
+            print(line(each, dtype, loaded.tokenizer), flush=True)
+    print(file=sys.stderr)
+    tokens_per_call = speculator.stats.tokens_per_call
+    print(summary(found, dtype, tokens_per_call))
+    settings = {"model": loaded.name, "prompts": len(prompts)}
+    settings |= {name: getattr(arguments, name) for name in SETTINGS}
+    totals = {**outcomes(found, dtype), "tokens_per_call": tokens_per_call}
+    write(arguments, {"settings": settings, **totals, **details(found)})
+    return int(totals["wrong"] > 0)
+
+
+def read(arguments: argparse.Namespace, loaded: LoadedModel) -> Sequence[tuple[str, Int32]]:
+    """Names and token ids of the prompts asked for, groups in turn.
+
+    Raises:
+        UsageError: the file cannot be read, or no prompt leaves room for the new tokens.
+    """
+    with usable():
+        if arguments.traces is not None:
+            traces = in_turn(read_traces(arguments.traces))
+            named = [(f"{each.group} {each.id}", each.prompt) for each in traces]
+        elif arguments.prompts is not None:
+            named = encoded(read_prompts(arguments.prompts)[: arguments.count], loaded)
+        else:
+            named = encoded(library_prompts(arguments.count), loaded)
+    limit = loaded.max_positions
+    if limit is not None:
+        named = [(name, ids) for name, ids in named if len(ids) + arguments.tokens <= limit]
+    if not named:
+        raise UsageError(f"no prompt leaves room for {arguments.tokens} tokens")
+    return named[: arguments.count]
+
+
+def encoded(prompts: Sequence[Prompt], loaded: LoadedModel) -> list[tuple[str, Int32]]:
+    """Names and token ids of prompts, int32 (n,)."""
+    return [
+        (f"{each.group} {each.id}", np.array(loaded.encode(each.text, chat=True), np.int32))
+        for each in prompts
+    ]
+
+
+def outcomes(found: Sequence[Comparison], dtype: torch.dtype) -> dict[str, Any]:
+    """How many texts are identical, diverge at a tie, and are wrong."""
+    divergences = [each.divergence for each in found if each.divergence is not None]
+    ties = sum(each.is_tie(dtype) for each in divergences)
+    identical = len(found) - len(divergences)
+    return {"identical": identical, "ties": ties, "wrong": len(divergences) - ties}
+
+
+def details(found: Sequence[Comparison]) -> dict[str, Any]:
+    """Every divergence, and how many have which gap, as plain values."""
+    diverged = [each for each in found if each.divergence is not None]
+    return {
+        "histogram_ulps": histogram([each.divergence for each in diverged if each.divergence]),
+        "departures": [asdict(each) for each in diverged],
+    }
+
+
+def line(found: Comparison, dtype: torch.dtype, tokenizer: Any) -> str:
+    """Where a prompt's texts diverge, and the gap of the logits there."""
+    at = found.divergence
+    assert at is not None
+    plain, speculative = (tokenizer.decode([token]) for token in (at.plain, at.speculative))
+    verdict = "tie" if at.is_tie(dtype) else "WRONG"
+    return (
+        f"{verdict:<6}{found.name}, token {at.token}: {speculative!r} instead of {plain!r};"
+        f" two best {at.gap:.3g} apart ({at.gap_ulps:.3g} ulps), these two {at.chosen_gap:.3g}"
+        f" ({at.chosen_ulps:.3g} ulps)"
+    )
+
+
+def summary(found: Sequence[Comparison], dtype: torch.dtype, tokens_per_call: float) -> str:
+    """The number of identical texts, and the gaps of the two best logits in the others."""
+    counts = outcomes(found, dtype)
+    lines = [
+        f"{counted(len(found), 'prompt')}: {counts['identical']} identical,"
+        f" {counts['ties']} diverge at a tie, {counts['wrong']} are wrong;"
+        f" {counted(sum(each.tokens for each in found), 'token')} the same;"
+        f" {tokens_per_call:.2f} per call"
+    ]
+    divergences = [each.divergence for each in found if each.divergence is not None]
+    if divergences:
+        lines.append("gap between the two best logits there, in units in the last place")
+        bars = histogram(divergences).items()
+        lines += [f"{unit:>4}{count:>6}  {'#' * count}" for unit, count in bars]
+    return "\n".join(lines)

@@ -1,0 +1,249 @@
+"""Time per operation and bytes per token on natural and adversarial texts."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import mmap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+
+import numpy as np
+
+from benchmarks.harness import write
+from benchmarks.peers import add_peers, installed, print_skipped
+from benchmarks.texts import TEXTS, natural
+from ngramspec._reference.calibration import Calibration
+from ngramspec._reference.value import ValueEngine
+from ngramspec.cli.options import add_count, add_drafters, add_outputs
+from ngramspec.cli.output import print_paths
+from ngramspec.cli.usage import need_plots, usable
+from ngramspec.draft import Int32
+from ngramspec.drafters import build_drafter
+from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.value import ValueDrafter, ValueSession
+from ngramspec.errors import check_int
+from ngramspec.measure.replay import accepted_path
+
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+TWIN_MOST, LOOKUP_MOST = 10_000, 100_000  # tokens: longer contexts would take minutes
+CONTINUATION = 8192  # tokens after the context, for the steps
+HEADER = (
+    f"{'drafter':<30}{'text':<12}{'tokens':>9}{'start':>9}{'propose':>9}{'step':>9}"
+    f"{'p99':>9}{'worst':>9}{'bytes':>8}{'drafted':>9}\n"
+    f"{'':<30}{'':<12}{'':>9}{'µs/token':>9}{'µs':>9}{'µs':>9}{'µs':>9}{'µs':>9}"
+    f"{'/token':>8}{'/step':>9}"
+)
+STEPS = 2000
+SECONDS = 3.0  # for the steps of one measurement; a slow drafter takes fewer
+LEAST_GROWN = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One drafter on one text at one length.
+
+    Attributes:
+        start_us: of ``start``, per token of the context.
+        propose_us, step_us: medians of a step's propose and conversion to a list; and of the whole
+            step with observe and extend.
+        p99_us, worst_us: of the whole step.
+        bytes_per_token: of the session's structures; where it does not say, by how much the
+            process grew, from ``LEAST_GROWN`` tokens on, below which that is noise.
+        drafted: tokens per step.
+    """
+
+    drafter: str
+    text: str
+    tokens: int
+    start_us: float
+    propose_us: float
+    step_us: float
+    p99_us: float
+    worst_us: float
+    bytes_per_token: float | None
+    drafted: float
+
+
+def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: int) -> Reading:
+    """Start with the first ``n`` tokens, then take steps through the rest.
+
+    Args:
+        name, text: the drafter and the text, as they are reported.
+        drafter: its calibration is used as it is; a warm one drafts as in a long run.
+        tokens: int32, more than ``n``.
+        n: length of the context.
+        gamma: most tokens drafted in a step.
+    """
+    drafter.start(tokens[:16].copy()).propose(2)  # what is loaded once is not timed
+    gc.collect()
+    before = _resident()
+    begin = perf_counter()
+    session = drafter.start(tokens[:n].copy())
+    started = perf_counter() - begin
+    size = session.sizeof()
+    if size is None and n >= LEAST_GROWN:
+        size = _resident() - before
+    said = tokens[n:].tolist()
+    proposes: list[int] = []
+    steps: list[int] = []
+    drafted = at = 0
+    end = perf_counter() + SECONDS
+    while at < len(said) - gamma - 1 and len(steps) < STEPS and perf_counter() < end:
+        begin_ns = perf_counter_ns()
+        draft = session.propose(gamma)
+        guessed = draft.tokens.tolist()
+        proposes.append(perf_counter_ns() - begin_ns)
+        path = accepted_path(guessed, draft, said, at)
+        new = tokens[n + at : n + at + len(path) + 1]
+        begin_ns = perf_counter_ns()
+        if guessed:
+            session.observe(draft, path, None)
+        session.extend(new)
+        steps.append(proposes[-1] + perf_counter_ns() - begin_ns)
+        drafted += len(guessed)
+        at += len(new)
+    session.close()
+    return Reading(
+        drafter=name,
+        text=text,
+        tokens=n,
+        start_us=started / n * 1e6,
+        propose_us=float(np.median(proposes)) / 1000,
+        step_us=float(np.median(steps)) / 1000,
+        p99_us=float(np.percentile(steps, 99)) / 1000,
+        worst_us=max(steps) / 1000,
+        bytes_per_token=None if size is None else size / n,
+        drafted=drafted / len(steps),
+    )
+
+
+def sweep(
+    drafters: dict[str, tuple[Drafter, int]], texts: dict[str, Int32], sizes: list[int], gamma: int
+) -> Iterator[Reading]:
+    """Readings of every drafter, up to the length given with it, on every text and size."""
+    for n in sizes:
+        for text, tokens in texts.items():
+            for name, (drafter, most) in drafters.items():
+                if n <= most:
+                    yield read(name, drafter, text, tokens, n, gamma)
+
+
+def _resident() -> int:
+    """Bytes of the process in memory, after freed ones are given back; 0 if unknown."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        with open("/proc/self/statm", encoding="ascii") as fields:
+            return int(fields.read().split()[1]) * mmap.PAGESIZE
+    except (AttributeError, OSError, TypeError):
+        return 0
+
+
+class TwinSession(ValueSession):
+    """One sequence of the value engine's twin, which does not report its size."""
+
+    def sizeof(self) -> None:
+        return None
+
+
+class TwinDrafter(Drafter):
+    """The ValueDrafter in plain Python."""
+
+    tiers = ValueDrafter.tiers
+    estimates = True
+
+    def __init__(self) -> None:
+        self.calibration = Calibration()
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return TwinSession(ValueEngine(self.calibration), tokens)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_drafters(parser)
+    add_peers(parser)
+    parser.add_argument(
+        "--twin", action="store_true", help="also the reference implementation in Python"
+    )
+    parser.add_argument(
+        "--size",
+        action="append",
+        type=int,
+        metavar="N",
+        help="tokens of context; may be repeated (default: 1k, 10k, 100k and 1M)",
+    )
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="natural text (default: Python's own library)"
+    )
+    add_count(parser, "--gamma", 10, "tokens drafted in a step")
+    add_outputs(parser, plots=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Time drafters on texts of every size; print, write and draw the results."""
+    need_plots(arguments.plots)
+    sizes = sorted(arguments.size or SIZES)
+    with usable():
+        for size in sizes:
+            check_int("--size", size, 1, 2**29)
+        gamma = check_int("--gamma", arguments.gamma, 1, 4096)
+        drafters, skipped = contenders(arguments, sizes[-1])
+        texts = read_texts(sizes[-1] + CONTINUATION, arguments.text)
+    print(HEADER)
+    readings = []
+    for reading in sweep(drafters, texts, sizes, gamma):
+        print(line(reading), flush=True)
+        readings.append(asdict(reading))
+    print_skipped(skipped)
+    write(arguments, {"gamma": gamma, "readings": readings, "skipped": skipped})
+    if arguments.plots is not None:
+        from ngramspec.measure.plots import plot_structures  # needs matplotlib
+
+        print_paths(plot_structures(readings, arguments.plots))
+    return 0
+
+
+def contenders(
+    arguments: argparse.Namespace, longest: int
+) -> tuple[dict[str, tuple[Drafter, int]], dict[str, str]]:
+    """The drafters, each with its longest context; and the peers that are not installed.
+
+    Raises:
+        TypeError, ValueError: ``--drafter`` or ``--policy`` cannot be used.
+    """
+    found: dict[str, tuple[Drafter, int]] = {
+        spec: (build_drafter(spec, policy=arguments.policy), longest)
+        for spec in arguments.drafter or ["auto"]
+    }
+    if arguments.twin:
+        found["twin (Python)"] = (TwinDrafter(), TWIN_MOST)
+    peers, skipped = installed() if arguments.peers else ({}, {})
+    for name, (maker, _) in peers.items():
+        if "tree" not in name:
+            found[name] = (maker(), LOOKUP_MOST if "lookup" in name else longest)
+    return found, skipped
+
+
+def read_texts(length: int, path: Path | None) -> dict[str, Int32]:
+    """The texts by name, natural first, int32 (length,).
+
+    Raises:
+        OSError, ValueError: the natural text cannot be read, or is too short.
+    """
+    texts = {"natural": natural(length, path)}
+    return texts | {name: text(length) for name, text in TEXTS.items() if name != "natural"}
+
+
+def line(reading: Reading) -> str:
+    """One line under HEADER."""
+    r = reading
+    size = "-" if r.bytes_per_token is None else f"{r.bytes_per_token:.0f}"
+    return (
+        f"{r.drafter:<30}{r.text:<12}{r.tokens:>9}{r.start_us:>9.3f}{r.propose_us:>9.2f}"
+        f"{r.step_us:>9.2f}{r.p99_us:>9.1f}{r.worst_us:>9.0f}{size:>8}"
+        f"{r.drafted:>9.2f}"
+    )

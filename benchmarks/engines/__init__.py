@@ -1,0 +1,1 @@
+"""Benchmarks of serving engines. They need the engine, and no torch beyond the engine's own."""

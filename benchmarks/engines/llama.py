@@ -1,0 +1,289 @@
+"""llama-cpp-python with and without drafts: plain, its own prompt lookup, and ngramspec.
+
+    python -m benchmarks llama --gguf model.gguf --traces traces.jsonl --json llama.json
+
+All configurations take turns in one process and generate the same recorded text: the model
+evaluates and samples as usual, and then the recorded token replaces the sampled one. Traces
+are JSON lines with ``group``, ``id``, and ``prompt`` and ``output`` as ids of the model's tokens.
+Prompts stay in llama.cpp's cache between the turns of a text, so the prefill is timed in its first
+turn only, and apart. In each turn another ngramspec drafter goes through all texts: none meets a
+text twice. Configuration "logits" is plain with ``logits_all=True``, which drafts need.
+
+``shuffled`` is the output of the group before it in random order: nothing can be guessed there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from ngramspec.costs.saved import processor
+from ngramspec.measure.machine import versions
+from ngramspec.measure.turns import take_turns
+
+PLAIN, LOGITS, LOOKUP, OURS = "plain", "logits", "lookup", "ngramspec"
+PACKAGES = ("ngramspec", "llama-cpp-python", "numpy")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and its continuation, as ids."""
+
+    group: str
+    id: str
+    prompt: list[int]
+    output: list[int]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One generation of one text; times in seconds.
+
+    Attributes:
+        prompt: its tokens.
+        prefill: until the first token; of all turns but a text's first, without the prompt.
+        decode: from the first token to the last.
+        decode_cpu: of that, the process's processor time.
+        evals: after the prefill.
+        drafted: tokens, by the widths of these.
+    """
+
+    way: str
+    group: str
+    id: str
+    turn: int
+    prompt: int
+    tokens: int
+    prefill: float
+    decode: float
+    decode_cpu: float
+    evals: int
+    drafted: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--groups", nargs="+", default=["code_edit", "chat", "shuffled"])
+    parser.add_argument("--texts", type=int, default=3, help="of each group")
+    parser.add_argument("--most", type=int, default=600, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=96, help="generated after each prompt")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no text is begun")
+    parser.add_argument("--ways", nargs="+", default=[PLAIN, LOGITS, LOOKUP, OURS])
+    parser.add_argument("--k", type=int, default=10, help="most tokens drafted, by both")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--options", type=json.loads, default={}, help="of ngramspec, as JSON")
+    parser.add_argument("--json", type=Path, required=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, write the JSON."""
+    texts = list(read(arguments))
+    models = {way: load(arguments, way) for way in arguments.ways}
+    turns = play(arguments, texts, models)
+    report(arguments, models, turns)
+    return 0
+
+
+def read(arguments: argparse.Namespace) -> Iterator[Text]:
+    """The texts, groups in turn."""
+    groups = defaultdict(list)
+    for line in arguments.traces.read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        if len(one["prompt"]) <= arguments.most and len(one["output"]) >= arguments.tokens:
+            groups[one["group"]].append(one)
+    rng = random.Random(0)
+    for found in groups.values():
+        rng.shuffle(found)
+    for at in range(arguments.texts):
+        last: dict[str, Any] = {}
+        for group in arguments.groups:
+            one = last if group == "shuffled" else groups[group][at]
+            output = list(one["output"])
+            if group == "shuffled":
+                rng.shuffle(output)
+            yield Text(group, one["id"], one["prompt"], output[: arguments.tokens])
+            last = one
+
+
+def load(arguments: argparse.Namespace, way: str) -> Any:
+    """The model for a configuration; drafters are set later.
+
+    It evaluates and samples as ``Llama`` does, but emits ``text``, the ids of prompt and output.
+    ``evals`` has (positions, seconds) of each evaluation.
+    """
+    from llama_cpp import Llama
+
+    class Forced(Llama):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.text: Sequence[int] = ()
+            self.evals: list[tuple[int, float]] = []
+
+        def eval(self, tokens: Sequence[int]) -> None:
+            began = time.perf_counter()
+            super().eval(tokens)
+            self.evals.append((len(tokens), time.perf_counter() - began))
+
+        def sample(self, *args: Any, idx: int, **kwargs: Any) -> int:
+            super().sample(*args, idx=idx, **kwargs)
+            return self.text[idx + 1]
+
+    return Forced(
+        str(arguments.gguf),
+        n_ctx=arguments.most + arguments.tokens + 32,
+        n_threads=arguments.threads,
+        n_threads_batch=arguments.threads,
+        logits_all=way != PLAIN,
+        verbose=False,
+    )
+
+
+def play(
+    arguments: argparse.Namespace, texts: Sequence[Text], models: dict[str, Any]
+) -> list[Turn]:
+    """All texts, each in ``repeats`` turns of all configurations."""
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    from ngramspec.engines.llama_cpp import NgramspecDraft
+
+    options, k = arguments.options, arguments.k
+    n_ctx = arguments.most + arguments.tokens + 32
+    ours = [NgramspecDraft(k, n_ctx=n_ctx, options=options) for _ in range(arguments.repeats)]
+    turns = []
+    began = time.monotonic()
+    for text in texts:
+        if time.monotonic() - began > arguments.seconds:
+            break
+        for turn in range(arguments.repeats):
+            drafters = {OURS: ours[turn], LOOKUP: LlamaPromptLookupDecoding(num_pred_tokens=k)}
+            ways = [way for way in models if not (way == LOGITS and turn)]  # its prefill counts
+            for way in ways:
+                models[way].draft_model = drafters.get(way)
+            calls = {way: partial(say, models[way], way, text, turn) for way in ways}
+            for (found,) in take_turns(calls, 1, warm_up=0, first=turn).results.values():
+                turns.append(found)
+                print(json.dumps(asdict(found)), flush=True)
+    return turns
+
+
+def say(model: Any, way: str, text: Text, turn: int) -> Turn:
+    """Generate a text."""
+    model.text = [*text.prompt, *text.output]
+    first, said = len(model.evals), 0
+    began = time.perf_counter()
+    for said, _ in enumerate(model.generate(text.prompt, temp=0.0), 1):
+        if said == 1:
+            begun, cpu = time.perf_counter(), time.process_time()
+        if said == len(text.output):
+            break
+    ended, cpu = time.perf_counter(), time.process_time() - cpu
+    widths = [width for width, _ in model.evals[first + 1 :]]
+    drafted = sum(widths) - len(widths)
+    return Turn(
+        way=way,
+        group=text.group,
+        id=text.id,
+        turn=turn,
+        prompt=len(text.prompt),
+        tokens=said,
+        prefill=begun - began,
+        decode=ended - begun,
+        decode_cpu=cpu,
+        evals=len(widths),
+        drafted=drafted,
+    )
+
+
+def report(arguments: argparse.Namespace, models: dict[str, Any], turns: list[Turn]) -> None:
+    """Print and write ratios, times of evaluations by their width, and every turn."""
+    model = next(iter(models.values()))
+    result = {
+        "machine": {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "packages": versions(PACKAGES),
+        },
+        "arguments": {
+            name: value.name if isinstance(value, Path) else value
+            for name, value in vars(arguments).items()
+        },
+        "model": {
+            name: model.metadata.get(f"general.{name}")
+            for name in ("name", "file_type", "basename")
+        },
+        "decode_to_plain": {
+            way: {group: ratios(turns, way, group) for group in arguments.groups}
+            for way in arguments.ways
+        },
+        "prefill_to_plain": {way: prefills(turns, way) for way in arguments.ways},
+        "milliseconds_by_positions": {way: curve(model) for way, model in models.items()},
+        "turns": [asdict(each) for each in turns],
+    }
+    text = json.dumps(result)
+    arguments.json.write_text(text.replace('{"way"', '\n {"way"').replace("]}", "\n]}") + "\n")
+    del result["turns"]
+    print(json.dumps(result, indent=1))
+
+
+def ratios(turns: Sequence[Turn], way: str, group: str) -> dict[str, float]:
+    """A configuration's speedup over the baseline in decoding a group's texts: medians of turns."""
+    found, cpu, evals = [], [], []
+    for id in sorted({each.id for each in turns if each.group == group}):
+        plain, other = (times(turns, each, group, id) for each in (PLAIN, way))
+        found.append(median(plain[turn][0] / other[turn][0] for turn in other))
+        cpu.append(median(plain[turn][1] / other[turn][1] for turn in other))
+        own = [each for each in turns if (each.way, each.group, each.id) == (way, group, id)]
+        evals.append(median((each.tokens - 1) / each.evals for each in own))
+    return {
+        "speed": round(geometric_mean(found), 3),
+        "lowest": round(min(found), 3),
+        "highest": round(max(found), 3),
+        "speed_cpu": round(geometric_mean(cpu), 3),
+        "lowest_cpu": round(min(cpu), 3),
+        "tokens_per_eval": round(geometric_mean(evals), 2),
+    }
+
+
+def times(turns: Sequence[Turn], way: str, group: str, id: str) -> dict[int, tuple[float, float]]:
+    """Seconds of decoding, by the clock and of the processor, by turn."""
+    own = [each for each in turns if (each.way, each.group, each.id) == (way, group, id)]
+    return {each.turn: (each.decode, each.decode_cpu) for each in own}
+
+
+def prefills(turns: Sequence[Turn], way: str) -> float:
+    """A configuration's prefill time / the baseline's, for prompts of at least 100 tokens."""
+    first = {
+        (each.way, each.group, each.id): each.prefill
+        for each in turns
+        if not each.turn and each.prompt >= 100 and each.group != "shuffled"
+    }
+    found = [
+        seconds / first[PLAIN, group, id]
+        for (which, group, id), seconds in first.items()
+        if which == way
+    ]
+    return round(geometric_mean(found), 3) if found else float("nan")
+
+
+def curve(model: Any) -> dict[int, tuple[float, int]]:
+    """Median milliseconds of an evaluation and their number, by its positions, up to 64."""
+    found = defaultdict(list)
+    for positions, seconds in model.evals:
+        if positions <= 64:
+            found[positions].append(1000 * seconds)
+    return {each: (round(median(found[each]), 2), len(found[each])) for each in sorted(found)}

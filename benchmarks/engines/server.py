@@ -1,0 +1,174 @@
+"""A real vLLM server on this machine, for tests and benchmarks. It needs vLLM and not torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROPOSER = "ngramspec.engines.vllm.NgramspecProposer"
+START = 600.0  # seconds to wait for a server
+CLOCK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Server:
+    """A running server.
+
+    Attributes:
+        url: of its OpenAI interface.
+        pid: of its first process.
+        log: file with its output.
+    """
+
+    url: str
+    pid: int
+    log: Path
+
+    def processes(self) -> list[int]:
+        """It and all that it started."""
+        found = [self.pid]
+        for pid in found:
+            for task in Path(f"/proc/{pid}/task").glob("*/children"):
+                try:
+                    found += [int(each) for each in task.read_text().split()]
+                except OSError:
+                    continue
+        return found
+
+    def cpu_seconds(self) -> float:
+        """Processor time of all its processes so far."""
+        total = 0
+        for pid in self.processes():
+            try:
+                after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            total += int(after_name[11]) + int(after_name[12])
+        return total / CLOCK
+
+    def memory(self) -> int:
+        """Resident bytes of all its processes."""
+        total = 0
+        for pid in self.processes():
+            try:
+                total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            except OSError:
+                continue
+        return total * os.sysconf("SC_PAGE_SIZE")
+
+    def metrics(self) -> dict[str, float]:
+        """Its counters by name, labels left out; those of several labels are added."""
+        text = urllib.request.urlopen(self.url.removesuffix("/v1") + "/metrics").read().decode()
+        found: dict[str, float] = {}
+        for name, value in re.findall(r"^(vllm:\w+)(?:\{.*?\})? (\S+)$", text, re.MULTILINE):
+            found[name] = found.get(name, 0.0) + float(value)
+        return found
+
+    def counts(self) -> dict[str, float]:
+        """What ngramspec logged last (``log_every``); {} if nothing yet."""
+        lines = re.findall(r"ngramspec (\{.*\})", self.log.read_text(errors="replace"))
+        return dict(json.loads(lines[-1])) if lines else {}
+
+
+def free_port() -> int:
+    """A free port."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def environment(cores: str) -> dict[str, str]:
+    """The environment of a server bound to ``cores``, as VLLM_CPU_OMP_THREADS_BIND takes them."""
+    own = Path(sys.prefix) / "lib"
+    libraries = [own / "libiomp5.so", *Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4")]
+    return os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "LD_PRELOAD": ":".join(str(each) for each in libraries if each.exists()),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@contextmanager
+def serve(
+    model: Path,
+    speculative: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    *arguments: str,
+    cores: str = "0",
+    log: Path,
+    path: Path | None = None,
+) -> Iterator[Server]:
+    """Run a server, eager and in float32, until the block ends.
+
+    Args:
+        model: folder of the model.
+        speculative: vLLM's --speculative-config, or None.
+        options: ngramspec's.
+        arguments: more of the command line.
+        cores: that its worker is bound to.
+        log: file for its output.
+        path: folder of modules that it can import, for drafters of a test.
+
+    Raises:
+        RuntimeError: it ended, or did not answer in time; with the end of its log.
+    """
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        *("--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16"),
+        *("--enforce-eager", "--no-enable-prefix-caching", *arguments),
+    ]
+    if speculative is not None:
+        command += ["--speculative-config", json.dumps(speculative)]
+    if options is not None:
+        command += ["--additional-config", json.dumps({"ngramspec": options})]
+    setting = environment(cores)
+    if path is not None:
+        setting["PYTHONPATH"] = os.pathsep.join(
+            [str(path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, env=setting, stdout=out, stderr=out, start_new_session=True
+        )
+    server = Server(f"http://127.0.0.1:{port}/v1", process.pid, log)
+    try:
+        _wait(server, process)
+        yield server
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+    health = server.url.removesuffix("/v1") + "/health"
+    ends = time.monotonic() + START
+    while time.monotonic() < ends:
+        if process.poll() is not None:
+            break
+        try:
+            urllib.request.urlopen(health, timeout=5).read()
+            return
+        except OSError:
+            time.sleep(1)
+    raise RuntimeError(f"no server: {server.log.read_text(errors='replace')[-3000:]}")

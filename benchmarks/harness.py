@@ -1,0 +1,144 @@
+"""What the benchmarks share: their usual options, recorded prompts, and the JSON of the results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ngramspec import Speculator, generate
+from ngramspec.cli.options import add_count, add_dtype
+from ngramspec.cli.usage import writable
+from ngramspec.measure.configurations import Outcome
+from ngramspec.measure.machine import machine
+from ngramspec.measure.traces import read_traces
+from ngramspec.measure.turns import PLAIN, Turns
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+
+
+def add_run(parser: argparse.ArgumentParser, *, repeats: int, new: int) -> None:
+    """Declare ``--dtype``, ``--repeats``, ``--max-new-tokens`` and ``--json``."""
+    add_dtype(parser)
+    add_count(parser, "--repeats", repeats, "timed calls of each configuration")
+    add_count(parser, "--max-new-tokens", new, "new tokens of each call")
+    add_json(parser)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--json``."""
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+
+
+def write(arguments: argparse.Namespace, fields: dict[str, Any], option: str = "json") -> None:
+    """Write the results, with what is needed to reproduce them; without a file, write nothing.
+
+    Args:
+        arguments: as ``execute`` parsed them.
+        fields: the results, which JSON can hold. They override what ``context`` has.
+        option: names the file.
+    """
+    path: Path | None = getattr(arguments, option)
+    if path is None:
+        return
+    with writable(f"--{option}", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**context(arguments), **fields}, indent=1) + "\n"
+        path.write_text(text, encoding="utf-8")
+
+
+def context(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The command, the settings, the machine with its versions, and the commit."""
+    known = {name: value for name, value in vars(arguments).items() if name not in ("run", "prog")}
+    command = known.pop("command_line")
+    settings = {
+        name: value.name if isinstance(value, Path) else value for name, value in known.items()
+    }
+    return {"command": command, "settings": settings, "where": machine(), "commit": commit()}
+
+
+def commit() -> str | None:
+    """The commit of this checkout, with "+" if files were changed; None: it is no checkout."""
+
+    def git(*words: str) -> str:
+        found = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        return found.stdout.strip() if found.returncode == 0 else ""
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return f"{head}{'+' * bool(changed)}" if head else None
+
+
+def recorded_prompts(path: Path, group: str, longest: int, *, cut: bool = False) -> list[list[int]]:
+    """The recorded prompts of a group that have at most ``longest`` tokens.
+
+    Args:
+        path: traces.
+        group: of the traces.
+        longest: most tokens of a prompt.
+        cut: also the last ``longest`` tokens of the longer prompts, after the others.
+    """
+    prompts = [each.prompt.tolist() for each in read_traces(path) if each.group == group]
+    short = [prompt for prompt in prompts if len(prompt) <= longest]
+    return short + [prompt[-longest:] for prompt in prompts if cut and len(prompt) > longest]
+
+
+def greedy(
+    model: Any, inputs: dict[str, torch.Tensor], new: int, **arguments: Any
+) -> Callable[..., torch.Tensor]:
+    """What calls plain ``generate``, or speculative if it is given a Speculator.
+
+    Args:
+        model: a model of transformers.
+        inputs: ``input_ids`` and ``attention_mask``.
+        new: tokens of each row; no end of sequence ends one.
+        arguments: further ones of ``generate``.
+    """
+    given: dict[str, Any] = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0}
+    given |= {"eos_token_id": None, **inputs, **arguments}
+
+    def call(speculator: Speculator | None = None) -> torch.Tensor:
+        if speculator is None:
+            output: torch.Tensor = model.generate(**given)
+        else:
+            output = generate(model, speculator=speculator, **given)
+        return output
+
+    return call
+
+
+def demo_row(turns: Turns[Outcome], ids: list[int]) -> dict[str, Any]:
+    """What was measured of one prompt, by configuration; texts are compared with the baseline's."""
+    last = {name: turns.last(name) for name in turns.results}
+    return {
+        "prompt_tokens": len(ids),
+        "new_tokens": {name: len(each.tokens) for name, each in last.items()},
+        "same_as_plain": {name: each.tokens == last[PLAIN].tokens for name, each in last.items()},
+        "tokens_per_second": {
+            name: len(each.tokens) / turns.median(name) for name, each in last.items()
+        },
+        "seconds": turns.seconds,
+    }
+
+
+def padded(prompts: Sequence[Sequence[int]], pad: int = 0) -> dict[str, torch.Tensor]:
+    """Prompts as ``input_ids`` and ``attention_mask``, int64 (rows, longest), left-padded."""
+    longest = max(map(len, prompts))
+    ids = [[pad] * (longest - len(each)) + list(each) for each in prompts]
+    mask = [[0] * (longest - len(each)) + [1] * len(each) for each in prompts]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+def from_tests(name: str) -> Any:
+    """A module of the tests' folder."""
+    if str(TESTS) not in sys.path:
+        sys.path.insert(0, str(TESTS))
+    return import_module(name)

@@ -1,0 +1,320 @@
+"""Where a step's time goes: the sections of the decode loop, timed while it runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.harness import write
+from ngramspec import Speculator, generate
+from ngramspec.cli.options import add_count, add_device, add_model, add_outputs, load_model
+from ngramspec.cli.output import console
+from ngramspec.cli.usage import check_least, usable
+from ngramspec.decoding.observer import (
+    DRAFTING,
+    INPUT_PREPARATION,
+    NO_SECTION,
+    ROLLBACK,
+    STEP,
+    STREAMING,
+    VERIFICATION,
+    Observer,
+)
+from ngramspec.measure.forced import forced_model
+from ngramspec.measure.machine import synchronize
+from ngramspec.measure.tasks import Prompt
+from ngramspec.measure.workload import sample_prompts, with_random_texts
+
+FORWARD, PYTHON = "forward", "rest of Python"
+SECTIONS = (DRAFTING, INPUT_PREPARATION, FORWARD, VERIFICATION, ROLLBACK, STREAMING, PYTHON)
+
+Clock = Callable[[], float]
+
+
+class Stopwatch(Observer):
+    """Exclusive time by section: a section's time without that of the sections inside it.
+
+    Only sections inside a step are timed, not those of the prefill. The step's own time is PYTHON.
+
+    Args:
+        clock: returns the time in seconds.
+
+    Attributes:
+        seconds: by section, of all steps.
+        calls: by section, how often it ran.
+    """
+
+    def __init__(self, clock: Clock = perf_counter) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+        self._clock = clock
+        self._inner: list[float] = []  # of each running section, the seconds of those inside it
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """See Observer; also called for the model's forward."""
+        if name == STEP:
+            return self._timed(PYTHON)
+        return self._timed(name) if self._inner else NO_SECTION
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        self._inner.append(0.0)
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            taken = self._clock() - begin
+            inner = self._inner.pop()
+            self.seconds[name] = self.seconds.get(name, 0.0) + taken - inner
+            self.calls[name] = self.calls.get(name, 0) + 1
+            if self._inner:
+                self._inner[-1] += taken
+
+
+@contextmanager
+def around_forwards(
+    model: Any, enter: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Run every forward of a model inside the block in a new context.
+
+    On a GPU each forward is waited for, so that its time is its own and not that of whoever reads
+    the result. Steps are a little slower for it.
+
+    Args:
+        model: a module, not compiled. One thread at a time.
+        enter: makes the context.
+    """
+    running: list[AbstractContextManager[None]] = []
+
+    def before(*_: Any) -> None:
+        running.append(enter())
+        running[-1].__enter__()
+
+    def after(*_: Any) -> None:
+        synchronize(model.device)
+        running.pop().__exit__(None, None, None)
+
+    handles = [
+        model.register_forward_pre_hook(before),
+        model.register_forward_hook(after, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Sink:
+    """A streamer that keeps nothing."""
+
+    def put(self, value: Any) -> None:
+        return None
+
+    def end(self) -> None:
+        return None
+
+
+def profile_steps(
+    model: Any,
+    prompt: Prompt,
+    new: int,
+    repeats: int = 3,
+    clock: Clock = perf_counter,
+    rows: int = 1,
+) -> dict[str, Any]:
+    """Seconds of a step by section, of speculative decoding with a new Speculator each time.
+
+    Args:
+        model: a causal language model of transformers, not compiled.
+        prompt: what to continue; its text, if it has one, is forced by the model's own logits.
+        new: max_new_tokens.
+        repeats: generations after one that is not counted; the one of median time is reported.
+        clock: returns the time in seconds.
+        rows: of the batch, see ``_batch``. Several have no streamer, so that they may diverge.
+
+    Returns:
+        ``steps``, ``step_seconds``, ``seconds`` and ``share`` by section, ``tokens_per_call``.
+    """
+    runs = []
+    with _text(model, prompt, new):
+        for _ in range(repeats + 1):
+            speculator, watch = Speculator(), Stopwatch(clock)
+            speculator.observer = watch
+            given = {"speculator": speculator, "streamer": _Sink() if rows == 1 else None}
+            with around_forwards(model, lambda watch=watch: watch.section(FORWARD)):  # type: ignore[misc]
+                _generate(model, prompt, new, generate, rows, **given)
+            steps = watch.calls.get(PYTHON, 0)
+            if watch.calls.get(FORWARD, 0) < steps or not steps:
+                raise RuntimeError("steps were not seen to call the model's forward")
+            seconds = {name: watch.seconds.get(name, 0.0) / steps for name in SECTIONS}
+            runs.append((seconds, steps, speculator.stats.tokens_per_call))
+    seconds, steps, tokens_per_call = _median(runs[1:], lambda run: sum(run[0].values()))
+    return _row("ngramspec", prompt, steps, seconds, tokens_per_call)
+
+
+def profile_plain(
+    model: Any,
+    prompt: Prompt,
+    new: int,
+    repeats: int = 3,
+    lookup: int | None = None,
+    clock: Clock = perf_counter,
+    rows: int = 1,
+) -> dict[str, Any]:
+    """The same for transformers' own loop, with two sections: the forward, and the rest.
+
+    Args:
+        model: as in profile_steps.
+        prompt: as in profile_steps.
+        new: as in profile_steps.
+        repeats: as in profile_steps.
+        lookup: ``prompt_lookup_num_tokens``, or None: plain decoding.
+        clock: as in profile_steps.
+        rows: as in profile_steps; lookup takes one only.
+    """
+    arguments = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
+    runs = []
+    with _text(model, prompt, new):
+        for _ in range(repeats + 1):
+            spans: list[tuple[float, float]] = []
+            with around_forwards(model, lambda spans=spans: _span(spans, clock)):  # type: ignore[misc]
+                _generate(model, prompt, new, model.generate, rows, **arguments)
+            steps = len(spans) - 1
+            if steps < 1:
+                raise RuntimeError("plain generate was not seen to call the model's forward twice")
+            whole = (spans[-1][1] - spans[0][1]) / steps
+            runs.append((whole, sum(end - begin for begin, end in spans[1:]) / steps, steps))
+    whole, forward, steps = _median(runs[1:], lambda run: run[0])
+    way = "plain" if lookup is None else f"lookup {lookup}"
+    return _row(way, prompt, steps, {FORWARD: forward, PYTHON: whole - forward}, None)
+
+
+@contextmanager
+def _span(spans: list[tuple[float, float]], clock: Clock) -> Iterator[None]:
+    """Note when the block begins and ends."""
+    begin = clock()
+    yield
+    spans.append((begin, clock()))
+
+
+def _median(runs: list[Any], key: Callable[[Any], float]) -> Any:
+    """The run in the middle."""
+    return sorted(runs, key=key)[len(runs) // 2]
+
+
+def _row(
+    way: str, prompt: Prompt, steps: int, seconds: dict[str, float], tokens_per_call: float | None
+) -> dict[str, Any]:
+    whole = sum(seconds.values())
+    return {
+        "way": way,
+        "task": prompt.task,
+        "prompt": prompt.id,
+        "steps": steps,
+        "step_seconds": whole,
+        "seconds": seconds,
+        "share": {name: each / whole for name, each in seconds.items()},
+        "tokens_per_call": tokens_per_call,
+    }
+
+
+def profile(
+    model: Any, prompts: Sequence[Prompt], new: int, repeats: int = 3, rows: int = 1
+) -> list[dict[str, Any]]:
+    """Plain decoding, prompt lookup (of one row) and speculation for each prompt."""
+    found = []
+    for prompt in prompts:
+        found.append(profile_plain(model, prompt, new, repeats, rows=rows))
+        if rows == 1:
+            found.append(profile_plain(model, prompt, new, repeats, lookup=10))
+        found.append(profile_steps(model, prompt, new, repeats, rows=rows))
+    return found
+
+
+def _generate(
+    model: Any, prompt: Prompt, new: int, call: Callable[..., Any], rows: int, **arguments: Any
+) -> None:
+    ids, mask = _batch(prompt, rows)
+    if call is generate:
+        arguments["model"] = model
+    arguments |= {"attention_mask": mask.to(model.device), "do_sample": False}
+    call(input_ids=ids.to(model.device), max_new_tokens=new, **arguments)
+
+
+def _batch(prompt: Prompt, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A prompt's ids and mask as a batch, int64 (rows, n) each.
+
+    Rows with a forced text are copies. Others diverge: row i lacks the first i tokens and is padded
+    on the left.
+    """
+    ids = torch.tensor([prompt.ids] * rows)
+    mask = torch.ones_like(ids)
+    if prompt.text is None:
+        for row in range(1, min(rows, len(prompt.ids))):
+            mask[row, :row] = 0
+    return ids, mask
+
+
+@contextmanager
+def _text(model: Any, prompt: Prompt, new: int) -> Iterator[None]:
+    """Force the prompt's text, if it has one."""
+    if prompt.text is None:
+        yield
+        return
+    room = len(prompt.ids) + new + Speculator().gamma_max + 1
+    with forced_model(model, room) as set_text:
+        set_text([*prompt.ids, *prompt.text[:new]])
+        yield
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_model(parser)
+    add_device(parser)
+    add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
+    add_count(parser, "--repeats", 3, "calls of each text and way")
+    add_count(parser, "--batch", 1, "rows of a call")
+    add_outputs(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Profile; print and write the results."""
+    check_least(arguments, repeats=1, max_new_tokens=2, batch=1)
+    screen = console()
+    loaded = load_model(arguments)
+    new = arguments.max_new_tokens
+    with usable():
+        copying = [each for each in sample_prompts(loaded) if each.task == "code_edit"]
+    prompts = with_random_texts(copying, new, loaded)
+    with screen.status("profiling"):
+        rows = profile(loaded.model, prompts, new, arguments.repeats, arguments.batch)
+    screen.print(table(rows))
+    settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
+    settings["batch"] = str(arguments.batch)
+    write(arguments, {"settings": settings, "rows": rows})
+    return 0
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Any:
+    """A line for each text and configuration: the time of a step and its shares."""
+    from rich.table import Table  # for the command only
+
+    table = Table(title="share of a step after the prefill", title_justify="left")
+    for name in ("text", "", "steps", "ms/step", *SECTIONS):
+        table.add_column(name, justify="left" if name in ("text", "") else "right")
+    for row in rows:
+        share = row["share"]
+        table.add_row(
+            row["task"],
+            row["way"],
+            str(row["steps"]),
+            f"{1e3 * row['step_seconds']:.2f}",
+            *(f"{share[name]:.2%}" if name in share else "" for name in SECTIONS),
+        )
+    return table

@@ -1,0 +1,180 @@
+"""Counting where the host waits for the device; a step promises one such wait."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from ngramspec import Speculator, generate
+from ngramspec.decoding.observer import NO_SECTION, PREFILL, STEP, Observer
+
+# Methods of a tensor that need its values on the host.
+READS = (
+    "__array__",
+    "__bool__",
+    "__contains__",
+    "__float__",
+    "__index__",
+    "__int__",
+    "cpu",
+    "item",
+    "nonzero",
+    "numpy",
+    "tolist",
+)
+
+
+@contextmanager
+def host_syncs(device: torch.device) -> Iterator[list[str]]:
+    """Every wait of the host inside the block, as ``file:line``; process-wide.
+
+    On a GPU CUDA's own debug mode reports them, copies to the device that are waited for included.
+    On a CPU, where nothing waits, calls that read a tensor's values are counted instead.
+    """
+    with _warnings() if device.type == "cuda" else _reads() as places:
+        yield places
+
+
+@contextmanager
+def _warnings() -> Iterator[Any]:
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield _Places(caught)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+class _Places(Sequence[str]):
+    """The synchronisations among caught warnings, as they come."""
+
+    def __init__(self, caught: list[warnings.WarningMessage]) -> None:
+        self.caught = caught
+
+    def _all(self) -> list[str]:
+        return [
+            f"{Path(each.filename).name}:{each.lineno}"
+            for each in self.caught
+            if "synchroniz" in str(each.message)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._all()[at]
+
+
+@contextmanager
+def _reads() -> Iterator[list[str]]:
+    places: list[str] = []
+    inside = [False]  # one read may call another
+
+    def counted(name: str) -> Any:
+        plain = getattr(torch.Tensor, name)
+
+        @wraps(plain)
+        def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if inside[0]:
+                return plain(self, *args, **kwargs)
+            frame = sys._getframe(1)
+            places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+            inside[0] = True
+            try:
+                return plain(self, *args, **kwargs)
+            finally:
+                inside[0] = False
+
+        return read
+
+    with ExitStack() as restore:
+        for name in READS:
+            own = vars(torch.Tensor).get(name)
+            setattr(torch.Tensor, name, counted(name))
+            if own is None:
+                restore.callback(delattr, torch.Tensor, name)
+            else:
+                restore.callback(setattr, torch.Tensor, name, own)
+        yield places
+
+
+class _Marks(Observer):
+    """Counts the waits until the end of the prefill and of each step; on a CPU steps are a GPU's.
+
+    Args:
+        places: as ``host_syncs`` gives them.
+    """
+
+    one_transfer = True
+
+    def __init__(self, places: Sequence[str]) -> None:
+        self.counts: list[int] = []
+        self._places = places
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """See Observer."""
+        return self._marked() if name in (PREFILL, STEP) else NO_SECTION
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        yield
+        self.counts.append(len(self._places))
+
+
+def syncs_per_step(
+    model: Any,
+    ids: Sequence[int],
+    new: int,
+    speculator: Speculator | None = None,
+    rows: int = 1,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Host synchronisations of each step of one speculative generation, after the prefill.
+
+    Args:
+        model: a causal language model of transformers.
+        ids: the prompt's token ids.
+        new: max_new_tokens.
+        speculator: its observer is replaced for this call; None: a new Speculator.
+        rows: of a batch, all of this prompt.
+        arguments: further ones of ``generate``.
+
+    Returns:
+        ``steps``, ``median`` and ``most`` syncs of a step, ``counts`` of each, and ``places``,
+        how many there were in each line of code.
+    """
+    speculator = Speculator() if speculator is None else speculator
+    prompt = torch.tensor([list(ids)] * rows, device=model.device)
+    mask = torch.ones_like(prompt)
+    own = {"do_sample": False} | arguments
+    before = speculator.observer
+    with host_syncs(model.device) as places:
+        marks = speculator.observer = _Marks(places)
+        own |= {"attention_mask": mask, "max_new_tokens": new}
+        try:
+            generate(model, input_ids=prompt, speculator=speculator, **own)
+        finally:
+            speculator.observer = before
+        seen = list(places)
+    counts = [later - earlier for earlier, later in pairwise(marks.counts)]
+    if not counts:
+        raise ValueError("the generation ended with its prefill; give it more new tokens")
+    return {
+        "steps": len(counts),
+        "median": median(counts),
+        "most": max(counts),
+        "counts": counts,
+        "places": dict(Counter(seen[marks.counts[0] : marks.counts[-1]])),
+    }

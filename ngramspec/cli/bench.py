@@ -1,0 +1,230 @@
+"""Compare whole calls of plain generate (the baseline), transformers' prompt lookup and ngramspec,
+in turn in one process: speed, speedup over the baseline, share of the limit, memory, text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ngramspec.cli.bench_view import show
+from ngramspec.cli.options import Parser, add_count, add_device, add_model, add_outputs, load_model
+from ngramspec.cli.output import console, print_paths, write_json
+from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ngramspec.measure.configurations import Configuration
+    from ngramspec.measure.models import LoadedModel
+    from ngramspec.measure.tasks import Prompt
+    from ngramspec.measure.whole_calls import Forcing, Measured, Plan
+
+SUMMARY = "compare whole calls with plain generate and prompt lookup"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_model(parser)
+    add_device(parser)
+    _add_prompts(parser.add_argument_group("prompts"))
+    _add_configurations(parser.add_argument_group("what is compared with the baseline"))
+    _add_plan(parser.add_argument_group("measurement"))
+    add_outputs(parser, plots=True)
+
+
+def _add_prompts(parser: Parser) -> None:
+    """Which prompts."""
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines with group, id and prompt, a text or token ids (default: the demo's)",
+    )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="put prompts that are marked with [INST] into the model's own chat template",
+    )
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        metavar="TASK",
+        help="groups of the file, or 'nothing': random text that is forced (default: all)",
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        nargs=2,
+        type=int,
+        metavar=("MIN", "MAX"),
+        help="use the file's prompts of this length (default: 300 700, for code_edit 300 1200)",
+    )
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="instead, cut or fill every prompt to exactly N tokens, each length in turn",
+    )
+
+
+def _add_plan(parser: Parser) -> None:
+    """How to measure."""
+    add_count(parser, "--prompts-per-task", 8, "most prompts of each task and length")
+    add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
+    add_count(parser, "--least", 48, "leave out prompts with a shorter baseline output")
+    add_count(parser, "--repeats", 3, "timed calls of each prompt and configuration")
+    parser.add_argument(
+        "--keep", action="store_true", help="one Speculator for all calls, which learns from them"
+    )
+    parser.add_argument(
+        "--same-text",
+        action="store_true",
+        help="force the baseline's text in all configurations: in bfloat16 texts diverge at ties",
+    )
+
+
+def _add_configurations(parser: Parser) -> None:
+    """What is compared with the baseline; ngramspec's defaults always are."""
+    parser.add_argument(
+        "--lookup",
+        nargs="*",
+        type=int,
+        default=[3, 10],
+        metavar="N",
+        help="prompt lookup with drafts of N tokens (default: 3 10)",
+    )
+    parser.add_argument(
+        "--width", nargs="+", type=int, default=[], metavar="N", help="also with fixed widths"
+    )
+    parser.add_argument(
+        "--tree", nargs="+", type=int, default=[], metavar="N", help="also with trees of N nodes"
+    )
+    parser.add_argument("--chains", action="store_true", help="also with drafts that never branch")
+    parser.add_argument(
+        "--speculator",
+        action="append",
+        default=[],
+        type=_fields,
+        metavar="JSON",
+        help="also with these arguments of Speculator, such as '{\"gamma\": 8}'",
+    )
+    parser.add_argument(
+        "--compiled", action="store_true", help="also with compiled static forwards"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure; print, write and draw the results."""
+    from ngramspec.measure.configurations import usual_configurations
+    from ngramspec.measure.machine import machine
+    from ngramspec.measure.summary import summarize
+    from ngramspec.measure.whole_calls import to_dict
+
+    need_plots(arguments.plots)
+    check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2)
+    screen = console()
+    loaded = load_model(arguments)
+    prompts = _prompts(arguments, loaded)
+    configurations = usual_configurations(
+        lookups=arguments.lookup,
+        widths=arguments.width,
+        trees=arguments.tree,
+        chains=arguments.chains,
+        speculators=arguments.speculator,
+        compiled=arguments.compiled,
+    )
+    plan = _plan(arguments)
+    measured = _measure(screen, loaded.model, configurations, plan, prompts)
+    rows = summarize(measured)
+    show(screen, rows, measured)
+    model = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
+    settings = {**model, **asdict(plan), "ways": [asdict(way) for way in configurations]}
+    found = {"summary": rows, **to_dict(measured)}
+    write_json(arguments, {"settings": settings, "where": machine(), **found})
+    if arguments.plots is not None:
+        from ngramspec.measure.plots import plot_e2e
+
+        print_paths(plot_e2e(rows, arguments.plots))
+    return 0
+
+
+def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:
+    """The prompts of the tasks and lengths asked for, and random texts after them.
+
+    Raises:
+        UsageError: a file, a task or a template that cannot be used.
+    """
+    from ngramspec.measure import workload
+
+    path = arguments.prompts
+    if arguments.chat and (path is None or not loaded.tokenizer.chat_template):
+        raise UsageError("--chat needs --prompts, and a model that has a chat template")
+    with usable("--prompts"):
+        if path is None:
+            pool = workload.sample_prompts(loaded)
+        else:
+            pool = workload.read_workload(path, loaded, chat=arguments.chat)
+    with usable("--tasks"):
+        tasks = workload.known_tasks(pool, arguments.tasks or ())
+    sets = [pool]
+    if arguments.lengths:
+        sets = workload.of_exact_lengths(pool, arguments.lengths)
+    elif path is not None:
+        sets = [workload.in_range(pool, arguments.prompt_tokens)]
+    new = arguments.max_new_tokens
+    found = [each for same in sets for each in workload.with_random_texts(same, new, loaded)]
+    return [each for each in found if each.task in tasks]
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    from ngramspec.measure.whole_calls import Plan
+
+    return Plan(
+        repeats=arguments.repeats,
+        new=arguments.max_new_tokens,
+        least=arguments.least,
+        prompts=arguments.prompts_per_task,
+        keep=arguments.keep,
+        same_text=arguments.same_text,
+    )
+
+
+def _measure(
+    screen: Console,
+    model: Any,
+    configurations: list[Configuration],
+    plan: Plan,
+    prompts: list[Prompt],
+) -> Measured:
+    """Run all configurations, and show the progress on the screen.
+
+    Raises:
+        UsageError: there is no prompt.
+    """
+    from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
+    from ngramspec.measure.whole_calls import EndToEnd, by_model, by_processor
+
+    capacity = max((len(each.ids) for each in prompts), default=0) + plan.new + POSITIONS_AFTER_TEXT
+    with ExitStack() as stack:
+        forcing: Forcing = by_processor
+        if plan.same_text:
+            forcing = by_model(stack.enter_context(forced_model(model, capacity)))
+        status = stack.enter_context(screen.status("measuring"))
+        bench = EndToEnd(model, configurations, plan, forcing=forcing, progress=status.update)
+        with usable():
+            return bench.run(prompts)
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """``--speculator``: a JSON object; the Speculator checks the rest."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {text}") from error
+    if not isinstance(fields, dict):
+        raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
+    return fields

@@ -1,0 +1,65 @@
+"""Record what a model generates after your prompts, greedily, for ngramspec replay."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ngramspec.cli.options import add_count, add_model, load_model
+from ngramspec.cli.usage import check_least, usable, writable
+
+SUMMARY = "record what a model generates, for replay"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...}',
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="where the traces are written"
+    )
+    add_model(parser)
+    add_count(parser, "--max-new-tokens", 256, "most new tokens of each trace")
+    add_count(parser, "--top-k", 0, "record the N most probable tokens at each position")
+    parser.add_argument(
+        "--no-chat",
+        action="store_true",
+        help="the prompts are text to continue, not a user's messages",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load the model and write a trace for each prompt."""
+    from ngramspec import Speculator, build_drafter
+    from ngramspec.measure.measurement import Measurement
+    from ngramspec.measure.record import read_prompts, record
+    from ngramspec.measure.runners_up import RecordingDrafter
+    from ngramspec.measure.traces import write_traces
+
+    check_least(arguments, max_new_tokens=2, top_k=0)
+    with usable("--prompts"):
+        prompts = read_prompts(arguments.prompts)
+    loaded = load_model(arguments)
+    keeper = RecordingDrafter(build_drafter("auto"), arguments.top_k) if arguments.top_k else None
+    measurement = Measurement(loaded, Speculator(keeper or "auto"), arguments.max_new_tokens)
+
+    def encode(text: str) -> list[int]:
+        with usable():
+            return loaded.encode(text, chat=not arguments.no_chat)
+
+    def generate(ids: list[int]) -> list[int]:
+        print(".", end="", flush=True, file=sys.stderr)
+        return measurement.speculate(ids)
+
+    with writable("--out", arguments.out):
+        take = {} if keeper is None else {"take": keeper.take}
+        count = write_traces(arguments.out, record(prompts, encode, generate, **take))
+    print(file=sys.stderr)
+    print(f"{count} traces of {loaded.name} ({arguments.dtype}) in {arguments.out}")
+    return 0

@@ -1,0 +1,196 @@
+"""Drafters whose alpha is measured, in addition to the package's own (Leviathan et al., 3.6, 4.2).
+
+Unigram and bigram models that were trained on the target's own outputs, random tokens, and a
+smaller model. Their distributions are standardised as the target's are: at temperature 0 they draft
+their most probable token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32, Proposal
+from ngramspec.drafters.base import Drafter, DraftSession
+
+
+class CountModel:
+    """A unigram or bigram model: the relative frequencies in some texts.
+
+    Args:
+        texts: token ids of each, at least one token in all.
+        order: 1 or 2; an unknown context of a bigram falls back to the unigram.
+
+    Raises:
+        ValueError: there is no token.
+    """
+
+    def __init__(self, texts: Iterable[Sequence[int]], order: int) -> None:
+        self.order = order
+        counts: Counter[int] = Counter()
+        follow: dict[int, Counter[int]] = {}
+        for text in texts:
+            counts.update(text)
+            for before, token in pairwise(text):
+                follow.setdefault(before, Counter())[token] += 1
+        if not counts:
+            raise ValueError("a count model needs a text to be trained on")
+        self._unigram = _frequencies(counts)
+        self._bigrams = {each: _frequencies(found) for each, found in follow.items()}
+
+    def following(self, last: int | None) -> tuple[Int32, Float32]:
+        """The ids that may follow a token, or None for the start, and their probabilities."""
+        if self.order == 1 or last is None:
+            return self._unigram
+        return self._bigrams.get(last, self._unigram)
+
+
+def _frequencies(counts: Counter[int]) -> tuple[Int32, Float32]:
+    ids = np.array(sorted(counts), np.int32)
+    values = np.array([counts[int(each)] for each in ids], np.float64)
+    return ids, (values / values.sum()).astype(np.float32)
+
+
+class RandomModel:
+    """Every token of a vocabulary with the same probability (ibid., section 3.6)."""
+
+    order = 0
+
+    def __init__(self, vocab: int) -> None:
+        self._all = np.arange(vocab, dtype=np.int32), np.full(vocab, 1 / vocab, np.float32)
+
+    def following(self, last: int | None) -> tuple[Int32, Float32]:
+        """All ids with equal probabilities."""
+        return self._all
+
+
+class ModelDrafter(Drafter):
+    """Draws each token from a model, or its most probable one in requests without sampling.
+
+    Args:
+        model: what follows a token.
+        name: of its only tier.
+    """
+
+    def __init__(self, model: CountModel | RandomModel, name: str) -> None:
+        self.model = model
+        self.tiers = (name,)
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return _ModelSession(self.model, tokens)
+
+
+class _ModelSession(DraftSession):
+    def __init__(self, model: CountModel | RandomModel, tokens: Int32) -> None:
+        self.model = model
+        self._last = int(tokens[-1]) if len(tokens) else None
+        self._temperature = 0.0
+        self._rng = np.random.default_rng(0)
+
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
+        self._temperature = temperature
+        self._rng = np.random.default_rng(seed)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        last, drawn, parts = self._last, [], []
+        for _ in range(gamma):
+            ids, probs = self.model.following(last)
+            ids, probs, last = _chosen(ids, probs, self._temperature, self._rng)
+            drawn.append(last)
+            parts.append((ids, probs))
+        return _draft(drawn, parts, self._temperature)
+
+    def extend(self, tokens: Int32) -> None:
+        if len(tokens):
+            self._last = int(tokens[-1])
+
+
+class SmallModelDrafter(Drafter):
+    """Drafts with another causal language model of the same vocabulary.
+
+    Args:
+        model: of transformers, in eval mode.
+    """
+
+    tiers = ("model",)
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return _SmallModelSession(self.model, tokens)
+
+
+class _SmallModelSession(DraftSession):
+    def __init__(self, model: Any, tokens: Int32) -> None:
+        from transformers import DynamicCache
+
+        self.model = model
+        self._cache: Any = DynamicCache(config=model.config)
+        self._ahead: Any = None  # logits after all committed tokens
+        self._pending = tokens.tolist()
+        self._temperature = 0.0
+        self._rng = np.random.default_rng(0)
+
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
+        self._temperature = temperature
+        self._rng = np.random.default_rng(seed)
+
+    def extend(self, tokens: Int32) -> None:
+        self._pending += tokens.tolist()
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        if self._pending:
+            self._ahead, self._pending = self._forward(self._pending), []
+        if self._ahead is None:
+            return EMPTY_DRAFT
+        committed = self._cache.get_seq_length()
+        logits, drawn, parts = self._ahead, [], []
+        for number in range(gamma):
+            probs = torch.softmax(logits.float(), dim=-1).cpu().numpy()
+            ids = np.flatnonzero(probs).astype(np.int32)
+            ids, kept, token = _chosen(ids, probs[ids], self._temperature, self._rng)
+            drawn.append(token)
+            parts.append((ids, kept))
+            if number + 1 < gamma:
+                logits = self._forward([token])
+        if (drafted := self._cache.get_seq_length() - committed) > 0:
+            self._cache.crop(-drafted)
+        return _draft(drawn, parts, self._temperature)
+
+    def _forward(self, tokens: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            ids = torch.tensor([tokens], device=self.model.device)
+            out = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True)
+        logits: torch.Tensor = out.logits[0, -1]
+        return logits
+
+
+def _chosen(
+    ids: Int32, probs: Float32, temperature: float, generator: np.random.Generator
+) -> tuple[Int32, Float32, int]:
+    """q at a temperature, without what it leaves no probability, and a token of it."""
+    if not temperature:
+        return ids, probs, int(ids[probs.argmax()])
+    weights = (probs.astype(np.float64) / probs.max()) ** (1 / temperature)
+    heated = (weights / weights.sum()).astype(np.float32)
+    ids, heated = ids[heated > 0], heated[heated > 0]
+    drawn = generator.choice(len(ids), p=heated / heated.sum(dtype=np.float64))
+    return ids, heated, int(ids[drawn])
+
+
+def _draft(drawn: list[int], parts: Sequence[tuple[Int32, Float32]], temperature: float) -> Draft:
+    if not drawn:
+        return EMPTY_DRAFT
+    tokens = np.array(drawn, np.int32)
+    if not temperature:
+        return Draft(tokens)
+    starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)
+    ids = np.concatenate([ids for ids, _ in parts])
+    probs = np.concatenate([probs for _, probs in parts])
+    return Draft(tokens, proposal=Proposal(starts, ids, probs))

@@ -1,0 +1,280 @@
+"""Alpha of several drafters on one model: Tables 3 and 5 of Leviathan et al. 2023, here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from ngramspec import Speculator, build_drafter, generate
+from ngramspec.drafters.base import Drafter
+from ngramspec.measure.alpha import (
+    Alpha,
+    TargetText,
+    play,
+    sampling_arguments,
+    summarize,
+    target_text,
+)
+from ngramspec.measure.alpha_drafters import (
+    CountModel,
+    ModelDrafter,
+    RandomModel,
+    SmallModelDrafter,
+)
+from ngramspec.measure.change import Change, Recorder, decode
+from ngramspec.theory.walltime import improvement, optimal_gamma
+
+TRAINED = {"trained-unigram": 1, "trained-bigram": 2}
+RANDOM, MODEL = "random", "draft-model"
+ORDERS = (2, 3, 4, 8)
+ALL = "all"  # the group of all texts together
+MOST_GAMMA = 64  # of the best gamma that is named
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        prompts: (group, token ids) of each.
+        train: token ids of other prompts, whose outputs train the count models.
+        new: tokens after each prompt, at most.
+        gamma: most tokens in a draft.
+        leniences: each in (0, 1], the first one 1.
+        change: whether to measure how far lenience moves the distribution.
+        observed: whether to decode speculatively as well, and count.
+        sampling: further arguments of ``generate``.
+        draft_model: a smaller model of the same vocabulary, or None.
+        seed: of the first prompt; the others' are those after it.
+    """
+
+    prompts: Sequence[tuple[str, Sequence[int]]]
+    train: Sequence[Sequence[int]] = ()
+    new: int = 128
+    gamma: int = 4
+    leniences: Sequence[float] = (1.0,)
+    change: bool = False
+    observed: bool = True
+    sampling: dict[str, Any] = field(default_factory=dict)
+    draft_model: Any = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What decoding with the drafter counted: ``DecodeStats`` of all prompts, by lenience.
+
+    Attributes:
+        moved, perplexity, text_moved: of the generated texts, see Change; None if the change was
+            not measured, and ``text_moved`` if drafts were sampled.
+    """
+
+    lenience: float
+    tested: int
+    alpha: float
+    tokens_per_call: float
+    moved: float | None = None
+    perplexity: float | None = None
+    text_moved: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One drafter at one temperature, on one group of texts.
+
+    Attributes:
+        drafter: its name or spec.
+        temperature: 0 for greedy.
+        group: the texts' group, or ALL.
+        alpha: see Alpha.
+        observed: of all groups together; empty for single ones.
+    """
+
+    drafter: str
+    temperature: float
+    group: str
+    alpha: Alpha
+    observed: tuple[Observed, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, with the speed that Theorem 3.8 predicts at c = 0 and its gamma."""
+        rate = self.alpha.drafted * (self.alpha.alpha[0] if self.alpha.alpha else 0.0)
+        best = int(optimal_gamma(rate, 0.02, most=MOST_GAMMA))
+        return {
+            **asdict(self),
+            "effective_alpha": rate,  # as if an empty draft were a rejected one
+            "improvement_gamma_3": float(improvement(rate, 3)),
+            "optimal_gamma_c_0.02": best,
+        }
+
+
+def default_drafters(temperature: float, draft_temperatures: Sequence[float]) -> list[str]:
+    """The drafters of Table 3 that exist for any model, and this package's own."""
+    specs = [RANDOM, *TRAINED]
+    for order in ORDERS:
+        if temperature:
+            drawn = (f"sample=true,temperature={each:g}" for each in draft_temperatures)
+            specs += [f"ngram(order={order},{each})" for each in drawn]
+    backoff = [f"ngram(order={order})" for order in (ORDERS if not temperature else (4,))]
+    return [*specs, *backoff, "copy", "auto"]
+
+
+def measure(
+    model: Any,
+    plan: Plan,
+    temperature: float,
+    drafters: Sequence[str],
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Iterator[Row]:
+    """A row for each drafter and group; with several groups, ALL comes first.
+
+    Args:
+        model: a causal language model of transformers.
+        plan: what is measured.
+        temperature: of the target, also for the outputs that train count models.
+        drafters: specs for build_drafter, "trained-unigram", "trained-bigram", "random",
+            "draft-model".
+        on_stage: called with the name of each stage.
+
+    Raises:
+        ValueError: a drafter is unknown, or the plan lacks what it needs.
+    """
+    makers = _makers(model, plan, temperature, drafters, on_stage)
+    texts = []
+    for number, (group, ids) in enumerate(plan.prompts):
+        on_stage(f"T={temperature:g}: text {number + 1} of {len(plan.prompts)}")
+        generated = target_text(
+            model,
+            ids,
+            new=plan.new,
+            temperature=temperature,
+            group=group,
+            seed=plan.seed + number,
+            sampling=plan.sampling,
+        )
+        texts += [generated] if len(generated.output) > 1 else []
+    for name, make in makers.items():
+        on_stage(f"T={temperature:g}: {name}")
+        yield from _rows(model, plan, temperature, name, make, texts)
+
+
+def _rows(
+    model: Any,
+    plan: Plan,
+    temperature: float,
+    name: str,
+    make: Callable[[], Drafter],
+    texts: Sequence[TargetText],
+) -> Iterator[Row]:
+    drafter = make()  # what it learns of acceptance it learns over all texts
+    played = [
+        play(
+            drafter,
+            generated,
+            plan.gamma,
+            leniences=plan.leniences,
+            change=plan.change,
+            seed=plan.seed + number,
+        )
+        for number, generated in enumerate(texts)
+    ]
+    seen = tuple(observe(model, plan, temperature, make)) if plan.observed else ()
+    yield Row(name, temperature, ALL, summarize(played), seen)
+    groups = dict.fromkeys(generated.group for generated in texts)
+    for group in groups if len(groups) > 1 else ():
+        mine = [
+            each for each, generated in zip(played, texts, strict=True) if generated.group == group
+        ]
+        yield Row(name, temperature, group, summarize(mine))
+
+
+def observe(
+    model: Any, plan: Plan, temperature: float, make: Callable[[], Drafter]
+) -> Iterator[Observed]:
+    """Decode speculatively, with chains, at each lenience, and count."""
+    for lenience in plan.leniences:
+        drafter = Recorder(make()) if plan.change else make()
+        speculator = Speculator(drafter, plan.gamma, tree=None, lenience=lenience)
+        change = Change()
+        for number, (_, ids) in enumerate(plan.prompts):
+            torch.manual_seed(plan.seed + number)
+            arguments = sampling_arguments(temperature, plan.sampling)
+            arguments["max_new_tokens"] = plan.new
+            if plan.change:
+                decode(model, ids, speculator, change, **arguments)
+            else:
+                prompt = torch.tensor([list(ids)], device=model.device)
+                mask = torch.ones_like(prompt)
+                generate(
+                    model,
+                    input_ids=prompt,
+                    attention_mask=mask,
+                    speculator=speculator,
+                    **arguments,
+                )
+        stats = speculator.stats
+        counted = (lenience, stats.tested, stats.alpha, stats.tokens_per_call)
+        if plan.change:
+            yield Observed(*counted, change.mean_moved, change.perplexity, change.text_moved)
+        else:
+            yield Observed(*counted)
+
+
+def _makers(
+    model: Any,
+    plan: Plan,
+    temperature: float,
+    names: Sequence[str],
+    on_stage: Callable[[str], None],
+) -> dict[str, Callable[[], Drafter]]:
+    """A factory of each drafter."""
+    makers: dict[str, Callable[[], Drafter]] = {}
+    outputs: list[list[int]] = []
+    for name in names:
+        if name in TRAINED:
+            if not outputs:
+                on_stage(f"T={temperature:g}: texts to train on")
+                outputs = train_texts(model, plan, temperature)
+            counts = CountModel(outputs, TRAINED[name])
+            makers[name] = partial(ModelDrafter, counts, name)
+        elif name == RANDOM:
+            uniform = RandomModel(model.config.get_text_config().vocab_size)
+            makers[name] = partial(ModelDrafter, uniform, RANDOM)
+        elif name == MODEL:
+            if plan.draft_model is None:
+                raise ValueError(f"{MODEL} needs a model")
+            makers[name] = partial(SmallModelDrafter, plan.draft_model)
+        else:
+            tiers = "value" if name == "auto" or "+" in name else "priority"
+            build_drafter(name, policy=tiers)
+            makers[name] = partial(build_drafter, name, policy=tiers)
+    return makers
+
+
+def train_texts(model: Any, plan: Plan, temperature: float) -> list[list[int]]:
+    """The target's outputs for the prompts to train on; speculation does not change them.
+
+    Raises:
+        ValueError: the plan has no such prompts.
+    """
+    if not plan.train:
+        raise ValueError("trained drafters need prompts to train on")
+    found = []
+    for number, ids in enumerate(plan.train):
+        prompt = torch.tensor([list(ids)], device=model.device)
+        torch.manual_seed(plan.seed - 1 - number)
+        out = generate(
+            model,
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=plan.new,
+            speculator=Speculator(tree=None),
+            **sampling_arguments(temperature, plan.sampling),
+        )
+        begin = 1 if model.config.is_encoder_decoder else len(ids)
+        found.append(out[0, begin:].tolist())
+    return found

@@ -1,0 +1,183 @@
+"""How far lossy verification moves whole texts, measured while decoding with it.
+
+A step verifies the tokens of its draft in order. So each token of the text was chosen either with a
+drafted token x, sampled from q, or without a draft. Its distribution follows from p, q and the
+lenience (Leviathan et al. 2023, A.5). At temperature 0 the text itself shows where it differs from
+the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ngramspec import Speculator, StepEvent, generate
+from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
+from ngramspec.theory import acceptance as closed
+from ngramspec.theory.arrays import Float64
+
+
+@dataclass(slots=True)
+class Change:
+    """What was measured on the texts of one Speculator.
+
+    Attributes:
+        moved: total variation between p and the distribution of the token, for each token.
+        surprise: -log p of each token under the target, in nats; at temperature 0 before p is
+            standardised to its most probable token.
+        shortfall: log(max p / p) of each token, in nats: 0 for the target's most probable one.
+        texts: for each text an unbiased estimate of the total variation between the target's
+            texts and these, max(0, 1 - P(text) / Q(text)); None if drafts were sampled, of which Q
+            would be the mean over all drafts.
+    """
+
+    moved: list[float] = field(default_factory=list)
+    surprise: list[float] = field(default_factory=list)
+    shortfall: list[float] = field(default_factory=list)
+    texts: list[float | None] = field(default_factory=list)
+
+    @property
+    def mean_moved(self) -> float:
+        """The mean total variation of a token."""
+        return float(np.mean(self.moved)) if self.moved else 0.0
+
+    @property
+    def perplexity(self) -> float:
+        """Of the texts, under the target."""
+        return float(np.exp(np.mean(self.surprise))) if self.surprise else 1.0
+
+    @property
+    def text_moved(self) -> float | None:
+        """The mean over the texts; None if one of them has none, or there are none."""
+        known = [each for each in self.texts if each is not None]
+        return float(np.mean(known)) if known and len(known) == len(self.texts) else None
+
+
+class Recorder(Drafter):
+    """Wraps another drafter and keeps its last draft.
+
+    Attributes:
+        last: the last draft, which ``take`` returns.
+    """
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.tiers, self.estimates, self.branches = inner.tiers, inner.estimates, inner.branches
+        self.evidence = inner.evidence
+        self.last = EMPTY_DRAFT
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return _RecordedSession(self, self.inner.start(tokens))
+
+    def take(self) -> Draft:
+        """Return the last draft and forget it."""
+        draft, self.last = self.last, EMPTY_DRAFT
+        return draft
+
+
+class _RecordedSession(ForwardingSession):
+    def __init__(self, recorder: Recorder, inner: DraftSession) -> None:
+        super().__init__(inner)
+        self.recorder = recorder
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        self.recorder.last = draft = self.inner.propose(gamma, cost, tree=tree)
+        return draft
+
+
+def decode(
+    model: Any, prompt: Sequence[int], speculator: Speculator, change: Change, **arguments: Any
+) -> list[int]:
+    """Generate one text by chains, and add what verification changed in it.
+
+    Args:
+        model: of transformers.
+        prompt: token ids; of an encoder-decoder those that the encoder reads.
+        speculator: its drafter is a Recorder, its verification "exact".
+        change: added to.
+        arguments: of ``generate``; "do_sample" is among them.
+
+    Returns:
+        The new tokens.
+    """
+    recorder = speculator.drafter
+    assert isinstance(recorder, Recorder)
+    verified: list[tuple[Draft, int] | None] = []  # for each token the draft and its node, or None
+
+    def note(event: StepEvent) -> None:
+        draft, count = recorder.take(), len(event.drafted)
+        verified.extend(
+            (draft, node) if node < count else None for node in range(len(event.verdict.emitted))
+        )
+
+    ids = torch.tensor([list(prompt)], device=model.device)
+    speculator.on_step = note
+    try:
+        out = generate(
+            model,
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            speculator=speculator,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **arguments,
+        )
+    finally:
+        speculator.on_step = None
+    text: list[int] = out.sequences[0, -len(out.scores) :].tolist()
+    add(change, text, out.scores, verified, speculator.lenience, bool(arguments["do_sample"]))
+    return text
+
+
+def add(
+    change: Change,
+    text: Sequence[int],
+    scores: Sequence[torch.Tensor],
+    verified: Sequence[tuple[Draft, int] | None],
+    lenience: float,
+    do_sample: bool,
+) -> None:
+    """Add what verification changed in one text.
+
+    Args:
+        change: added to.
+        text: the new tokens.
+        scores: of each float32 (1, vocab), after all processors.
+        verified: for each the draft and its node that the token was compared with, or None.
+        lenience: of verification.
+        do_sample: False: the target's distribution is its most probable token.
+    """
+    ratio = 0.0  # log P(text) - log Q(text)
+    sampled = False
+    for token, row, spot in zip(text, scores, verified, strict=True):
+        p = torch.softmax(row[0].double(), dim=-1).cpu().numpy()
+        change.surprise.append(-float(np.log(max(p[token], 1e-300))))
+        change.shortfall.append(change.surprise[-1] + float(np.log(p.max())))
+        if not do_sample:
+            moved = float(p[token] < p.max())
+            ratio += -np.inf if moved else 0.0
+        elif spot is None:
+            moved = 0.0
+        else:
+            emitted = _emitted_distribution(p, *spot, lenience)
+            moved = float(np.abs(emitted - p).sum() / 2)
+            ratio += float(np.log(p[token]) - np.log(max(emitted[token], 1e-300)))
+            sampled |= spot[0].proposal is not None
+        change.moved.append(moved)
+    change.texts.append(None if sampled else max(0.0, -float(np.expm1(ratio))))
+
+
+def _emitted_distribution(p: Float64, draft: Draft, node: int, lenience: float) -> Float64:
+    """The distribution of a token that was compared with a draft's node."""
+    q = np.zeros(len(p))
+    if draft.proposal is None:
+        q[draft.tokens[node]] = 1.0
+    else:
+        ids, probs = draft.proposal.of(node)
+        q[ids] = probs.astype(np.float64) / probs.sum(dtype=np.float64)
+    return closed.output(p, q, lenience)

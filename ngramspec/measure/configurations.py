@@ -1,0 +1,266 @@
+"""The configurations of ``generate`` that are compared, and a timed call with one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ngramspec import DecodeStats, Speculator, StepEvent, generate
+from ngramspec.hf_model.compat.hf_private import compile_on_every_device
+from ngramspec.measure.machine import PeakMemory, synchronize
+from ngramspec.measure.turns import PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """How to generate: the arguments of ``generate``, and a Speculator or none.
+
+    Attributes:
+        name: its name in tables.
+        arguments: of ``generate``, JSON values.
+        speculator: arguments of a new Speculator for each call; or one for all calls; None: none.
+        compiled: whether ``generate`` is to compile the forward, on a CPU too.
+    """
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    speculator: dict[str, Any] | Speculator | None = None
+    compiled: bool = False
+
+    @property
+    def static(self) -> bool:
+        """Whether its forwards run over a static cache, not a dynamic one."""
+        return self.compiled or "cache_implementation" in self.arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one call.
+
+    Attributes:
+        tokens: the new ones.
+        seconds: wall time of the whole call, prefill included.
+        peak: most bytes in use, or None.
+        widths: forwards after the prefill by their number of positions; empty if not counted.
+        emitted: tokens of those forwards.
+        stats: what the Speculator counted, or None.
+        events: its steps, the prefill among them.
+    """
+
+    tokens: list[int]
+    seconds: float
+    peak: int | None
+    widths: dict[int, int]
+    emitted: int
+    stats: DecodeStats | None = None
+    events: list[StepEvent] = field(default_factory=list)
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Emitted tokens / forwards after the prefill; 0.0 if there were none."""
+        forwards = sum(self.widths.values())
+        return self.emitted / forwards if forwards else 0.0
+
+
+def usual_configurations(
+    *,
+    lookups: Sequence[int] = (3, 10),
+    widths: Sequence[int] = (),
+    trees: Sequence[int] = (),
+    chains: bool = False,
+    speculators: Sequence[dict[str, Any]] = (),
+    compiled: bool = False,
+) -> list[Configuration]:
+    """The baseline, transformers' prompt lookup, and ngramspec with these settings.
+
+    Args:
+        lookups: values of ``prompt_lookup_num_tokens``.
+        widths: fixed widths of a verify forward, each with a static cache.
+        trees: fixed sizes of a draft tree, in nodes.
+        chains: add drafts without branches.
+        speculators: further arguments of Speculator.
+        compiled: add the baseline, the default and each width with a static cache and a compiled
+            forward.
+    """
+    static = {"cache_implementation": "static"}
+    found = [Configuration(PLAIN)]
+    if compiled:
+        found += [
+            Configuration("plain, static", static),
+            Configuration("plain, compiled", static, compiled=True),
+        ]
+    found += [Configuration(f"prompt lookup {n}", {"prompt_lookup_num_tokens": n}) for n in lookups]
+    found.append(Configuration("ngramspec", {}, {}))
+    found += [Configuration("ngramspec, chains", {}, {"tree": None})] if chains else []
+    found += [Configuration(f"ngramspec, width {n}", static, {"width": n}) for n in widths]
+    found += [Configuration(f"ngramspec, tree {n}", {}, {"tree": n}) for n in trees]
+    for each in speculators:
+        named = ", ".join(f"{name} {value}" for name, value in each.items())
+        found.append(Configuration(f"ngramspec, {named}", {}, dict(each)))
+    if compiled:
+        for name, arguments in (("", {}), *((f", width {n}", {"width": n}) for n in widths)):
+            speculator = arguments | {"compiled": True}
+            found.append(
+                Configuration(f"ngramspec{name}, compiled", static, speculator, compiled=True)
+            )
+    return found
+
+
+class Caller:
+    """Generates from one prompt at a time, with any configuration.
+
+    Args:
+        model: a causal language model of transformers.
+        keep: whether all calls of a configuration share a Speculator. Otherwise each call has a new
+            one, unless the configuration brings its own.
+    """
+
+    def __init__(self, model: Any, *, keep: bool = False) -> None:
+        self.model = model
+        self.memory = PeakMemory(model.device)
+        self.keep = keep
+        self._kept: dict[str, Speculator] = {}
+
+    def call(
+        self,
+        configuration: Configuration,
+        ids: Sequence[int],
+        new: int,
+        on_step: Callable[[StepEvent], None] = lambda event: None,
+        **arguments: Any,
+    ) -> Outcome:
+        """Generate at most ``new`` tokens after a prompt, greedily unless ``arguments`` differ.
+
+        Args:
+            configuration: how to generate.
+            ids: the prompt's token ids.
+            new: max_new_tokens.
+            on_step: called with each step of a Speculator.
+            arguments: further ones of ``generate``.
+        """
+        prompt = torch.tensor([list(ids)], device=self.model.device)
+        own = configuration.arguments | self._compiling(configuration)
+        arguments = {"do_sample": False} | arguments | own
+        arguments |= {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+        events: list[StepEvent] = []
+
+        def note(event: StepEvent) -> None:
+            events.append(event)
+            on_step(event)
+
+        call = self.model.generate
+        speculator = self._speculator(configuration)
+        if speculator is not None:
+            speculator.on_step = note
+            call = partial(generate, self.model, speculator=speculator)
+        self.memory.reset()
+        with forwards_of(self.model, watch="prompt_lookup_num_tokens" in arguments) as seen:
+            synchronize(self.model.device)
+            begin = perf_counter()
+            output = call(max_new_tokens=new, **arguments)
+            tokens: list[int] = output[0, len(ids) :].tolist()
+            seconds = perf_counter() - begin
+        peak = self.memory.read()
+        if speculator is None:
+            widths, emitted = _counted(configuration, seen, len(ids), len(tokens))
+            return Outcome(tokens, seconds, peak, widths, emitted)
+        speculator.on_step = None
+        steps = [event for event in events if event.index]
+        widths = dict(Counter(event.width for event in steps))
+        emitted = sum(len(event.verdict.emitted) for event in steps)
+        return Outcome(tokens, seconds, peak, widths, emitted, copy(speculator.stats), events)
+
+    def _speculator(self, configuration: Configuration) -> Speculator | None:
+        given = configuration.speculator
+        if given is None:
+            return None
+        if not isinstance(given, Speculator):
+            if not self.keep:
+                return Speculator(**given)
+            if configuration.name not in self._kept:
+                self._kept[configuration.name] = Speculator(**given)
+            given = self._kept[configuration.name]
+        given.reset()
+        return given
+
+    def _compiling(self, configuration: Configuration) -> dict[str, Any]:
+        """The arguments that make ``generate`` compile, or keep a static cache from doing so."""
+        if not configuration.compiled:
+            return {"disable_compile": True} if configuration.static else {}
+        from transformers import CompileConfig
+
+        on_cpu = self.model.device.type == "cpu"
+        mode = "default" if on_cpu else "reduce-overhead"
+        config = CompileConfig(dynamic=False, mode=mode)  # another one compiles again
+        if on_cpu:
+            compile_on_every_device(config)
+        return {"compile_config": config}
+
+
+@contextmanager
+def forwards_of(model: Any, *, watch: bool) -> Iterator[list[tuple[int, int]]]:
+    """The width of every forward inside the block, and the cache's length before it.
+
+    Args:
+        model: not compiled.
+        watch: False: no hook is set, and the list stays empty.
+    """
+    seen: list[tuple[int, int]] = []
+    if not watch:
+        yield seen
+        return
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        cache = kwargs["past_key_values"]
+        seen.append((kwargs["input_ids"].shape[1], int(cache.get_seq_length())))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def compiled_forwards(model: Any) -> Iterator[list[int]]:
+    """Counts the compiled forwards inside the block; yields a list with the count."""
+    count = [0]
+    plain = model.get_compiled_call
+
+    def get(config: Any) -> Any:
+        compiled = plain(config)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            count[0] += 1
+            return compiled(*args, **kwargs)
+
+        return run
+
+    model.get_compiled_call = get
+    try:
+        yield count
+    finally:
+        del model.get_compiled_call
+
+
+def _counted(
+    configuration: Configuration, seen: Sequence[tuple[int, int]], prompt: int, new: int
+) -> tuple[dict[int, int], int]:
+    """Widths and emitted tokens of transformers' own forwards after the first.
+
+    Prompt lookup drafts in its first forward already, which may emit several tokens.
+    """
+    if "prompt_lookup_num_tokens" not in configuration.arguments:
+        return ({1: new - 1} if new > 1 else {}), new - 1
+    if len(seen) < 2:
+        return {}, 0
+    first = seen[1][1] - prompt + 1
+    return dict(Counter(width for width, _ in seen[1:])), new - first

@@ -1,0 +1,41 @@
+"""The cost of a forward of n positions, in forwards of one position."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from ngramspec.costs.curve import COSTS, POSITIONS
+from ngramspec.draft import Float32
+
+
+def cost_curve(name: str, gamma_max: int) -> Float32:
+    """A curve as ``DraftSession.propose`` takes it.
+
+    Args:
+        name: "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``.
+        gamma_max: most tokens in a draft.
+
+    Returns:
+        float32 (gamma_max + 2,): linear between the given positions, constant after the last;
+        index 0 is unused.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is no cost curve.
+    """
+    at, cost = (POSITIONS, COSTS[name]) if name in COSTS else _read(Path(name))
+    return np.interp(np.arange(gamma_max + 2), at, cost).astype(np.float32)
+
+
+def _read(path: Path) -> tuple[list[float], list[float]]:
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    lists = [fields.get(key) if isinstance(fields, dict) else None for key in ("positions", "cost")]
+    at, cost = (each if isinstance(each, list) else [] for each in lists)
+    numbers = all(isinstance(each, int | float) for each in (*at, *cost))
+    if not (numbers and at and len(at) == len(cost) and at[0] == 1 and min(cost) > 0):
+        raise ValueError(f"{path}: needs as many costs > 0 as positions, the first for 1 position")
+    if sorted(set(at)) != at:
+        raise ValueError(f"{path}: positions must rise, got {at}")
+    return at, cost

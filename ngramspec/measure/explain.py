@@ -1,0 +1,230 @@
+"""Explaining a model's speed: whole calls, plain and speculative, with every step written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ngramspec import DecodeStats, Speculator, StepEvent
+from ngramspec.draft import Float32
+from ngramspec.measure.configurations import Caller, Configuration, Outcome
+from ngramspec.measure.forwards import forward_seconds
+from ngramspec.measure.models import LoadedModel
+from ngramspec.measure.traces import Trace
+from ngramspec.measure.turns import PLAIN, take_turns
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32, 48, 65)
+ROW_WIDTHS = (1, 2, 3, 5, 9, 17, 33)
+MOST_POSITIONS = 4097  # of a curve
+LEAST_NOISE = 0.01  # of a time; no measurement here is better than that
+FIRST, OURS = "first token", "speculative"  # FIRST: calls of the baseline for a single token
+
+Calls = dict[str, Callable[[Sequence[int]], Outcome]]
+
+
+@dataclass(slots=True)
+class Run:
+    """What was measured of one model and Speculator.
+
+    Attributes:
+        model: its name.
+        settings: of the Speculator, and what else the run was asked for.
+        seconds: of a forward of n positions, by n, at ``context`` positions in the cache.
+        context: see above.
+        traces: the prompts, and what the model said, by speculation, in the last repeat.
+        same: whether that is plain ``generate``'s text, for each prompt.
+        steps: of the last repeat, as JSON values; see ``step_of``.
+        stats: of the last repeat.
+        plain_seconds, speculative_seconds: of whole calls, medians, for each prompt.
+        plain_first_seconds: of calls for a single token, for each prompt: the prefill.
+        row_seconds: as ``seconds``, for batches, by their rows; empty if none were asked for.
+        plain_rounds, speculative_rounds: seconds of every timed call, by prompt and round.
+    """
+
+    model: str
+    settings: dict[str, Any]
+    seconds: dict[int, float]
+    context: int
+    traces: list[Trace] = field(default_factory=list)
+    same: list[bool] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    plain_seconds: list[float] = field(default_factory=list)
+    speculative_seconds: list[float] = field(default_factory=list)
+    plain_first_seconds: list[float] = field(default_factory=list)
+    row_seconds: dict[int, dict[int, float]] = field(default_factory=dict)
+    plain_rounds: list[list[float]] = field(default_factory=list)
+    speculative_rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def plain_token_seconds(self) -> float:
+        """Seconds of a plain step, its overhead included."""
+        tokens = sum(len(trace.output) - 1 for trace in self.traces)
+        spent = sum(self.plain_seconds) - sum(self.plain_first_seconds)
+        return spent / max(tokens, 1)
+
+    @property
+    def measured(self) -> float:
+        """Plain seconds / speculative seconds, of all calls together."""
+        return sum(self.plain_seconds) / sum(self.speculative_seconds)
+
+    @property
+    def noise(self) -> float | None:
+        """By what share of their median the rounds of equal calls differ; None: there is one round.
+
+        Each round's time is that of all prompts together. The larger of the two ranges counts,
+        that of plain calls or that of speculative ones.
+        """
+        found: list[float] = []
+        for rounds in (self.plain_rounds, self.speculative_rounds):
+            totals = [sum(times) for times in zip(*rounds, strict=True)]
+            if len(totals) < 2:
+                return None
+            found.append((max(totals) - min(totals)) / median(totals))
+        return max(*found, LEAST_NOISE)
+
+    @property
+    def noise_says(self) -> str:
+        """``noise`` in words."""
+        if self.noise is None:
+            return "There is only one timed round, so the noise is unknown; pass --repeats 3."
+        return (
+            f"Rounds of the same calls differ by up to {self.noise:.0%}. Changes up to that size"
+            " are marked as noise."
+        )
+
+    def cost(self) -> Float32:
+        """cost[n] of a forward of n positions, in forwards of one; see ``curve``."""
+        return curve(self.seconds)
+
+
+def curve(seconds: Mapping[int, float]) -> Float32:
+    """Costs in forwards of one position, linear between the measured widths.
+
+    Beyond the last width the last slope goes on.
+
+    Args:
+        seconds: of a forward of n positions, by n; 1 is among them.
+
+    Returns:
+        float32 (4097,), by n; index 0 is unused.
+    """
+    at = np.array(sorted(seconds), np.float64)
+    found = np.array([seconds[int(n)] for n in at]) / seconds[1]
+    slope = max(0.0, (found[-1] - found[-2]) / (at[-1] - at[-2])) if len(at) > 1 else 0.0
+    positions = np.arange(MOST_POSITIONS, dtype=np.float64)
+    beyond = np.maximum(0.0, positions - at[-1]) * slope
+    return np.asarray(np.interp(positions, at, found) + beyond, np.float32)
+
+
+def explain(
+    loaded: LoadedModel,
+    prompts: Sequence[tuple[str, Sequence[int]]],
+    speculator: Speculator,
+    *,
+    new: int,
+    repeats: int = 3,
+    rows: int = 1,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Run:
+    """Measure costs of forwards, and whole greedy calls, plain and speculative, all in turn.
+
+    So a machine that gets slower makes all of them slower.
+
+    Args:
+        loaded: the model.
+        prompts: (name, token ids) of each.
+        speculator: how to speculate; its ``on_step`` is used.
+        new: tokens of each call, at most.
+        repeats: timed rounds, >= 1, after one of the first prompt that is not timed.
+        rows: of the batches whose forwards are measured too, and those of half as many and so on;
+            1: none. Whole calls are of one sequence.
+        on_stage: called with what begins.
+
+    Returns:
+        The run; prompts after which the model said nothing more than one token are left out.
+    """
+    context = int(median(len(ids) for _, ids in prompts)) + new // 2
+    settings = {**speculator.to_dict(), "new": new, "repeats": repeats}
+    run = Run(loaded.name, settings, {}, context)
+    found = []
+    caller = Caller(loaded.model)
+    baseline, ours = Configuration(PLAIN), Configuration(OURS, speculator=speculator)
+    for each in (baseline, ours):
+        caller.call(each, prompts[0][1], min(new, 8))
+    calls: Calls = {
+        FIRST: lambda ids: caller.call(baseline, ids, 1),
+        PLAIN: lambda ids: caller.call(baseline, ids, new),
+        OURS: lambda ids: caller.call(ours, ids, new),
+    }
+    for number, (name, ids) in enumerate(prompts):
+        on_stage(f"prompt {number + 1} of {len(prompts)}: forwards")
+        found.append(forward_seconds(loaded.model, context, WIDTHS, repeats))
+        on_stage(f"prompt {number + 1} of {len(prompts)}: whole calls")
+        _measure_prompt(run, loaded, calls, name, ids, repeats)
+    run.seconds = {width: median(each[width] for each in found) for width in WIDTHS}
+    while rows > 1:
+        on_stage(f"forwards of {rows} rows")
+        times = forward_seconds(loaded.model, context, ROW_WIDTHS, repeats, rows)
+        run.row_seconds[rows] = times
+        rows //= 2
+    return run
+
+
+def _measure_prompt(
+    run: Run, loaded: LoadedModel, calls: Calls, name: str, ids: Sequence[int], repeats: int
+) -> None:
+    turns = take_turns(
+        {each: partial(call, ids) for each, call in calls.items()}, repeats, warm_up=0
+    )
+    output, said = (turns.last(each) for each in (OURS, PLAIN))
+    if len(output.tokens) < 2:
+        return
+    assert output.stats is not None
+    seconds = {
+        each: [outcome.seconds for outcome in outcomes] for each, outcomes in turns.results.items()
+    }
+    number = len(run.traces)
+    recorded = np.array(output.tokens, np.int32)
+    run.traces.append(Trace(name, str(number), np.array(ids, np.int32), recorded))
+    run.same.append(output.tokens == said.tokens)
+    run.steps += [step_of(event, number, loaded.tokenizer) for event in output.events]
+    run.stats.add(output.stats)
+    run.plain_rounds.append(seconds[PLAIN])
+    run.speculative_rounds.append(seconds[OURS])
+    run.plain_seconds.append(median(seconds[PLAIN]))
+    run.speculative_seconds.append(median(seconds[OURS]))
+    run.plain_first_seconds.append(min(median(seconds[FIRST]), median(seconds[PLAIN])))
+
+
+def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:
+    """A step as JSON values, its tokens decoded one by one.
+
+    Returns:
+        ``prompt``, ``index``, ``width``; ``drafted``, ``emitted``: texts of the tokens;
+        ``source``, ``parents``: of the drafted ones; ``accepted``: their indices; ``tested``: how
+        many were judged; ``draft_seconds``, ``forward_seconds``, ``other_seconds``.
+    """
+
+    def texts(tokens: Sequence[int]) -> list[str]:
+        return [tokenizer.decode([token]) for token in tokens]
+
+    return {
+        "prompt": prompt,
+        "index": event.index,
+        "width": event.width,
+        "drafted": texts(event.drafted),
+        "source": list(event.source),
+        "parents": None if event.parents is None else list(event.parents),
+        "accepted": list(event.verdict.accepted),
+        "tested": event.verdict.tested,
+        "emitted": texts(event.verdict.emitted),
+        "draft_seconds": event.draft_seconds,
+        "forward_seconds": event.forward_seconds,
+        "other_seconds": event.other_seconds,
+    }

@@ -1,0 +1,237 @@
+"""From alpha and costs to the measured speed: a ladder of predictions, each with one cause more.
+
+The first is Theorem 3.8 of Leviathan et al. 2023 from one alpha, one gamma and c. Each further one
+replaces an assumption by what was measured; the differences are the parts of the gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ngramspec.draft import Float32
+from ngramspec.measure.explain import LEAST_NOISE, Run, curve
+from ngramspec.theory.walltime import improvement_at
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One prediction.
+
+    Attributes:
+        name: what it takes into account, beside those before.
+        speed: plain time / speculative time.
+        says: what was put in, in words.
+        noise: a change from the rung before that is not larger, as a share of its speed, is noise.
+        resolved: whether the measurement gives the speed at all; if not, ``says`` tells why.
+    """
+
+    name: str
+    speed: float
+    says: str
+    noise: float = 0.0
+    resolved: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Judged draft tokens of one depth or tier."""
+
+    tested: int
+    accepted: int
+
+    @property
+    def rate(self) -> float:
+        """Accepted / tested."""
+        return self.accepted / self.tested if self.tested else 0.0
+
+
+def ladder(run: Run) -> list[Rung]:
+    """The predictions, from the paper's to the measured speed.
+
+    Steps after the prefill count; the last two rungs are of whole calls. A plain step takes longer
+    than the forward in it. If it is measured shorter by more than the noise, the machine did other
+    work during one of the two measurements, and the rungs that combine them are not resolved.
+    """
+    stats, steps = run.stats, decoding_steps(run.steps)
+    calls = max(stats.target_calls, 1)
+    cost, one = run.cost(), run.seconds[1]
+    gamma = stats.drafted / calls
+    drafting = stats.draft_seconds / calls / one  # gamma c: forwards that a step's drafting takes
+    tokens = stats.tokens_per_call or 1.0
+    wide = float(np.mean([cost[step["width"]] for step in steps])) if steps else 1.0
+    forwards = wide * one * calls
+    plain, noise = run.plain_token_seconds, run.noise or LEAST_NOISE
+    resolved = plain - one >= -noise * one
+    decode = forwards + stats.draft_seconds + stats.other_seconds
+    emitted = max(stats.emitted, 1)
+    paper = _at_gamma(stats.alpha, gamma) / (1 + drafting)
+    whole = sum(run.plain_seconds) / (stats.prefill_seconds + decode)
+    return [
+        Rung("Theorem 3.8", paper, f"alpha {stats.alpha:.3f}, gamma {gamma:.2f}, flat cost"),
+        Rung(
+            "acceptance as it fell",
+            tokens / (1 + drafting),
+            f"{tokens:.2f} tokens a step: by depth, branches, steps without a draft",
+        ),
+        Rung(
+            "cost(n)", tokens / (wide + drafting), f"a forward costs {wide:.2f} on average", noise
+        ),
+        Rung(
+            "overhead",
+            emitted * plain / decode,
+            f"{1000 * stats.other_seconds / calls:.2f} ms a step outside of drafting and forwards;"
+            f" plain: {_overhead(plain, one, noise)}"
+            if resolved
+            else _contradiction(plain, one),
+            noise,
+            resolved,
+        ),
+        Rung(
+            "prefill",
+            whole,
+            f"{stats.prefill_seconds / max(stats.runs, 1):.3f} s a call; plain:"
+            f" {sum(run.plain_first_seconds) / max(stats.runs, 1):.3f} s"
+            if resolved
+            else "not resolved, for the same reason",
+            noise,
+            resolved,
+        ),
+        Rung(
+            "measured", run.measured, "the rest: forwards that took other times than cost(n)", noise
+        ),
+    ]
+
+
+def _overhead(plain: float, one: float, noise: float) -> str:
+    """A plain step's time outside of its forward, in words; no figure if the noise is larger."""
+    if plain - one <= noise * one:
+        return f"below the noise of {1000 * noise * one:.2f} ms"
+    return f"{1000 * (plain - one):.2f} ms"
+
+
+def _contradiction(plain: float, one: float) -> str:
+    return (
+        f"not resolved: plain calls leave {1000 * plain:.2f} ms a step after the prefill, but a"
+        f" forward alone took {1000 * one:.2f} ms; repeat on an idle machine"
+    )
+
+
+def rung_rows(rungs: Sequence[Rung]) -> list[tuple[str, str, str, str]]:
+    """(name, speed, change from the last resolved one before, what was put in) of each rung."""
+    rows, before = [], None
+    for rung in rungs:
+        speed, change = "-", "-"
+        if rung.resolved:
+            speed, change = f"{rung.speed:.2f}", ""
+            if before is not None:
+                change = f"{rung.speed - before:+.2f}"
+                if rung.noise and abs(rung.speed - before) <= rung.noise * before:
+                    change += " (noise)"
+            before = rung.speed
+        rows.append((rung.name, speed, change, rung.says))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is predicted of batches of some rows, each of which drafts as the measured one did.
+
+    Attributes:
+        rows: of the batch.
+        cost: mean cost(n) of its forwards, in forwards of one position of as many rows.
+        speed: tokens per cost: plain time / speculative time.
+        plain, speculative: tokens a second of all rows together, prefill and overhead left out.
+    """
+
+    rows: int
+    cost: float
+    speed: float
+    plain: float
+    speculative: float
+
+
+def batches(run: Run) -> list[Batch]:
+    """Of one row and of all that were measured, rising."""
+    steps = decoding_steps(run.steps)
+    tokens = run.stats.tokens_per_call
+    if not steps or not tokens:
+        return []
+    found = []
+    for rows, seconds in sorted({1: run.seconds, **run.row_seconds}.items()):
+        costs = curve(seconds)
+        cost = float(np.mean([costs[step["width"]] for step in steps]))
+        drafting = rows * run.stats.draft_seconds / len(steps)
+        step = cost * seconds[1] + drafting
+        plain, fast = rows / seconds[1], rows * tokens / step
+        found.append(Batch(rows, cost, fast / plain, plain, fast))
+    return found
+
+
+def _at_gamma(alpha: float, gamma: float) -> float:
+    """Equation 1 at a mean gamma that is not whole: linear between its neighbours."""
+    least = int(gamma)
+    values = improvement_at(np.full(least + 1, alpha), np.ones(least + 3))
+    return float(np.interp(gamma, [least, least + 1], values[-2:]))
+
+
+def decoding_steps(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those after the prefill."""
+    return [step for step in steps if step["index"]]
+
+
+def depths_of(parents: Sequence[int] | None, nodes: int) -> list[int]:
+    """The depth of each node, from 0 on."""
+    if parents is None:
+        return list(range(nodes))
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+def judged(step: Mapping[str, Any]) -> list[tuple[int, int, bool]]:
+    """(node, depth, accepted) of the nodes that a step judged, at most one right at each depth.
+
+    Those are the children of the last committed token and of accepted nodes.
+    """
+    nodes = len(step["drafted"])
+    depths = depths_of(step["parents"], nodes)
+    parents = list(range(-1, nodes - 1)) if step["parents"] is None else step["parents"]
+    above, right = {-1, *step["accepted"]}, set(step["accepted"])
+    found = [(node, depths[node], node in right) for node in range(nodes) if parents[node] in above]
+    ended = len(step["emitted"]) <= len(step["accepted"])  # by a stop: nothing came after
+    return [each for each in found if each[2] or not (ended and each[1] >= len(right))]
+
+
+def by_depth(steps: Sequence[Mapping[str, Any]]) -> dict[int, Share]:
+    """Steps whose draft reached a depth with all before accepted, and those that passed it."""
+    found: dict[int, list[int]] = {}
+    for step in decoding_steps(steps):
+        hits: dict[int, bool] = {}
+        for _, depth, right in judged(step):
+            hits[depth] = hits.get(depth, False) or right
+        for depth, right in hits.items():
+            share = found.setdefault(depth, [0, 0])
+            share[0] += 1
+            share[1] += right
+    return {depth: Share(*found[depth]) for depth in sorted(found)}
+
+
+def by_tier(run: Run) -> dict[str, Share]:
+    """Judged draft tokens by the tier they came from."""
+    return {name: Share(tier.tested, tier.accepted) for name, tier in run.stats.tiers.items()}
+
+
+def acceptance_of(shares: Mapping[int, Share], least: int = 1) -> Float32:
+    """P(accepted | those before accepted) by depth, up to the first depth that was seldom seen."""
+    rates = []
+    for depth in range(len(shares)):
+        share = shares.get(depth)
+        if share is None or share.tested < least:
+            break
+        rates.append(share.rate)
+    return np.array(rates, np.float32)

@@ -1,0 +1,63 @@
+"""The time of a forward of n positions over a cache of a given length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ngramspec.hf_model.attention.gqa_attention import in_place
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.measure.machine import synchronize
+
+CHUNK = 2048  # positions of a prefill's forward
+
+
+@torch.inference_mode()
+def forward_seconds(
+    model: Any, context: int, widths: Sequence[int], repeats: int = 7, rows: int = 1
+) -> dict[int, float]:
+    """Median wall time of a forward of n positions, for each n in ``widths``.
+
+    The widths take turns, so that a slow moment of the machine affects all of them. After each
+    forward the cache is truncated.
+
+    Args:
+        model: a causal language model of transformers, with a dynamic cache.
+        context: positions in the cache.
+        widths: numbers of positions, each >= 1.
+        repeats: timed turns, after one to warm up.
+        rows: sequences in the batch.
+
+    Returns:
+        Seconds by width.
+    """
+    from transformers import DynamicCache
+
+    device = model.device
+    generator = torch.Generator().manual_seed(0)
+    vocab = model.get_input_embeddings().weight.shape[0]
+    count = max(context, *widths)
+    tokens = torch.randint(vocab, (rows, count), generator=generator).to(device)
+    cache = DynamicCache(config=model.config)
+    for begin in range(0, context, CHUNK):
+        block = tokens[:, begin : min(begin + CHUNK, context)]
+        model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    rolled = kv_cache_for(cache)
+    rolled.record()
+    seconds: dict[int, list[float]] = {width: [] for width in sorted(set(widths))}
+    for turn in range(repeats + 1):
+        for width, times in seconds.items():
+            block = tokens[:, :width]
+            synchronize(device)
+            began = perf_counter()
+            with in_place(device):
+                model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=width)
+            synchronize(device)
+            if turn:
+                times.append(perf_counter() - began)
+            rolled.truncate(width)
+    return {width: median(times) for width, times in seconds.items()}

@@ -1,0 +1,96 @@
+"""What figures depend on: the machine and the versions; and the peak memory of a call."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ngramspec.costs.saved import processor
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = ("ngramspec", "torch", "transformers", "numpy", "triton")
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processor, GPU if there is one, threads, and versions, as plain JSON values."""
+    import torch
+
+    gpu = None
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        gpu = {
+            "name": properties.name,
+            "bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+            "capability": list(torch.cuda.get_device_capability(0)),
+        }
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "python": platform.python_version(),
+        "packages": versions(PACKAGES),
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished its queued work; a CPU has no queue."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class PeakMemory:
+    """The most memory in use since ``reset``: the device's, or this process's resident set.
+
+    Args:
+        device: where the model is. On a CPU the kernel's high-water mark is read, which only Linux
+            can reset.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.known = True
+
+    def reset(self) -> None:
+        """Start again from the memory that is in use now."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            self.known = False
+
+    def read(self) -> int | None:
+        """Bytes at the peak; None where the system does not report them."""
+        if self.device.type == "cuda":
+            import torch
+
+            return torch.cuda.max_memory_allocated(self.device)
+        if not self.known:
+            return None
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+        return 1024 * int(found[1]) if found else None

@@ -1,0 +1,248 @@
+"""Plots of what was measured; matplotlib is imported here and in figures, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+WIDTH, HEIGHT = 9.0, 4.8  # inches
+FORMATS = ("png", "svg")
+DPI = 120  # at which letters of Figure 1 are whole pixels wide
+MOST_POSITIONS = 32
+LEAST_TESTED = 30  # a share of fewer is noise
+# Colours that stay apart with every kind of colour blindness (Okabe and Ito), without green: ours
+# are shades of blue, what nothing is drafted in is grey, and the other projects' have the rest.
+OURS = ("#0072B2", "#56B4E9", "#003A5C", "#A6D8F5")
+OTHERS = ("#E69F00", "#D55E00", "#CC79A7", "#000000")
+GREY = "#B8BDC3"
+BASELINES = ("plain", "none")
+PEERS = ("prompt lookup", "arctic", "twin")  # how their names begin
+plt.rcParams["axes.prop_cycle"] = cycler(color=(OURS[0], *OTHERS, OURS[1]))
+E2E = {  # column -> what its axis says
+    "ratio": "speed / plain generate's",
+    "tokens_per_second": "new tokens / s, prefill included",
+    "tokens_per_call": "tokens per call",
+    "limit_share": "share of the limit",
+    "peak_bytes": "peak memory (MB)",
+}
+
+
+def save(figure: Any, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG; the folder is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{kind}" for kind in FORMATS]
+    for path in paths:
+        figure.savefig(path, dpi=DPI, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+    return paths
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """The colour of each way or drafter of a plot, by its name. Only the first four of ours, and of
+    the others, differ."""
+    ours, others = cycle(OURS), cycle(OTHERS)
+    return {
+        name: GREY if name in BASELINES else next(others if name.startswith(PEERS) else ours)
+        for name in names
+    }
+
+
+def plot_replay(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Acceptance by position, tokens per call by group, and reliability, of one curve's results.
+
+    Args:
+        results: what ``ngramspec replay`` writes as ``results``.
+        folder: where the files go, PNG and SVG; made if need be.
+
+    Returns:
+        The files written, named after the curve.
+    """
+    written = []
+    for curve in dict.fromkeys(result["curve"] for result in results):
+        mine = [result for result in results if result["curve"] == curve]
+        for name, draw in (
+            ("groups", _groups),
+            ("positions", _positions),
+            ("reliability", _reliability),
+        ):
+            figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+            draw(axes, mine, curve)
+            written += save(figure, folder, f"replay-{curve}-{name}")
+    return written
+
+
+def plot_structures(readings: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Median time of a step against the length of the context, one panel per text."""
+    texts = list(dict.fromkeys(each["text"] for each in readings))
+    names = list(dict.fromkeys(each["drafter"] for each in readings))
+    colour = colours(names)
+    figure, panels = plt.subplots(
+        1, len(texts), figsize=(3.2 * len(texts) + 1, HEIGHT), sharey=True, layout="constrained"
+    )
+    for axes, text in zip([panels] if len(texts) == 1 else panels, texts, strict=True):
+        for name in names:
+            points = [each for each in readings if (each["drafter"], each["text"]) == (name, text)]
+            axes.plot(
+                [each["tokens"] for each in points],
+                [each["step_us"] for each in points],
+                marker="o",
+                color=colour[name],
+                label=name,
+            )
+        axes.set(title=text, xscale="log", yscale="log", xlabel="tokens of context")
+        axes.grid(alpha=0.3)
+    first = figure.axes[0]
+    first.set_ylabel("a step: propose, observe, extend (µs, median)")
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return save(figure, folder, "drafters-latency")
+
+
+def _groups(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
+    groups = [*results[0]["groups"], "geometric mean"]
+    width = 0.8 / len(results)
+    colour = colours([result["drafter"] for result in results])
+    for which, result in enumerate(results):
+        values = [each["tokens_per_call"] for each in result["groups"].values()]
+        values.append(result["mean"]["tokens_per_call"])
+        at = [group + (which - (len(results) - 1) / 2) * width for group in range(len(groups))]
+        name = result["drafter"]
+        axes.bar(at, values, width, color=colour[name], label=name)
+    axes.set_xticks(range(len(groups)), [re.sub("[ _]", "\n", name) for name in groups])
+    axes.set(ylabel="tokens per call", yscale="log", title=f"Tokens per call, {curve} curve")
+    axes.set_yticks([1, 1.5, 2, 3, 5, 10, 20], ["1", "1.5", "2", "3", "5", "10", "20"])
+    axes.set_ylim(bottom=1)
+    axes.minorticks_off()
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _positions(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
+    colour = colours([result["drafter"] for result in results])
+    for result in results:
+        shares = {
+            int(at) + 1: share["accepted"] / share["tested"]
+            for at, share in result["positions"].items()
+            if share["tested"] >= LEAST_TESTED and int(at) < MOST_POSITIONS
+        }
+        name = result["drafter"]
+        axes.plot(list(shares), list(shares.values()), marker=".", color=colour[name], label=name)
+    axes.set(
+        xlabel="position in the draft",
+        ylabel="accepted / tested",
+        ylim=(0, 1),
+        title=f"Acceptance by position, {curve} curve, all groups together",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="what it should be")
+    colour = colours([result["drafter"] for result in results])
+    for result in results:
+        shares = [s for s in result["confidence"].values() if s["tested"] >= LEAST_TESTED]
+        if shares:
+            axes.plot(
+                [share["expected"] / share["tested"] for share in shares],
+                [share["accepted"] / share["tested"] for share in shares],
+                marker="o",
+                color=colour[result["drafter"]],
+                label=result["drafter"],
+            )
+    axes.set(
+        xlabel="confidence (mean of the bin)",
+        ylabel="accepted / tested",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        title=f"Reliability, {curve} curve",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Bars of every figure by task and way; lines of the ratio by length, where lengths were set.
+
+    Args:
+        rows: what ``ngramspec bench`` writes as ``summary``.
+        folder: where the files go, PNG and SVG; made if need be.
+
+    Returns:
+        The files written.
+    """
+    written = []
+    for length in dict.fromkeys(row["length"] for row in rows):
+        mine = [row for row in rows if row["length"] == length]
+        for column, label in E2E.items():
+            figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+            _bars(axes, mine, column)
+            axes.set(ylabel=label, title="" if length is None else f"prompts of {length} tokens")
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+            behind = "" if length is None else f"-{length}"
+            written += save(figure, folder, f"e2e-{column.replace('_', '-')}{behind}")
+    lengths = {row["length"] for row in rows} - {None}
+    if len(lengths) > 1:
+        written += _by_length(rows, folder)
+    return written
+
+
+def plot_costs(costs: dict[int, dict[int, float]], folder: Path, name: str) -> list[Path]:
+    """What a forward of n positions costs, in forwards of one: a line for each context."""
+    figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+    for context, seconds in costs.items():
+        relative = [each / seconds[1] for each in seconds.values()]
+        axes.plot(list(seconds), relative, marker=".", label=f"{context} tokens of context")
+    axes.set(xlabel="positions n", ylabel="cost(n)", title="Cost of a forward of n positions")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return save(figure, folder, name)
+
+
+def _bars(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    colour = colours(ways)
+    scale = 1e6 if column == "peak_bytes" else 1.0
+    width = 0.8 / len(ways)
+    for which, way in enumerate(ways):
+        found = {row["task"]: row[column] for row in rows if row["way"] == way}
+        values = [(found.get(task) or 0.0) / scale for task in tasks]
+        at = [task + (which - (len(ways) - 1) / 2) * width for task in range(len(tasks))]
+        axes.bar(at, values, width, color=colour[way], label=way)
+    axes.set_xticks(range(len(tasks)), [re.sub("[ _]", "\n", task, count=1) for task in tasks])
+    axes.set_axisbelow(True)
+    if column in ("ratio", "limit_share"):
+        axes.axhline(1, color="grey", linewidth=1)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    colour = colours(ways)
+    figure, panels = plt.subplots(
+        1, len(tasks), figsize=(2.6 * len(tasks) + 1, HEIGHT), sharey=True, layout="constrained"
+    )
+    for axes, task in zip([panels] if len(tasks) == 1 else panels, tasks, strict=True):
+        for way in ways:
+            mine = [row for row in rows if (row["task"], row["way"]) == (task, way)]
+            lengths = [row["length"] for row in mine]
+            axes.plot(
+                lengths, [row["ratio"] for row in mine], marker="o", color=colour[way], label=way
+            )
+        axes.set(title=task, xscale="log", xlabel="tokens of prompt")
+        axes.grid(alpha=0.3)
+    first = figure.axes[0]
+    first.set_ylabel(E2E["ratio"])
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return save(figure, folder, "e2e-ratio-by-length")

@@ -1,0 +1,282 @@
+"""Replaying recorded outputs through a drafter: a draft token is accepted if it was recorded.
+
+All drafters are compared on the same text, without a model. The first token of an output belongs to
+the prompt, because the prefill emits it. A draft has at most the remaining tokens but one, because
+the target adds a token. Evidence (see ``Drafter.evidence``) is available for accepted positions
+only, if it was recorded. What the target computed after rejected tokens was not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+
+import numpy as np
+
+from ngramspec._native.copyindex import CopyIndex
+from ngramspec.draft import Draft, Float32, Int32, Verdict, judged_nodes
+from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
+from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.measure.knowledge import Known
+from ngramspec.measure.runners_up import replayed
+from ngramspec.measure.traces import Trace
+from ngramspec.stats import DecodeStats
+
+MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # the least length of each
+BINS = 20  # of confidence
+
+
+@dataclass(slots=True)
+class Share:
+    """Verified draft tokens, the accepted ones, and how many the drafter expected."""
+
+    tested: int = 0
+    accepted: int = 0
+    expected: float = 0.0
+
+    def add(self, accepted: bool, expected: float = 0.0) -> None:
+        """Count one verified token."""
+        self.tested += 1
+        self.accepted += accepted
+        self.expected += expected
+
+
+@dataclass(slots=True)
+class Tally(DecodeStats):
+    """Counts of a replay.
+
+    Attributes:
+        cost: of the calls' forwards, in forwards of one position.
+        nanoseconds: of each step's propose, conversion to a list, observe and extend.
+    """
+
+    cost: float = 0.0
+    nanoseconds: list[int] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, float]:
+        """The counts and ratios that are reported."""
+        calls = self.target_calls
+        return {
+            "calls": calls,
+            "emitted": self.emitted,
+            "tokens_per_call": self.tokens_per_call,
+            "tokens_per_cost": self.emitted / self.cost if self.cost else 0.0,
+            "alpha": self.alpha,
+            "accepted_fraction": self.accepted_fraction,
+            "drafted_per_step": self.drafted / calls if calls else 0.0,
+            "step_us_median": float(np.median(self.nanoseconds)) / 1000 if calls else 0.0,
+            "step_us_p99": (float(np.percentile(self.nanoseconds, 99)) / 1000 if calls else 0.0),
+        }
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Acceptance by the source of a draft token and its position.
+
+    Attributes:
+        tiers: by the drafter's tier.
+        matches: by the length of the longest suffix that had occurred before the step, whatever
+            the drafter; keys are the least lengths of the buckets.
+        positions: by the position in the draft (in a tree, the depth), from 0 on.
+        confidence: by the drafter's confidence, in ``BINS`` equal bins.
+    """
+
+    tiers: dict[str, Share] = field(default_factory=dict)
+    matches: dict[int, Share] = field(default_factory=dict)
+    positions: dict[int, Share] = field(default_factory=dict)
+    confidence: dict[int, Share] = field(default_factory=dict)
+
+    def count(self, draft: Draft, path: Sequence[int], match: int, names: Sequence[str]) -> None:
+        """Add one step's draft, of which the nodes of ``path`` were accepted."""
+        source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+        bucket = max(each for each in MATCH_BUCKETS if each <= match)
+        for node, depth in known_nodes(draft, path):
+            right = node in path
+            expected = 0.0 if draft.confidence is None else float(draft.confidence[node])
+            self.tiers.setdefault(names[source[node]], Share()).add(right, expected)
+            self.matches.setdefault(bucket, Share()).add(right, expected)
+            self.positions.setdefault(depth, Share()).add(right, expected)
+            if draft.confidence is not None:
+                bin = min(int(expected * BINS), BINS - 1)
+                self.confidence.setdefault(bin, Share()).add(right, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a drafter is asked for drafts.
+
+    Attributes:
+        gamma: tokens asked for: an integer; "heuristic"; "threshold"; or "auto", gamma_max with the
+            cost for a drafter that estimates, else heuristic.
+        gamma_max: most tokens asked for.
+        cost: float32 (gamma_max + 2,), cost[n] of a forward of n positions.
+        tree: whether trees are asked for, of gamma_max nodes where gamma is "auto".
+    """
+
+    cost: Float32
+    gamma: int | str = "auto"
+    gamma_max: int = 64
+    tree: bool = False
+
+
+class Player:
+    """Replays traces through one drafter and keeps the tallies by group.
+
+    Args:
+        drafter: shared by all traces.
+        plan: how it is asked for drafts.
+        acceptance: where acceptance is counted in detail; None: not at all. Counting disturbs the
+            times, so figures and details are measured in different runs.
+        knowledge: what it knows in addition to each request; None: nothing.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        plan: Plan,
+        acceptance: Acceptance | None = None,
+        knowledge: Known | None = None,
+    ) -> None:
+        self.drafter = drafter
+        self.knowledge = knowledge
+        self.plan = plan
+        self.acceptance = acceptance
+        self.groups: dict[str, Tally] = {}
+
+    def play(self, traces: Iterable[Trace]) -> Player:
+        """Replay traces, in order; returns itself."""
+        for trace in traces:
+            self._play(trace, self.groups.setdefault(trace.group, Tally()))
+        return self
+
+    def _play(self, trace: Trace, tally: Tally) -> None:
+        plan, output = self.plan, trace.output
+        said = output.tolist()
+        committed = np.concatenate((trace.prompt, output[:1]))
+        controller: GammaController = CostGamma(plan.gamma_max, lambda: plan.cost)
+        drafter = self.drafter
+        if self.knowledge is not None:
+            drafter = self.knowledge.given_to(drafter, trace)
+        estimates = drafter.estimates
+        if plan.gamma != "auto":
+            controller = make_controller(plan.gamma, plan.gamma_max, lambda: plan.cost)
+        elif plan.tree and not estimates:  # of a tree much is rejected, whatever is right
+            controller = FixedGamma(plan.gamma_max)
+        seen = None if self.acceptance is None else CopyIndex()
+        if seen is not None:
+            seen.extend(committed)
+        if self.knowledge is not None and self.knowledge.shares:
+            session = drafter.start(trace.prompt)
+            session.extend(output[:1])
+        else:
+            session = drafter.start(committed)
+        at = 1
+        while at < len(said):
+            gamma, cost = controller.plan(estimates)
+            gamma = min(gamma, len(said) - at - 1)
+            begin = perf_counter_ns()
+            draft = session.propose(gamma, cost, tree=plan.tree)
+            draft = controller.keep(draft)
+            tokens = draft.tokens.tolist()
+            proposed = perf_counter_ns() - begin
+            path = accepted_path(tokens, draft, said, at)
+            count = len(tokens)
+            new = output[at : at + len(path) + 1]
+            evidence = None
+            wanted = drafter.evidence is not None and session.wants_evidence
+            if wanted and trace.runners_up is not None:
+                evidence = replayed(trace.runners_up, said, said[at - 1], at, len(new))
+            begin = perf_counter_ns()
+            if count or evidence is not None:
+                hand_over(session, draft, path, None, evidence)
+            session.extend(new)
+            tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
+            if count:
+                controller.observe(count, len(path))
+            tested = sum(1 for _ in judged_nodes(draft, path))
+            verdict = Verdict(path, tested, new.tolist())
+            tally.count_step(draft, verdict, drafter.tiers)
+            tally.cost += float(plan.cost[count + 1])
+            if self.acceptance is not None and seen is not None:
+                match = seen.longest_match()[0]
+                self.acceptance.count(draft, path, match, drafter.tiers)
+                seen.extend(new)
+            at += len(new)
+        session.close()
+
+
+@dataclass(slots=True)
+class PlayedRow:
+    """A recorded output that is played as a row of a batch.
+
+    Attributes:
+        output: int32 (n,), the text after the prompt.
+        session: drafts for it; it was started with the output's first token.
+        at: how much of the output is committed.
+    """
+
+    output: Int32
+    session: DraftSession
+    at: int = 1
+    _said: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._said = self.output.tolist()
+
+    @property
+    def left(self) -> int:
+        """Tokens that are not committed yet."""
+        return len(self._said) - self.at
+
+    def verify(self, draft: Draft, tally: Tally, tiers: Sequence[str]) -> None:
+        """Commit what the recording accepts of a draft, and its next token; count both.
+
+        Args:
+            draft: for what is left.
+            tally: to count in; the cost is not counted.
+            tiers: of the drafter.
+        """
+        path = accepted_path(draft.tokens.tolist(), draft, self._said, self.at)
+        new = self.output[self.at : self.at + len(path) + 1]
+        tested = sum(1 for _ in judged_nodes(draft, path))
+        if len(draft):
+            self.session.observe(draft, path, tested)
+        self.session.extend(new)
+        tally.count_step(draft, Verdict(path, tested, new.tolist()), tiers)
+        self.at += len(new)
+
+
+def accepted_path(
+    tokens: Sequence[int], draft: Draft, said: Sequence[int], at: int
+) -> Sequence[int]:
+    """Indices of the nodes that the target would accept: those recorded from ``at`` on."""
+    if draft.parents is None:
+        n = 0
+        while n < len(tokens) and tokens[n] == said[at + n]:
+            n += 1
+        return range(n)
+    path: list[int] = []
+    parent = -1
+    for node, (token, above) in enumerate(zip(tokens, draft.parents.tolist(), strict=True)):
+        if above == parent and at + len(path) < len(said) - 1 and token == said[at + len(path)]:
+            path.append(node)
+            parent = node
+    return path
+
+
+def known_nodes(draft: Draft, path: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """(node, depth) of the nodes that the recording shows to be right or wrong.
+
+    Those are the children of the last committed token and of every accepted node, whatever their
+    order: confidence does not cover the siblings before.
+    """
+    children = draft.children()
+    for depth, parent in enumerate((-1, *path)):
+        yield from ((node, depth) for node in children[parent + 1])
+
+
+def geometric_mean(tallies: Iterable[Tally], name: str) -> float:
+    """The geometric mean over groups of one of ``Tally.to_dict``'s ratios."""
+    values = [tally.to_dict()[name] for tally in tallies]
+    return float(np.exp(np.mean(np.log(values)))) if values and min(values) > 0 else 0.0

@@ -1,0 +1,100 @@
+"""The target's most probable tokens in recordings: recorded while a model generates; replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
+from ngramspec.measure.traces import RunnersUp
+
+
+class RecordingSession(ForwardingSession):
+    """Another session's drafts; records what the target computed at committed positions."""
+
+    def __init__(self, owner: RecordingDrafter, session: DraftSession) -> None:
+        super().__init__(session)
+        self.owner = owner
+        self.last: Evidence | None = None
+
+    @property
+    def wants_evidence(self) -> bool:
+        return True
+
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        self.last = evidence
+        if len(draft):
+            self.inner.observe(draft, accepted, tested)
+
+    def extend(self, tokens: Int32) -> None:
+        if self.last is not None:  # None: the last accepted token ended the text
+            rows = list(self.last.accepted[: len(tokens)])
+            self.owner.ids.append(self.last.ids[rows])
+            self.owner.log_probs.append(self.last.log_probs[rows])
+            self.last = None
+        super().extend(tokens)
+
+
+class RecordingDrafter(Drafter):
+    """Drafts as another drafter, and keeps the target's candidates of one sequence at a time.
+
+    Args:
+        inner: any drafter that asks for no evidence itself.
+        top_k: candidates of each position, >= 1.
+    """
+
+    def __init__(self, inner: Drafter, top_k: int) -> None:
+        self.inner, self.tiers = inner, inner.tiers
+        self.estimates, self.branches = inner.estimates, inner.branches
+        self.evidence = EvidenceRequest(top_k=top_k)
+        self.ids: list[Int32] = []
+        self.log_probs: list[Float32] = []
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return RecordingSession(self, self.inner.start(tokens))
+
+    def take(self, length: int) -> RunnersUp | None:
+        """What was recorded since the last call, of an output of ``length`` tokens.
+
+        The first position is missing if the prefill verified no draft, because no session ran.
+        """
+        ids, log_probs, self.ids, self.log_probs = self.ids, self.log_probs, [], []
+        if not ids:
+            return None
+        known = np.concatenate(ids)
+        missing = length - len(known)
+        before = np.full((missing, known.shape[1]), -1, np.int32)
+        zeros = np.zeros((missing, known.shape[1]), np.float32)
+        return RunnersUp(
+            np.concatenate((before, known)), np.concatenate((zeros, *log_probs), dtype=np.float32)
+        )
+
+
+def replayed(
+    runners_up: RunnersUp, said: Sequence[int], before: int, at: int, emitted: int
+) -> Evidence:
+    """The evidence of a step that a recording has: that of the accepted positions.
+
+    Args:
+        runners_up: of the output.
+        said: the output's tokens.
+        before: the last committed token.
+        at: how many tokens of the output were committed before the step.
+        emitted: how many the step commits.
+    """
+    rows = slice(at, at + emitted)
+    return Evidence(
+        np.array([before, *said[at : at + emitted - 1]], np.int32),
+        np.arange(-1, emitted - 1, dtype=np.int32),
+        tuple(range(emitted)),
+        runners_up.ids[rows],
+        runners_up.log_probs[rows],
+    )

@@ -1,0 +1,43 @@
+"""The package's own prompts: those of the demo, and the default of ``ngramspec bench``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True)
+class SampleText:
+    """A prompt to continue.
+
+    Attributes:
+        name: one word for tables.
+        title: what it is about, in a few words.
+        prompt: the prompt itself, without a newline at its end.
+        chat: whether it is a user's message; False: text to continue as it is.
+    """
+
+    name: str
+    title: str
+    prompt: str
+    chat: bool = True
+
+
+def demo_texts() -> list[SampleText]:
+    """The four texts of the demo."""
+    return [
+        SampleText("summarize", "Summarize an article", _read("summarize.txt")),
+        SampleText("answer", "Answer from a context", _read("answer.txt")),
+        SampleText("code", "Go on with code", _read("code.py.txt"), chat=False),
+        SampleText("rewrite", "Rewrite a file", _read("rewrite.txt")),
+    ]
+
+
+def sample_texts() -> list[SampleText]:
+    """The demo's texts and a letter to answer."""
+    return [*demo_texts(), SampleText("chat", "Answer a letter", _read("chat.txt"))]
+
+
+def _read(name: str) -> str:
+    path = files("ngramspec.measure") / "data" / name
+    return path.read_text(encoding="utf-8").rstrip("\n")

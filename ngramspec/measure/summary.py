@@ -1,0 +1,147 @@
+"""Figures from timed calls: speed, speedup over the baseline, and share of the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean, median
+from typing import Any
+
+from ngramspec.measure.turns import PLAIN
+from ngramspec.measure.whole_calls import Call, Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one configuration for one prompt: medians over repeats.
+
+    Attributes:
+        rate: new tokens / s of a whole call.
+        ratio: rate / the baseline's in the same repeat, so that a slow moment affects both.
+        decode_ratio: the same without prefill: tokens emitted after it / (seconds of a call -
+            seconds of a baseline call of one token); None if that is not positive.
+        tokens_per_call: emitted tokens / forwards after the prefill; None where not counted.
+        mean_cost: mean of cost(n) = seconds of an n-position forward / of a one-position forward,
+            over the widths that were run; None where not measured.
+        peak: bytes, or None.
+        first_difference: earliest of any repeat, or None.
+    """
+
+    rate: float
+    ratio: float
+    decode_ratio: float | None
+    tokens_per_call: float | None
+    mean_cost: float | None
+    peak: int | None
+    first_difference: int | None
+
+    @property
+    def limit_share(self) -> float | None:
+        """decode_ratio / limit, which is tokens_per_call / mean_cost.
+
+        The limit is the speed of baseline steps that each emit this number of tokens at this cost.
+        """
+        if self.decode_ratio is None or not self.tokens_per_call or self.mean_cost is None:
+            return None
+        return self.decode_ratio * self.mean_cost / self.tokens_per_call
+
+
+def summarize(measured: Measured) -> list[dict[str, Any]]:
+    """A row for each task, length and configuration, the baseline included.
+
+    Returns:
+        Rows with geometric means over prompts of ``tokens_per_second``, ``ratio``,
+        ``decode_ratio``, ``tokens_per_call``, ``mean_cost`` and ``limit_share``; ``ratio_median``
+        and ``ratio_worst``; ``peak_bytes``, the most; the number of ``prompts``, and of those with
+        the ``same`` text as the baseline; ``first_differences`` of the others by prompt.
+    """
+    rows = []
+    for task, length in dict.fromkeys((each.task, each.length) for each in measured.calls):
+        calls = [each for each in measured.calls if (each.task, each.length) == (task, length)]
+        _, seconds = measured.costs.get((task, length), (0, {}))
+        for way in dict.fromkeys(each.way for each in calls):
+            figures = {
+                prompt: _figures(
+                    [each for each in calls if each.prompt == prompt and each.way == way],
+                    [each for each in calls if each.prompt == prompt and each.way == PLAIN],
+                    median(measured.prefills[task, length, prompt]),
+                    {} if way in measured.static else seconds,
+                )
+                for prompt in dict.fromkeys(each.prompt for each in calls)
+            }
+            rows.append({"task": task, "length": length, "way": way, **_row(figures)})
+    return rows
+
+
+def _figures(
+    calls: Sequence[Call], plain: Sequence[Call], prefill: float, costs: dict[int, float]
+) -> Figures:
+    widths: dict[int, int] = {}
+    for call in calls:
+        for width, count in call.widths.items():
+            widths[width] = widths.get(width, 0) + count
+    forwards = sum(widths.values())
+    known = forwards and all(width in costs for width in (1, *widths))
+    spent = sum(count * costs[width] for width, count in widths.items()) if known else 0.0
+    peaks = [call.peak for call in calls if call.peak is not None]
+    differences = [each for call in calls if (each := call.first_difference) is not None]
+    return Figures(
+        rate=median(_rate(call) for call in calls),
+        ratio=_ratio(calls, plain, _rate),
+        decode_ratio=_decode_ratio(calls, plain, prefill),
+        tokens_per_call=sum(call.emitted for call in calls) / forwards if forwards else None,
+        mean_cost=spent / forwards / costs[1] if known else None,
+        peak=max(peaks, default=None),
+        first_difference=min(differences, default=None),
+    )
+
+
+def _rate(call: Call) -> float:
+    return call.new_tokens / call.seconds
+
+
+def _ratio(calls: Sequence[Call], plain: Sequence[Call], rate: Callable[[Call], float]) -> float:
+    """Median over repeats of a configuration's rate / the baseline's."""
+    plain_rates = {call.repeat: rate(call) for call in plain}
+    return median(rate(call) / plain_rates[call.repeat] for call in calls)
+
+
+def _decode_ratio(calls: Sequence[Call], plain: Sequence[Call], prefill: float) -> float | None:
+    """The ratio of tokens emitted after the prefill / (seconds - prefill)."""
+    if any(call.seconds <= prefill or call.emitted < 1 for call in (*calls, *plain)):
+        return None
+    return _ratio(calls, plain, lambda call: call.emitted / (call.seconds - prefill))
+
+
+def _row(figures: dict[str, Figures]) -> dict[str, Any]:
+    def mean(value: Callable[[Figures], float | None]) -> float | None:
+        return _mean(value(each) for each in figures.values())
+
+    ratios = [each.ratio for each in figures.values()]
+    peaks = [each.peak for each in figures.values() if each.peak is not None]
+    different = {
+        prompt: each.first_difference
+        for prompt, each in figures.items()
+        if each.first_difference is not None
+    }
+    return {
+        "prompts": len(figures),
+        "tokens_per_second": mean(lambda each: each.rate),
+        "ratio": mean(lambda each: each.ratio),
+        "ratio_median": median(ratios),
+        "ratio_worst": min(ratios),
+        "decode_ratio": mean(lambda each: each.decode_ratio),
+        "tokens_per_call": mean(lambda each: each.tokens_per_call),
+        "mean_cost": mean(lambda each: each.mean_cost),
+        "limit_share": mean(lambda each: each.limit_share),
+        "peak_bytes": max(peaks, default=None),
+        "same": len(figures) - len(different),
+        "first_differences": different,
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Geometric mean; None if one is missing."""
+    known = list(values)
+    numbers = [each for each in known if each]
+    return geometric_mean(numbers) if numbers and len(numbers) == len(known) else None

@@ -1,0 +1,125 @@
+"""The prompts of whole-call measurements, by task and length."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, zip_longest
+from pathlib import Path
+
+from ngramspec.measure.traces import json_lines
+
+NOTHING = "nothing to predict"
+GROUPS = {"chat_turn1": "chat", "chat_turn2": "chat"}
+LENGTHS = (300, 700)  # tokens of a prompt, unless LENGTHS_OF has its task
+LENGTHS_OF = {"code_edit": (300, 1200)}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue.
+
+    Attributes:
+        task: the group in which its figures are reported.
+        id: its name in the task.
+        ids: token ids.
+        text: token ids that the model is forced to generate; None: its own text.
+        length: the length it was cut or filled up to, or None.
+    """
+
+    task: str
+    id: str
+    ids: tuple[int, ...]
+    text: tuple[int, ...] | None = None
+    length: int | None = None
+
+
+def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
+    """Read prompts: JSON lines with ``group``, ``id`` and ``prompt``.
+
+    A prompt is a text, which ``encode`` turns into tokens, or a list of token ids. Recorded outputs
+    are ignored. A group is a task, under the name that GROUPS gives it.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line has no prompt, and the message names it; or there is no prompt.
+    """
+    prompts = []
+    for number, fields in json_lines(path):
+        where = f"{path}, line {number}"
+        try:
+            ids, group, name = fields["prompt"], str(fields["group"]), str(fields["id"])
+        except (TypeError, KeyError) as error:
+            message = f"{where}: needs an object with group, id and prompt: {error}"
+            raise ValueError(message) from error
+        ids = encode(ids) if isinstance(ids, str) else ids
+        if not (isinstance(ids, list) and ids and all(type(each) is int for each in ids)):
+            raise ValueError(f"{where}: prompt must be a text or a list of token ids")
+        prompts.append(Prompt(GROUPS.get(group, group), name, tuple(ids)))
+    if not prompts:
+        raise ValueError(f"{path} holds no prompt")
+    return prompts
+
+
+def messages(text: str) -> list[dict[str, str]]:
+    """The turns of a chat with user turns between [INST] and [/INST]; none without such marks."""
+    found = []
+    for turn in text.replace("</s>", "").split("[INST]")[1:]:
+        question, _, answer = turn.partition("[/INST]")
+        found.append({"role": "user", "content": question.strip()})
+        if answer.strip():
+            found.append({"role": "assistant", "content": answer.strip()})
+    return found
+
+
+def of_length(prompts: Iterable[Prompt], lengths: tuple[int, int] | None = None) -> list[Prompt]:
+    """The prompts whose length lies in ``lengths``, ends included; None: those of their task."""
+    kept = []
+    for prompt in prompts:
+        shortest, longest = lengths or LENGTHS_OF.get(prompt.task, LENGTHS)
+        if shortest <= len(prompt.ids) <= longest:
+            kept.append(prompt)
+    return kept
+
+
+def fit(prompts: Sequence[Prompt], length: int) -> list[Prompt]:
+    """Every prompt with exactly ``length`` tokens.
+
+    A longer prompt loses its first tokens. In front of a shorter one the others of its task are
+    put, in turn and repeatedly.
+    """
+    fitted = []
+    for at, prompt in enumerate(prompts):
+        missing = length - len(prompt.ids)
+        front: list[int] = []
+        for other in cycle([*prompts[at + 1 :], *prompts[: at + 1]]):
+            if len(front) >= missing:
+                break
+            front = [*other.ids, *front]
+        ids = (*front, *prompt.ids)[-length:]
+        fitted.append(replace(prompt, ids=ids, length=length))
+    return fitted
+
+
+def unpredictable(
+    prompts: Iterable[Prompt], tokens: int, vocab: int, never: Collection[int] = ()
+) -> list[Prompt]:
+    """The prompts of all tasks in turn, each with a different random text to generate.
+
+    Args:
+        prompts: of any tasks.
+        tokens: length of the text.
+        vocab: ids are sampled uniformly from 0..vocab - 1,
+        never: except these, such as the end-of-sequence tokens.
+    """
+    by_task: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_task.setdefault(prompt.task, []).append(prompt)
+    turns = chain.from_iterable(zip_longest(*by_task.values()))
+    allowed = sorted(set(range(vocab)) - set(never))
+    return [
+        replace(prompt, task=NOTHING, id=f"{prompt.task} {prompt.id}", text=tuple(text))
+        for number, prompt in enumerate(prompt for prompt in turns if prompt is not None)
+        for text in [random.Random(number).choices(allowed, k=tokens)]
+    ]

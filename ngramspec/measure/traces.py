@@ -1,0 +1,163 @@
+"""Recorded outputs: prompts and generated tokens as ids, one JSON object on each line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ngramspec.draft import Float32, Int32
+
+MOST_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunnersUp:
+    """The target's k most probable tokens at the positions of an output's n tokens.
+
+    Attributes:
+        ids: int32 (n, k), the most probable first; -1 where they were not recorded.
+        log_probs: float32 (n, k), their natural logarithms of probability, to three decimals.
+    """
+
+    ids: Int32
+    log_probs: Float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """One recorded generation.
+
+    Attributes:
+        group: what kind of text it is; figures are given per group.
+        id: its name in the group.
+        repo: the repository it was taken from; empty: none.
+        prompt, output: token ids, int32 (n,); the output has at least two.
+        runners_up: the target's most probable tokens, or None.
+    """
+
+    group: str
+    id: str
+    prompt: Int32
+    output: Int32
+    repo: str = ""
+    runners_up: RunnersUp | None = None
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Read a JSON-lines file of objects with ``group``, ``id``, ``prompt`` and ``output``.
+
+    Outputs of fewer than two tokens are left out: the prefill emits the first.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line that is no such object, named by its number; or no trace at all.
+    """
+    traces = [_trace(each, f"{path}, line {number}") for number, each in json_lines(path)]
+    traces = [trace for trace in traces if len(trace.output) >= 2]
+    if not traces:
+        raise ValueError(f"{path} holds no trace with an output of two tokens or more")
+    return traces
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The number and the value of each line that is not blank.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is not JSON; the message names it by its number.
+    """
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
+                yield number, value
+
+
+def write_traces(path: Path, traces: Iterable[Trace]) -> int:
+    """Write each trace as soon as it is generated, for ``read_traces``; return their number."""
+    count = 0
+    with open(path, "w", encoding="utf-8") as lines:
+        for trace in traces:
+            ids = {"prompt": trace.prompt.tolist(), "output": trace.output.tolist()}
+            line: dict[str, Any] = {"group": trace.group, "id": trace.id, **ids}
+            if trace.runners_up is not None:
+                line["top_ids"] = trace.runners_up.ids.tolist()
+                rounded = trace.runners_up.log_probs.astype(np.float64).round(3)
+                line["top_log_probs"] = rounded.tolist()
+            lines.write(json.dumps(line, separators=(",", ":")) + "\n")
+            lines.flush()
+            count += 1
+    return count
+
+
+def by_group(traces: Iterable[Trace]) -> dict[str, list[Trace]]:
+    """The traces of each group; groups are in the order of their first traces."""
+    groups: dict[str, list[Trace]] = {}
+    for trace in traces:
+        groups.setdefault(trace.group, []).append(trace)
+    return groups
+
+
+def in_turn(traces: Iterable[Trace]) -> list[Trace]:
+    """All traces, one of each group in turn."""
+    turns = zip_longest(*by_group(traces).values())
+    return [trace for turn in turns for trace in turn if trace is not None]
+
+
+def halves(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
+    """Two halves of the traces, which alternate within each group."""
+    groups = by_group(traces).values()
+    for first in (0, 1):
+        yield [trace for group in groups for trace in group[first::2]]
+
+
+def _trace(fields: Any, where: str) -> Trace:
+    if not isinstance(fields, dict):
+        raise ValueError(f"{where}: must be an object, got {type(fields).__name__}")
+    missing = [name for name in ("group", "id", "prompt", "output") if name not in fields]
+    if missing:
+        raise ValueError(f"{where}: {missing[0]!r} is missing")
+    prompt, output = (_ids(fields[name], f"{where}: {name}") for name in ("prompt", "output"))
+    return Trace(
+        str(fields["group"]),
+        str(fields["id"]),
+        prompt,
+        output,
+        str(fields.get("repo", "")),
+        _runners_up(fields, len(output), where),
+    )
+
+
+def _runners_up(fields: dict[str, Any], length: int, where: str) -> RunnersUp | None:
+    """The optional ``top_ids`` and ``top_log_probs`` of a line."""
+    if "top_ids" not in fields:
+        return None
+    try:
+        ids = np.array(fields["top_ids"])
+        log_probs = np.array(fields.get("top_log_probs"), np.float32)
+        sound = ids.ndim == 2 and ids.dtype.kind == "i" and ids.shape == log_probs.shape
+    except (TypeError, ValueError):  # rows of different lengths, or no numbers
+        sound = False
+    if not sound or len(ids) != length or ids.min() < -1 or ids.max() > MOST_ID:
+        raise ValueError(
+            f"{where}: top_ids and top_log_probs must be lists of {length} equally long lists of"
+            " token ids and of numbers"
+        )
+    return RunnersUp(ids.astype(np.int32), log_probs)
+
+
+def _ids(value: Any, where: str) -> Int32:
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise ValueError(f"{where} must be a list of token ids")
+    if value and not (min(value) >= 0 and max(value) <= MOST_ID):
+        raise ValueError(f"{where}: token ids must lie in 0..{MOST_ID}")
+    return np.array(value, np.int32)

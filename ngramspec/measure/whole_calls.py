@@ -1,0 +1,323 @@
+"""Whole calls of the baseline, prompt lookup and ngramspec, compared in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+from ngramspec.hf_model.compiled import compilations
+from ngramspec.measure.configurations import Caller, Configuration, Outcome, compiled_forwards
+from ngramspec.measure.forced import ForcedProcessor
+from ngramspec.measure.forwards import forward_seconds
+from ngramspec.measure.tasks import Prompt
+from ngramspec.measure.turns import PLAIN, take_turns
+
+PROBE_TOKENS = 8
+WARM_UPS = 2  # calls before a compiled configuration is timed; the second may record graphs
+
+MAX_COMPILING_CALLS = 16  # consecutive calls that may be repeated because they compiled
+
+# Forces the text of a prompt's call: a context around it, which yields arguments of generate.
+Forcing = Callable[[Prompt], AbstractContextManager[dict[str, Any]]]
+
+
+def by_processor(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
+    """Have a logits processor force the prompt's text, if it has one."""
+    if prompt.text is None:
+        return nullcontext({})
+    return nullcontext({"logits_processor": [ForcedProcessor(len(prompt.ids), prompt.text)]})
+
+
+def by_model(
+    set_text: Callable[[Sequence[int] | None], None],
+    read: Callable[[Sequence[int]], None] = lambda ids: None,
+) -> Forcing:
+    """Have the model's own logits force a prompt's text, if it has one.
+
+    Args:
+        set_text: see ``forced_model``.
+        read: called with the prompt's ids before the call; see ``prefilled_model``.
+    """
+
+    @contextmanager
+    def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
+        set_text(None)
+        read(prompt.ids)
+        set_text(None if prompt.text is None else [*prompt.ids, *prompt.text])
+        yield {}
+
+    return forcing
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to measure.
+
+    Attributes:
+        repeats: timed calls of each configuration and prompt.
+        new: max_new_tokens of each.
+        least: prompts after which the baseline generates fewer tokens are left out.
+        prompts: most prompts of a task and length.
+        keep: one Speculator for all calls of a configuration, instead of a new one for each.
+        cost_repeats: timed forwards for each cost(n).
+        same_text: whether the baseline's text is forced in all configurations. Otherwise texts
+            diverge at near ties, and then contain other repetitions to draft from.
+    """
+
+    repeats: int = 3
+    new: int = 96
+    least: int = 48
+    prompts: int = 8
+    keep: bool = False
+    cost_repeats: int = 7
+    same_text: bool = False
+
+
+@dataclass(slots=True)
+class Call:
+    """One timed call, and how its text compares with the baseline's."""
+
+    task: str
+    length: int | None
+    prompt: str
+    prompt_tokens: int
+    way: str
+    repeat: int
+    seconds: float
+    new_tokens: int
+    first_difference: int | None  # index of the first new token that differs, or None
+    peak: int | None
+    widths: dict[int, int]
+    emitted: int
+    stats: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class Measured:
+    """Everything measured, in JSON values.
+
+    Attributes:
+        calls: every timed call.
+        prefills: seconds of baseline calls for one token, by (task, length, prompt).
+        costs: the context and the seconds of forwards by width, by (task, length).
+        static: configurations with static caches. ``costs`` does not apply to their forwards.
+        compiling: calls repeated because something was compiled in them, by configuration.
+        left_out: prompts with too short a baseline output, by task.
+        skipped: configurations that did not run, and the reason.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    prefills: dict[tuple[str, int | None, str], list[float]] = field(default_factory=dict)
+    costs: dict[tuple[str, int | None], tuple[int, dict[int, float]]] = field(default_factory=dict)
+    static: list[str] = field(default_factory=list)
+    compiling: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+class EndToEnd:
+    """Compares configurations of ``generate``.
+
+    Args:
+        model: a causal language model of transformers, in eval mode.
+        configurations: the first is the baseline, with which the others are compared.
+        plan: how to measure.
+        forcing: how a prompt's own text is forced.
+        progress: called with a line of text for each stage.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        configurations: Sequence[Configuration],
+        plan: Plan,
+        *,
+        forcing: Forcing = by_processor,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        if configurations[0].name != PLAIN:
+            raise ValueError(
+                f"the first configuration must be {PLAIN!r}, got {configurations[0].name!r}"
+            )
+        self.model = model
+        self.configurations = list(configurations)
+        self.plan = plan
+        self.forcing = forcing
+        self.progress = progress
+        self.caller = Caller(model, keep=plan.keep)
+        self.measured = Measured(
+            static=[configuration.name for configuration in configurations if configuration.static]
+        )
+
+    def run(
+        self, prompts: Iterable[Prompt], *, after: Callable[[Measured], None] = lambda found: None
+    ) -> Measured:
+        """Measure all prompts, grouped by task and length in their order.
+
+        Args:
+            prompts: at least one.
+            after: called when a task's prompts of one length are done.
+
+        Raises:
+            ValueError: there is no prompt.
+            RuntimeError: a text was not forced.
+        """
+        sets: dict[tuple[str, int | None], list[Prompt]] = {}
+        for prompt in prompts:
+            sets.setdefault((prompt.task, prompt.length), []).append(prompt)
+        if not sets:
+            raise ValueError("no prompt has the length asked for")
+        self.probe(max((each for many in sets.values() for each in many), key=_size))
+        for key, candidates in sets.items():
+            self.measure(key, candidates)
+            after(self.measured)
+        return self.measured
+
+    def probe(self, prompt: Prompt) -> None:
+        """Try every configuration on the longest prompt; one that fails is skipped with its error.
+
+        This also warms up. Compiled ones run whole, so that later static caches have one size.
+        """
+        for configuration in self.configurations[:]:
+            self.progress(f"warming up: {configuration.name}")
+            try:
+                for _ in range(WARM_UPS if configuration.compiled else 1):
+                    new = self.plan.new if configuration.compiled else PROBE_TOKENS
+                    with compiled_forwards(self.model) as compiled:
+                        stats = self.call(configuration, prompt, new).stats
+                if stats is not None and stats.chains:
+                    raise RuntimeError(f"its drafts were no trees: {', '.join(stats.chains)}")
+                if configuration.compiled and compiled == [0]:
+                    raise RuntimeError("its forward was not compiled")
+            except Exception as error:
+                if configuration.name == PLAIN:
+                    raise
+                lines = str(error).strip().splitlines() or [""]
+                self.measured.skipped[configuration.name] = f"{type(error).__name__}: {lines[0]}"
+                self.configurations.remove(configuration)
+
+    def measure(self, key: tuple[str, int | None], candidates: Sequence[Prompt]) -> None:
+        """Measure a task's first prompts with a long enough baseline output; then the costs."""
+        task = key[0]
+        count = 0
+        for prompt in candidates:
+            if count == self.plan.prompts:
+                break
+            plain = self.call(self.configurations[0], prompt, self.plan.new).tokens
+            if prompt.text is not None and plain != [*prompt.text[: len(plain)]]:
+                raise RuntimeError(f"{task} {prompt.id}: the forced text was not generated")
+            if len(plain) < self.plan.least:
+                self.measured.left_out[task] = self.measured.left_out.get(task, 0) + 1
+                continue
+            self.progress(f"{task}, {len(prompt.ids)} tokens: {prompt.id}")
+            forced = replace(prompt, text=tuple(plain)) if self.plan.same_text else prompt
+            self.turns(forced, plain, first=count)
+            count += 1
+        mine = [each for each in self.measured.calls if (each.task, each.length) == key]
+        static = self.measured.static
+        widths = {width for each in mine if each.way not in static for width in each.widths}
+        if widths:
+            context = int(median(each.prompt_tokens + each.new_tokens / 2 for each in mine))
+            self.progress(f"{task}: {len(widths)} widths at {context} tokens")
+            seconds = forward_seconds(
+                self.model, context, sorted({1, *widths}), self.plan.cost_repeats
+            )
+            self.measured.costs[key] = (context, seconds)
+
+    def turns(self, prompt: Prompt, plain: list[int], first: int) -> None:
+        """All repeats of one prompt, each beginning with another configuration.
+
+        Args:
+            prompt: what to continue.
+            plain: the tokens that the baseline generates.
+            first: the configuration that begins, modulo their number.
+        """
+        compiled = [
+            configuration for configuration in self.configurations if configuration.compiled
+        ]
+        for configuration in compiled:  # another prompt may compile again
+            self.call(configuration, prompt, self.plan.new)
+        for repeat in range(self.plan.repeats):
+            prefill = self.call(self.configurations[0], prompt, 1)
+            key = (prompt.task, prompt.length, prompt.id)
+            self.measured.prefills.setdefault(key, []).append(prefill.seconds)
+            calls = {
+                configuration.name: partial(self.timed, configuration, prompt)
+                for configuration in self.configurations
+            }
+            found = take_turns(calls, 1, warm_up=0, first=first + repeat)
+            for name, (outcome,) in found.results.items():
+                self.measured.calls.append(_record(prompt, name, repeat, outcome, plain))
+
+    def timed(self, configuration: Configuration, prompt: Prompt) -> Outcome:
+        """A call that is counted. If something was compiled in it, it is repeated instead."""
+        for _ in range(MAX_COMPILING_CALLS):
+            before = compilations()
+            outcome = self.call(configuration, prompt, self.plan.new)
+            if compilations() == before:
+                return outcome
+            self.measured.compiling[configuration.name] = (
+                self.measured.compiling.get(configuration.name, 0) + 1
+            )
+        raise RuntimeError(
+            f"{configuration.name} compiles again in each of {MAX_COMPILING_CALLS} calls"
+        )
+
+    def call(self, configuration: Configuration, prompt: Prompt, new: int) -> Outcome:
+        """One call. If the prompt has a text, it is forced, and the call ends with it."""
+        new = new if prompt.text is None else min(new, len(prompt.text))
+        with self.forcing(prompt) as arguments:
+            return self.caller.call(configuration, prompt.ids, new, **arguments)
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Index of the first token where two texts diverge or one ends; None: they are the same."""
+    for at, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return at
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def to_dict(measured: Measured) -> dict[str, Any]:
+    """Everything measured, as JSON values."""
+    prefills = measured.prefills.items()
+    return {
+        "calls": [asdict(each) for each in measured.calls],
+        "prefills": [
+            {"task": task, "length": length, "prompt": prompt, "seconds": seconds}
+            for (task, length, prompt), seconds in prefills
+        ],
+        "costs": [
+            {"task": task, "length": length, "context": context, "seconds": seconds}
+            for (task, length), (context, seconds) in measured.costs.items()
+        ],
+        "compiling": measured.compiling,
+        "left_out": measured.left_out,
+        "skipped": measured.skipped,
+    }
+
+
+def _record(prompt: Prompt, way: str, repeat: int, outcome: Outcome, plain: Sequence[int]) -> Call:
+    return Call(
+        task=prompt.task,
+        length=prompt.length,
+        prompt=prompt.id,
+        prompt_tokens=len(prompt.ids),
+        way=way,
+        repeat=repeat,
+        seconds=outcome.seconds,
+        new_tokens=len(outcome.tokens),
+        first_difference=first_difference(outcome.tokens, plain),
+        peak=outcome.peak,
+        widths=outcome.widths,
+        emitted=outcome.emitted,
+        stats=None if outcome.stats is None else asdict(outcome.stats),
+    )
+
+
+def _size(prompt: Prompt) -> int:
+    return len(prompt.ids)

@@ -1,0 +1,118 @@
+"""The parity report has no wrong cell, and says by name what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import parity
+from ngramspec.hf_model.compat.names import PLACES_TOKENS
+from ngramspec.hf_model.compat.versions import has
+from ngramspec.hf_model.support import ONE_AT_A_TIME
+from ngramspec.hf_model.traits import BY_SLOT
+
+
+def check_families(cells):
+    assert {cell.outcome for cell in cells} == {"identical", "refused"}
+    for cell in cells:
+        sliding = cell.model in ("MistralForCausalLM", "Gemma2ForCausalLM")
+        expected = sliding and "static" in cell.what
+        assert (cell.outcome == "refused") == expected, cell
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_families_with_caches_processors_and_batches():
+    cells = list(parity.matrix(every=5))
+    check_families(cells)
+    whats = {tuple(cell.what.split(", ")) for cell in cells}
+    for part, count in enumerate((len(parity.CACHES), len(parity.PROCESSORS), len(parity.ROWS))):
+        assert len({what[part] for what in whats}) == count
+    assert len(whats) == 36  # every combination, in some family
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_families_with_every_cache_processor_and_batch():
+    cells = list(parity.matrix())
+    assert len(cells) == 6 * 2 * 6 * 3
+    check_families(cells)
+
+
+def test_a_wrong_cell_is_seen(monkeypatch):
+    """If speculation said something else, the report would tell where."""
+
+    def other(model, **kwargs):
+        kwargs.pop("speculator")
+        out = model.generate(**kwargs)
+        out[0, -3] += 1
+        return out
+
+    monkeypatch.setattr(parity, "generate", other)
+    cell = next(parity.matrix())
+    assert cell.outcome == "wrong"
+    assert cell.detail.startswith("row 0: new token 22 is ")
+
+
+def test_models_that_take_one_token_at_a_time_are_refused_with_the_reason():
+    from transformers import (
+        BltForCausalLM,
+        FSMTForConditionalGeneration,
+        MoshiForCausalLM,
+        OpenAIGPTLMHeadModel,
+    )
+
+    for kind in (BltForCausalLM, FSMTForConditionalGeneration, MoshiForCausalLM):
+        (first, *_) = parity.try_class(kind)
+        assert first.outcome == "refused"
+        assert ONE_AT_A_TIME[kind.__name__] in first.detail
+    (first, *_) = parity.try_class(OpenAIGPTLMHeadModel)
+    assert "keeps no key-value cache" in first.detail
+
+
+@pytest.mark.parametrize("name", sorted(BY_SLOT - {"GlmImageForConditionalGeneration"}))  # an image
+def test_models_that_go_by_slots_keep_rows_together(name):
+    import transformers
+
+    if not hasattr(transformers, name):
+        pytest.skip(f"this transformers has no {name}")
+    cells = [*parity.try_class(getattr(transformers, name))]
+    too_old = name == "GitForCausalLM" and not has(PLACES_TOKENS)
+    outcome = "refused" if too_old else "identical"
+    assert [(cell.what, cell.outcome) for cell in cells] == [
+        ("batch 1", outcome),
+        ("batch 2", outcome),
+    ]
+
+
+def test_classes_that_override_generate_are_refused():
+    from transformers import MusicgenForCausalLM, SeamlessM4TForTextToText
+
+    for kind in (MusicgenForCausalLM, SeamlessM4TForTextToText):
+        (cell,) = parity.try_class(kind)
+        assert (cell.outcome, cell.detail) == ("refused", "it overrides generate, or has none")
+
+
+def test_a_text_that_repeats_one_token_proves_nothing(monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    model = parity.build(LlamaForCausalLM)
+    with torch.no_grad():
+        model.lm_head.weight[7] = 1e3 * model.lm_head.weight.sum(dim=0)
+        model.lm_head.weight[8] = -model.lm_head.weight[7]
+    cell = parity.compare("Llama", "batch 1", model, 1)
+    assert (cell.outcome, cell.detail) == ("not run", "its text has fewer than 4 different tokens")
+
+
+def test_the_list_of_those_that_need_more_than_text_names_only_known_classes():
+    assert set(parity.NOT_ALONE) <= {kind.__name__ for kind in parity.classes()}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_every_class_of_the_installed_transformers():
+    cells = list(parity.walk())
+    assert not [cell for cell in cells if cell.outcome == "wrong"]
+    assert {cell.model for cell in cells} == {kind.__name__ for kind in parity.classes()}
+    assert {cell.model for cell in cells if cell.outcome == "not run"} == set(parity.NOT_ALONE)
+    assert all(cell.detail for cell in cells if cell.outcome != "identical")
+    assert sum(cell.outcome == "identical" for cell in cells) > 300

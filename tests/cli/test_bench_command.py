@@ -1,0 +1,86 @@
+"""The command ``bench``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from forced_text import IDS, tiny_loaded
+
+from ngramspec.cli import main
+from ngramspec.measure.tasks import NOTHING
+from ngramspec.measure.turns import PLAIN
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    loaded = tiny_loaded()
+    monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
+    return loaded
+
+
+def test_bench_prints_writes_and_draws(loaded, tmp_path, capsys):
+    traces, out, plots = tmp_path / "t.jsonl", tmp_path / "o.json", tmp_path / "plots"
+    lines = [{"group": group, "id": 0, "prompt": list(IDS)} for group in ("chat", "summarization")]
+    traces.write_text("\n".join(map(json.dumps, lines)))
+    command = ["bench", "--prompts", str(traces), "--tasks", "summarization", "nothing"]
+    command += ["--lengths", "30", "90", "--repeats", "1", "--max-new-tokens", "24", "--least", "9"]
+    command += ["--lookup", "5", "--speculator", '{"gamma": 3}', "--speculator", '{"colour": 1}']
+    assert main([*command, "--json", str(out), "--plots", str(plots)]) == 0
+    printed = capsys.readouterr().out
+    assert "skipped: ngramspec, colour 1: TypeError: " in printed
+    for word in ("summarization, 1 prompt of 90", "prompt lookup 5", "ngramspec, gamma 3"):
+        assert word in printed
+    assert "chat," not in printed
+    written = json.loads(out.read_text())
+    assert {row["length"] for row in written["summary"]} == {30, 90}
+    assert {row["task"] for row in written["summary"]} == {"summarization", NOTHING}
+    assert {each["way"] for each in written["calls"]} == {
+        *(PLAIN, "prompt lookup 5", "ngramspec", "ngramspec, gamma 3")
+    }
+    assert all(row["same"] == row["prompts"] for row in written["summary"])
+    assert written["command"].startswith("ngramspec")
+    assert written["settings"]["repeats"] == 1
+    assert {path.name for path in plots.iterdir()} == {
+        f"{name}.{kind}"
+        for kind in ("png", "svg")
+        for name in (
+            "e2e-ratio-by-length",
+            *(
+                f"e2e-{what}-{length}"
+                for what in ("ratio", "tokens-per-second", "tokens-per-call", "limit-share")
+                for length in (30, 90)
+            ),
+            *(f"e2e-peak-bytes-{length}" for length in (30, 90)),
+        )
+    }
+
+
+def test_bench_has_texts_of_its_own(loaded, capsys):
+    command = ["bench", "--tasks", "code_edit", "--repeats", "1", "--max-new-tokens", "9"]
+    assert main([*command, "--least", "200", "--lookup"]) == 0
+    assert "code_edit: 1 prompt left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--repeats", "0"], "--repeats must be >= 1, got 0"),
+        (["--max-new-tokens", "1"], "--max-new-tokens must be >= 2, got 1"),
+        (["--tasks", "poetry"], "--tasks: 'poetry' is none of nothing, summarization"),
+        (["--prompts", "nowhere.jsonl"], "--prompts: "),
+        (["--chat"], "--chat needs --prompts, and a model that has a chat template"),
+        (["--speculator", "{"], "not JSON: {"),
+        (["--speculator", "[]"], "not a JSON object: []"),
+        (["--device", "cuda:77"], "--device cuda:77: "),
+    ],
+)
+def test_bad_arguments_are_one_line(loaded, capsys, arguments, message):
+    try:
+        code = main(["bench", *arguments])
+    except SystemExit as error:
+        code = error.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert message in error
+    assert error.count("\n") == 1

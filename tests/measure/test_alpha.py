@@ -1,0 +1,202 @@
+"""Alpha by exact sums: against the definition, against decoding itself, and in limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+
+from ngramspec import Speculator, build_drafter, generate
+from ngramspec.measure.alpha import Played, TargetText, mean_and_error, play, summarize, target_text
+from ngramspec.measure.alpha_drafters import (
+    CountModel,
+    ModelDrafter,
+    RandomModel,
+    SmallModelDrafter,
+)
+from ngramspec.measure.alpha_run import ALL, Plan, default_drafters, measure
+from ngramspec.measure.content import TYPES, content_prompts
+from ngramspec.theory.acceptance import acceptance, divergence, output
+
+VOCAB = 23
+IDS = list(range(1, 20))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_llama(vocab=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def generated(model):
+    return target_text(model, IDS, new=60, temperature=1.0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def greedy(model):
+    return target_text(model, IDS, new=60, temperature=0.0)
+
+
+def _dense(ids, probs):
+    q = np.zeros(VOCAB)
+    q[ids] = probs
+    return q
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_sums_are_those_of_the_definition(generated, order):
+    counts = CountModel([generated.output.tolist()], order)
+    played = play(ModelDrafter(counts, "x"), generated, 1, leniences=(1.0, 0.3), change=True)
+    at = range(1, len(generated.output))
+    assert played.positions == len(played.chances) == len(at)
+    for t, chances, moved in zip(at, played.chances, played.moved, strict=True):
+        q = _dense(*counts.following(int(generated.output[t - 1])))
+        p = generated.probs[t].astype(float)
+        p /= p.sum()
+        for lenience, chance, distance in zip((1.0, 0.3), chances, moved, strict=True):
+            assert chance == pytest.approx(float(acceptance(p, q, lenience)), abs=1e-5)
+            assert distance == pytest.approx(float(divergence(p, output(p, q, lenience))), abs=1e-5)
+
+
+def test_the_texts_distribution_has_the_processors_in_it(model):
+    generated = target_text(model, IDS, new=20, temperature=0.7, sampling={"top_k": 5})
+    assert (np.count_nonzero(generated.probs, axis=1) == 5).all()
+    assert np.allclose(generated.probs.sum(axis=1), 1, atol=1e-5)
+    assert (generated.probs[np.arange(len(generated.output)), generated.output] > 0).all()
+
+
+def test_the_target_as_its_own_draft_is_always_accepted(model, generated, greedy):
+    for text in (generated, greedy):
+        found = summarize([play(SmallModelDrafter(model), text, 3)])
+        assert found.alpha[0] == pytest.approx(1, abs=1e-4)
+        assert found.drafted == 1
+
+
+def test_a_small_model_drafts_from_where_the_text_stands(model, greedy):
+    session = SmallModelDrafter(model).start(np.array(IDS, np.int32))
+    assert session.propose(4).tokens.tolist() == greedy.output[:4].tolist()
+    session.extend(greedy.output[:2])
+    assert session.propose(3).tokens.tolist() == greedy.output[2:5].tolist()
+
+
+def test_random_tokens_are_accepted_as_flat_as_the_target_is(generated):
+    found = summarize([play(ModelDrafter(RandomModel(VOCAB), "random"), generated, 1)])
+    flat = np.minimum(generated.probs[1:], 1 / VOCAB).sum(axis=1).mean()
+    assert found.alpha[0] == pytest.approx(flat, abs=1e-5)
+
+
+def test_greedy_acceptance_is_0_or_1_and_lenience_only_helps(greedy):
+    drafter = build_drafter("ngram(order=2)", policy="priority")
+    played = play(drafter, greedy, 4, leniences=(1.0, 0.5, 0.1), change=True)
+    chances = np.array(played.chances)
+    assert set(chances.ravel().tolist()) <= {0.0, 1.0}
+    assert (np.diff(chances, axis=1) >= 0).all()
+    assert chances[:, 0].tolist() == played.match
+    found = summarize([played])
+    assert found.moved[0] == 0
+    assert list(found.moved) == sorted(found.moved)
+
+
+def test_a_deterministic_draft_is_accepted_with_its_own_probability(generated):
+    played = play(build_drafter("ngram(order=2)", policy="priority"), generated, 1)
+    assert played.match == pytest.approx([chance for (chance,) in played.chances])
+
+
+def test_depths_are_judged_while_the_text_agrees(greedy):
+    played = play(build_drafter("copy", policy="priority"), greedy, 4)
+    for before, depth in zip(played.depth, played.depth[1:], strict=False):
+        assert depth in (0, before + 1)
+    found = summarize([played])
+    assert sum(tested for _, _, tested in found.by_depth) == found.tested
+
+
+def test_the_exact_sum_is_what_decoding_observes(model):
+    prompts = [("a", IDS[n:] + IDS[:n]) for n in range(12)]
+    train = [ids for _, ids in prompts]
+    plan = Plan(prompts, train, new=60, gamma=1, leniences=(1.0, 0.3))
+    (row,) = measure(model, plan, 1.0, ["trained-bigram"])
+    assert row.group == ALL
+    for k, seen in enumerate(row.observed):
+        spread = np.sqrt(0.25 / seen.tested) + row.alpha.error[k]
+        assert abs(seen.alpha - row.alpha.alpha[k]) < 5 * spread
+    assert row.observed[1].alpha > row.observed[0].alpha
+
+
+def test_match_is_what_exact_match_observes(model):
+    prompts = [torch.tensor([IDS[n:] + IDS[:n]]) for n in range(8)]
+    spec, tested, accepted, played = "ngram(order=2,sample=true)", 0, 0, []
+    for number, ids in enumerate(prompts):
+        speculator = Speculator(spec, 1, tree=None, policy="priority", verification="match")
+        torch.manual_seed(number)
+        generate(
+            model,
+            input_ids=ids,
+            max_new_tokens=100,
+            do_sample=True,
+            top_k=0,
+            speculator=speculator,
+        )
+        tested, accepted = tested + speculator.stats.tested, accepted + speculator.stats.accepted
+        text = target_text(model, ids[0].tolist(), new=100, temperature=1.0, seed=50 + number)
+        played.append(play(build_drafter(spec, policy="priority"), text, 1))
+    found = summarize(played)
+    assert abs(accepted / tested - found.match) < 5 * np.sqrt(0.25 / tested)
+    assert found.match < found.alpha[0] - 0.05
+
+
+def test_rows_of_groups_share_the_texts_of_all(model):
+    prompts = [("a", IDS), ("b", IDS[3:]), ("b", IDS[5:])]
+    plan = Plan(prompts, [IDS], new=12, gamma=2, observed=False)
+    rows = list(measure(model, plan, 0.0, ["trained-unigram", "copy", "auto", "random"]))
+    assert [row.group for row in rows[:3]] == [ALL, "a", "b"]
+    assert rows[0].alpha.positions == rows[1].alpha.positions + rows[2].alpha.positions
+    assert rows[0].to_dict()["improvement_gamma_3"] >= 1
+
+
+def test_a_standard_error_is_that_of_whole_texts():
+    texts = [np.full(10, value) for value in (0.0, 1.0, 0.0, 1.0)]
+    mean, error = mean_and_error(texts)
+    assert mean == 0.5
+    assert error == pytest.approx(0.25, abs=0.02)  # sqrt(0.25 / 4 texts), not of 40 positions
+    assert mean_and_error([np.ones(0)]) == (0.0, 0.0)
+    assert summarize([Played()]).alpha == (0.0,)
+
+
+def test_count_models_fall_back_and_need_a_text():
+    model = CountModel([[5, 6, 5, 7]], 2)
+    ids, probs = model.following(5)
+    assert (ids.tolist(), probs.tolist()) == ([6, 7], [0.5, 0.5])
+    assert model.following(99)[0].tolist() == [5, 6, 7]
+    with pytest.raises(ValueError, match="needs a text"):
+        CountModel([], 1)
+
+
+def test_unknown_and_missing_drafters_are_refused(model):
+    for name, message in (
+        ("draft-model", "needs a model"),
+        ("trained-bigram", "need prompts to train on"),
+        ("nonsense", "nonsense"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(measure(model, Plan([("a", IDS)], new=4), 0.0, [name]))
+
+
+def test_default_drafters_are_stochastic_where_the_target_samples():
+    assert "ngram(order=2)" in default_drafters(0.0, [1.0])
+    assert "ngram(order=3,sample=true,temperature=0.5)" in default_drafters(1.0, [0.5])
+
+
+def test_content_types_each_have_their_prompts(monkeypatch):
+    found = content_prompts(2)
+    assert [prompt.group for prompt in found] == [kind for kind in TYPES for _ in range(2)]
+    assert len({prompt.text for prompt in found}) == len(found)
+    monkeypatch.setattr("ngramspec.measure.texts.library", lambda: ["x = 1", "syntax error"])
+    with pytest.raises(ValueError, match="has 0 prompts of each type, 2 are needed"):
+        content_prompts(2)
+
+
+def test_said_keeps_what_it_was_given(generated):
+    assert isinstance(generated, TargetText)
+    assert generated.prompt.tolist() == IDS
+    assert torch.is_grad_enabled()

@@ -1,0 +1,72 @@
+"""Models that are made to say a given text, however they are decoded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import tiny_llama
+from forced_text import IDS, TEXT, VOCAB
+
+from ngramspec import generate
+from ngramspec.measure.configurations import Caller, Configuration
+from ngramspec.measure.forced import ForcedProcessor, forced_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_llama(vocab=VOCAB)
+
+
+WAYS = {
+    "plain": {},
+    "lookup": {"prompt_lookup_num_tokens": 4},
+    "static": {"cache_implementation": "static"},
+}
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forced_model_says_the_text_however_it_is_decoded(model, way, ours):
+    if ours and way == "lookup":
+        return
+    kind = type(model)
+    call = (lambda **them: generate(model, **them)) if ours else model.generate
+    inputs = {"input_ids": torch.tensor([IDS]), "do_sample": False, "max_new_tokens": len(TEXT)}
+    with forced_model(model, 256) as set_text:
+        for text in (TEXT, TEXT[::-1]):
+            set_text([*IDS, *text])
+            assert call(**inputs, **WAYS[way])[0, len(IDS) :].tolist() == list(text)
+    assert type(model) is kind
+    assert "_forced_targets" not in dict(model.named_buffers())
+    assert call(**inputs)[0, len(IDS) :].tolist() != list(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("speculator", "cache"),
+    [({"tree": 16}, {}), ({"tree": 16}, "static"), ({"width": 8}, "static")],
+)
+def test_a_forced_model_is_decoded_as_its_class_is(model, speculator, cache):
+    way = Configuration("ours", {"cache_implementation": cache} if cache else {}, speculator)
+    with forced_model(model, 256) as set_text:
+        set_text([*IDS, *TEXT])
+        outcome = Caller(model).call(way, IDS, len(TEXT))
+    assert outcome.tokens == list(TEXT)
+    assert outcome.stats.chains == {}
+    assert max(outcome.widths) > 4
+
+
+def test_a_forced_model_goes_by_position_not_by_order(model):
+    with forced_model(model, 64) as set_text, torch.no_grad():
+        set_text(list(range(10, 40)))
+        tree = torch.tensor([[0, 1, 1, 2]])  # two siblings
+        logits = model(input_ids=torch.zeros_like(tree), position_ids=tree).logits
+        assert logits.argmax(-1).tolist() == [[11, 12, 12, 13]]
+        with pytest.raises(ValueError, match=r"2\.\.64 tokens, got 65"):
+            set_text(range(65))
+
+
+def test_a_forced_processor_goes_by_length(model):
+    forced = ForcedProcessor(2, (5, 6))
+    scores = torch.zeros(1, 9)
+    for length, token in ((2, 5), (3, 6), (4, 6)):
+        assert forced(torch.zeros(1, length), scores).argmax().item() == token

@@ -1,0 +1,300 @@
+"""Replay against hand-counted figures, traces, costs, and the commands replay and record."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from doubles import ScriptedDrafter, draft_of
+
+from ngramspec.cli import main
+from ngramspec.draft import Draft
+from ngramspec.drafters import NullDrafter, ValueDrafter
+from ngramspec.measure.compare import compare
+from ngramspec.measure.costs import cost_curve
+from ngramspec.measure.record import read_prompts, record
+from ngramspec.measure.replay import Acceptance, Plan, Player, accepted_path, judged_nodes
+from ngramspec.measure.traces import Trace, halves, read_traces, write_traces
+
+
+def ids(*tokens):
+    return np.array(tokens, np.int32)
+
+
+def trace(output, prompt=(1, 2), group="g", id="0"):
+    return Trace(group, id, ids(*prompt), ids(*output))
+
+
+def plan(**changes):
+    return Plan(**{"cost": cost_curve("cpu", 64), "gamma": 4, **changes})
+
+
+# The tree of Stratos's note: after a b, the drafts c e, c f, d g, d h.
+A, B, C, D, E, F, G, H = range(8)
+TREE = Draft(ids(C, D, E, F, G, H), ids(-1, -1, 0, 0, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("said", "path", "tested"),
+    [
+        ([C, E, A], [0, 2], [(0, 0), (2, 1)]),
+        ([C, F, A], [0, 3], [(0, 0), (2, 1), (3, 1)]),
+        ([D, G, A], [1, 4], [(0, 0), (1, 0), (4, 1)]),
+        ([D, H, A], [1, 5], [(0, 0), (1, 0), (4, 1), (5, 1)]),
+        ([D, A, A], [1], [(0, 0), (1, 0), (4, 1), (5, 1)]),
+        ([A, C, E], [], [(0, 0), (1, 0)]),
+        ([C, E], [0], [(0, 0), (2, 1), (3, 1)]),  # no room for more: the target adds the last
+    ],
+)
+def test_the_path_through_a_tree(said, path, tested):
+    accepted = accepted_path(TREE.tokens.tolist(), TREE, said, 0)
+    assert accepted == path
+    assert list(judged_nodes(TREE, accepted)) == tested
+
+
+def test_a_hand_counted_replay():
+    """Steps: right right wrong; wrong; and one token with nothing left to draft."""
+    drafts = {1: [11, 12, 99, 14], 4: [99], 5: [15, 16, 17, 18]}
+    asked = []
+
+    def guess(at, gamma):
+        asked.append(gamma)
+        return draft_of(drafts.get(at - 2, [])[:gamma])
+
+    drafter = ScriptedDrafter(guess)
+    player = Player(drafter, plan()).play([trace([10, 11, 12, 13, 14, 15, 16])])
+    tally = player.groups["g"]
+    assert (tally.target_calls, tally.emitted) == (3, 6)
+    assert (tally.drafted, tally.tested, tally.accepted) == (4 + 1 + 1, 3 + 1 + 1, 2 + 0 + 1)
+    assert tally.cost == pytest.approx(1.0 + 1.0 + 1.0, abs=0.02)
+    figures = tally.to_dict()
+    assert figures["tokens_per_call"] == 2.0
+    assert figures["alpha"] == 0.6
+    assert figures["accepted_fraction"] == 0.5
+    assert figures["drafted_per_step"] == 2.0
+    assert len(tally.nanoseconds) == 3
+    assert asked == [4, 2, 1]
+
+
+def test_acceptance_is_counted_where_it_happened():
+    confidence = np.array([0.93, 0.4, 0.2, 0.1], np.float32)  # the last is behind a rejection
+    draft = Draft(ids(3, 1, 9, 9), None, confidence, None, np.array([0, 0, 1, 1], np.int8))
+    counted = Acceptance()
+    counted.count(draft, range(2), 7, ("a", "b"))
+    assert {k: (s.tested, s.accepted) for k, s in counted.tiers.items()} == {
+        "a": (2, 2),
+        "b": (1, 0),
+    }
+    assert (counted.matches[6].tested, counted.matches[6].accepted) == (3, 2)
+    assert [counted.positions[i].accepted for i in range(3)] == [1, 1, 0]
+    assert sum(share.tested for share in counted.confidence.values()) == 3
+    assert counted.confidence[18].accepted == 1
+
+
+def test_nothing_drafted_is_one_token_a_call():
+    player = Player(NullDrafter(), plan(gamma="auto")).play([trace(range(10, 30))])
+    figures = player.groups["g"].to_dict()
+    assert figures["tokens_per_call"] == figures["tokens_per_cost"] == 1.0
+    assert figures["alpha"] == 0.0
+
+
+def repetitive(seed, n=200, group="g"):
+    rng = np.random.default_rng(seed)
+    base = rng.integers(0, 50, n)
+    noisy = np.where(rng.random(n) < 0.1, rng.integers(0, 50, n), base)
+    return Trace(group, str(seed), base.astype(np.int32), noisy.astype(np.int32))
+
+
+def test_compare_reports_groups_halves_and_reliability():
+    traces = [repetitive(seed, group="ab"[seed % 2]) for seed in range(12)]
+    found = compare(ValueDrafter, plan(gamma="auto"), traces)
+    assert set(found["groups"]) == {"a", "b"}
+    assert all(half["tokens_per_call"] > 1.5 for half in found["halves"])
+    tested = sum(share["tested"] for share in found["tiers"].values())
+    for name in ("matches", "positions", "confidence"):
+        assert sum(share["tested"] for share in found[name].values()) == tested
+    product = np.prod([group["tokens_per_call"] for group in found["groups"].values()])
+    assert found["mean"]["tokens_per_call"] == pytest.approx(product**0.5)
+
+
+def test_only_acceptance_counts_go_from_one_request_to_the_next():
+    """Another order changes little; other token ids in every request change nothing at all."""
+    traces = [repetitive(seed) for seed in range(40)]
+    relabelled = [
+        Trace(t.group, t.id, t.prompt + 100 * i, t.output + 100 * i) for i, t in enumerate(traces)
+    ]
+
+    def groups(traces, **how):
+        found = compare(ValueDrafter, plan(gamma="auto"), traces, **how)["groups"]["g"]
+        return {key: value for key, value in found.items() if not key.startswith("step_us")}
+
+    assert groups(relabelled) == groups(traces)
+    orders = [groups(traces, shuffle=seed)["tokens_per_cost"] for seed in range(4)]
+    assert max(orders) / min(orders) < 1.05
+
+
+def test_halves_alternate_within_each_group():
+    traces = [trace([1, 2], group=group, id=str(i)) for i in range(4) for group in "xy"]
+    first, second = ([(t.group, t.id) for t in half] for half in halves(traces))
+    assert first == [("x", "0"), ("x", "2"), ("y", "0"), ("y", "2")]
+    assert second == [("x", "1"), ("x", "3"), ("y", "1"), ("y", "3")]
+
+
+def test_traces_are_written_and_read_back(tmp_path):
+    path = tmp_path / "traces.jsonl"
+    assert write_traces(path, [trace([5, 6, 7]), trace([8], id="short")]) == 2
+    (read_back,) = read_traces(path)
+    assert (read_back.group, read_back.id) == ("g", "0")
+    assert read_back.prompt.tolist() == [1, 2]
+    assert read_back.output.tolist() == [5, 6, 7]
+    assert read_back.output.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1: not JSON"),
+        ("[]", "line 1: must be an object, got list"),
+        ('{"group": "g", "id": 1, "prompt": []}', "line 1: 'output' is missing"),
+        ('{"group": "g", "id": 1, "prompt": [], "output": [1, -2]}', r"must lie in 0\.\."),
+        ('{"group": "g", "id": 1, "prompt": "text", "output": [1]}', "prompt must be a list"),
+        ('{"group": "g", "id": 1, "prompt": [true], "output": [1]}', "prompt must be a list"),
+        ('{"group": "g", "id": 1, "prompt": [], "output": [1]}', "no trace with an output of two"),
+    ],
+)
+def test_bad_traces_are_named(tmp_path, line, message):
+    path = tmp_path / "traces.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ValueError, match=message):
+        read_traces(path)
+
+
+def test_costs_run_straight_between_their_points(tmp_path):
+    cpu = cost_curve("cpu", 64)
+    assert cpu.shape == (66,)
+    assert cpu[1] == cpu[5] == 1.0
+    assert cpu[20] == pytest.approx((1.22 + 1.40) / 2)
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"positions": [1, 3], "cost": [1, 2]}))
+    assert cost_curve(str(path), 4)[1:].tolist() == [1, 1.5, 2, 2, 2]
+    for bad in ({"positions": [2], "cost": [1]}, {"positions": [1, 1], "cost": [1, 2]}, [], {}):
+        path.write_text(json.dumps(bad))
+        with pytest.raises(ValueError, match="positions"):
+            cost_curve(str(path), 4)
+
+
+def test_prompts_become_traces(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text('"one"\n\n{"prompt": "two", "group": "g", "id": "x"}\n')
+    prompts = read_prompts(path)
+    assert [(p.group, p.id, p.text) for p in prompts] == [
+        ("questions", "1", "one"),
+        ("g", "x", "two"),
+    ]
+    traces = list(record(prompts, lambda text: [len(text)], lambda ids: [*ids, 7]))
+    assert [t.output.tolist() for t in traces] == [[3, 7], [3, 7]]
+    for bad in ("{", "[1]", '{"prompt": ""}', ""):
+        path.write_text(bad)
+        with pytest.raises(ValueError, match=r"line 1|no prompt"):
+            read_prompts(path)
+
+
+@pytest.fixture
+def traces(tmp_path):
+    path = tmp_path / "traces.jsonl"
+    write_traces(path, [repetitive(seed, group="ab"[seed % 2]) for seed in range(6)])
+    return path
+
+
+def test_replay_prints_writes_and_draws(traces, tmp_path, capsys):
+    out, plots = tmp_path / "out.json", tmp_path / "plots"
+    command = ["replay", "--traces", str(traces), "--drafter", "auto", "--drafter"]
+    command += ["copy+ngram(window=64)", "--json", str(out), "--plots", str(plots)]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    for word in ("cpu curve", "gpu curve", "auto", "copy+ngram(window=64)"):
+        assert word in printed
+    written = json.loads(out.read_text())
+    assert {result["curve"] for result in written["results"]} == {"cpu", "gpu"}
+    assert written["results"][0]["groups"]["a"]["tokens_per_call"] > 1.5
+    assert all(written[name] for name in ("command", "processor", "python", "packages"))
+    names = {path.name for path in plots.iterdir()}
+    assert names == {
+        f"replay-{curve}-{what}.{kind}"
+        for kind in ("png", "svg")
+        for curve in ("cpu", "gpu")
+        for what in ("groups", "positions", "reliability")
+    }
+
+
+def test_replay_of_trees(traces, tmp_path):
+    found = {}
+    for name, arguments in (("chains", []), ("trees", ["--tree", "24"])):
+        out = tmp_path / f"{name}.json"
+        command = ["replay", "--traces", str(traces), "--curve", "gpu"]
+        assert main([*command, "--json", str(out), *arguments]) == 0
+        found[name] = json.loads(out.read_text())
+    assert found["trees"]["settings"]["gamma_max"] == 24
+    mean = {name: each["results"][0]["mean"] for name, each in found.items()}
+    assert mean["trees"]["tokens_per_call"] > 0.9 * mean["chains"]["tokens_per_call"] > 5
+    assert mean["trees"]["drafted_per_step"] <= 24
+    shares = found["trees"]["results"][0]["confidence"]
+    assert sum(share["tested"] for share in shares.values()) > 100
+
+
+def test_acceptance_in_trees_counts_every_child_of_the_path():
+    """Siblings behind the accepted one are known to be wrong, as those before it are."""
+    acceptance = Acceptance()
+    acceptance.count(TREE, [0, 2], 0, ("any",))
+    assert {
+        depth: (each.tested, each.accepted) for depth, each in acceptance.positions.items()
+    } == {
+        0: (2, 1),
+        1: (2, 1),
+    }
+
+
+def test_record_writes_what_replay_reads(smollm2, tmp_path, monkeypatch, capsys):
+    from ngramspec.measure.models import LoadedModel
+
+    loaded = LoadedModel(smollm2.model, smollm2.tokenizer, "SmolLM2")
+    monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "t.jsonl"
+    prompts.write_text('"Say hello."\n')
+    command = ["record", "--prompts", str(prompts), "--out", str(out)]
+    assert main([*command, "--max-new-tokens", "6"]) == 0
+    (recorded,) = read_traces(out)
+    assert recorded.group == "p"
+    assert 2 <= len(recorded.output) <= 6
+    assert "Say hello." in smollm2.tokenizer.decode(recorded.prompt)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--drafter", "cpy"], "'cpy' is no drafter's name"),
+        (["--shared", "all", "--fresh"], "--shared cannot be combined with --corpus or --fresh"),
+        (["--policy", "best"], "policy must be one of value, priority"),
+        (["--curve", "missing.json"], "missing.json"),
+        (["--gamma", "0"], "--gamma must be >= 1, got 0|--gamma must be in 1"),
+        (["--gamma", "fast"], "--gamma must be an integer"),
+        (["--gamma-max", "0"], "--gamma-max must be"),
+        (["--tree", "0"], "--tree must be"),
+    ],
+)
+def test_bad_arguments_are_one_line(traces, capsys, arguments, message):
+    assert main(["replay", "--traces", str(traces), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert any(part in error for part in message.split("|")), error
+
+
+def test_a_missing_file_and_missing_matplotlib_are_one_line(traces, capsys, monkeypatch):
+    assert main(["replay", "--traces", "nowhere.jsonl"]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err
+    assert main(["record", "--prompts", "nowhere.jsonl", "--out", "x"]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err
+    monkeypatch.setattr("ngramspec.cli.usage.find_spec", lambda name: None)
+    assert main(["replay", "--traces", str(traces), "--plots", "x"]) == 2
+    assert "pip install 'ngramspec[plots]'" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""The prompts of an end-to-end measurement: read, chosen, fitted, and random texts after them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from forced_text import Characters, tiny_loaded
+
+from ngramspec.measure.tasks import (
+    NOTHING,
+    Prompt,
+    fit,
+    messages,
+    of_length,
+    read_tasks,
+    unpredictable,
+)
+from ngramspec.measure.workload import in_chat_template, known_tasks, sample_prompts
+
+
+def test_prompts_of_texts_and_of_ids(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(
+        '{"group": "chat_turn2", "id": 1, "prompt": [1, 2, 3], "output": [4]}\n\n'
+        '{"group": "code_edit", "id": "x", "prompt": "ab"}\n'
+    )
+    found = read_tasks(path, lambda text: [ord(each) for each in text])
+    assert found == [Prompt("chat", "1", (1, 2, 3)), Prompt("code_edit", "x", (97, 98))]
+    for bad in ('{"group": "g", "id": 1}', "[]", '{"group": "g", "id": 1, "prompt": [1.5]}', "{"):
+        path.write_text(bad)
+        with pytest.raises(ValueError, match="line 1"):
+            read_tasks(path, list)
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="no prompt"):
+        read_tasks(path, list)
+
+
+def test_turns_are_told_by_their_marks():
+    assert messages("def f():") == []
+    assert messages("[INST] One. [/INST] Two.</s>[INST] Three [/INST]") == [
+        {"role": "user", "content": "One."},
+        {"role": "assistant", "content": "Two."},
+        {"role": "user", "content": "Three"},
+    ]
+
+
+def test_lengths_are_those_of_the_task_or_those_given():
+    prompts = [Prompt(task, "", (0,) * n) for task in ("chat", "code_edit") for n in (299, 701)]
+    assert [each.task for each in of_length(prompts)] == ["code_edit"]
+    assert [len(each.ids) for each in of_length(prompts, (299, 299))] == [299, 299]
+
+
+def test_fitted_prompts_keep_their_end_and_get_others_in_front():
+    prompts = [Prompt("t", "a", (1, 2, 3)), Prompt("t", "b", (4, 5))]
+    assert [each.ids for each in fit(prompts, 2)] == [(2, 3), (4, 5)]
+    assert [each.ids for each in fit(prompts, 6)] == [(3, 4, 5, 1, 2, 3), (5, 1, 2, 3, 4, 5)]
+    assert {each.length for each in fit(prompts, 6)} == {6}
+
+
+def test_unpredictable_text_is_random_repeatable_and_spares_some_ids():
+    prompts = [Prompt(task, str(n), (n,)) for task in "ab" for n in range(2)]
+    made = unpredictable(prompts, 50, 10, never=[3])
+    assert [each.id for each in made] == ["a 0", "b 0", "a 1", "b 1"]
+    assert {each.task for each in made} == {NOTHING}
+    assert made == unpredictable(prompts, 50, 10, never=[3])
+    assert len({each.text for each in made}) == 4
+    assert set().union(*(each.text for each in made)) == set(range(10)) - {3}
+
+
+def test_the_package_s_own_texts_are_one_of_each_task():
+    tasks = ["summarization", "context_qa", "code_completion", "code_edit", "chat"]
+    prompts = sample_prompts(tiny_loaded())
+    assert [each.task for each in prompts] == tasks
+    assert known_tasks(prompts, []) == [*tasks, NOTHING]
+    assert known_tasks(prompts, ["chat", "nothing"]) == ["chat", NOTHING]
+    with pytest.raises(ValueError, match="'poetry' is none of nothing, summarization"):
+        known_tasks(prompts, ["poetry"])
+
+
+def test_chats_get_the_model_s_own_template():
+    class Chatty(Characters):
+        chat_template = "messages"
+
+        def decode(self, tokens):
+            return "[INST] Say a [/INST]" if tokens[0] == 1 else "def f():"
+
+        def apply_chat_template(self, messages, **arguments):
+            assert messages == [{"role": "user", "content": "Say a"}]
+            return {"input_ids": [7, 8, 9]}
+
+    loaded = replace(tiny_loaded(), tokenizer=Chatty())
+    assert in_chat_template(Prompt("chat", "0", (1, 2)), loaded) == Prompt("chat", "0", (7, 8, 9))
+    assert in_chat_template(Prompt("code", "0", (2, 2)), loaded) == Prompt("code", "0", (2, 2))

@@ -1,0 +1,180 @@
+"""Ways to generate side by side: which calls are made, and what becomes of each."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import tiny_llama
+from families import build
+from forced_text import IDS, TEXT, VOCAB, prompt
+
+from ngramspec import Speculator, generate
+from ngramspec.measure.configurations import (
+    Caller,
+    Configuration,
+    forwards_of,
+    usual_configurations,
+)
+from ngramspec.measure.forced import forced_model
+from ngramspec.measure.summary import summarize
+from ngramspec.measure.tasks import NOTHING, Prompt
+from ngramspec.measure.turns import PLAIN
+from ngramspec.measure.whole_calls import EndToEnd, Plan, by_model, to_dict
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_llama(vocab=VOCAB)
+
+
+def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
+    order = []
+    plain_call = Caller.call
+
+    def noted(self, way, ids, new, **arguments):
+        order.append((way.name, new))
+        outcome = plain_call(self, way, ids, new, **arguments)
+        return replace(outcome, seconds=1.0 + sum(outcome.widths.values()))  # a second a forward
+
+    monkeypatch.setattr(Caller, "call", noted)
+    ways = usual_configurations(lookups=[4], speculators=[{"colour": 1}])
+    bench = EndToEnd(model, ways, Plan(repeats=2, new=20, least=15, cost_repeats=1))
+    short = prompt(id="short", text=TEXT[:9])
+    measured = bench.run([short, prompt(), prompt(id="1"), prompt(NOTHING, "r")])
+    names = [name for name, _ in order]
+    assert names[:4] == [PLAIN, "prompt lookup 4", "ngramspec", "ngramspec, colour 1"]
+    assert names[4:] == [
+        *[PLAIN, PLAIN],  # the short one, and the check of the first
+        *[PLAIN, PLAIN, "prompt lookup 4", "ngramspec"],
+        *[PLAIN, "prompt lookup 4", "ngramspec", PLAIN],
+        *[PLAIN, PLAIN, "prompt lookup 4", "ngramspec", PLAIN],
+        *[PLAIN, "ngramspec", PLAIN, "prompt lookup 4"],
+        *[PLAIN, PLAIN, PLAIN, "prompt lookup 4", "ngramspec"],
+        *[PLAIN, "prompt lookup 4", "ngramspec", PLAIN],
+    ]
+    assert measured.left_out == {"copy": 1}
+    (reason,) = measured.skipped.values()
+    assert "unexpected keyword argument 'colour'" in reason
+    json.dumps(to_dict(measured))
+    rows = {(row["task"], row["way"]): row for row in summarize(measured)}
+    assert all(row["same"] == row["prompts"] for row in rows.values())
+    ours, lookup = rows["copy", "ngramspec"], rows["copy", "prompt lookup 4"]
+    assert ours["tokens_per_call"] > 2 < lookup["tokens_per_call"]
+    assert ours["decode_ratio"] == pytest.approx(ours["tokens_per_call"])
+    assert ours["limit_share"] == pytest.approx(ours["mean_cost"])
+    for each in measured.calls:
+        assert each.new_tokens == 20
+        assert each.first_difference is None
+        assert sum(each.widths.values()) <= 19
+        assert each.way != PLAIN or each.widths == {1: 19}
+
+
+def test_lookups_forwards_are_counted(model):
+    """Drafts of one token, always right: two tokens a call."""
+    with forced_model(model, 256) as set_text:
+        set_text([*IDS, *IDS])
+        lookup = Configuration("lookup", {"prompt_lookup_num_tokens": 1})
+        outcome = Caller(model).call(lookup, (*IDS, *IDS[:2]), 21)
+    assert outcome.tokens == list(IDS[2:23])
+    assert sum(width * count for width, count in outcome.widths.items()) == outcome.emitted
+    assert outcome.widths[2] == 9
+    assert outcome.emitted in (19, 20)  # the first forward may draft already
+
+
+def test_a_steps_width_is_that_of_its_forward(model):
+    events = []
+    speculator = Speculator(on_step=events.append)
+    prompt = torch.tensor([IDS])
+    with forced_model(model, 256) as set_text:
+        set_text([*IDS, *TEXT])
+        with forwards_of(model, watch=True) as seen:
+            generate(model, prompt, speculator=speculator, max_new_tokens=40, do_sample=False)
+    assert [event.width for event in events[1:]] == [width for width, _ in seen[1:]]
+    assert max(event.width for event in events) > 2
+
+
+def test_a_new_speculator_each_call_unless_kept(model):
+    way = usual_configurations()[-1]
+    for keep, count in ((False, 2), (True, 1)):
+        caller = Caller(model, keep=keep)
+        made = [caller._speculator(way) for _ in range(2)]
+        assert len({id(each) for each in made}) == count
+        runs = [caller.call(way, IDS, 5).stats.runs for _ in range(2)]
+        assert runs == [1, 1]
+
+
+def test_ways_are_named_for_what_their_speculator_is_given():
+    named = {"ngramspec": {}, "ngramspec, tree 4": {"tree": 4}, "ngramspec, gamma 8": {"gamma": 8}}
+    named |= {"ngramspec, chains": {"tree": None}, "ngramspec, width 8": {"width": 8}}
+    ways = usual_configurations(
+        lookups=[], widths=[8], trees=[4], chains=True, speculators=[{"gamma": 8}]
+    )
+    assert {way.name: way.speculator for way in ways[1:]} == named
+
+
+def test_compiling_that_did_not_happen_is_no_figure(model):
+    ways = [
+        Configuration(PLAIN),
+        Configuration("eager", {"cache_implementation": "static"}, {}, compiled=True),
+    ]
+    bench = EndToEnd(model, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
+    bench.caller._compiling = lambda way: {}
+    measured = bench.run([prompt()])
+    assert "was not compiled" in measured.skipped["eager"]
+
+
+def test_trees_that_were_none_are_no_figure():
+    ids = tuple(1 + each % 60 for each in IDS)
+    sliding = build("mistral sliding")
+    ways = usual_configurations(lookups=[], trees=[4])
+    bench = EndToEnd(sliding, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
+    measured = bench.run([Prompt("t", "0", ids)])
+    assert "its drafts were no trees: " in measured.skipped["ngramspec, tree 4"]
+    assert {each.way for each in measured.calls} == {PLAIN, "ngramspec"}
+
+
+def test_a_call_that_compiled_is_done_again(model, monkeypatch):
+    graphs = iter([0, 0, 5, 6, 7, 7, 8, 8, *[8] * 99])
+    monkeypatch.setattr("ngramspec.measure.whole_calls.compilations", lambda: next(graphs))
+    bench = EndToEnd(model, [Configuration(PLAIN)], Plan(new=9))
+    assert bench.timed(bench.configurations[0], prompt()).tokens == list(TEXT[:9])
+    assert bench.measured.compiling == {}
+    bench.timed(bench.configurations[0], prompt())
+    assert bench.measured.compiling == {PLAIN: 1}
+    monkeypatch.setattr("ngramspec.measure.whole_calls.compilations", iter(range(99)).__next__)
+    with pytest.raises(RuntimeError, match="plain compiles again in each of 16 calls"):
+        bench.timed(bench.configurations[0], prompt())
+
+
+def test_a_text_that_was_not_forced_stops_the_measurement(model):
+    bench = EndToEnd(
+        model, [Configuration(PLAIN)], Plan(new=9, least=2), forcing=lambda p: nullcontext({})
+    )
+    with pytest.raises(RuntimeError, match="copy 0: the forced text was not generated"):
+        bench.run([prompt()])
+    with pytest.raises(ValueError, match="no prompt"):
+        bench.run([])
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_all_ways_may_say_what_plain_says(model, same):
+    ways = [
+        Configuration("plain"),
+        Configuration("other words", {"repetition_penalty": 5.0}),
+        Configuration("ours", {}, {}),
+    ]
+    plan = Plan(repeats=1, new=20, least=20, cost_repeats=1, same_text=same)
+    with forced_model(model, 256) as set_text:
+        measured = EndToEnd(model, ways, plan, forcing=by_model(set_text)).run(
+            [Prompt("t", "1", IDS)]
+        )
+        own = model.generate(torch.tensor([IDS]), max_new_tokens=20, do_sample=False)
+    assert own.shape[1] == len(IDS) + 20
+    found = {each.way: each.first_difference for each in measured.calls}
+    assert found["plain"] is None
+    assert found["ours"] is None
+    assert (found["other words"] is None) == same
