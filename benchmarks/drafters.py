@@ -16,8 +16,6 @@ import numpy as np
 from benchmarks.harness import write
 from benchmarks.peers import add_peers, installed, print_skipped
 from benchmarks.texts import TEXTS, natural
-from ngramspec._reference.calibration import Calibration
-from ngramspec._reference.value import ValueEngine
 from ngramspec.cli.options import add_count, add_drafters, add_outputs
 from ngramspec.cli.output import print_paths
 from ngramspec.cli.usage import need_plots, usable
@@ -27,6 +25,8 @@ from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.value import ValueDrafter, ValueSession
 from ngramspec.errors import check_int
 from ngramspec.measure.replay import accepted_path
+from tests.twins.calibration import Calibration
+from tests.twins.value import ValueEngine
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 TWIN_MOST, LOOKUP_MOST = 10_000, 100_000  # tokens: longer contexts would take minutes

@@ -21,15 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec._native import starts
-from ngramspec._reference.calibration import CONSTANT, Calibration, Candidate
-from ngramspec._reference.store_corpus import CorpusIndex as CorpusTwin
-from ngramspec._reference.value import ValueEngine
 from ngramspec.draft import Int32
 from ngramspec.drafters.value import REHEARSED, ValueDrafter, ValueSession
 from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.knowledge import Knowledge
 from ngramspec.measure.replay import Plan, Player
 from ngramspec.measure.traces import read_traces
+from tests.twins.calibration import CONSTANT, Calibration, Candidate
+from tests.twins.store_corpus import CorpusIndex as CorpusTwin
+from tests.twins.value import ValueEngine
 
 TABLES = {  # its rows, in the order of a situation's numbers
     "BY_KNOWN": 3,

@@ -137,7 +137,7 @@ def test_the_layout_lists_every_folder_and_file_of_the_package():
 
 
 def test_twins_have_the_names_of_their_natives():
-    twins = {path.stem for path in (PACKAGE / "_reference").glob("*.py")}
+    twins = {path.stem for path in (ROOT / "tests" / "twins").glob("*.py")}
     assert twins <= {path.stem for path in (PACKAGE / "_native").glob("*.p*")}
 
 

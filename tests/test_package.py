@@ -22,7 +22,6 @@ MAY_IMPORT = {
     "errors": set(),
     "rng": set(),
     "_native": set(),
-    "_reference": {"_native"},  # the salt
     "theory": set(),
     "draft": {"errors"},
     "stats": {"draft", "errors"},

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from native_strategies import MISALIGNED
 
 from ngramspec._native.contexts import ContextTable
-from ngramspec._reference.contexts import ContextTable as ContextTableTwin
+from tests.twins.contexts import ContextTable as ContextTableTwin
 
 
 def ids(tokens):

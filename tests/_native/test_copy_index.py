@@ -20,9 +20,9 @@ from native_strategies import (
     int32,
 )
 
-from ngramspec import _reference as reference
 from ngramspec._native.copyindex import CopyIndex
-from ngramspec._reference import longest_repeated_suffix
+from tests import twins as reference
+from tests.twins import longest_repeated_suffix
 
 BOTH = pytest.mark.parametrize("index_type", [CopyIndex, reference.CopyIndex])
 

@@ -18,8 +18,8 @@ from native_strategies import (
     run_short_of_memory,
 )
 
-from ngramspec import _reference as reference
 from ngramspec._native.copyindex import CopyIndex
+from tests import twins as reference
 
 BOTH = pytest.mark.parametrize("index_type", [CopyIndex, reference.CopyIndex])
 

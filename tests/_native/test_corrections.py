@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngramspec._native import corrections as native
-from ngramspec._reference import corrections as twin
+from tests.twins import corrections as twin
 
 
 def covariance(n, random):

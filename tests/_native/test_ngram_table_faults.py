@@ -15,8 +15,8 @@ from native_strategies import (
     run_short_of_memory,
 )
 
-from ngramspec import _reference as reference
 from ngramspec._native.ngram import NGramTable
+from tests import twins as reference
 
 BOTH = pytest.mark.parametrize("table_type", [NGramTable, reference.NGramTable])
 

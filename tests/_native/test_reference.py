@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from native_strategies import QUICK, TEXTS, int32
 
 import ngramspec
-from ngramspec import _reference as reference
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec._native.ngram import NGramTable
 from ngramspec._native.unigram import UnigramCounts
+from tests import twins as reference
 
 NATIVE = Path(ngramspec.__file__).parent / "_native"
 TWINS = pytest.mark.parametrize(
@@ -175,6 +175,6 @@ def test_longest_repeated_suffix_by_definition(text, prefix):
 
 
 def test_examples_in_docstrings():
-    done = doctest.testmod(sys.modules["ngramspec._reference.copyindex"])
+    done = doctest.testmod(sys.modules["tests.twins.copyindex"])
     assert done.attempted > 0
     assert done.failed == 0

@@ -12,9 +12,9 @@ from value_play import costs, noisy_repetition
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
-from ngramspec._reference.calibration import Calibration as CalibrationTwin
-from ngramspec._reference.calibration import log, squash
-from ngramspec._reference.value import ValueEngine as ValueTwin
+from tests.twins.calibration import Calibration as CalibrationTwin
+from tests.twins.calibration import log, squash
+from tests.twins.value import ValueEngine as ValueTwin
 
 GAMMA = 16
 

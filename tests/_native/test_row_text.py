@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_strategies import NOT_INT32_ARRAYS, QUICK, int32
 
-from ngramspec import _reference as reference
 from ngramspec._native.row_text import PART, WHOLE, TokenText, agreed, sound_chain, text_hash
+from tests import twins as reference
 
 VOCAB = 100
 IDS = st.lists(st.integers(-3, VOCAB + 3), max_size=30)

@@ -17,7 +17,6 @@ import pytest
 import xxhash
 from native_strategies import int32, salted
 
-from ngramspec import _reference as reference
 from ngramspec._native import common
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.contexts import ContextTable
@@ -25,6 +24,7 @@ from ngramspec._native.copyindex import CopyIndex
 from ngramspec._native.ngram import NGramTable
 from ngramspec._native.unigram import UnigramCounts
 from ngramspec._native.value import ValueEngine
+from tests import twins as reference
 
 FLOOD = 400  # things that meet
 SALTS = [*(random.Random(each).getrandbits(64) for each in range(4)), common.salt()]

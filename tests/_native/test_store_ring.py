@@ -16,11 +16,11 @@ from ngramspec._native.store_ring import StoreRing
 from ngramspec._native.store_source import StorePair
 from ngramspec._native.store_stream import StoreStream
 from ngramspec._native.value import ValueEngine
-from ngramspec._reference import store_ring as twin_module
-from ngramspec._reference.calibration import Calibration as CalibrationTwin
-from ngramspec._reference.store_ring import StoreRing as RingTwin
-from ngramspec._reference.store_ring import StoreStream as StreamTwin
-from ngramspec._reference.value import ValueEngine as ValueTwin
+from tests.twins import store_ring as twin_module
+from tests.twins.calibration import Calibration as CalibrationTwin
+from tests.twins.store_ring import StoreRing as RingTwin
+from tests.twins.store_ring import StoreStream as StreamTwin
+from tests.twins.value import ValueEngine as ValueTwin
 
 STREAMS = st.integers(0, 2)
 OPTIONS = (True, True, True, 2)

@@ -21,8 +21,8 @@ from native_strategies import (
     run_short_of_memory,
 )
 
-from ngramspec import _reference as reference
 from ngramspec._native.unigram import UnigramCounts
+from tests import twins as reference
 
 BOTH = pytest.mark.parametrize("counts_type", [UnigramCounts, reference.UnigramCounts])
 

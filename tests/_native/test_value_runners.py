@@ -12,8 +12,8 @@ from value_play import costs, ids, noisy_repetition, same
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
-from ngramspec._reference.calibration import Calibration as CalibrationTwin
-from ngramspec._reference.value import ValueEngine as ValueTwin
+from tests.twins.calibration import Calibration as CalibrationTwin
+from tests.twins.value import ValueEngine as ValueTwin
 
 BEFORE = [0, 1, 2, 3, 70, 5000, 2**22, 2**30]  # tokens before a row; the last two get none
 OPTIONS = (True, True, True, 2, None, True)

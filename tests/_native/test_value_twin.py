@@ -10,10 +10,10 @@ from value_play import costs, ids, noisy_repetition, play, same
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
-from ngramspec._reference.calibration import Calibration as CalibrationTwin
-from ngramspec._reference.value import ValueEngine as ValueTwin
 from ngramspec.draft import Draft
 from ngramspec.drafters.validation import check_draft
+from tests.twins.calibration import Calibration as CalibrationTwin
+from tests.twins.value import ValueEngine as ValueTwin
 
 
 @pytest.mark.parametrize("slope", [None, 0.0, 0.02, 0.3])

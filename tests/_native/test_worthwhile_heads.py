@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_strategies import QUICK
 
-from ngramspec import _reference as reference
 from ngramspec._native import batch_choice
 from ngramspec._native.batch_choice import (
     generous_cost,
     may_pay,
     worthwhile_heads,
 )
+from tests import twins as reference
 
 # Eighths and quarters: all sums are exact, so that equal values are equal for both.
 CONFIDENCE = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=5)

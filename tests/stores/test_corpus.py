@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from native_strategies import CHUNKS, INDICES, QUICK, int32
 
-from ngramspec._reference.store_corpus import CorpusIndex as Twin
 from ngramspec.stores import Corpus, corpus_build
 from ngramspec.stores.fingerprint import fingerprint
+from tests.twins.store_corpus import CorpusIndex as Twin
 
 pytest.importorskip("pydivsufsort")
 CORPUS_IDS = st.lists(

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec._reference.calibration import Calibration
-from ngramspec._reference.candidates import Estimator
-from ngramspec._reference.committed import CommittedText
-from ngramspec._reference.common import Tokens, committed_ids
-from ngramspec._reference.runners import RunnersUp
-from ngramspec._reference.search import DraftSearch
-from ngramspec._reference.store_reader import Source, StoreReader
+from tests.twins.calibration import Calibration
+from tests.twins.candidates import Estimator
+from tests.twins.committed import CommittedText
+from tests.twins.common import Tokens, committed_ids
+from tests.twins.runners import RunnersUp
+from tests.twins.search import DraftSearch
+from tests.twins.store_reader import Source, StoreReader
 
 REHEARSED = 16  # tokens of a chain that is drafted along known text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ngramspec._reference.common import Tokens, Twin, committed_ids
+from tests.twins.common import Tokens, Twin, committed_ids
 
 
 class UnigramCounts(Twin):

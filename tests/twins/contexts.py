@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ngramspec._reference.common import Tokens
+from tests.twins.common import Tokens
 
 LEADERS, FADE_AT = 3, 255
 

@@ -1,15 +1,15 @@
 """The plain-Python twin of each native structure: oracle and readable documentation."""
 
-from ngramspec._reference.batch_choice import (
+from tests.twins.batch_choice import (
     generous_cost,
     may_pay,
     worthwhile_heads,
 )
-from ngramspec._reference.common import context_key
-from ngramspec._reference.copyindex import CopyIndex, longest_repeated_suffix
-from ngramspec._reference.ngram import NGramTable
-from ngramspec._reference.row_text import TokenText
-from ngramspec._reference.unigram import UnigramCounts
+from tests.twins.common import context_key
+from tests.twins.copyindex import CopyIndex, longest_repeated_suffix
+from tests.twins.ngram import NGramTable
+from tests.twins.row_text import TokenText
+from tests.twins.unigram import UnigramCounts
 
 __all__ = [
     "CopyIndex",

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from ngramspec._reference.common import Tokens, Twin, check_gamma, committed_ids, ints
+from tests.twins.common import Tokens, Twin, check_gamma, committed_ids, ints
 
 ANCESTORS = 8  # how many of the longest matching suffixes a new token refreshes
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngramspec._native.common import salt
-from ngramspec._reference.common import (
+from tests.twins.common import (
     Context,
     Tokens,
     Twin,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ngramspec._reference.regions import FULL_LENGTH, Regions
+from tests.twins.regions import FULL_LENGTH, Regions
 
 PLACES, AHEAD, LEADERS, SURE, PATIENCE, LONGEST_PAUSE = 32, 64, 8, 12, 16, 64
 FAR_OFF, COPIED = 2**31 - 1, 3

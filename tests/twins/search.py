@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ngramspec._reference.calibration import Real
-from ngramspec._reference.candidates import Estimator, Position
-from ngramspec._reference.committed import CommittedText
-from ngramspec._reference.store_reader import PLACES
+from tests.twins.calibration import Real
+from tests.twins.candidates import Estimator, Position
+from tests.twins.committed import CommittedText
+from tests.twins.store_reader import PLACES
 
 LOOKAHEAD, LOOKAHEAD_RUNNERS = 12, 32
 MIN_REACH_CHAIN, MIN_REACH_TREE, MIN_REACH_BRANCH = Real(0.01), Real(0.004), Real(0.0597)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ngramspec._reference.calibration import (
+from tests.twins.calibration import (
     HALVE_SHARE_AT,
     Calibration,
     Candidate,
@@ -15,11 +15,11 @@ from ngramspec._reference.calibration import (
     distance_bucket,
     length_bucket,
 )
-from ngramspec._reference.committed import ORDERS, SKIP, CommittedText
-from ngramspec._reference.contexts import Slot
-from ngramspec._reference.places import Place
-from ngramspec._reference.runners import FAINT, Row, RunnersUp, Unsaid, age_bucket
-from ngramspec._reference.store_reader import Followed, StoreReader, Votes
+from tests.twins.committed import ORDERS, SKIP, CommittedText
+from tests.twins.contexts import Slot
+from tests.twins.places import Place
+from tests.twins.runners import FAINT, Row, RunnersUp, Unsaid, age_bucket
+from tests.twins.store_reader import Followed, StoreReader, Votes
 
 ACCEPTANCES, ACCEPTANCE_RATE = Real(5), Real(0.15)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ngramspec._reference.contexts import ContextTable, Slot
-from ngramspec._reference.places import Places
+from tests.twins.contexts import ContextTable, Slot
+from tests.twins.places import Places
 
 CONTEXTS, ORDERS = 4, 3
 SKIP, SKIP_SEED = 3, 32  # the context that skips a token: its index, its seed
