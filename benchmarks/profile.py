@@ -278,7 +278,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_device(parser)
     add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
-    add_count(parser, "--repeats", 3, "calls of each text and way")
+    add_count(parser, "--repeats", 3, "calls of each text and configuration")
     add_count(parser, "--batch", 1, "rows of a call")
     add_outputs(parser)
 

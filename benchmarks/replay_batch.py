@@ -51,8 +51,8 @@ class GeneratePlan:
 
 
 def flat(free: int) -> Float32:
-    """Costs of forwards of which the first ``free`` positions cost as much as one; in proportion
-    behind them."""
+    """Costs of forwards: those of up to ``free`` positions cost as much as one of one position, and
+    wider ones in proportion."""
     return np.maximum(1.0, np.arange(free + 2) / free).astype(np.float32)
 
 
@@ -125,7 +125,7 @@ def compare_trees(
     """Each group's traces with chains and with trees, and all of them together.
 
     Args:
-        make: makes a drafter; each group and way has a new one.
+        make: makes a drafter; each group and configuration has a new one.
         plan: how they are played, but for ``tree``.
         traces: of all groups.
 

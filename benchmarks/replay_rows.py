@@ -94,7 +94,7 @@ def compare_rows(
     """Each group's traces in a batch, and one after another.
 
     Args:
-        make: makes a drafter; each group and way has a new one.
+        make: makes a drafter; each group and configuration has a new one.
         plan: of the batch; one row alone has all its positions.
         traces: of all groups.
 

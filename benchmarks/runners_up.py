@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 def measure(
     model: Any, group: str, prompts: list[list[int]], cost: Float32, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Tokens per call of one group's prompts in three ways."""
+    """Tokens per call of one group's prompts: without candidates, replayed with them, and live."""
     keeper = RecordingDrafter(build_drafter(WITHOUT), TOP_K)
     traces = []
     for at, prompt in enumerate(prompts):
