@@ -119,8 +119,8 @@ def play(
         width = 1 + len(draft)
         path = accepted_path(draft.tokens.tolist(), draft, output, at)
         nominal = seconds.of(width, length)
-        costs.took(width, nominal * next(speed), draft.parents is not None)
-        costs.came(len(draft), len(path))
+        costs.record_time(width, nominal * next(speed), draft.parents is not None)
+        costs.record_acceptance(len(draft), len(path))
         session.extend(text[prompt + at : prompt + at + len(path) + 1])
         at, spent, calls = at + len(path) + 1, spent + nominal, calls + 1
     session.close()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.measure.forwards import CHUNK
+from ngramspec.measure.forwards import PREFILL_CHUNK_POSITIONS
 
 State = tuple[torch.Tensor, torch.Tensor]  # a layer's keys and values, (1, heads, n, dim)
 
@@ -66,8 +66,8 @@ def states_of(model: Any, ids: torch.Tensor) -> list[State]:
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    for begin in range(0, ids.shape[1], CHUNK):
-        block = ids[:, begin : begin + CHUNK]
+    for begin in range(0, ids.shape[1], PREFILL_CHUNK_POSITIONS):
+        block = ids[:, begin : begin + PREFILL_CHUNK_POSITIONS]
         model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=1)
     states = [(layer.keys, layer.values) for layer in cache.layers]
     if any(keys.shape[2] != ids.shape[1] for keys, _ in states):

@@ -63,9 +63,9 @@ def prompts(smollm2: SimpleNamespace) -> list[dict[str, torch.Tensor]]:
 class AssumedStepCosts(step_cost.StepCostTracker):
     """Forwards that take what is assumed of them."""
 
-    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+    def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
         assumed = self.kind.assumed(self._length, self.limit)
-        super().took(width, 0.02 * float(assumed[min(width, self.limit)]), tree)
+        super().record_time(width, 0.02 * float(assumed[min(width, self.limit)]), tree)
 
 
 @pytest.fixture(autouse=True)

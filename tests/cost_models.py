@@ -19,7 +19,7 @@ def fed(costs: StepCostTracker, seconds: Mapping[int, float], times: int = 25, t
     costs.plain(), costs.plain()
     for _ in range(times):
         for width, each in seconds.items():
-            costs.took(width, each, tree and width > 1)
+            costs.record_time(width, each, tree and width > 1)
     return costs
 
 

@@ -184,9 +184,9 @@ def share_of_best(
             tree = draft.parents is not None
             seconds = machine.seconds(width, length + at, tree)
             ours += (expected, seconds)
-            costs.took(width, seconds * next(speed), tree)
+            costs.record_time(width, seconds * next(speed), tree)
             accepted = _accepted(draft, rng)
-            costs.came(len(draft), accepted)
+            costs.record_acceptance(len(draft), accepted)
             at += 1 + accepted
     return float(ours[0] / ours[1] / (best[0] / best[1]))
 

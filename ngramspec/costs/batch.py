@@ -12,7 +12,7 @@ from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import Float32
 
 
-class NextCosts(Protocol):
+class StepCosts(Protocol):
     """What tells the costs of a generation's next step; the methods are StepCostTracker's."""
 
     def at(self, length: int, pending: int | None = None) -> None: ...
@@ -25,12 +25,12 @@ class NextCosts(Protocol):
 
     def width(self, positions: int, room: int) -> int: ...
 
-    def took(self, width: int, seconds: float, tree: bool = False) -> None: ...
+    def record_time(self, width: int, seconds: float, tree: bool = False) -> None: ...
 
-    def came(self, drafted: int, accepted: int) -> None: ...
+    def record_acceptance(self, drafted: int, accepted: int) -> None: ...
 
 
-class CurrentCosts:
+class DelegatedCosts:
     """A generation's costs, told by one thing now and by another later. For one thread.
 
     Its methods are StepCostTracker's.
@@ -42,7 +42,7 @@ class CurrentCosts:
         now: as given; it may be replaced between two steps.
     """
 
-    def __init__(self, now: NextCosts) -> None:
+    def __init__(self, now: StepCosts) -> None:
         self.now = now
 
     def at(self, length: int, pending: int | None = None) -> None:
@@ -65,16 +65,16 @@ class CurrentCosts:
         """See StepCostTracker."""
         return self.now.width(positions, room)
 
-    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+    def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
         """See StepCostTracker."""
-        self.now.took(width, seconds, tree)
+        self.now.record_time(width, seconds, tree)
 
-    def came(self, drafted: int, accepted: int) -> None:
+    def record_acceptance(self, drafted: int, accepted: int) -> None:
         """See StepCostTracker."""
-        self.now.came(drafted, accepted)
+        self.now.record_acceptance(drafted, accepted)
 
 
-class BatchStepCosts(CurrentCosts):
+class BatchStepCosts(DelegatedCosts):
     """One generation's current costs, for the rows that are left. One thread at a time.
 
     It is used as a StepCostTracker is. One of these is kept for each number of rows that occurs.

@@ -19,9 +19,9 @@ import numpy as np
 
 from ngramspec.costs.learned import (
     Comparison,
+    CurveCorrections,
     Float64,
     Forward,
-    LearnedCosts,
     positions_weight,
 )
 from ngramspec.draft import Float32
@@ -42,7 +42,9 @@ COSTS = {
 BATCH_SURCHARGE = 0.2  # of a second position in each row, but in bfloat16: measured on the same CPU
 
 # By what these factors a position costs more in contexts of endless length: attention's part.
-LONG = {"cpu": ((1, 2, 5, 11, 16, 24, 33, 65), (1, 1.3, 1.4, 1.5, 1.6, 1.7, 1.9, 2.2))}
+LONG_CONTEXT_FACTORS = {
+    "cpu": ((1, 2, 5, 11, 16, 24, 33, 65), (1, 1.3, 1.4, 1.5, 1.6, 1.7, 1.9, 2.2))
+}
 NEAR = 64  # positions of context that hardly change a cost
 CERTAIN = 2.0  # how much surer saved costs are than assumed ones
 WRONG = 1.5  # factor between saved and measured costs from which the saved ones are dropped
@@ -102,7 +104,7 @@ class CostCurve:
 
     def __init__(self, assumed: Assumed, saved: Saved | None = None) -> None:
         self.dropped = False
-        self.learned = LearnedCosts(1.0 if saved is None else CERTAIN)
+        self.learned = CurveCorrections(1.0 if saved is None else CERTAIN)
         self._assumed = assumed
         self._saved = saved
         self._logs: dict[tuple[int, int], Float64] = {}
@@ -208,7 +210,7 @@ class ForwardKind:
             alone = replace(self, rows=1, joint=False).assumed(length, limit + self.rows)
             return behind(alone, self.rows, limit)
         cost = assumed_cost(self.machine, limit - 1, self.rows, self.dtype)
-        points, factors = LONG.get(self.machine, ((1,), (1.0,)))
+        points, factors = LONG_CONTEXT_FACTORS.get(self.machine, ((1,), (1.0,)))
         more = np.interp(np.log(np.arange(limit + 1).clip(1)), np.log(points), np.log(factors))
         longer: Float32 = (cost * np.exp(more * positions_weight(length))).astype(np.float32)
         return longer

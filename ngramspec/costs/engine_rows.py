@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ngramspec.costs.engine_steps import StepCosts
+from ngramspec.costs.engine_steps import EngineStepCosts
 from ngramspec.draft import Float32
 
 MOST_DRAFTED = 1024  # tokens in a batch; the curve's last value holds behind
@@ -20,7 +20,7 @@ MOST_POSITIONS = 4096  # of a step
 OFTEN = 24, 64  # a curve is read anew after this part of all steps, and after so many at most
 
 
-class BatchCosts(Protocol):
+class EngineCosts(Protocol):
     """The costs that ``Rows`` goes by. One thread at a time."""
 
     def curve(self, rows: int) -> Float32 | None:
@@ -29,11 +29,11 @@ class BatchCosts(Protocol):
         In steps without a draft, so [0] is 1. None: nothing is to be drafted in this step.
         """
 
-    def took(self, rows: int, drafted: int, seconds: float) -> None:
+    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
         """A step of ``rows`` rows and ``drafted`` tokens took so long."""
 
 
-class GivenCosts:
+class GivenEngineCosts:
     """Curves from a table.
 
     Args:
@@ -45,7 +45,7 @@ class GivenCosts:
         ValueError: which entry is wrong.
 
     Example:
-        >>> GivenCosts({1: {4: 1.25, 8: 1.75}}).curve(2)[[0, 4, 8, 12]].tolist()
+        >>> GivenEngineCosts({1: {4: 1.25, 8: 1.75}}).curve(2)[[0, 4, 8, 12]].tolist()
         [1.0, 1.25, 1.75, 2.25]
     """
 
@@ -57,7 +57,7 @@ class GivenCosts:
     def curve(self, rows: int) -> Float32 | None:
         return self._curves[min(self._curves, key=lambda known: (abs(known - rows), known))]
 
-    def took(self, rows: int, drafted: int, seconds: float) -> None:
+    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
         return None
 
 
@@ -80,8 +80,8 @@ def _given(rows: int, points: Mapping[int, float]) -> Float32:
     return curve
 
 
-class LearnedCosts:
-    """Curves learned from the engine's own steps: see ``StepCosts``.
+class LearnedEngineCosts:
+    """Curves learned from the engine's own steps: see ``EngineStepCosts``.
 
     Args:
         k: most drafted tokens of a row.
@@ -96,7 +96,7 @@ class LearnedCosts:
 
     def __init__(self, k: int, device: str = "gpu", dtype: str = "bfloat16") -> None:
         self._k = k
-        self._costs = StepCosts(device, dtype, MOST_POSITIONS)
+        self._costs = EngineStepCosts(device, dtype, MOST_POSITIONS)
         self._plain = -self.SOON  # the timed step without a draft that was the last
         self._waits = 0
         self._curves: dict[int, tuple[int, Float32]] = {}  # rows -> (step, curve)
@@ -116,7 +116,7 @@ class LearnedCosts:
             known = self._curves[rows] = (steps, curve)
         return known[1]
 
-    def took(self, rows: int, drafted: int, seconds: float) -> None:
-        self._costs.took(rows, drafted, seconds)
+    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
+        self._costs.record_time(rows, drafted, seconds)
         if not drafted:
             self._plain, self._waits = self._costs.steps, 0

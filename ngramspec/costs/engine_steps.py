@@ -37,7 +37,7 @@ NEARLY = 0.01  # of each doubling of the positions, by itself: a CPU's steps are
 APART = 0.7  # of the logarithm of what a CPU's row, or drafted token, adds
 GPU = 0.5, 0.1, 0.05  # of each doubling, the same for all of them; of each by itself; of having
 # drafted anything; all on a GPU,
-SHARE = 0.1  # as that of positions that are all drafted
+DRAFTED_SPREAD = 0.1  # as that of positions that are all drafted
 FADE = 1 / 8192  # of what is known, forgotten at each step
 REVIVED = 0.01  # see Corrections; with 0.1, stalls and swings of the machine's speed made the cost
 # of drafted tokens twice as uncertain, in simulated steps of which a tenth stalled
@@ -46,7 +46,7 @@ CAUTION = {"cpu": 0.0, "gpu": 0.5}  # so many of them are added to what is belie
 BOLDER = 64  # and after so many steps half as many: what is never drafted is never measured
 
 
-class StepCosts:
+class EngineStepCosts:
     """The costs of steps of all numbers of rows. One thread at a time.
 
     Learning from a step takes some 5 microseconds, reading a curve some 20.
@@ -69,7 +69,7 @@ class StepCosts:
         self._before = Comparison()
         self._caution = CAUTION[device]
 
-    def took(self, rows: int, drafted: int, seconds: float) -> float:
+    def record_time(self, rows: int, drafted: int, seconds: float) -> float:
         """Learn from the time of a step.
 
         Returns:
@@ -149,7 +149,7 @@ class _Assumed(Protocol):
         """As ``steps``, of a single one: cold caches make arrays dear."""
 
     def steps(self, rows: int, drafted: Int64, own: Float64) -> tuple[Float64, Float64]:
-        """Logarithms of times and their derivatives in ``own``, as of ``StepCosts._steps``."""
+        """Logarithms of times and their derivatives in ``own``, as ``_steps`` returns them."""
 
 
 class _Linear:
@@ -175,7 +175,7 @@ class _Linear:
 class _Table:
     """Of a GPU: positions as of ``assumed_cost``, and a share of drafted ones that may differ."""
 
-    spreads: tuple[float, ...] = (*GPU, SHARE)
+    spreads: tuple[float, ...] = (*GPU, DRAFTED_SPREAD)
 
     def __init__(self, most: int, dtype: str) -> None:
         self._known = np.log(assumed_cost("gpu", most, dtype=dtype)).astype(np.float64)

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.costs.batch import BatchStepCosts, CurrentCosts
+from ngramspec.costs.batch import BatchStepCosts, DelegatedCosts
 from ngramspec.costs.curve import Assumed, CostCurve, ForwardKind, behind
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import Float32
 
-MOST = 128  # drafted tokens of a joint step for which a cost is known
-LONG = 1 << 20  # tokens that may be generated: joint steps go on while there are generations
+MAX_DRAFTED_TOKENS = 128  # drafted tokens of a joint step for which a cost is known
+UNLIMITED_TOKENS = 1 << 20  # joint steps have no last token of their own
 
 
-class StepCosts(CurrentCosts):
+class SwitchedCosts(DelegatedCosts):
     """One generation's costs, alone or in joint steps.
 
     Args:
@@ -73,11 +73,11 @@ class JointShare:
         """No position is padding."""
         return positions
 
-    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+    def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
         """The joint step is timed as a whole."""
 
-    def came(self, drafted: int, accepted: int) -> None:
-        """As ``took``."""
+    def record_acceptance(self, drafted: int, accepted: int) -> None:
+        """As ``record_time``."""
 
 
 class JointCosts:
@@ -100,7 +100,9 @@ class JointCosts:
         """
         kind = replace(alone.kind, rows=generations, joint=True)
         if kind not in self._trackers:
-            tracker = StepCostTracker(self._model, kind, max(MOST, alone.limit) + 1, LONG)
+            tracker = StepCostTracker(
+                self._model, kind, max(MAX_DRAFTED_TOKENS, alone.limit) + 1, UNLIMITED_TOKENS
+            )
             tracker.curve.begin_with(_beginning(alone.curve, generations))
             self._trackers[kind] = tracker
         return self._trackers[kind]
@@ -111,4 +113,4 @@ def _beginning(alone: CostCurve, generations: int) -> Assumed:
     return lambda length, limit: behind(alone.cost(limit + generations, length), generations, limit)
 
 
-AnyStepCosts = StepCosts | StepCostTracker | BatchStepCosts
+AnyCosts = SwitchedCosts | StepCostTracker | BatchStepCosts

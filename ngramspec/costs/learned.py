@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ngramspec._native.corrections import Comparison, Corrections
 
-__all__ = ["Comparison", "Corrections", "Forward", "LearnedCosts"]
+__all__ = ["Comparison", "Corrections", "CurveCorrections", "Forward"]
 
 Float64 = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ SECOND = 0.15  # of a forward's second position
 TREND = 0.15  # of each further e-fold of the width, the same for all of them
 WIDER = 0.08  # of each by itself
 SINGLE = 0.05  # of each width by itself
-LONG = 0.25, 0.2, 0.1, 0.02  # the same four, of the correction for long contexts
+LONG_CONTEXT_SPREADS = 0.25, 0.2, 0.1, 0.02  # the same four, of the correction for long contexts
 BRANCHES = 0.1, 0.2  # of the surcharge for branches, in short and in long contexts
 
 REVIVED = 0.1  # share of what was unknown that is so again after a swing of the machine's speed
@@ -49,7 +49,7 @@ def positions_weight(length: int) -> float:
     return length / (length + HALF)
 
 
-class LearnedCosts:
+class CurveCorrections:
     """The corrections of one model's forwards of one kind. Threads may share it.
 
     Learning from a step and reading a curve each cost O(knots^2) and O(limit * knots) at most,
@@ -181,7 +181,7 @@ def _covariance() -> Float64:
     nearer = np.minimum(logs[:, None], logs[None, :])
     count = len(KNOTS)
     covariance = np.zeros((2 * count + 2, 2 * count + 2))
-    for at, spreads in enumerate(((SECOND, TREND, WIDER, SINGLE), LONG)):
+    for at, spreads in enumerate(((SECOND, TREND, WIDER, SINGLE), LONG_CONTEXT_SPREADS)):
         here = slice(at * count, (at + 1) * count)
         second, trend, wider, single = (each**2 for each in spreads)
         covariance[here, here] = (

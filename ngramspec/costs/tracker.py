@@ -35,7 +35,7 @@ class StepCostTracker:
         curve: of the kind, for the whole process.
     """
 
-    LONG = 48  # tokens from which a generation is long enough for plain steps to be timed
+    LONG_GENERATION_TOKENS = 48  # shorter generations run no undrafted steps for timing
     PROBES = 1  # plain steps at first, if none was ever timed
     STALE = 128  # steps without a plain one after which one is run to be timed,
     AGAIN = 16  # and after one that is hard to believe
@@ -65,7 +65,7 @@ class StepCostTracker:
             self._run = np.minimum(np.array(sizes)[places], limit)
         self._sizes = sizes
         self.limit = limit
-        self._long = tokens >= self.LONG
+        self._long = tokens >= self.LONG_GENERATION_TOKENS
         self._length = 0
         self._pending: int | None = None
         self._undone = 0.5  # share of drafts that were not accepted as a whole, decaying
@@ -158,7 +158,7 @@ class StepCostTracker:
         best = min(widths, key=lambda each: cost[each], default=positions)
         return best if cost[best] < PAYS * cost[positions] else positions
 
-    def took(self, width: int, seconds: float, tree: bool = False) -> None:
+    def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
         """Add a step's time, unless something was compiled in it.
 
         Args:
@@ -175,8 +175,8 @@ class StepCostTracker:
             self._plain_ago = 0
             self._patience = self.STALE if likely > 0.5 else self.AGAIN
 
-    def came(self, drafted: int, accepted: int) -> None:
-        """Count a step's drafted and accepted tokens, over all rows; after ``took``."""
+    def record_acceptance(self, drafted: int, accepted: int) -> None:
+        """Count a step's drafted and accepted tokens, over all rows; after ``record_time``."""
         if drafted:
             self._undone += (1 - self.MEMORY) * ((accepted < drafted) - self._undone)
         if drafted and self._last is not None:

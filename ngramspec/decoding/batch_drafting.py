@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ngramspec.costs.batch import BatchStepCosts
-from ngramspec.costs.joint import AnyStepCosts
+from ngramspec.costs.joint import AnyCosts
 from ngramspec.decoding.distributed import ALONE, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.group import Group
@@ -39,7 +39,7 @@ class BatchDrafting:
         *,
         target: Target,
         make_runner: Callable[[int, int], DraftRunner],
-        costs: AnyStepCosts | None,
+        costs: AnyCosts | None,
         prefill_length: PrefillDraftLength,
         ranks: Ranks,
         max_length: int | None,
@@ -98,7 +98,7 @@ class BatchDrafting:
                 return drafts
         for group in self._groups:
             ended = len(group.rows) - len(group.going)
-            if group.stopped or (ended and self._target.traits.unplaced is not None):
+            if group.stopped or (ended and self._target.traits.positionless_token is not None):
                 continue  # an ended row's padding would take no position
             self.propose_for(group, drafts)
         if len(self._groups) > 1:

@@ -43,8 +43,8 @@ class DraftRunner:
         temperature: that tokens are sampled at; None: they are not.
         seed: of the call and the row, for drafts that are sampled.
         shared: adds the row's text to the shared stores that the call names; None: nothing does.
-        unplaced: an id after which the target numbers positions differently in a wider forward:
-            drafts end before it, and none begins after it. None: there is none.
+        positionless_token: an id after which the target numbers positions differently in a wider
+            forward: drafts end before it, and none begins after it. None: there is none.
         load: opens the models of sessions that draft by one; None: there are none.
     """
 
@@ -60,7 +60,7 @@ class DraftRunner:
         always: bool = False,
         temperature: float | None = None,
         seed: tuple[int, ...] = (),
-        unplaced: int | None = None,
+        positionless_token: int | None = None,
         load: Callable[[Any], DraftModel] | None = None,
         shared: RowDrafter | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class DraftRunner:
         self.always_branches = always
         self._temperature = temperature
         self._seed = seed
-        self._unplaced = unplaced
+        self._positionless_token = positionless_token
         self._load = load
         tokens = tokens[(tokens >= 0) & (tokens < vocab)]
         self._shared = shared
@@ -143,12 +143,12 @@ class DraftRunner:
 
         Of a sampled chain that is nothing: no sampled token may decide how many are verified.
         """
-        if self._unplaced is None or not len(draft):
+        if self._positionless_token is None or not len(draft):
             return draft
-        last = self._last() if self._count else self._unplaced
-        if last == self._unplaced or draft.proposal is not None:
+        last = self._last() if self._count else self._positionless_token
+        if last == self._positionless_token or draft.proposal is not None:
             return EMPTY_DRAFT
-        wrong = (draft.tokens == self._unplaced).nonzero()[0]
+        wrong = (draft.tokens == self._positionless_token).nonzero()[0]
         return draft.first(int(wrong[0])) if len(wrong) else draft
 
     def _call(self, limit: int, nodes: int, tree: bool) -> Draft | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ngramspec.costs.joint import AnyStepCosts
+from ngramspec.costs.joint import AnyCosts
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.distributed import ALONE, Ranks
@@ -38,7 +38,7 @@ class Generation:
     batch: Batch
     drafting: BatchDrafting
     sampler: TokenSampler
-    step_costs: AnyStepCosts | None = None
+    step_costs: AnyCosts | None = None
     prefill_length: PrefillDraftLength = field(default_factory=lambda: PrefillDraftLength(0))
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.costs.joint import JointCosts, JointShare, StepCosts
+from ngramspec.costs.joint import JointCosts, JointShare, SwitchedCosts
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.decoding.recorder import Step
@@ -128,7 +128,7 @@ class JointSteps:
         Yields:
             these costs; None: no row drafts by cost.
         """
-        own = [each for row in rows if isinstance(each := row.generation.step_costs, StepCosts)]
+        own = [each for row in rows if isinstance(each := row.generation.step_costs, SwitchedCosts)]
         if not own:
             yield None
             return
@@ -188,5 +188,5 @@ def _learn(tracker: StepCostTracker, rows: Sequence[_Row], seconds: float) -> No
     drafts = [row.step.drafts[0] for row in rows]
     drafted = sum(map(len, drafts))
     added = sum(len(row.added) for row in rows if not isinstance(row.added, Exception))
-    tracker.took(1 + drafted, seconds, any(draft.parents is not None for draft in drafts))
-    tracker.came(drafted, max(added - len(rows), 0))
+    tracker.record_time(1 + drafted, seconds, any(draft.parents is not None for draft in drafts))
+    tracker.record_acceptance(drafted, max(added - len(rows), 0))

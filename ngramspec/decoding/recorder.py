@@ -98,9 +98,9 @@ class StepRecorder:
             return
         if not self._run.target.compiling:
             trees = any(draft.parents is not None for draft in step.drafts)
-            costs.took(step.width, seconds, trees)
+            costs.record_time(step.width, seconds, trees)
         accepted = sum(len(verdict.accepted) for verdict in step.verdicts)
-        costs.came(sum(len(draft) for draft in step.drafts), accepted)
+        costs.record_acceptance(sum(len(draft) for draft in step.drafts), accepted)
 
     def _report(self, step: Step, seconds: tuple[float, float, float]) -> None:
         """Pass an event for each row that had not ended to ``on_step``."""

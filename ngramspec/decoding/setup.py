@@ -10,7 +10,7 @@ import torch
 
 from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.costs.curve import ForwardKind
-from ngramspec.costs.joint import AnyStepCosts, StepCosts
+from ngramspec.costs.joint import AnyCosts, SwitchedCosts
 from ngramspec.costs.saved import SavedCosts
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.batch import Batch
@@ -187,7 +187,7 @@ def _runners(
     ranks: Ranks,
     target: Target,
     call: GenerateCall,
-    costs: AnyStepCosts,
+    costs: AnyCosts,
     trees: bool,
     stats: DecodeStats,
 ) -> Callable[[int, int], DraftRunner]:
@@ -220,7 +220,7 @@ def _runners(
             always=isinstance(config.tree, int),
             temperature=temperature,
             seed=(seed, row),
-            unplaced=target.traits.unplaced,
+            positionless_token=target.traits.positionless_token,
             load=lambda drafter: model_loader(drafter, vocab),
             shared=of_row if alone else None,
         )
@@ -243,7 +243,7 @@ def _model_loader(model: Any, drafter: Drafter) -> Callable[[Any, int], DraftMod
     return load
 
 
-def _controller(config: Config, costs: AnyStepCosts) -> GammaController:
+def _controller(config: Config, costs: AnyCosts) -> GammaController:
     """How many tokens to draft for a row."""
     if isinstance(costs, BatchStepCosts) and config.planned_gamma == "auto":
         return RowGamma(config.longest, costs)
@@ -280,7 +280,7 @@ def prefers_one_transfer(device: torch.device) -> bool:
 
 def _step_costs(
     settings: Settings, target: Target, max_length: int | None, trees: bool
-) -> AnyStepCosts:
+) -> AnyCosts:
     """What the call's forwards cost; measured under gamma="auto"."""
     rows, length = target.prompt.shape
     tokens = UNBOUNDED if max_length is None else max_length - length
@@ -302,7 +302,7 @@ def _step_costs(
 
     if target.inputs.ragged:
         return BatchStepCosts(tracker, rows)
-    return StepCosts(tracker(rows)) if rows == 1 else tracker(rows)
+    return SwitchedCosts(tracker(rows)) if rows == 1 else tracker(rows)
 
 
 def _usable_costs(settings: Settings, target: Target, kind: ForwardKind) -> SavedCosts | None:

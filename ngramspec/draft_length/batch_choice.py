@@ -17,7 +17,14 @@ from ngramspec._native.batch_choice import generous_cost, may_pay, worthwhile_he
 from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import likeliest_path, reach_of, worthwhile_nodes
 
-__all__ = ["common_length", "generous_cost", "lags", "may_pay", "urgencies", "worthwhile_rows"]
+__all__ = [
+    "common_length",
+    "generous_cost",
+    "may_pay",
+    "progress_weights",
+    "urgencies",
+    "worthwhile_rows",
+]
 
 URGENCY = 4.0  # power of a row's steps left beside the most; 1.6 times plain's speed instead of
 # 1.3 on recorded edits in batches of 16, and no slower anywhere
@@ -78,7 +85,9 @@ def _reach(draft: Draft) -> Float32:
     return falling
 
 
-def lags(emitted: Sequence[int], steps: Sequence[int], power: float = LAG) -> list[float]:
+def progress_weights(
+    emitted: Sequence[int], steps: Sequence[int], power: float = LAG
+) -> list[float]:
     """What a token of each row is worth where nobody knows how much rows have before them.
 
     Rows that got few tokens in their steps end last, and hold up who waits for the batch; their
@@ -94,7 +103,7 @@ def lags(emitted: Sequence[int], steps: Sequence[int], power: float = LAG) -> li
         as many weights, with a mean of 1.
 
     Example:
-        >>> [round(each, 2) for each in lags([10, 40], [10, 10])]
+        >>> [round(each, 2) for each in progress_weights([10, 40], [10, 10])]
         [1.84, 0.16]
     """
     slow = [((n + BEGUN) / (got + BEGUN)) ** power for got, n in zip(emitted, steps, strict=True)]

@@ -15,7 +15,7 @@ from ngramspec.drafters.validation import MOST_TIERS
 
 logger = logging.getLogger("ngramspec")
 
-TIER = "forced"
+FORCED_SOURCE = "forced"
 BEFORE = (19, 20)  # accepted and tested tokens that a session begins with, for tokens but the last
 BEFORE_LAST = (1, 2)  # the same, for the last forced token: a longer token may take its place
 
@@ -61,7 +61,7 @@ class ForcedDrafter(Drafter):
     @property
     def tiers(self) -> tuple[str, ...]:  # type: ignore[override]
         """Those of the inner drafter, and one for what is forced."""
-        return (*self.inner.tiers, TIER)
+        return (*self.inner.tiers, FORCED_SOURCE)
 
     def start(self, tokens: Int32) -> DraftSession:
         return _ForcedSession(self, self.inner.start(tokens), tokens)

@@ -17,7 +17,7 @@ AUTO = f"{TIERS}+recycle(always=false)"  # by value; by priority TIERS alone
 POLICIES = ("value", "priority")
 CALIBRATIONS = ("shared", "request")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-TIER = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
+TIER_PATTERN = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
 
 # The classes of ngramspec.drafters by their names in a spec; what ``register_drafter`` adds.
 _factories: dict[str, str | Callable[..., Drafter]] = {
@@ -125,7 +125,7 @@ def _drafter(spec: str, policy: str) -> Drafter:
     tiers: list[tuple[re.Match[str], dict[str, object]]] = []
     at = 0
     while at <= len(text):
-        match = TIER.match(text, at)
+        match = TIER_PATTERN.match(text, at)
         if match is None:
             raise _error(text, at, len(text), "cannot be read as name or name(key=value,...)")
         tiers.append((match, _arguments(text, match)))

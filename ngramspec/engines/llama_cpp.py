@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.costs.engine_rows import LearnedCosts
+from ngramspec.costs.engine_rows import LearnedEngineCosts
 from ngramspec.draft import Float32, Int32
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import Row
@@ -28,7 +28,7 @@ except ImportError as error:
 MOST_IDS = (1 << 31) - 1
 
 
-class LlamaCosts(LearnedCosts):
+class LlamaCosts(LearnedEngineCosts):
     """What evaluations of one text cost, and what a draft may cost at most.
 
     On a CPU a wide evaluation is dear, with quantized weights above all, and what was accepted in
@@ -80,8 +80,8 @@ class LlamaCosts(LearnedCosts):
         curve[0] = 1.0
         return curve
 
-    def took(self, rows: int, drafted: int, seconds: float) -> None:
-        super().took(rows, drafted, seconds)
+    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
+        super().record_time(rows, drafted, seconds)
         self._tried += drafted > 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ngramspec.costs.engine_rows import BatchCosts, GivenCosts, LearnedCosts
+from ngramspec.costs.engine_rows import EngineCosts, GivenEngineCosts, LearnedEngineCosts
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import POLICIES, build_drafter
 from ngramspec.engines.row_stores import named_stores
@@ -98,16 +98,16 @@ class EngineOptions:
                 store.check_vocabulary(vocab)
         return drafter
 
-    def batch_costs(self, k: int, device: str, dtype: str) -> BatchCosts | None:
+    def batch_costs(self, k: int, device: str, dtype: str) -> EngineCosts | None:
         """The costs to go by."""
         if isinstance(self.costs, Mapping):
             table = self.costs.items()
-            return GivenCosts(
+            return GivenEngineCosts(
                 {int(rows): {int(n): cost for n, cost in row.items()} for rows, row in table}
             )
         if self.costs not in ("learned", "none"):
             raise ValueError(f"costs must be 'learned', 'none' or a table, got {self.costs!r}")
-        return LearnedCosts(k, device, dtype) if self.costs == "learned" else None
+        return LearnedEngineCosts(k, device, dtype) if self.costs == "learned" else None
 
     def rows(
         self,

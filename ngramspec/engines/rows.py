@@ -9,9 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 
-from ngramspec.costs.engine_rows import BatchCosts
+from ngramspec.costs.engine_rows import EngineCosts
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32
-from ngramspec.draft_length.batch_choice import LAG, generous_cost, lags, may_pay, worthwhile_rows
+from ngramspec.draft_length.batch_choice import (
+    LAG,
+    generous_cost,
+    may_pay,
+    progress_weights,
+    worthwhile_rows,
+)
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
@@ -69,7 +75,7 @@ class Rows:
         k: int,
         vocab: int,
         max_len: int,
-        costs: BatchCosts | None = None,
+        costs: EngineCosts | None = None,
         *,
         tree: bool = False,
         max_sessions: int = 1024,
@@ -156,7 +162,7 @@ class Rows:
         curve, price = None, self._pace.price(len(texts))
         if self.costs is not None:
             if timed and self._returned is not None:
-                self.costs.took(len(texts), drafted, began - self._returned)
+                self.costs.record_time(len(texts), drafted, began - self._returned)
             curve = self.costs.curve(len(texts))
         asked = 0
         if self.costs is None or (curve is not None and may_pay(curve, len(texts), self.k, price)):
@@ -224,5 +230,5 @@ class Rows:
         if len(texts) > 1:
             emitted = [text.emitted for _, text in texts]
             steps = [text.steps for _, text in texts]
-            weights = lags(emitted, steps, LAG * (1.0 - self._pace.refilled))
+            weights = progress_weights(emitted, steps, LAG * (1.0 - self._pace.refilled))
         return worthwhile_rows(found, curve, LASTING, weights, price)

@@ -92,8 +92,8 @@ class Fact:
     Attributes:
         name: of the fact, for the documentation.
         holds: whether it does.
-        reasons: why it rules an ability out, by ability. "{rows}", "{attention}", "{in_order}" and
-            "{unaligned}" are replaced by those of the model and the call.
+        reasons: why it rules an ability out, by ability. "{rows}", "{attention}",
+            "{gap_obstacle}" and "{unaligned}" are replaced by those of the model and the call.
     """
 
     name: str
@@ -117,7 +117,7 @@ def _reasons(ability: Ability, known: Known) -> Iterator[str]:
             yield fact.reasons[ability].format(
                 rows=known.call.rows,
                 attention=known.traits.attention,
-                in_order=known.call.in_order,
+                gap_obstacle=known.call.gap_obstacle,
                 unaligned=known.call.unaligned,
             )
 
@@ -177,8 +177,8 @@ FACTS = (
     ),
     Fact(
         "recurrent state, convolution, or index of keys",
-        lambda known: known.call.in_order is not None,
-        _for("{in_order}", _TREES, _RAGGED, _JOINT, _DRAFT, _ONCE, FIXED_WIDTH=_FIT),
+        lambda known: known.call.gap_obstacle is not None,
+        _for("{gap_obstacle}", _TREES, _RAGGED, _JOINT, _DRAFT, _ONCE, FIXED_WIDTH=_FIT),
     ),
     Fact(
         "attention other than sdpa and eager",

@@ -23,7 +23,8 @@ class CallTraits:
         end: positions of a row behind the prefill, ``cached`` included.
         keeps_cache: whether the cache is, or may be, the caller's own.
         slides: whether a layer of the cache forgets what is behind its window.
-        in_order: which layers need the cache's positions to be those of the text; None: none do.
+        gap_obstacle: which layers need the cache's positions to be those of the text, so that rows
+            may have no gaps; None: none do.
         static: whether the cache has a fixed size.
         states: names of the attentions and hidden states that are asked for.
         unaligned: why the cache will hold other positions than the masks say, so that nothing can
@@ -36,7 +37,7 @@ class CallTraits:
     end: int
     keeps_cache: bool
     slides: bool
-    in_order: str | None
+    gap_obstacle: str | None
     static: bool
     states: tuple[str, ...]
     unaligned: str | None
@@ -75,7 +76,7 @@ def call_traits_of(
         end=end,
         keeps_cache=hf_private.is_callers(cache.cache),
         slides=cache.slides,
-        in_order=cache.in_order,
+        gap_obstacle=cache.gap_obstacle,
         static=cache.capacity is not None,
         states=states,
         unaligned=unaligned,

@@ -13,7 +13,7 @@ from typing import Any
 
 from ngramspec.hf_model.compat.hf_private import compile_settings
 
-ROOM = 256  # a cache's size is rounded up to a multiple of it: fewer sizes, fewer graphs
+CACHE_SIZE_MULTIPLE = 256  # a cache's size is rounded up to it: fewer sizes, fewer graphs
 SIZES = 8  # sizes of caches that graphs are kept for; dynamo's own limit for a single width
 
 

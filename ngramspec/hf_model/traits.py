@@ -36,8 +36,9 @@ class Traits:
         takes_positions: whether it uses the ``position_ids`` that it is given.
         position_limit: how many positions it knows; None: any number.
         embeddings: how many tokens it has embeddings for; None: unknown.
-        unplaced: the id of the token that takes no position, where the model counts positions by
-            its tokens (M2M-100, TrOCR): behind such a token a wider forward counts differently.
+        positionless_token: the id of the token that takes no position, where the model counts
+            positions by its tokens (M2M-100, TrOCR): after such a token a wider forward counts
+            differently.
         rope_changes_at: from this length on, the rotary frequencies of all of a forward's positions
             are different; None: never.
         rope_grows: whether the rotary frequencies follow the largest position of a forward.
@@ -61,7 +62,7 @@ class Traits:
     takes_positions: bool
     position_limit: int | None
     embeddings: int | None
-    unplaced: int | None
+    positionless_token: int | None
     rope_changes_at: int | None
     rope_grows: bool
     recurrent: bool
@@ -125,7 +126,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         takes_positions=placed,
         position_limit=getattr(config, "max_position_embeddings", None),
         embeddings=embedding_count(model),
-        unplaced=None if placed else classes.positionless_token(model),
+        positionless_token=None if placed else classes.positionless_token(model),
         rope_changes_at=rope_changes_at(config),
         rope_grows=any(each["rope_type"] == "dynamic" for each in _ropes(config)),
         recurrent=hf_private.is_stateful(model),

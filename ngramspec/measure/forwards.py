@@ -13,7 +13,7 @@ from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.measure.machine import synchronize
 
-CHUNK = 2048  # positions of a prefill's forward
+PREFILL_CHUNK_POSITIONS = 2048  # positions of a prefill's forward
 
 
 @torch.inference_mode()
@@ -43,8 +43,8 @@ def forward_seconds(
     count = max(context, *widths)
     tokens = torch.randint(vocab, (rows, count), generator=generator).to(device)
     cache = DynamicCache(config=model.config)
-    for begin in range(0, context, CHUNK):
-        block = tokens[:, begin : min(begin + CHUNK, context)]
+    for begin in range(0, context, PREFILL_CHUNK_POSITIONS):
+        block = tokens[:, begin : min(begin + PREFILL_CHUNK_POSITIONS, context)]
         model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=1)
     rolled = kv_cache_for(cache)
     rolled.record()

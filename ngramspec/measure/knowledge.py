@@ -15,7 +15,7 @@ from ngramspec.stores import Corpus, SharedStore
 
 BORDER = 0  # the id after each document of an .npy file
 NAMESPACE = "replay"
-ROOM = 256 << 20  # bytes of a store of earlier requests
+STORE_BYTES = 256 << 20  # bytes of a store of earlier requests
 
 
 class Known(Protocol):
@@ -58,7 +58,7 @@ class Earlier:
     def _with(self, drafter: Any) -> Drafter:
         if hasattr(drafter, "sharing"):
             return drafter.sharing()  # type: ignore[no-any-return]
-        store = SharedStore(ROOM, namespace_bytes=ROOM, write=self.write)
+        store = SharedStore(STORE_BYTES, namespace_bytes=STORE_BYTES, write=self.write)
         try:
             return drafter.with_stores([store[NAMESPACE]])  # type: ignore[no-any-return]
         except ValueError:

@@ -20,16 +20,16 @@ from ngramspec.server.auth import Client
 from ngramspec.server.engine import Engine
 from ngramspec.server.errors import add_handlers
 from ngramspec.server.fields import check_fields
-from ngramspec.server.job import Maker, Order, as_tokens
+from ngramspec.server.job import CompletionRequest, ModelRunner, as_tokens
 from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_cut
-from ngramspec.server.llama_views import TokenizeRequest
+from ngramspec.server.llama_views import TokenizeBody
 from ngramspec.server.metrics import Metrics
 from ngramspec.server.middleware import Front
 from ngramspec.server.openai_types import (
-    ChatRequest,
-    CompletionRequest,
-    InfillRequest,
-    LlamaRequest,
+    ChatBody,
+    CompletionBody,
+    InfillBody,
+    LlamaBody,
 )
 from ngramspec.server.reading import Body
 from ngramspec.server.sampling import Sampling
@@ -49,21 +49,23 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
     limits = settings.limits
     pool = CachePool(cache_maker(model), limits.pool, limits.pool_of_key, why_not_cut(model))
     speculators = Speculators(settings.drafter)
-    maker = Maker(model, tokenizer, pool, limits.chunk, speculators)
-    try_out(maker)
-    return Engine(maker, limits.active, limits.waiting, metrics.count)
+    runner = ModelRunner(model, tokenizer, pool, limits.chunk, speculators)
+    try_out(runner)
+    return Engine(runner, limits.active, limits.waiting, metrics.count)
 
 
-def try_out(maker: Maker) -> None:
+def try_out(runner: ModelRunner) -> None:
     """Generate a token: what is loaded at first use is loaded, and what cannot be served says so.
 
     Raises:
         UnsupportedError: the model cannot be speculated with.
     """
-    if maker.model.config.is_encoder_decoder:
+    if runner.model.config.is_encoder_decoder:
         raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")
-    order = Order(prompt=as_tokens([0, 0]), user="", sampling=Sampling(temperature=0), max_tokens=1)
-    with maker.open(order, maker.pool.make()) as generation:
+    order = CompletionRequest(
+        prompt=as_tokens([0, 0]), user="", sampling=Sampling(temperature=0), max_tokens=1
+    )
+    with runner.open(order, runner.pool.make()) as generation:
         generation.step()
 
 
@@ -142,11 +144,11 @@ def _body(kind: type[Body]) -> Callable[[Request, Client], Awaitable[Body]]:
     return read
 
 
-CompletionBody = Annotated[CompletionRequest, Depends(_body(CompletionRequest))]
-ChatBody = Annotated[ChatRequest, Depends(_body(ChatRequest))]
-InfillBody = Annotated[InfillRequest, Depends(_body(InfillRequest))]
-LlamaBody = Annotated[LlamaRequest, Depends(_body(LlamaRequest))]
-TokenizeBody = Annotated[TokenizeRequest, Depends(_body(TokenizeRequest))]
+ReadCompletion = Annotated[CompletionBody, Depends(_body(CompletionBody))]
+ReadChat = Annotated[ChatBody, Depends(_body(ChatBody))]
+ReadInfill = Annotated[InfillBody, Depends(_body(InfillBody))]
+ReadLlama = Annotated[LlamaBody, Depends(_body(LlamaBody))]
+ReadTokenize = Annotated[TokenizeBody, Depends(_body(TokenizeBody))]
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
@@ -154,28 +156,28 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     mode = service.settings.unknown_fields
 
     @app.post("/v1/completions", response_model=None)
-    async def complete(client: Asker, body: CompletionBody, request: Request) -> Any:
+    async def complete(client: Asker, body: ReadCompletion, request: Request) -> Any:
         check_fields(body, request, mode)
         return await completions.complete(service, body, client, request)
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat_complete(client: Asker, body: ChatBody, request: Request) -> Any:
+    async def chat_complete(client: Asker, body: ReadChat, request: Request) -> Any:
         check_fields(body, request, mode)
         return await chat.chat(service, body, client, request)
 
     @app.post("/infill", response_model=None)
-    async def fill_in(client: Asker, body: InfillBody, request: Request) -> Any:
+    async def fill_in(client: Asker, body: ReadInfill, request: Request) -> Any:
         check_fields(body, request, mode)
         return await infill.infill(service, body, client, request)
 
     @app.post("/completion", response_model=None)
     @app.post("/completions", response_model=None)
-    async def llama_complete(client: Asker, body: LlamaBody, request: Request) -> Any:
+    async def llama_complete(client: Asker, body: ReadLlama, request: Request) -> Any:
         check_fields(body, request, mode)
         return await infill.completion(service, body, client, request)
 
     @app.post("/tokenize")
-    async def tokenize(client: Asker, body: TokenizeBody, request: Request) -> Any:
+    async def tokenize(client: Asker, body: ReadTokenize, request: Request) -> Any:
         check_fields(body, request, mode)
         return await llama_views.tokenize(service, body)
 

@@ -18,8 +18,8 @@ from ngramspec.server.chat_prompt import chat_ids
 from ngramspec.server.encoding import TooManyTokensError
 from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.grammars import grammar_of
-from ngramspec.server.job import Order
-from ngramspec.server.openai_types import ChatRequest, Message
+from ngramspec.server.job import CompletionRequest
+from ngramspec.server.openai_types import ChatBody, Message
 from ngramspec.server.reading import json_value
 from ngramspec.server.service import Service, while_connected
 from ngramspec.server.settings import Limits
@@ -28,7 +28,7 @@ from ngramspec.server.sse import stream_of
 from ngramspec.server.tool_parsers import PlainParser
 
 
-async def chat(service: Service, body: ChatRequest, client: Client, request: Request) -> Any:
+async def chat(service: Service, body: ChatBody, client: Client, request: Request) -> Any:
     """Answer a request, as one answer or as a stream.
 
     Raises:
@@ -58,7 +58,7 @@ def whole(*given: Any) -> Response:
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
-def prompt_of(service: Service, body: ChatRequest) -> Int32:
+def prompt_of(service: Service, body: ChatBody) -> Int32:
     """Check a request, and encode its prompt. It may take seconds."""
     check(service, body)
     return service.check_prompt(encoded(service, body), "messages")
@@ -66,17 +66,17 @@ def prompt_of(service: Service, body: ChatRequest) -> Int32:
 
 def ordered(
     service: Service,
-    body: ChatRequest,
+    body: ChatBody,
     prompt: Int32,
     client: Client,
     grammar: Callable[[], Any] | None,
-) -> tuple[list[Order], list[Reader]]:
+) -> tuple[list[CompletionRequest], list[Reader]]:
     """What each answer shall be, and what reads it."""
-    orders = orders_of(service, body, prompt, client, grammar)
+    orders = requests_of(service, body, prompt, client, grammar)
     return orders, [reader_of(service, body, order) for order in orders]
 
 
-def check(service: Service, body: ChatRequest) -> None:
+def check(service: Service, body: ChatBody) -> None:
     """Refuse what is not supported, by the field's name."""
     service.check_model(body.model)
     service.check_count(body.n or 1, "n")
@@ -99,7 +99,7 @@ def check(service: Service, body: ChatRequest) -> None:
     refuse_unless(known, "tool_choice", f"there is no tool {body.chosen!r}")
 
 
-def encoded(service: Service, body: ChatRequest) -> list[int]:
+def encoded(service: Service, body: ChatBody) -> list[int]:
     """The ids that the model's own template makes of the messages and tools.
 
     What it refuses is put down to the tools if it takes the messages without them.
@@ -184,13 +184,13 @@ def text_of(message: Message) -> str:
     return "".join(part["text"] for part in message.content)
 
 
-def orders_of(
+def requests_of(
     service: Service,
-    body: ChatRequest,
+    body: ChatBody,
     prompt: Int32,
     client: Client,
     grammar: Callable[[], Any] | None,
-) -> list[Order]:
+) -> list[CompletionRequest]:
     """What each answer shall be."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -210,10 +210,13 @@ def orders_of(
         "stores": service.stores(body.ngramspec, client),
         "first": False,
     }
-    return [Order(sampling=sampling.of_answer(index), **common) for index in range(body.n or 1)]
+    return [
+        CompletionRequest(sampling=sampling.of_answer(index), **common)
+        for index in range(body.n or 1)
+    ]
 
 
-def closing_of(service: Service, body: ChatRequest) -> str | None:
+def closing_of(service: Service, body: ChatBody) -> str | None:
     """The stop string that ends an answer with its only call, or None."""
     tools = service.tool_format
     if not body.offered or body.several or tools is None or tools.closing in body.stops:
@@ -221,7 +224,7 @@ def closing_of(service: Service, body: ChatRequest) -> str | None:
     return tools.closing
 
 
-def reader_of(service: Service, body: ChatRequest, order: Order) -> Reader:
+def reader_of(service: Service, body: ChatBody, order: CompletionRequest) -> Reader:
     """What reads an answer."""
     tools = service.tool_format
     if not body.offered or tools is None:

@@ -23,8 +23,8 @@ from openai.types.chat.chat_completion_token_logprob import (
     TopLogprob,
 )
 
-from ngramspec.server.job import STOP, Piece
-from ngramspec.server.openai_types import ChatRequest
+from ngramspec.server.job import STOP, Delta
+from ngramspec.server.openai_types import ChatBody
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.tool_parsers import Parser, Part
 from ngramspec.server.usage import usage_of
@@ -43,7 +43,7 @@ class Reader:
         self._parser, self._several, self._closing = parser, several, closing
         self.calls = 0  # seen so far
 
-    def read(self, piece: Piece) -> list[Part]:
+    def read(self, piece: Delta) -> list[Part]:
         """What a piece shows; nothing is held back when the answer has ended."""
         text = piece.text
         if piece.stop is not None and piece.stop == self._closing:
@@ -62,9 +62,9 @@ class Reader:
 
 def whole(
     service: Service,
-    body: ChatRequest,
+    body: ChatBody,
     answers: Answers,
-    found: Sequence[Sequence[Piece]],
+    found: Sequence[Sequence[Delta]],
     readers: Sequence[Reader],
     head: dict[str, Any],
 ) -> ChatCompletion:
@@ -117,7 +117,7 @@ def message_of(parts: Sequence[Part]) -> ChatCompletionMessage:
 
 async def chunks(
     service: Service,
-    body: ChatRequest,
+    body: ChatBody,
     answers: Answers,
     readers: Sequence[Reader],
     head: dict[str, Any],
@@ -182,7 +182,7 @@ def _chunk(index: int, delta: ChoiceDelta, ended: str | None) -> ChunkChoice:
 
 
 def logprobs(
-    service: Service, body: ChatRequest, pieces: Sequence[Piece], hidden: Container[int] | None
+    service: Service, body: ChatBody, pieces: Sequence[Delta], hidden: Container[int] | None
 ) -> ChoiceLogprobs | None:
     """The log-probabilities of some pieces, in the form of this route.
 
@@ -190,7 +190,7 @@ def logprobs(
         service: that answered.
         body: of the request.
         pieces: of one answer.
-        hidden: see ``Order``.
+        hidden: see ``CompletionRequest``.
     """
     if not body.logprobs:
         return None

@@ -16,8 +16,8 @@ from openai.types.completion_choice import CompletionChoice, Logprobs
 from ngramspec.draft import Int32
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
-from ngramspec.server.job import Order, Piece
-from ngramspec.server.openai_types import CompletionRequest
+from ngramspec.server.job import CompletionRequest, Delta
+from ngramspec.server.openai_types import CompletionBody
 from ngramspec.server.sampling import TokenLogprobs
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.sse import stream_of
@@ -35,15 +35,13 @@ class Asked:
         n: answers to each prompt.
     """
 
-    body: CompletionRequest
+    body: CompletionBody
     prompts: list[Int32]
     texts: list[str]
     n: int
 
 
-async def complete(
-    service: Service, body: CompletionRequest, client: Client, request: Request
-) -> Any:
+async def complete(service: Service, body: CompletionBody, client: Client, request: Request) -> Any:
     """Answer a request, as one answer or as a stream.
 
     Raises:
@@ -59,13 +57,15 @@ async def complete(
     return await run_sync(whole, service, asked, answers, found, head)
 
 
-def ordered(service: Service, body: CompletionRequest, client: Client) -> tuple[Asked, list[Order]]:
+def ordered(
+    service: Service, body: CompletionBody, client: Client
+) -> tuple[Asked, list[CompletionRequest]]:
     """Check and encode a request, and what each of its answers shall be. It may take seconds."""
     asked = read(service, body)
-    return asked, orders_of(service, asked, client)
+    return asked, requests_of(service, asked, client)
 
 
-def read(service: Service, body: CompletionRequest) -> Asked:
+def read(service: Service, body: CompletionBody) -> Asked:
     """Check a request and encode its prompts."""
     service.check_model(body.model)
     n = body.n or 1
@@ -79,7 +79,7 @@ def read(service: Service, body: CompletionRequest) -> Asked:
     return Asked(body, prompts, texts, n)
 
 
-def _encoded(service: Service, body: CompletionRequest) -> tuple[list[str], list[list[int]]]:
+def _encoded(service: Service, body: CompletionBody) -> tuple[list[str], list[list[int]]]:
     """The prompts' texts, as far as ``echo`` needs them, and ids."""
     given: Any = body.prompt
     many: list[Any] = [given]
@@ -105,7 +105,7 @@ def _encoded(service: Service, body: CompletionRequest) -> tuple[list[str], list
     return [each if isinstance(each, str) else service.decode(each) for each in many], ids
 
 
-def orders_of(service: Service, asked: Asked, client: Client) -> list[Order]:
+def requests_of(service: Service, asked: Asked, client: Client) -> list[CompletionRequest]:
     """What each answer shall be, prompt by prompt."""
     body, sampling = asked.body, service.sampling(asked.body)
     common: dict[str, Any] = {
@@ -122,7 +122,9 @@ def orders_of(service: Service, asked: Asked, client: Client) -> list[Order]:
         for index in range(asked.n):
             own = sampling.of_answer(index)
             eos = service.ends_of(prompt)
-            orders.append(Order(prompt=prompt, sampling=own, max_tokens=room, eos=eos, **common))
+            orders.append(
+                CompletionRequest(prompt=prompt, sampling=own, max_tokens=room, eos=eos, **common)
+            )
     return orders
 
 
@@ -130,7 +132,7 @@ def whole(
     service: Service,
     asked: Asked,
     answers: Answers,
-    found: Sequence[Sequence[Piece]],
+    found: Sequence[Sequence[Delta]],
     head: dict[str, Any],
 ) -> Response:
     """The answer of a request that is not streamed. With log-probabilities it may take seconds."""
@@ -187,7 +189,7 @@ def _sizes(asked: Asked) -> list[int]:
 
 
 def _logprobs(
-    service: Service, asked: Asked, index: int, pieces: Sequence[Piece], offset: int
+    service: Service, asked: Asked, index: int, pieces: Sequence[Delta], offset: int
 ) -> Logprobs | None:
     """The log-probabilities of some pieces, in the form of this route."""
     if asked.body.logprobs is None:

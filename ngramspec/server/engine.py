@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ngramspec.server.job import Job, Maker, Order, Piece, turn_together
+from ngramspec.server.job import CompletionRequest, Delta, Job, ModelRunner, turn_together
 from ngramspec.server.kv_pool import PoolCounts
 from ngramspec.server.scheduler import QueueFullError, Scheduler
 
@@ -18,17 +18,21 @@ class Engine:
     """Runs jobs in a thread of its own; its methods may be called from any thread.
 
     Args:
-        maker: the model and its caches.
+        runner: the model and its caches.
         active: jobs that take turns.
         waiting: jobs that wait for a place among them.
         on_end: called in the thread with every job that has ended.
     """
 
     def __init__(
-        self, maker: Maker, active: int, waiting: int, on_end: Callable[[Job], None] | None = None
+        self,
+        runner: ModelRunner,
+        active: int,
+        waiting: int,
+        on_end: Callable[[Job], None] | None = None,
     ) -> None:
-        self._maker, self._on_end = maker, on_end
-        self._scheduler = Scheduler(active, waiting, joint=maker.steps.why_not is None)
+        self._maker, self._on_end = runner, on_end
+        self._scheduler = Scheduler(active, waiting, joint=runner.steps.why_not is None)
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="ngramspec-engine", daemon=True)
@@ -39,8 +43,8 @@ class Engine:
 
     def submit(
         self,
-        orders: Sequence[Order],
-        put: Callable[[int, Piece], None],
+        orders: Sequence[CompletionRequest],
+        put: Callable[[int, Delta], None],
         session: tuple[str, str] | None = None,
     ) -> list[Job]:
         """Begin the answers of one request.
@@ -132,5 +136,5 @@ class Engine:
             logger.exception("a request could not be counted")
 
 
-def _numbered(put: Callable[[int, Piece], None], index: int) -> Callable[[Piece], None]:
+def _numbered(put: Callable[[int, Delta], None], index: int) -> Callable[[Delta], None]:
     return lambda piece: put(index, piece)

@@ -12,7 +12,7 @@ from typing import Any
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
 from ngramspec.server.grammar_pool import UnusableGrammarError
-from ngramspec.server.openai_types import ChatRequest
+from ngramspec.server.openai_types import ChatBody
 from ngramspec.server.service import Service
 from ngramspec.server.tool_parsers import CLOSE, OPEN
 
@@ -20,9 +20,7 @@ INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
 MOST_SCHEMA = 65536  # characters of a JSON schema: what larger ones compile to is not bounded
 
 
-async def grammar_of(
-    service: Service, body: ChatRequest, client: Client
-) -> Callable[[], Any] | None:
+async def grammar_of(service: Service, body: ChatBody, client: Client) -> Callable[[], Any] | None:
     """What makes the processor of a request's form; None: any text. It may take seconds.
 
     Cancelling this ends the compilation.
@@ -55,7 +53,7 @@ class Form:
     text: str
 
 
-def form_asked(service: Service, body: ChatRequest) -> Form | None:
+def form_asked(service: Service, body: ChatBody) -> Form | None:
     """The form that a request asks for; None: any text.
 
     Raises:
@@ -86,7 +84,7 @@ def check(service: Service, param: str, value: str) -> None:
     refuse_unless(bool(service.eos), param, "the model has no token that ends a text")
 
 
-def form_of(body: ChatRequest) -> dict[str, Any]:
+def form_of(body: ChatBody) -> dict[str, Any]:
     """xgrammar's structural tag of the calls that a request allows.
 
     Nothing but calls where there must be one, else text with calls in it.

@@ -16,8 +16,8 @@ from fastapi import Request
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import Snippet
-from ngramspec.server.job import LENGTH, Job, Order, Piece
-from ngramspec.server.openai_types import InfillRequest, LlamaRequest
+from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job
+from ngramspec.server.openai_types import InfillBody, LlamaBody
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.sse import stream_of
@@ -26,7 +26,7 @@ from ngramspec.server.usage import speculation_of
 TEMPERATURE = 0.8  # of llama.cpp where a request does not say
 
 
-async def infill(service: Service, body: InfillRequest, client: Client, request: Request) -> Any:
+async def infill(service: Service, body: InfillBody, client: Client, request: Request) -> Any:
     """Fill in what is between ``input_prefix`` with ``prompt``, and ``input_suffix``.
 
     A prompt that is too long loses the oldest of ``input_extra`` first, then the beginning of the
@@ -44,7 +44,7 @@ async def infill(service: Service, body: InfillRequest, client: Client, request:
     return await _answer(service, body, partial(infill_prompt, service, body), client, request, 0.0)
 
 
-def infill_prompt(service: Service, body: InfillRequest) -> list[int]:
+def infill_prompt(service: Service, body: InfillBody) -> list[int]:
     """The ids of the prompt that asks for the middle."""
     assert service.fim is not None
     answer = body.n_predict if body.n_predict >= 0 else service.settings.max_tokens
@@ -58,7 +58,7 @@ def infill_prompt(service: Service, body: InfillRequest) -> list[int]:
     )
 
 
-async def completion(service: Service, body: LlamaRequest, client: Client, request: Request) -> Any:
+async def completion(service: Service, body: LlamaBody, client: Client, request: Request) -> Any:
     """Continue ``prompt``.
 
     Raises:
@@ -69,14 +69,14 @@ async def completion(service: Service, body: LlamaRequest, client: Client, reque
     )
 
 
-def prompt_of(service: Service, body: LlamaRequest) -> list[int]:
+def prompt_of(service: Service, body: LlamaBody) -> list[int]:
     """The ids of the prompt that is continued."""
     return service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
 
 
 async def _answer(
     service: Service,
-    body: LlamaRequest,
+    body: LlamaBody,
     encode: Callable[[], list[int]],
     client: Client,
     request: Request,
@@ -88,7 +88,7 @@ async def _answer(
         refuse_unless(getattr(body, name) is None, name, "not supported on this route")
     refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
     orders = await service.reading.run(
-        request, orders_of, service, body, encode, client, temperature
+        request, requests_of, service, body, encode, client, temperature
     )
     answers = service.submit(orders, client)
     if body.stream:
@@ -101,13 +101,13 @@ async def _answer(
     return made[0] if len(made) == 1 else made
 
 
-def orders_of(
+def requests_of(
     service: Service,
-    body: LlamaRequest,
+    body: LlamaBody,
     encode: Callable[[], list[int]],
     client: Client,
     temperature: float,
-) -> list[Order]:
+) -> list[CompletionRequest]:
     """What each answer shall be. It may take seconds."""
     service.check_count(body.n_cmpl, "n_cmpl")
     prompt = service.check_prompt(encode())
@@ -136,11 +136,14 @@ def orders_of(
         "reference": service.reference(body.ngramspec),
         "stores": service.stores(body.ngramspec, client),
     }
-    return [Order(sampling=sampling.of_answer(each), **common) for each in range(body.n_cmpl)]
+    return [
+        CompletionRequest(sampling=sampling.of_answer(each), **common)
+        for each in range(body.n_cmpl)
+    ]
 
 
 async def chunks(
-    service: Service, body: LlamaRequest, answers: Answers
+    service: Service, body: LlamaBody, answers: Answers
 ) -> AsyncIterator[dict[str, Any]]:
     """The stream of a request: text, then everything else."""
     job = answers.jobs[0]
@@ -152,9 +155,7 @@ async def chunks(
         yield final(service, body, job, [piece])
 
 
-def final(
-    service: Service, body: LlamaRequest, job: Job, pieces: Sequence[Piece]
-) -> dict[str, Any]:
+def final(service: Service, body: LlamaBody, job: Job, pieces: Sequence[Delta]) -> dict[str, Any]:
     """What llama.cpp says of an answer that has ended."""
     last, progress = pieces[-1], job.progress
     answer = {
@@ -175,7 +176,7 @@ def final(
     return answer
 
 
-def stop_type(last: Piece) -> str:
+def stop_type(last: Delta) -> str:
     """Why an answer ended, in llama.cpp's words; a line that is indented too little is a limit."""
     if last.stop:
         return "word"

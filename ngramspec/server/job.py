@@ -26,7 +26,7 @@ ALONE = 4  # a job without others reads chunks so much longer: fewer passes over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CompletionRequest:
     """What one answer shall be.
 
     Attributes:
@@ -63,7 +63,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Delta:
     """What a turn adds to an answer.
 
     Attributes:
@@ -106,7 +106,7 @@ class Job:
 
     Args:
         order: what it shall be.
-        put: is given every Piece; the last one says why it ended.
+        put: is given every Delta; the last one says why it ended.
         after: a job of the same prompt, whose cache is copied when it has read it; or None.
 
     Attributes:
@@ -116,7 +116,7 @@ class Job:
     """
 
     def __init__(
-        self, order: Order, put: Callable[[Piece], None], *, after: Job | None = None
+        self, order: CompletionRequest, put: Callable[[Delta], None], *, after: Job | None = None
     ) -> None:
         self.order, self._put, self._after = order, put, after
         self.cancelled = False
@@ -145,69 +145,69 @@ class Job:
         generation = self.generation
         return generation is not None and not self.cancelled and generation.why_alone is None
 
-    def turn(self, maker: Maker, alone: bool = False) -> None:
+    def turn(self, runner: ModelRunner, alone: bool = False) -> None:
         """One forward: a chunk of the prompt, or a step. Errors end the job, and it says so.
 
         Args:
-            maker: of what jobs have in common.
+            runner: of what jobs have in common.
             alone: whether no other job waits for its turn.
         """
         try:
             if self.cancelled:
-                self._end(maker, Piece(ended=CANCELLED))
+                self._end(runner, Delta(ended=CANCELLED))
             elif self.generation is not None:
-                self._add(maker, self.generation.step())
+                self._add(runner, self.generation.step())
             else:
-                self._prefill(maker, maker.chunk * (ALONE if alone else 1))
+                self._prefill(runner, runner.chunk * (ALONE if alone else 1))
         except Exception as error:
-            self._fail(maker, error)
+            self._fail(runner, error)
 
-    def take(self, maker: Maker, added: Added) -> None:
+    def take(self, runner: ModelRunner, added: Added) -> None:
         """Go on behind a joint step, see ``turn_together``.
 
         Args:
-            maker: of what jobs have in common.
+            runner: of what jobs have in common.
             added: what the step added, or the error that closed the generation.
         """
         try:
             if isinstance(added, Exception):
                 raise added
-            self._add(maker, added)
+            self._add(runner, added)
         except Exception as error:
-            self._fail(maker, error)
+            self._fail(runner, error)
 
-    def _fail(self, maker: Maker, error: Exception) -> None:
+    def _fail(self, runner: ModelRunner, error: Exception) -> None:
         """End it with an error; its client may be what failed."""
         logger.error("an answer failed", exc_info=error)
         try:
-            self._end(maker, Piece(ended=STOP, error=error))
+            self._end(runner, Delta(ended=STOP, error=error))
         except Exception:  # such as a loop that is closed
             logger.exception("a request could not be told of its end")
             self.end = "error"
 
-    def _prefill(self, maker: Maker, chunk: int) -> None:
+    def _prefill(self, runner: ModelRunner, chunk: int) -> None:
         """A chunk of the prompt; the last one belongs to the generation's own prefill."""
         order, progress = self.order, self.progress
         if self._lease is None:
             progress.started = time.perf_counter()
-            self._lease = maker.pool.take(order.user, order.prompt, afresh=order.prompt_logprobs)
+            self._lease = runner.pool.take(order.user, order.prompt, afresh=order.prompt_logprobs)
             progress.reused = self._lease.reused
         held, whole = len(self._lease.tokens), len(order.prompt)
         reads_all = order.prompt_logprobs or not order.max_tokens
         end = min(held + chunk, whole - 1)
-        if held < whole - 1 and (reads_all or (whole - held > chunk and maker.cuts)):
-            logits = maker.read(self._lease.cache, order.prompt[held:end], order.prompt_logprobs)
+        if held < whole - 1 and (reads_all or (whole - held > chunk and runner.cuts)):
+            logits = runner.read(self._lease.cache, order.prompt[held:end], order.prompt_logprobs)
             self._lease.tokens = order.prompt[:end]
             if order.prompt_logprobs:
                 tokens = order.prompt[held + 1 : end + 1].tolist()
                 self._prompt_logprobs += logprobs_of(logits, tokens, order.top_logprobs or 0)
         elif not order.max_tokens:
-            self._end(maker, Piece(logprobs=self._first_logprobs(), ended=LENGTH))
+            self._end(runner, Delta(logprobs=self._first_logprobs(), ended=LENGTH))
         else:
-            self.generation = maker.open(order, self._lease.cache)
+            self.generation = runner.open(order, self._lease.cache)
             progress.stats = self.generation.stats
-            self._text = Detokenizer(maker.tokenizer, order.prompt.tolist(), hidden=order.hidden)
-            self._add(maker, self.generation.step())
+            self._text = Detokenizer(runner.tokenizer, order.prompt.tolist(), hidden=order.hidden)
+            self._add(runner, self.generation.step())
 
     def _first_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Those of the prompt, once."""
@@ -217,7 +217,7 @@ class Job:
         found, self._prompt_logprobs = (first, *self._prompt_logprobs), []
         return found
 
-    def _add(self, maker: Maker, tokens: list[int]) -> None:
+    def _add(self, runner: ModelRunner, tokens: list[int]) -> None:
         """Add a step's tokens, and show their text."""
         generation, progress, order = self.generation, self.progress, self.order
         assert generation is not None
@@ -235,12 +235,12 @@ class Job:
         logprobs = logprobs[: len(logprobs) - (before + len(tokens) - len(progress.tokens))]
         at_eos = bool(progress.tokens) and progress.tokens[-1] in order.eos
         if self._stop.found is not None:
-            self._end(maker, Piece(text, logprobs, STOP, self._stop.found))
+            self._end(runner, Delta(text, logprobs, STOP, self._stop.found))
         elif generation.finished or self._too_late():
             text += self._show((), True)
-            self._end(maker, Piece(text, logprobs, STOP if at_eos else LENGTH))
+            self._end(runner, Delta(text, logprobs, STOP if at_eos else LENGTH))
         else:
-            self._put(Piece(text, logprobs))
+            self._put(Delta(text, logprobs))
 
     def _show(self, tokens: Sequence[int], last: bool) -> str:
         """Add tokens to the answer, up to the one that completes a stop string: what they show."""
@@ -260,7 +260,7 @@ class Job:
         over = limit is not None and time.perf_counter() - self.progress.first > limit
         return over and self._stop.has_line
 
-    def _end(self, maker: Maker, piece: Piece) -> None:
+    def _end(self, runner: ModelRunner, piece: Delta) -> None:
         """End the generation, give its cache back, and tell the client."""
         self.end = "error" if piece.error else piece.ended
         self.progress.ended = time.perf_counter()
@@ -271,26 +271,26 @@ class Job:
             elif generation is not None:
                 generation.close()
         except Exception as error:
-            piece = Piece(ended=STOP, error=piece.error or error)
+            piece = Delta(ended=STOP, error=piece.error or error)
         if lease is not None and piece.error is None:
             answer = np.array([] if generation is None else generation.tokens, np.int32)
             whole = np.concatenate((self.order.prompt, answer))
-            maker.pool.give_back(lease, whole, len(self.order.prompt))
+            runner.pool.give_back(lease, whole, len(self.order.prompt))
         elif lease is not None:
-            maker.pool.drop(lease)
+            runner.pool.drop(lease)
         self._lease = self.generation = None
         self._put(piece)
 
 
-def turn_together(jobs: Sequence[Job], maker: Maker) -> None:
+def turn_together(jobs: Sequence[Job], runner: ModelRunner) -> None:
     """The next step of several jobs that can join, in one forward. Errors end their own jobs."""
     generations = [job.generation for job in jobs if job.generation is not None]
-    added = maker.steps.step(generations)
+    added = runner.steps.step(generations)
     for job, each in zip(jobs, added, strict=True):
-        job.take(maker, each)
+        job.take(runner, each)
 
 
-class Maker:
+class ModelRunner:
     """What jobs have in common: the model, its caches and who speculates.
 
     Args:
@@ -327,7 +327,7 @@ class Maker:
         logits: torch.Tensor = out.logits[0]
         return logits
 
-    def open(self, order: Order, cache: Any) -> OpenGeneration:
+    def open(self, order: CompletionRequest, cache: Any) -> OpenGeneration:
         """The generation of an order, over a cache that holds a beginning of its prompt."""
         ids = torch.from_numpy(order.prompt.astype(np.int64))[None].to(self.model.device)
         kept = {}

@@ -13,7 +13,7 @@ from ngramspec import __version__
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import leading_tokens
 from ngramspec.server.infill import TEMPERATURE
-from ngramspec.server.openai_types import LlamaRequest
+from ngramspec.server.openai_types import LlamaBody
 from ngramspec.server.service import Service
 
 MOST = 1 << 20  # characters of a text whose tokens are asked for
@@ -23,7 +23,7 @@ SAMPLING = {
 }
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeBody(BaseModel):
     """The body of ``/tokenize``."""
 
     model_config = ConfigDict(extra="allow")
@@ -37,7 +37,7 @@ class TokenizeRequest(BaseModel):
 def props(service: Service) -> dict[str, Any]:
     """What a client asks first: the size of the context, the template and the defaults."""
     tokenizer, name = service.tokenizer, service.settings.name
-    params = LlamaRequest().model_dump(include=SAMPLING) | {"temperature": TEMPERATURE}
+    params = LlamaBody().model_dump(include=SAMPLING) | {"temperature": TEMPERATURE}
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):  # several, by name
         template = template.get("default")
@@ -54,7 +54,7 @@ def props(service: Service) -> dict[str, Any]:
     }
 
 
-async def tokenize(service: Service, body: TokenizeRequest) -> Response:
+async def tokenize(service: Service, body: TokenizeBody) -> Response:
     """The ids of a text.
 
     Raises:
@@ -66,7 +66,7 @@ async def tokenize(service: Service, body: TokenizeRequest) -> Response:
     return await asyncio.to_thread(_tokenized, service, body)
 
 
-def _tokenized(service: Service, body: TokenizeRequest) -> Response:
+def _tokenized(service: Service, body: TokenizeBody) -> Response:
     if body.parse_special:
         ids = service.encode_prompt(body.content, body.add_special, None)
     else:

@@ -100,7 +100,7 @@ class Common(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class CompletionRequest(Common):
+class CompletionBody(Common):
     """The body of ``/v1/completions``."""
 
     prompt: (
@@ -131,7 +131,7 @@ class ResponseFormat(BaseModel):
     json_schema: dict[str, Any] | None = None
 
 
-class ChatRequest(Common):
+class ChatBody(Common):
     """The body of ``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
@@ -189,7 +189,7 @@ class ExtraFile(BaseModel):
     filename: Path = ""
 
 
-class LlamaRequest(BaseModel):
+class LlamaBody(BaseModel):
     """What ``/completion`` and ``/infill`` have in common, of llama.cpp's server."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see fields.py
@@ -219,7 +219,7 @@ class LlamaRequest(BaseModel):
     ngramspec: Extras = Field(default_factory=Extras)
 
 
-class InfillRequest(LlamaRequest):
+class InfillBody(LlamaBody):
     """The body of ``/infill``."""
 
     input_prefix: str

@@ -21,7 +21,8 @@ class QueueFullError(Exception):
 class Scheduler:
     """Jobs that wait and jobs that take turns. Not safe for several threads at once.
 
-    Completions (``Order.first``) take turns among themselves; chats do while there are no
+    Completions (``CompletionRequest.first``) take turns among themselves; chats do while there
+    are no
     completions, and every PATIENCE turns, so that they end at some time. Each turn is one forward.
 
     Args:

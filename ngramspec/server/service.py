@@ -26,7 +26,7 @@ from ngramspec.server.errors import (
 )
 from ngramspec.server.fim import FillInTheMiddle, family_of
 from ngramspec.server.grammar_pool import GrammarPool
-from ngramspec.server.job import CANCELLED, Job, Order, Piece
+from ngramspec.server.job import CANCELLED, CompletionRequest, Delta, Job
 from ngramspec.server.openai_types import Common, Extras
 from ngramspec.server.reading import Reading
 from ngramspec.server.sampling import Sampling
@@ -235,7 +235,7 @@ class Service:
                 found[int(name)] = bias
         return found
 
-    def submit(self, orders: Sequence[Order], client: Client) -> Answers:
+    def submit(self, orders: Sequence[CompletionRequest], client: Client) -> Answers:
         """Begin the answers of one request."""
         return Answers(self.engine, orders, client)
 
@@ -247,13 +247,13 @@ class Answers:
         ApiError: too many requests wait already.
     """
 
-    def __init__(self, engine: Engine, orders: Sequence[Order], client: Client) -> None:
+    def __init__(self, engine: Engine, orders: Sequence[CompletionRequest], client: Client) -> None:
         loop = asyncio.get_running_loop()
         self._engine = engine
-        self._pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+        self._pieces: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         session = None if client.session is None else (client.user, client.session)
 
-        def put(index: int, piece: Piece) -> None:
+        def put(index: int, piece: Delta) -> None:
             loop.call_soon_threadsafe(self._pieces.put_nowait, (index, piece))
 
         try:
@@ -270,7 +270,7 @@ class Answers:
         if not all(job.ended for job in self.jobs):
             self._engine.cancel(self.jobs)
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(self) -> AsyncIterator[tuple[int, Delta]]:
         """Pieces with their answers' indices, until all have ended; leaving cancels the others.
 
         Raises:
@@ -292,15 +292,15 @@ class Answers:
         finally:
             self.cancel()
 
-    async def whole(self, request: Request) -> list[list[Piece]]:
+    async def whole(self, request: Request) -> list[list[Delta]]:
         """All pieces of each answer; nothing is made any more once the client has gone."""
         try:
             return await while_connected(request, self._collect())
         finally:
             self.cancel()
 
-    async def _collect(self) -> list[list[Piece]]:
-        found: list[list[Piece]] = [[] for _ in self.jobs]
+    async def _collect(self) -> list[list[Delta]]:
+        found: list[list[Delta]] = [[] for _ in self.jobs]
         async for index, piece in self.pieces():
             found[index].append(piece)
         return found

@@ -27,7 +27,7 @@ MOST_ID = (1 << 21) - 2  # three tokens share 64 bits of a key
 MOST_CODES = (1 << 31) - 1
 NARROW = (1 << 16) - 1  # ids below it take two bytes
 SEPARATOR = store_build.SEPARATOR_CODE
-CHUNK = 1 << 22
+CHUNK_TOKENS = 1 << 22
 BYTES_PER_WIDE = 96  # tokens for which one wide interval may be kept: under a byte each
 
 Sections = list[list[Any]]
@@ -120,8 +120,8 @@ def sorted_places(text: Int32) -> NDArray[np.uint32]:
     places = np.empty(len(text), np.uint32)
     borders = text == SEPARATOR
     count = 0
-    for begin in range(0, len(order), CHUNK):
-        chunk = order[begin : begin + CHUNK]
+    for begin in range(0, len(order), CHUNK_TOKENS):
+        chunk = order[begin : begin + CHUNK_TOKENS]
         chunk = chunk[chunk % each == 0] // each
         chunk = len(text) - chunk[chunk > 0]  # the last place is behind the text
         chunk = chunk[~(borders[chunk - 1] | borders[chunk])]
@@ -147,8 +147,8 @@ def sortable(text: Int32) -> tuple[NDArray[np.uint8], int]:
 def packed(codes: Int32, width: int) -> list[Any]:
     """Codes in ``width`` bytes each, a separator as the largest that is kept for it."""
     parts = []
-    for begin in range(0, len(codes), CHUNK):
-        chunk = codes[begin : begin + CHUNK].astype("<u4" if width == 3 else "<u2")
+    for begin in range(0, len(codes), CHUNK_TOKENS):
+        chunk = codes[begin : begin + CHUNK_TOKENS].astype("<u4" if width == 3 else "<u2")
         if width == 3:
             chunk = np.ascontiguousarray(chunk.view(np.uint8).reshape(-1, 4)[:, :3])
         parts.append(chunk)

@@ -22,7 +22,7 @@ from ngramspec.stores.shared_request import SharedRequest
 
 DEFAULT_BYTES = 64 << 20
 MOST_BYTES = 1 << 40
-SHARE = 8  # namespaces of the default size
+DEFAULT_NAMESPACES = 8  # namespaces of the default size
 WRITES = ("outputs", "all", "none")
 
 
@@ -87,7 +87,7 @@ class SharedStore:
     ) -> None:
         self.max_bytes = check_int("max_bytes", max_bytes, LEAST_BYTES, MOST_BYTES)
         if namespace_bytes is None:
-            namespace_bytes = max(max_bytes // SHARE, LEAST_BYTES)
+            namespace_bytes = max(max_bytes // DEFAULT_NAMESPACES, LEAST_BYTES)
         self.namespace_bytes = check_int("namespace_bytes", namespace_bytes, LEAST_BYTES, max_bytes)
         check_choice("write", write, WRITES)
         self.write = write

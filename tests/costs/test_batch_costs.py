@@ -28,8 +28,8 @@ def run(costs, seconds, steps=60):
     for step in range(steps):
         costs.plain()
         width = 1 + step % 5
-        costs.took(width, seconds(width))
-        costs.came(width - 1, 1)
+        costs.record_time(width, seconds(width))
+        costs.record_acceptance(width - 1, 1)
 
 
 def test_fewer_rows_begin_with_what_more_have_measured():
@@ -52,8 +52,8 @@ def test_plain_steps_are_timed_while_all_rows_are_there():
         if step == 10:
             batch.keep_rows(4)
         due.append(batch.plain())
-        batch.took(5, 0.02)
-        batch.came(4, 0)
+        batch.record_time(5, 0.02)
+        batch.record_acceptance(4, 0)
     assert any(due[:10])
     assert not any(due[10:])
 

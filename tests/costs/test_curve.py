@@ -61,7 +61,7 @@ def test_steps_of_one_width_say_nothing():
     costs = fed(tracker(kind=FLAT), {1: 0.02, 5: 0.03})
     before = costs.chains()[5]
     for at in range(100):
-        costs.took(5, 0.03 * 1.05**at)
+        costs.record_time(5, 0.03 * 1.05**at)
     assert costs.chains()[5] == pytest.approx(before, rel=0.08)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec.costs.engine_rows import GivenCosts, LearnedCosts
+from ngramspec.costs.engine_rows import GivenEngineCosts, LearnedEngineCosts
 from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.engines.rows import Row, Rows
@@ -57,7 +57,7 @@ class SimulatedEngine:
         self.seconds = seconds
         self.random = np.random.default_rng(seed)
         self.confidence = confidence
-        costs = LearnedCosts(K) if costs is None else costs
+        costs = LearnedEngineCosts(K) if costs is None else costs
         self.drafter = Rows(Sure(confidence), K, 100, 1 << 20, costs, clock=self.clock)
         self.texts = [np.zeros(1 << 16, np.int32) for _ in range(rows)]
         self.lengths = [10] * rows
@@ -182,8 +182,8 @@ def test_steps_with_prefills_are_not_timed():
     clock = Clock()
     took = []
 
-    class Noted(LearnedCosts):
-        def took(self, rows, drafted, seconds):
+    class Noted(LearnedEngineCosts):
+        def record_time(self, rows, drafted, seconds):
             took.append(seconds)
 
     rows = Rows(Sure(0.5), K, 100, 1 << 20, Noted(K), clock=clock)
@@ -201,26 +201,28 @@ def test_steps_with_prefills_are_not_timed():
 
 
 def test_a_number_of_rows_begins_with_what_is_known_of_others():
-    costs = LearnedCosts(K, "cpu", "float32")
+    costs = LearnedEngineCosts(K, "cpu", "float32")
     for step in range(200):
         drafted = step % (4 * K + 1)
-        costs.took(4, drafted, middling(4, drafted))
+        costs.record_time(4, drafted, middling(4, drafted))
     curve = costs.curve(5)
     assert curve[0] == 1.0
     assert curve[K] == pytest.approx(middling(5, K) / middling(5, 0), rel=0.15)
 
 
 def test_steps_that_cannot_be_timed_are_drafted_for_in_the_end():
-    costs = LearnedCosts(K)
+    costs = LearnedEngineCosts(K)
     plans = [costs.curve(3) is None for _ in range(20)]
-    assert plans == [True] * LearnedCosts.PATIENCE + [False] * (20 - LearnedCosts.PATIENCE)
+    assert plans == [True] * LearnedEngineCosts.PATIENCE + [False] * (
+        20 - LearnedEngineCosts.PATIENCE
+    )
 
 
 def test_given_curves():
-    given = GivenCosts({1: {8: 1.8}, 16: {16: 2.0, 32: 4.0}})
+    given = GivenEngineCosts({1: {8: 1.8}, 16: {16: 2.0, 32: 4.0}})
     assert given.curve(3)[[0, 4, 8, 16]] == pytest.approx([1, 1.4, 1.8, 2.6])
     assert given.curve(12)[[0, 16, 32, 48]] == pytest.approx([1, 2, 4, 6])
-    engine = SimulatedEngine(0.9, cheap, costs=GivenCosts({1: {8: 9.0}}))
+    engine = SimulatedEngine(0.9, cheap, costs=GivenEngineCosts({1: {8: 9.0}}))
     assert engine.run(30) == [0] * 30
 
 
@@ -237,4 +239,4 @@ def test_given_curves():
 )
 def test_given_curves_that_are_wrong_are_refused(table, message):
     with pytest.raises(ValueError, match=message):
-        GivenCosts(table)
+        GivenEngineCosts(table)

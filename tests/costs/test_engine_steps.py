@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec.costs.engine_steps import OCTAVES, StepCosts, _hats, _Linear, _octaves, _Table
+from ngramspec.costs.engine_steps import OCTAVES, EngineStepCosts, _hats, _Linear, _octaves, _Table
 
 MOST = 1024
 ROWS = (1, 2, 3, 4, 6, 8, 11, 16)
@@ -32,11 +32,13 @@ def on_a_gpu(rows, drafted):
 def learned(seconds, steps, device="cpu", rows=ROWS, noise=0.06, speed=lambda step: 1.0):
     """The costs after so many steps, a third of them without a draft."""
     random = np.random.default_rng(7)
-    costs = StepCosts(device, "float32", MOST)
+    costs = EngineStepCosts(device, "float32", MOST)
     for step in range(steps):
         r = int(random.choice(rows))
         d = int(random.choice((0, random.integers(1, 6), random.integers(1, 6 * r + 2))))
-        costs.took(r, d, speed(step) * seconds(r, d) * np.exp(noise * random.standard_normal()))
+        costs.record_time(
+            r, d, speed(step) * seconds(r, d) * np.exp(noise * random.standard_normal())
+        )
     return costs
 
 
@@ -49,7 +51,7 @@ def off(costs, seconds, rows, most):
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_a_cpu_is_taken_to_be_a_little_dearer_than_measured_at_first(rows):
-    curve = StepCosts("cpu", "float32", MOST).curve(rows, 12 * rows)
+    curve = EngineStepCosts("cpu", "float32", MOST).curve(rows, 12 * rows)
     wanted = [measured(rows, d) / measured(rows, 0) for d in range(12 * rows + 1)]
     assert np.all(curve >= np.array(wanted) - 1e-6)
     assert np.all(curve <= 1.15 * np.array(wanted))
@@ -88,10 +90,12 @@ def test_twenty_steps_of_quantized_weights_are_enough_where_tokens_are_dear(toke
         return 0.02 + token * drafted + first * (drafted > 0)
 
     random = np.random.default_rng(5)
-    costs = StepCosts("cpu", "quantized", MOST)
+    costs = EngineStepCosts("cpu", "quantized", MOST)
     for _ in range(20):
         drafted = int(random.choice((0, 1, 2, 4)))
-        costs.took(1, drafted, quantized(1, drafted) * np.exp(0.04 * random.standard_normal()))
+        costs.record_time(
+            1, drafted, quantized(1, drafted) * np.exp(0.04 * random.standard_normal())
+        )
     assert off(costs, quantized, 1, 6) < 1.2
 
 
@@ -99,11 +103,11 @@ def test_dear_tokens_are_soon_believed_though_they_were_taken_to_be_cheap():
     """Weights of which nothing is known, whose drafted tokens are fifteen times as dear."""
     for seed in range(8):
         random = np.random.default_rng(seed)
-        costs = StepCosts("cpu", "float32", MOST)
+        costs = EngineStepCosts("cpu", "float32", MOST)
         for _ in range(20):
             drafted = int(random.choice((0, 1, 2, 4)))
             seconds = (0.02 + 0.012 * drafted) * np.exp(0.04 * random.standard_normal())
-            costs.took(1, drafted, seconds)
+            costs.record_time(1, drafted, seconds)
         price = costs.curve(1, 4)[-1] - 1.0
         assert price == pytest.approx(4 * 0.6, rel=0.25)
 
@@ -124,11 +128,13 @@ def test_stalls_of_a_cpu_s_steps_do_not_bend_what_is_known(seed):
 def test_other_costs_are_learned_after_those_of_the_past():
     """An engine whose drafted tokens become three times as dear, as contexts may make them."""
     random = np.random.default_rng(3)
-    costs = StepCosts("cpu", "float32", MOST)
+    costs = EngineStepCosts("cpu", "float32", MOST)
     for step in range(900):
         rows, seconds = int(random.choice(ROWS)), measured if step < 500 else dearer
         drafted = int(random.integers(0, 3 * rows))
-        costs.took(rows, drafted, seconds(rows, drafted) * np.exp(0.04 * random.standard_normal()))
+        costs.record_time(
+            rows, drafted, seconds(rows, drafted) * np.exp(0.04 * random.standard_normal())
+        )
     for rows in ROWS:
         assert off(costs, dearer, rows, 4) < 1.15
 
@@ -163,10 +169,12 @@ def test_a_curve_begins_with_one_and_never_falls():
 def test_times_that_mean_nothing_do_no_harm(device):
     """Of any length, or none at all, and numbers of rows and tokens beyond what is told apart."""
     random = np.random.default_rng(11)
-    costs = StepCosts(device, "float32", 64)
+    costs = EngineStepCosts(device, "float32", 64)
     for step in range(4000):
         seconds = float(10.0 ** random.uniform(-12, 9)) * (step % 7 > 0)
-        likely = costs.took(int(random.integers(1, 90)), int(random.integers(0, 90)), seconds)
+        likely = costs.record_time(
+            int(random.integers(1, 90)), int(random.integers(0, 90)), seconds
+        )
         assert 0 <= likely <= 1
     for rows in (1, 8, 64, 90):
         assert np.isfinite(costs.curve(rows, 90)).all()

@@ -57,9 +57,9 @@ def test_branches_that_cost_much_give_way_to_chains():
     model, kinds = Model(), []
 
     class Noting(StepCostTracker):
-        def took(self, width, seconds, tree=False):
+        def record_time(self, width, seconds, tree=False):
             kinds.append("plain" if width == 1 else "tree" if tree else "chain")
-            super().took(width, seconds, tree)
+            super().record_time(width, seconds, tree)
 
     for machine, most in (("attention", 1.0), ("dear trees", 0.25)):
         kinds.clear()

@@ -30,8 +30,8 @@ def test_a_plain_step_is_timed_while_the_cost_of_drafts_is_unknown_and_matters()
     costs, planned = tracker(), []
     for _ in range(12):
         planned.append(costs.plain())
-        costs.took(1 if planned[-1] else 5, 0.02)
-        costs.came(0 if planned[-1] else 4, 0 if len(planned) % 2 else 1)
+        costs.record_time(1 if planned[-1] else 5, 0.02)
+        costs.record_acceptance(0 if planned[-1] else 4, 0 if len(planned) % 2 else 1)
     # the first step is not timed, and the second one is the first with a draft that was
     assert planned[:3] == [False, False, True]
     assert sum(planned) < 4
@@ -44,8 +44,8 @@ def test_few_plain_steps_are_timed_while_drafts_gain_much():
         costs = tracker(model)
         for _ in range(200):
             planned.append(costs.plain())
-            costs.took(1 if planned[-1] else 9, 0.02)
-            costs.came(0 if planned[-1] else 8, 8)
+            costs.record_time(1 if planned[-1] else 9, 0.02)
+            costs.record_acceptance(0 if planned[-1] else 8, 8)
     assert sum(planned[:20]) == StepCostTracker.PROBES
     assert 1 <= sum(planned[20:200]) <= 2
     assert sum(planned[200:]) == 1
@@ -57,8 +57,8 @@ def test_a_draft_that_costs_more_than_it_gives_is_found_out(times, accepted):
     costs, planned = tracker(), []
     for _ in range(150):
         planned.append(costs.plain())
-        costs.took(1 if planned[-1] else 9, 0.01 if planned[-1] else 0.01 * times)
-        costs.came(0 if planned[-1] else 8, accepted)
+        costs.record_time(1 if planned[-1] else 9, 0.01 if planned[-1] else 0.01 * times)
+        costs.record_acceptance(0 if planned[-1] else 8, accepted)
     assert costs.chains()[9] > 1 + accepted
 
 
@@ -66,8 +66,8 @@ def steps(costs, plan, machine=lambda at: 1.0):
     """Run steps of given widths on a machine where five positions cost 1.3 of one."""
     for at, width in enumerate(plan):
         costs.plain()
-        costs.took(width, machine(at) * (0.02 if width == 1 else 0.026))
-        costs.came(width - 1, 0)
+        costs.record_time(width, machine(at) * (0.02 if width == 1 else 0.026))
+        costs.record_acceptance(width - 1, 0)
 
 
 def test_a_machine_that_slows_down_does_not_change_what_widths_cost():
@@ -110,14 +110,14 @@ def test_drafts_that_are_rejected_have_to_promise_more_and_plain_steps_come_betw
     for _ in range(40):
         dues.append(costs.plain())
         width = 1 if dues[-1] else 5
-        costs.took(width, 0.02)
-        costs.came(width - 1, 0)
+        costs.record_time(width, 0.02)
+        costs.record_acceptance(width - 1, 0)
     assert 40 // 9 <= sum(dues) < 10
     assert margin(costs) == pytest.approx(1.2, abs=0.01)
     for _ in range(16 * 12):
-        costs.came(0, 0)
+        costs.record_acceptance(0, 0)
     assert margin(costs) < 1.1  # it is forgotten
-    costs.came(4, 1)
+    costs.record_acceptance(4, 1)
     assert margin(costs) == pytest.approx(1.02, abs=0.01)
 
 
@@ -175,7 +175,7 @@ def test_forwards_of_a_few_widths_count_at_those():
     costs = tracker(sizes=(1, 4, 16, 65))
     costs.plain(), costs.plain()
     for width, seconds in [*[(1, 0.02)] * 5, (2, 0.08), (4, 0.08)]:
-        costs.took(width, seconds)
+        costs.record_time(width, seconds)
     assert [costs.curve.learned.count(width) for width in (1, 2, 4, 16)] == [5, 0, 2, 0]
     cost = costs.cost()
     assert cost[4] > 1.2
@@ -188,14 +188,14 @@ def test_pending_tokens_widen_a_forward_and_plain_steps_get_rid_of_them():
     costs = fed(tracker(kind=replace(KIND, machine="gpu")), {1: 0.02, 5: 0.03, 9: 0.04, 17: 0.06})
     free = costs.cost().copy()
     for _ in range(20):
-        costs.came(4, 4)  # whole drafts: nothing is left pending
+        costs.record_acceptance(4, 4)  # whole drafts: nothing is left pending
     costs.at(0, 0)
     assert costs.cost()[9] == pytest.approx(free[9], rel=0.02)
     costs.at(0, 8)
     relative = costs.chains()[17] / costs.chains()[9]
     assert costs.cost()[9] == pytest.approx(relative * 1.02, rel=0.02)
     for _ in range(20):
-        costs.came(4, 2)  # whatever is drafted is pending again
+        costs.record_acceptance(4, 2)  # whatever is drafted is pending again
     assert costs.cost()[2] > 1.5
     flat = tracker(kind=replace(KIND, machine="gpu"))
     flat.at(0, 30)

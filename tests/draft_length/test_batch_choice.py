@@ -9,8 +9,8 @@ from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.draft_length.batch_choice import (
     common_length,
     generous_cost,
-    lags,
     may_pay,
+    progress_weights,
     urgencies,
     worthwhile_rows,
 )
@@ -52,12 +52,12 @@ def test_tokens_of_rows_that_lag_behind_are_worth_more():
     drafts = [chain(0.3), chain(0.3)]
     curve = (1 + 0.2 * np.arange(3)).astype(np.float32)
     assert [len(each) for each in worthwhile_rows(drafts, curve)] == [0, 0]
-    weights = lags([10, 20], [10, 10], 2.0)
+    weights = progress_weights([10, 20], [10, 10], 2.0)
     assert weights == pytest.approx([2 * 28**2 / (18**2 + 28**2), 2 * 18**2 / (18**2 + 28**2)])
     assert [len(each) for each in worthwhile_rows(drafts, curve, 1.0, weights)] == [1, 0]
-    assert lags([5, 5, 5], [3, 3, 3]) == [1.0, 1.0, 1.0]
-    assert lags([10, 20], [10, 10])[0] > weights[0]
-    assert lags([10, 20], [10, 10], 0.0) == [1.0, 1.0]
+    assert progress_weights([5, 5, 5], [3, 3, 3]) == [1.0, 1.0, 1.0]
+    assert progress_weights([10, 20], [10, 10])[0] > weights[0]
+    assert progress_weights([10, 20], [10, 10], 0.0) == [1.0, 1.0]
 
 
 def test_a_token_must_be_worth_what_its_cost_gives_elsewhere():

@@ -7,7 +7,7 @@ import pytest
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Proposal
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.forced import TIER, Forced, ForcedBefore, ForcedDrafter
+from ngramspec.drafters.forced import FORCED_SOURCE, Forced, ForcedBefore, ForcedDrafter
 
 
 def ids(*tokens):
@@ -161,7 +161,7 @@ def test_the_drafter_of_a_row_changes_only_with_the_current_one():
     row = ForcedBefore(lambda: current[0], Script({}))
     made = row()
     assert row() is made
-    assert made.tiers == ("inner", TIER)
+    assert made.tiers == ("inner", FORCED_SOURCE)
     current[0] = second
     assert row() is not made
     second.tiers = ("inner",) * 128  # there is no room for another

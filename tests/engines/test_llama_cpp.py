@@ -209,7 +209,7 @@ def test_a_draft_costs_no_more_than_was_won(module):
     costs = module.LlamaCosts(10)
     assert costs.curve(1) is None  # to time steps without a draft
     for _ in range(20):
-        costs.took(1, 0, 0.01)
+        costs.record_time(1, 0, 0.01)
 
     def longest():
         curve = costs.curve(1)
@@ -245,11 +245,11 @@ def test_a_draft_costs_no_more_than_was_won(module):
 def test_a_draft_must_be_nearly_sure_until_costs_are_measured(module):
     costs = module.LlamaCosts(10)
     for _ in range(20):
-        costs.took(1, 0, 0.01)
+        costs.record_time(1, 0, 0.01)
     assert costs.curve(1)[:2] == pytest.approx([1, 1.7 * 1.1])
     for _ in range(20):
-        costs.took(1, 1, 0.011)
-        costs.took(1, 0, 0.01)
+        costs.record_time(1, 1, 0.011)
+        costs.record_time(1, 0, 0.01)
     assert costs.curve(1)[1] == pytest.approx(1.1 * 1.1 * 1.02, rel=0.1)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ngramspec.costs.engine_rows import GivenCosts
+from ngramspec.costs.engine_rows import GivenEngineCosts
 from ngramspec.engines.rows import Row, Rows
 
 VOCAB, LENGTH, ROWS = 4, 4, 6000
@@ -46,7 +46,9 @@ def exact():
     return found
 
 
-@pytest.mark.parametrize("costs", [None, GivenCosts({ROWS: {ROWS: 1.3}})], ids=["all", "by cost"])
+@pytest.mark.parametrize(
+    "costs", [None, GivenEngineCosts({ROWS: {ROWS: 1.3}})], ids=["all", "by cost"]
+)
 def test_sampled_text_has_the_target_s_distribution(costs):
     rng = np.random.default_rng(0)
     rows = Rows("auto", 3, VOCAB, 64, costs, max_sessions=2 * ROWS)

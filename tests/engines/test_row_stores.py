@@ -107,7 +107,7 @@ def test_rows_without_a_draft_add_what_they_say():
         def curve(self, rows):
             return None
 
-        def took(self, rows, drafted, seconds):
+        def record_time(self, rows, drafted, seconds):
             pass
 
     store = SharedStore(1 << 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec.costs.engine_rows import LearnedCosts
+from ngramspec.costs.engine_rows import LearnedEngineCosts
 from ngramspec.draft import Draft
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.engines.rows import Row, Rows
@@ -42,7 +42,7 @@ class Server:
         self.now = 0.0
         self.noise = noise
         self.random = np.random.default_rng(seed)
-        costs = LearnedCosts(K, "cpu", "float32")
+        costs = LearnedEngineCosts(K, "cpu", "float32")
         self.drafter = Rows(Guess(), K, 100, 1000, costs, clock=lambda: self.now)
         self.requests = 0
 

@@ -263,10 +263,10 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
 sys.meta_path.insert(0, Missing())
 import numpy as np
-from ngramspec.costs.engine_rows import LearnedCosts
+from ngramspec.costs.engine_rows import LearnedEngineCosts
 from ngramspec.engines.rows import Row, Rows
 from ngramspec.engines.vllm import NgramspecProposer
-rows = Rows("auto", 2, 50, 100, LearnedCosts(2), clock=itertools.count().__next__)
+rows = Rows("auto", 2, 50, 100, LearnedEngineCosts(2), clock=itertools.count().__next__)
 text = np.array([5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8], np.int32)
 drafts = [rows.step([Row(None, text, n, [1])])[0] for n in range(5, 17)]
 assert drafts[-1].tokens.tolist() == [5, 6], drafts[-1]

@@ -9,7 +9,7 @@ import pytest
 from wrapping import letters
 
 import ngramspec
-from ngramspec.costs.engine_rows import GivenCosts, LearnedCosts
+from ngramspec.costs.engine_rows import GivenEngineCosts, LearnedEngineCosts
 from ngramspec.engines import vllm
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.vllm import NgramspecProposer
@@ -93,16 +93,16 @@ def test_options_are_read():
     assert proposer.options == EngineOptions(
         "copy", "priority", {"1": {"8": 1.5}}, max_sessions=7, max_mib=2, log_every=2.5
     )
-    assert isinstance(proposer.rows.costs, GivenCosts)
-    assert isinstance(NgramspecProposer(config()).rows.costs, LearnedCosts)
+    assert isinstance(proposer.rows.costs, GivenEngineCosts)
+    assert isinstance(NgramspecProposer(config()).rows.costs, LearnedEngineCosts)
     assert NgramspecProposer(config({"costs": "none"})).rows.costs is None
 
 
 def test_what_is_assumed_depends_on_the_device():
     on_cpu, on_gpu = (NgramspecProposer(config(device=d)).rows.costs for d in ("cpu", "cuda"))
     for _ in range(500):  # steps without a draft
-        on_cpu.took(1, 0, 0.1)
-        on_gpu.took(1, 0, 0.1)
+        on_cpu.record_time(1, 0, 0.1)
+        on_gpu.record_time(1, 0, 0.1)
     assert on_cpu.curve(1)[4] > 1.1
     assert on_gpu.curve(1)[4] < 1.05
 

@@ -33,7 +33,7 @@ TRAITS = Traits(
     takes_positions=True,
     position_limit=None,
     embeddings=97,
-    unplaced=None,
+    positionless_token=None,
     rope_changes_at=None,
     rope_grows=False,
     recurrent=False,
@@ -46,7 +46,7 @@ CALL = CallTraits(
     end=10,
     keeps_cache=False,
     slides=False,
-    in_order=None,
+    gap_obstacle=None,
     static=False,
     states=(),
     unaligned=None,
@@ -85,7 +85,9 @@ CASES = {
     "several rows": lambda known: replace(call(known, rows=2), by_row=True),
     "cache with sliding windows": lambda known: call(known, slides=True),
     "masks with windows": lambda known: traits(known, windows=True),
-    "recurrent state, convolution, or index of keys": lambda known: call(known, in_order="a state"),
+    "recurrent state, convolution, or index of keys": lambda known: call(
+        known, gap_obstacle="a state"
+    ),
     "attention other than sdpa and eager": lambda known: traits(known, attention="flex"),
     "dynamic cache with sdpa": lambda known: call(known, static=False),
     "attentions or hidden states asked for": lambda known: call(known, states=("hidden_states",)),

@@ -111,9 +111,9 @@ def test_a_step_in_which_something_is_compiled_is_not_timed():
     text = model.generate(IDS, **GREEDY)[0].tolist()
 
     class Noting(setup.StepCostTracker):
-        def took(self, width, seconds, tree=False):
+        def record_time(self, width, seconds, tree=False):
             timed.append(width)
-            super().took(width, seconds, tree)
+            super().record_time(width, seconds, tree)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setup, "StepCostTracker", Noting)

@@ -122,8 +122,8 @@ TOOL = {
 }
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 BASES: dict[str, list[dict[str, Any]]] = {
-    "CompletionRequest": [{"prompt": "x", "max_tokens": 1, "temperature": 1}],
-    "ChatRequest": [
+    "CompletionBody": [{"prompt": "x", "max_tokens": 1, "temperature": 1}],
+    "ChatBody": [
         {"messages": [USER], "max_tokens": 1, "temperature": 1},
         {"messages": [USER], "max_tokens": 1, "tools": [TOOL]},
         {
@@ -139,8 +139,8 @@ BASES: dict[str, list[dict[str, Any]]] = {
             "max_tokens": 1,
         },
     ],
-    "LlamaRequest": [{"prompt": "x", "n_predict": 1}],
-    "InfillRequest": [
+    "LlamaBody": [{"prompt": "x", "n_predict": 1}],
+    "InfillBody": [
         {"input_prefix": "x", "input_suffix": "y", "prompt": "z", "n_predict": 1},
         {"input_prefix": "x", "input_suffix": "y", "input_extra": [{"text": "x"}], "n_predict": 1},
     ],
@@ -276,14 +276,14 @@ def check(answer):
 
 
 def test_every_place_is_found():
-    from ngramspec.server.openai_types import ChatRequest, CompletionRequest
+    from ngramspec.server.openai_types import ChatBody, CompletionBody
 
-    chat = set(Schema(ChatRequest).places())
+    chat = set(Schema(ChatBody).places())
     assert ("messages", 0, "content", 0) in chat
     assert ("tools", 0, "function", "parameters") in chat
     assert ("ngramspec", "stores", 0) in chat
-    assert ("prompt", 0, 0) in set(Schema(CompletionRequest).places())
-    texts = bodies(ChatRequest)
+    assert ("prompt", 0, 0) in set(Schema(CompletionBody).places())
+    texts = bodies(ChatBody)
     assert all(text.count(PLACE) == 1 for text in texts)
     assert any('"schema": "<the value>"' in text for text in texts)
 

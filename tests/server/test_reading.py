@@ -66,12 +66,12 @@ def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, m
     for module, name in (
         (reading, "from_json"),
         (completions, "read"),
-        (completions, "orders_of"),
+        (completions, "requests_of"),
         (completions, "whole"),
         (chat, "encoded"),
-        (chat, "orders_of"),
+        (chat, "requests_of"),
         (chat, "whole"),
-        (infill, "orders_of"),
+        (infill, "requests_of"),
     ):
         watched(module, name)
     with served(model, tokenizer) as client:
@@ -104,7 +104,7 @@ def test_too_many_answers_are_refused_before_one_is_made(client, monkeypatch, ro
         raise AssertionError("an order was made")
 
     for module in (chat, completions, infill):
-        monkeypatch.setattr(module, "Order", made)
+        monkeypatch.setattr(module, "CompletionRequest", made)
     service = client.app.state.service
     monkeypatch.setattr(service, "encode_prompt", lambda *given: pytest.fail("a text was encoded"))
     error = refused(client.post(route, json=body))
@@ -194,7 +194,7 @@ def test_every_list_of_the_schemas_has_a_bound():
             for name, each in schema.items():
                 walk(each, f"{path}.{name}")
 
-    for kind in (types.CompletionRequest, types.ChatRequest, types.InfillRequest):
+    for kind in (types.CompletionBody, types.ChatBody, types.InfillBody):
         walk(kind.model_json_schema(), kind.__name__)
     assert unbounded == []
 

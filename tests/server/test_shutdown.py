@@ -17,7 +17,7 @@ pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'"
 
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import ApiError
-from ngramspec.server.job import CANCELLED, Piece
+from ngramspec.server.job import CANCELLED, Delta
 from ngramspec.server.scheduler import QueueFullError
 from ngramspec.server.service import Answers
 
@@ -152,7 +152,7 @@ def test_an_engine_that_closes_says_so():
         def submit(self, orders, put, session):
             if self.full:
                 raise QueueFullError
-            put(0, Piece(ended=CANCELLED))
+            put(0, Delta(ended=CANCELLED))
             return [SimpleNamespace(ended=True)]
 
     async def status(**state):

@@ -11,7 +11,7 @@ import torch
 
 from ngramspec import Speculator
 from ngramspec.server.engine import Engine
-from ngramspec.server.job import Maker, Order
+from ngramspec.server.job import CompletionRequest, ModelRunner
 from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_cut
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.scheduler import QueueFullError
@@ -53,7 +53,7 @@ def engine_of(tiny):
         pool = CachePool(cache_maker(tiny), 1 << 30, 1 << 30, why_not_cut(tiny))
         speculator = Speculator("none")
         engine = Engine(
-            Maker(tiny, Letters(), pool, chunk, lambda user: speculator), active, waiting
+            ModelRunner(tiny, Letters(), pool, chunk, lambda user: speculator), active, waiting
         )
         engine.pool = pool
         engine.watched = Watched(tiny) if watched else None
@@ -95,7 +95,9 @@ class Heard:
 
 def order(prompt, count=16, *, first=True, user="a"):
     greedy = Sampling(temperature=0.0)
-    return Order(prompt=prompt, user=user, sampling=greedy, max_tokens=count, first=first)
+    return CompletionRequest(
+        prompt=prompt, user=user, sampling=greedy, max_tokens=count, first=first
+    )
 
 
 def expected(model, prompt, count=16):

@@ -15,8 +15,8 @@ import torch
 from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.sampler import DraftCursor
 
-RUNNERS_UP = 2  # branches at each position, the most probable token among them
-TIER = "runner-up"  # the name of their source in the statistics
+CANDIDATES_PER_POSITION = 2  # branches at each position, the most probable token among them
+CANDIDATE_SOURCE = "runner-up"  # the name of their source in the statistics
 
 KnownTokens = dict[tuple[int, ...], list[int]]  # tokens behind a beam -> the best ones behind those
 
@@ -67,7 +67,8 @@ def look_ahead(
         return known
     at = torch.tensor([place[2:] for place in places], device="cpu")
     rows, positions = at.to(logits.device, non_blocking=True).unbind(dim=1)
-    best = logits[rows, positions].topk(min(RUNNERS_UP, logits.shape[-1]), dim=-1).indices.tolist()
+    most = min(CANDIDATES_PER_POSITION, logits.shape[-1])
+    best = logits[rows, positions].topk(most, dim=-1).indices.tolist()
     for (beam, tokens, _, _), ids in zip(places, best, strict=True):
         known[beam][tokens] = ids
     return known

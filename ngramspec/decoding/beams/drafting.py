@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.beams.branches import (
-    TIER,
+    CANDIDATE_SOURCE,
     BranchGain,
     depth_of,
     drafted_by,
@@ -134,7 +134,7 @@ class BeamDrafting(BatchDrafting):
     def _branches(self) -> bool:
         """Whether drafts get branches. Evidence is of the drafter's own nodes."""
         alone = self._ranks is ALONE and self.evidence is None
-        return self._beam_nodes > 0 and alone and self._target.traits.unplaced is None
+        return self._beam_nodes > 0 and alone and self._target.traits.positionless_token is None
 
     def _propose_trees(self, limit: int, drafts: list[Draft]) -> None:
         """Put the beams' chains with the target's runners-up beside them into ``drafts``."""
@@ -157,7 +157,7 @@ class BeamDrafting(BatchDrafting):
 
     def tiers(self, row: int) -> Sequence[str]:
         own = super().tiers(row)
-        return own if self._chains is None else (*own, TIER)
+        return own if self._chains is None else (*own, CANDIDATE_SOURCE)
 
     def learn(
         self,

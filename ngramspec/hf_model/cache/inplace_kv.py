@@ -17,8 +17,8 @@ import torch
 
 from ngramspec.hf_model.compat.layers import replace_update
 
-ROOM = 128  # least free positions when a layer's memory is allocated;
-SHARE = 16  # one for every 16 positions that it holds, if that is more
+MIN_FREE_POSITIONS = 128  # least free positions when a layer's memory is allocated;
+FREE_SHARE = 16  # one for every 16 positions that it holds, if that is more
 
 
 class InPlace:
@@ -119,7 +119,7 @@ class _Memory:
             or held.data_ptr() != memory.data_ptr()
             or held.stride() != memory.stride()
         ):
-            room = max(ROOM, whole // SHARE)
+            room = max(MIN_FREE_POSITIONS, whole // FREE_SHARE)
             with torch.inference_mode(False):  # calls outside of the mode may write to it, too
                 memory = held.new_empty((*held.shape[:2], whole + room, held.shape[3]))
             memory[:, :, :length] = held

@@ -58,7 +58,7 @@ class KVCache:
         # own, or None
 
     @property
-    def in_order(self) -> str | None:
+    def gap_obstacle(self) -> str | None:
         """Which layers need the cache's positions to be those of the text; None: there are none."""
         if self.checkpoint is not None:
             return "a recurrent state"

@@ -11,10 +11,10 @@ from typing import Any
 
 from ngramspec.errors import UnsupportedError, check_int
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.compiled import ROOM
+from ngramspec.hf_model.compiled import CACHE_SIZE_MULTIPLE
 
 FIT = "fit"
-STEP = 8  # widths are multiples of it: rows that a CPU's kernels take at once, or a divisor of that
+WIDTH_MULTIPLE = 8  # of widths: rows that a CPU's kernels take at once, or a divisor of that
 WIDEST = 4096
 
 
@@ -51,9 +51,9 @@ def check_width(width: int | str, gamma: int | str) -> int | str:
         if width != FIT:
             raise ValueError(f"width must be an integer or {FIT!r}, got {width!r}")
         return width
-    check_int("width", width, STEP, WIDEST)
-    if width % STEP:
-        raise ValueError(f"width must be a multiple of {STEP}, got {width}")
+    check_int("width", width, WIDTH_MULTIPLE, WIDEST)
+    if width % WIDTH_MULTIPLE:
+        raise ValueError(f"width must be a multiple of {WIDTH_MULTIPLE}, got {width}")
     if isinstance(gamma, int) and gamma >= width:
         raise ValueError(
             f"gamma must be below width = {width}, which holds the last committed token too,"
@@ -104,7 +104,7 @@ def make_room(
         if not fixed:
             needed = max(needed, capacity + widest - 1)
         if compiled:
-            needed = -(-needed // ROOM) * ROOM
+            needed = -(-needed // CACHE_SIZE_MULTIPLE) * CACHE_SIZE_MULTIPLE
         cache.resize(needed)
     elif fixed and capacity < needed:
         raise UnsupportedError(

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.hf_model.cache.inplace_kv import ROOM, InPlace, close_up
+from ngramspec.hf_model.cache.inplace_kv import MIN_FREE_POSITIONS, InPlace, close_up
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -50,7 +50,7 @@ def test_the_same_states_through_growth_and_rollback():
             layer.crop(-(step % 4))
         assert_same(ours, theirs)
         places.add(ours.keys.data_ptr())
-    assert ours.get_seq_length() > 7 + ROOM
+    assert ours.get_seq_length() > 7 + MIN_FREE_POSITIONS
     assert len(places) < 5  # it moved only when there was no room left
 
 
