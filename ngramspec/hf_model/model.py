@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.abilities import Ability, Known, obstacle
+from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.attention.index_ties import selecting_alone
 from ngramspec.hf_model.attention.tree_attention import Trees
@@ -21,6 +21,7 @@ from ngramspec.hf_model.inputs.growth import next_position
 from ngramspec.hf_model.inputs.inputs import Inputs
 from ngramspec.hf_model.inputs.present_rows import PresentRows
 from ngramspec.hf_model.inputs.shapes import ForwardShapes
+from ngramspec.hf_model.known import Known
 from ngramspec.hf_model.last_forward import LastForward
 from ngramspec.hf_model.limits import DraftLimits
 from ngramspec.hf_model.outputs import OutputRecorder

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, Known, obstacle
+from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.compiled import Graphs, bucket_sizes
 from ngramspec.hf_model.inputs.padding import Widths, make_room, needed_positions
+from ngramspec.hf_model.known import Known
 
 
 class ForwardShapes:

@@ -1,0 +1,65 @@
+"""What is known of a model and a call, to decide what is possible (``abilities``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ngramspec.hf_model.call import CallTraits
+from ngramspec.hf_model.traits import Traits
+
+# Arguments of the prefill that a prompt of plain text has.
+PLAIN_PREFILL = (
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "attention_mask",
+    "position_ids",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a model and of one call of ``generate``.
+
+    Attributes:
+        traits: of the model.
+        call: of the call.
+        model: the transformers model that the traits describe.
+        config: the prepared GenerationConfig.
+        kwargs: of the next forward.
+        by_row: whether each row of a batch may have a tree for itself: rows that accept different
+            numbers of tokens, and beams.
+    """
+
+    traits: Traits
+    call: CallTraits
+    model: Any
+    config: Any
+    kwargs: dict[str, Any]
+    by_row: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether the arguments describe nothing but plain text.
+
+        Any other argument may change how a prompt is read: token types, for instance, may have it
+        read in both directions.
+        """
+        return all(
+            name in PLAIN_PREFILL or value is None or value is False
+            for name, value in self.kwargs.items()
+        )
+
+    @property
+    def masks_positions(self) -> bool:
+        """Whether the attention mask leaves a position out. One host sync on a device."""
+        mask: torch.Tensor | None = self.kwargs.get("attention_mask")
+        return mask is not None and not bool((mask != 0).all())
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the model has input preparation that may look at all tokens, and count them."""
+        return self.traits.reads_text and self.traits.stock is None
