@@ -48,7 +48,7 @@ def drained(case: Case, model: Any, speculator: Speculator, kwargs: dict[str, An
             run.close()
             if other is not None:
                 other.close()
-    return run._loop.sequences()
+    return run._loop.batch.sequences(run._loop.pad)
 
 
 def _other(model: Any, inside: bool) -> OpenGeneration | None:
