@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 TYPES = {
     400: "invalid_request_error",
@@ -84,12 +85,17 @@ def add_handlers(app: FastAPI) -> None:
         found = ApiError(error.status_code, str(error.detail))
         return JSONResponse(found.body(), found.status, error.headers)
 
+    async def on_disconnect(request: Request, error: Exception) -> JSONResponse:
+        # No client reads this answer. It keeps the disconnection out of the log and counts.
+        return answer_of(ApiError(400, "the client disconnected before it had sent the body"))
+
     async def on_other(request: Request, error: Exception) -> JSONResponse:
         return answer_of(ApiError(500, "the server failed on this request; its log says why"))
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
     app.add_exception_handler(Exception, on_other)
 
 
