@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from serving import VOCAB, letters, served
+from conftest import tiny_llama
+from serving import VOCAB, letters, served, settings_of
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
@@ -101,3 +104,23 @@ def test_a_model_without_special_tokens_or_template_refuses_by_name(model):
         ):
             answer = client.post(route, json=body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_a_client_that_leaves_while_it_sends_its_body_is_no_fault_of_the_server():
+    """As ASGI reports it; the answer is not read, but its status is logged and counted."""
+    from ngramspec.server.app import make_app
+
+    app = make_app(tiny_llama(vocab=VOCAB), letters(), settings_of())
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    scope |= {"headers": headers, "asgi": {"version": "3.0"}, "http_version": "1.1"}
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    assert [each["status"] for each in sent if "status" in each] == [400]
