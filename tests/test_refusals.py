@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.support import OFF
+from ngramspec.hf_model.support import OFF_VALUES
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
@@ -73,7 +73,9 @@ def test_the_remedy_overrides_what_a_config_says(name, where):
             with pytest.raises(UnsupportedError) as error:
                 call(**passed)
             passed |= remedy(error.value)
-            if passed.keys() >= settings.keys() & OFF.keys() | settings.keys() & {"use_cache"}:
+            if passed.keys() >= settings.keys() & OFF_VALUES.keys() | settings.keys() & {
+                "use_cache"
+            }:
                 break
         assert torch.equal(call(**passed), model.generate(PROMPT, **given, **GREEDY, **passed))
 
