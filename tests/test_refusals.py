@@ -73,9 +73,7 @@ def test_the_remedy_overrides_what_a_config_says(name, where):
             with pytest.raises(UnsupportedError) as error:
                 call(**passed)
             passed |= remedy(error.value)
-            if passed.keys() >= settings.keys() & OFF_VALUES.keys() | settings.keys() & {
-                "use_cache"
-            }:
+            if passed.keys() >= settings.keys() & {*OFF_VALUES, "use_cache"}:
                 break
         assert torch.equal(call(**passed), model.generate(PROMPT, **given, **GREEDY, **passed))
 
