@@ -78,7 +78,10 @@ def test_the_same_bits_as_with_copies(copies, dtype, heads):
                             ours, weights = attend(module, *given, each, scaling=0.2)
                         assert len(copies) == made
                         assert weights is None
-                        folded = dtype == torch.bfloat16 and n * heads[0] // heads[1] <= MAX_FOLDED_POSITIONS
+                        folded = (
+                            dtype == torch.bfloat16
+                            and n * heads[0] // heads[1] <= MAX_FOLDED_POSITIONS
+                        )
                         if folded:  # other processors may round a wider product otherwise
                             torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=2**-7)
                         else:
