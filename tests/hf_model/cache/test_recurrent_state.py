@@ -201,7 +201,7 @@ def test_a_checkpoint_puts_states_back_where_they_were():
     ("name", "obstacle"),
     [
         ("DeepseekV4ForCausalLM", "merge several tokens into one entry"),
-        ("MiniMaxForCausalLM", "states in a MiniMaxCache, which cannot be truncated"),
+        ("MiniMaxForCausalLM", "states in a MiniMaxCache, which can be neither truncated"),
         ("xLSTMForCausalLM", "overwrites its states in an xLSTMCache"),
     ],
 )
