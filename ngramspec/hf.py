@@ -12,7 +12,7 @@ from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
-from ngramspec.hf_model.support import REMOTE, refusal
+from ngramspec.hf_model.support import HUB_MODES_OFF, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stores.choice import open_stores
 
@@ -193,7 +193,7 @@ def _refused(plain: Callable[..., Any], model: Any, kwargs: dict[str, Any]) -> s
         refused["token_healing"] = "True"
     if _setting("cache_implementation", model, kwargs) == "paged":
         refused["cache_implementation"] = "'paged'"
-    for name, off in REMOTE.items():
+    for name, off in HUB_MODES_OFF.items():
         value = _setting(name, model, kwargs)
         if value is not None and value != off:
             refused[name] = value

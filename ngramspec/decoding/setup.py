@@ -40,7 +40,7 @@ from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.recurrent_state import MOST_PRICED
+from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
 from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
 from ngramspec.hf_model.compat.hf_private import pad_token
 from ngramspec.hf_model.model import Target
@@ -122,7 +122,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     if target.limits.unaligned is not None:
         settings.log_once(f"drafting nothing: {target.limits.unaligned}")
     if config.planned_gamma == "auto":
-        target.pending.most = MOST_PRICED
+        target.pending.most = MAX_PRICED_PENDING_TOKENS
     trees = _may_branch(config, target, stats, call.generation_config.num_beams or 1)
     costs = _step_costs(settings, target, sampler.stop.max_length, trees)
     learned = costs if config.planned_gamma == "auto" else None

@@ -1,8 +1,8 @@
-"""What speculation can do with a model in one call, and why it cannot.
+"""Which abilities speculation has with a model in one call, and why it lacks others.
 
 ``FACTS`` is a table. It has a row for each fact about a model or a call, and a cell for each
 ability that the fact rules out. A cell holds the reason and, after a semicolon, the remedy if there
-is one. Whoever adds a kind of model or cache adds a row, and decides about every ability there.
+is one. To support a new kind of model or cache, add a row and decide about every ability.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ngramspec.hf_model.traits import MASKED_ATTENTIONS
 
 
 class Ability(Enum):
-    """What a target may be able to do; the value is its name in the documentation."""
+    """An ability that a target may have; the value is its name in the documentation."""
 
     TREES = "trees"
     RAGGED = "rows diverge"
@@ -33,9 +33,9 @@ class Fact:
     """A row of the table.
 
     Attributes:
-        name: of the fact, for the documentation.
-        holds: whether it does.
-        reasons: why it rules an ability out, by ability. "{rows}", "{attention}",
+        name: name of the fact in the documentation.
+        holds: returns whether the fact is true (any truthy value).
+        reasons: for each ability that the fact rules out, the reason. "{rows}", "{attention}",
             "{gap_obstacle}" and "{unaligned}" are replaced by those of the model and the call.
     """
 
@@ -45,12 +45,12 @@ class Fact:
 
 
 def obstacles(ability: Ability, known: Known) -> tuple[str, ...]:
-    """All reasons that rule an ability out, in the table's order; empty: it is possible."""
+    """Return all reasons that rule an ability out, in the table's order; empty: it is possible."""
     return tuple(dict.fromkeys(_reasons(ability, known)))
 
 
 def obstacle(ability: Ability, known: Known) -> str | None:
-    """The first of the ``obstacles``, or None. The facts after it are not looked at."""
+    """Return the first of the ``obstacles``, or None. Later facts are not evaluated."""
     return next(_reasons(ability, known), None)
 
 
@@ -66,7 +66,7 @@ def _reasons(ability: Ability, known: Known) -> Iterator[str]:
 
 
 def _for(reason: str, *abilities: Ability, **remedies: str) -> dict[Ability, str]:
-    """Cells with one reason: without a remedy, and with one each, by the ability's name."""
+    """Return cells that share a reason. Keyword arguments add a remedy, by the ability's name."""
     cells = dict.fromkeys(abilities, reason)
     return cells | {Ability[name]: f"{reason}; {each}" for name, each in remedies.items()}
 
@@ -80,8 +80,8 @@ _ROPE = "rotary positions that change with the length"
 _MORE_INPUTS = "a model that reads more than tokens and positions"
 
 # The order of the rows is the order in which the reasons are reported. Masks and ``position_ids``
-# alone have to say what a position attends to, where rows have gaps in the cache, where siblings of
-# a tree share a position, and where the positions of several texts are in one row.
+# alone must determine what a position attends to when rows have gaps in the cache, when siblings of
+# a tree share a position, and when one row holds the positions of several texts.
 FACTS = (
     Fact(
         "rows that advance together",
@@ -163,7 +163,7 @@ FACTS = (
         "attentions asked for",
         lambda known: any("attentions" in name for name in known.call.states),
         _for(
-            "attentions asked for, which show the cache's size",
+            "attentions asked for, whose shape depends on the cache's size",
             FIXED_WIDTH="pass output_attentions=False",
         ),
     ),
@@ -186,7 +186,7 @@ FACTS = (
         "cache and masks disagree",
         lambda known: known.call.unaligned is not None,
         _for(
-            "a prefill whose positions masks do not know: {unaligned}",
+            "a prefill whose positions do not match its masks: {unaligned}",
             *(_DRAFT, _ONCE, Ability.FIXED_WIDTH, Ability.COMPILED),
         ),
     ),
@@ -206,7 +206,7 @@ FACTS = (
         _for("attention implementation {attention}", _JOINT),
     ),
     Fact(
-        "a create_masks_for_generate of the model",
+        "model overrides create_masks_for_generate",
         lambda known: known.traits.own_masks,
         _for(_OWN_MASKS, _JOINT, FIXED_WIDTH=_FIT),
     ),
@@ -231,12 +231,12 @@ FACTS = (
         _for(_MORE_INPUTS, _JOINT, _DRAFT, _ONCE),
     ),
     Fact(
-        "a cache that holds tokens already",
+        "cache that holds tokens before the prefill",
         lambda known: known.call.cached,
         _for("a cache that holds tokens before the prefill", _RAGGED, _ONCE),
     ),
     Fact(
-        "a cache of the caller",
+        "cache of the caller",
         lambda known: known.call.keeps_cache,
         _for("a cache that the caller may use again", _RAGGED),
     ),
@@ -253,11 +253,11 @@ FACTS = (
     Fact(
         "experts",
         lambda known: classes.routes_tokens(known.model),
-        _for("experts, which take each as many tokens as are routed to it", FIXED_WIDTH=_FIT),
+        _for("experts, whose batch sizes depend on the routing", FIXED_WIDTH=_FIT),
     ),
     Fact(
         "quantized activations",
         lambda known: classes.quantizes_activations(known.model),
-        _for("a quantized model, whose scales may be of all positions", FIXED_WIDTH=_FIT),
+        _for("a quantized model, whose scales may depend on all positions", FIXED_WIDTH=_FIT),
     ),
 )

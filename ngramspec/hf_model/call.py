@@ -1,4 +1,4 @@
-"""What one call of ``generate`` brings, before its prefill."""
+"""Properties of one call of ``generate`` that are known before its prefill."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from ngramspec.hf_model.inputs.growth import prompt_end
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """What one call of ``generate`` brings, before the prefill.
+    """One call of ``generate``, before its prefill.
 
     Attributes:
-        rows: of the batch.
+        rows: number of rows in the batch.
         prompt: tokens of each row's prompt, as ``generate`` counts them against max_length.
-        cached: positions that the cache holds already.
-        end: positions of a row behind the prefill, ``cached`` included.
-        keeps_cache: whether the cache is, or may be, the caller's own.
-        slides: whether a layer of the cache forgets what is behind its window.
-        gap_obstacle: which layers need the cache's positions to be those of the text, so that rows
-            may have no gaps; None: none do.
+        cached: positions in the cache before the prefill.
+        end: positions of a row after the prefill, including ``cached``.
+        keeps_cache: whether the cache belongs, or may belong, to the caller.
+        slides: whether a layer of the cache forgets positions that have left its window.
+        gap_obstacle: which layers do not allow gaps between a row's positions; None: all do.
         static: whether the cache has a fixed size.
-        states: names of the attentions and hidden states that are asked for.
-        unaligned: why the cache will hold other positions than the masks say, so that nothing can
-            be drafted; None: it will not.
+        states: names of the requested attentions and hidden states.
+        unaligned: why the cache's positions will not match the masks, so that nothing can be
+            drafted; None: they will match.
     """
 
     rows: int
@@ -52,7 +51,7 @@ def call_traits_of(
     encodes: bool,
     states: tuple[str, ...],
 ) -> CallTraits:
-    """The traits of a call.
+    """Return the traits of a call.
 
     Args:
         input_ids: int64 (batch, prompt); of the decoder in an encoder-decoder model.
@@ -60,11 +59,11 @@ def call_traits_of(
         kwargs: of the prefill, as ``generate`` prepared them.
         cache: of the call, before the prefill.
         encodes: whether the model is an encoder-decoder model.
-        states: names of the attentions and hidden states that are asked for.
+        states: names of the requested attentions and hidden states.
     """
     cached = cache.length()
     end = prompt_end(input_ids, kwargs, cached=cached, mask_length=hf_private.mask_length(config))
-    unaligned = None  # plain decoding goes on all the same; so does this, without drafts
+    unaligned = None  # the baseline runs such a call, so it is run too, without drafts
     if not encodes and cached > 0 and cached >= end:
         unaligned = "the cache given holds the whole prompt; crop it by one token, cache.crop(-1)"
     elif kwargs.get("inputs_embeds") is not None and config.prefill_chunk_size:

@@ -1,8 +1,8 @@
-"""Compiled forwards: one graph for each of a few widths, and no other shape.
+"""Compiled forwards: one graph for each of a few widths.
 
 A draft of any length is padded to the next of these widths, rollback changes a tensor in place, and
 the mask is an input. So one graph serves all steps of all calls whose static caches have the same
-size. For that reason a call's cache is made a little larger than it needs.
+size. To make equal sizes likely, cache sizes are rounded up.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from ngramspec.hf_model.compat.hf_private import compile_settings
 
-CACHE_SIZE_MULTIPLE = 256  # a cache's size is rounded up to it: fewer sizes, fewer graphs
-SIZES = 8  # sizes of caches that graphs are kept for; dynamo's own limit for a single width
+CACHE_SIZE_MULTIPLE = 256  # positions; cache sizes are rounded up to it; not tuned
+MAX_CACHE_SIZES = 8  # cache sizes that graphs are kept for; dynamo's default recompile limit
 
 
 def bucket_sizes(widest: int) -> tuple[int, ...]:
-    """The widths to compile for: powers of two, then ``widest``.
+    """Return the widths to compile for: powers of two, then ``widest``.
 
     Powers above three quarters of ``widest`` are left out.
 
@@ -34,9 +34,9 @@ def bucket_sizes(widest: int) -> tuple[int, ...]:
 
 
 def compilations() -> int:
-    """How many times torch began to compile, or to record a CUDA graph, in this process.
+    """Return how many times torch began to compile or to record a CUDA graph in this process.
 
-    It counts from the first call of this function on.
+    The count starts at the first call of this function.
     """
     from torch._dynamo.callback import callback_handler
 
@@ -62,9 +62,9 @@ class Graphs:
 
     Args:
         model: a transformers model.
-        config: the GenerationConfig, with the ``compile_config``; shapes are static unless that
-            says otherwise.
-        widths: how many different widths there will be.
+        config: the GenerationConfig; shapes are static unless its ``compile_config`` says
+            otherwise.
+        widths: number of different widths.
     """
 
     def __init__(self, model: Any, config: Any, widths: int) -> None:
@@ -72,7 +72,7 @@ class Graphs:
         if settings.dynamic is None:
             settings.dynamic = False
         self._call: Callable[..., Any] = model.get_compiled_call(settings)
-        self._limit = SIZES * widths
+        self._limit = MAX_CACHE_SIZES * widths
         self.compiled = False
 
     def __call__(self, **inputs: Any) -> Any:
@@ -83,9 +83,9 @@ class Graphs:
         return outputs
 
     def _allowing(self) -> AbstractContextManager[Any]:
-        """The context in which dynamo keeps a graph for every width; by default it keeps eight."""
+        """Return a context in which dynamo keeps a graph for every width and cache size."""
         import torch._dynamo.config as dynamo
 
-        known = max(self._limit, dynamo.recompile_limit)
-        patch: AbstractContextManager[Any] = dynamo.patch(recompile_limit=known)
+        limit = max(self._limit, dynamo.recompile_limit)
+        patch: AbstractContextManager[Any] = dynamo.patch(recompile_limit=limit)
         return patch

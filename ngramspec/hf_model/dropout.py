@@ -1,4 +1,4 @@
-"""Whether a model's forwards are random: in training mode, with dropout or jitter."""
+"""Check whether a model's forwards are random, because of dropout or jitter in training mode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from torch.nn.modules.dropout import _DropoutNd
 
-NAMES = ("drop", "jitter")  # in attributes that hold a rate: attention_dropout, layerdrop, ...
+# Parts of the names of attributes that hold a rate: attention_dropout, layerdrop, ...
+RATE_NAME_PARTS = ("drop", "jitter")
 
 
 def drops_out(model: Any) -> bool:
@@ -19,5 +20,6 @@ def drops_out(model: Any) -> bool:
         for module in model.modules()
         if module.training
         for name, value in vars(module).items()
-        if any(each in name for each in NAMES) or (name == "p" and isinstance(module, _DropoutNd))
+        if any(each in name for each in RATE_NAME_PARTS)
+        or (name == "p" and isinstance(module, _DropoutNd))
     )

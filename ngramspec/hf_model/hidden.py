@@ -12,15 +12,15 @@ import torch
 
 @contextmanager
 def head_inputs(model: Any, wanted: bool) -> Iterator[list[torch.Tensor]]:
-    """Collect what the model's head reads in this thread's forwards inside the block.
+    """Collect the inputs of the model's head in this thread's forwards inside the block.
 
     Args:
         model: a transformers model.
         wanted: False: nothing is collected.
 
     Yields:
-        a list to which each forward appends (batch, positions, d); it stays empty for a model that
-        names no head (``get_output_embeddings``).
+        a list to which each forward appends (batch, positions, d); it stays empty for a model
+        without a head (``get_output_embeddings``).
     """
     found: list[torch.Tensor] = []
     head = model.get_output_embeddings() if wanted else None

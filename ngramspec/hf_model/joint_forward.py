@@ -1,9 +1,9 @@
-"""One forward for several generations of a model, each with a cache of its own.
+"""One forward for several generations of a model, each with its own cache.
 
-All their positions stand one behind another in one row. So the model's weights are read once for
-all, no position is padding, and no cache is copied when a generation begins or ends. Only attention
-runs by itself for each generation, over its own keys and values (selective batching: Orca, Yu et
-al. 2022, section 3.2).
+The positions of all generations are concatenated in one row. So the model's weights are read once,
+no position is padding, and no cache is copied when a generation begins or ends. Only attention runs
+separately for each generation, over its own keys and values (selective batching: Orca, Yu et al.
+2022, section 3.2).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Share:
     """One generation's share of a joint forward.
 
     Attributes:
-        cache: of transformers, with a row of keys and values in each layer.
-        ids: int64 (1, n).
-        positions: int64 (..., 1, n), in its text.
+        cache: of transformers, with one row of keys and values in each layer.
+        ids: int64 (1, n), its tokens.
+        positions: int64 (..., 1, n), their positions in its text.
         mask: bool (1, 1, n, length + n), over its cache and its own positions; None: it has one
-            position, which attends to all.
+            position, which attends to all of them.
     """
 
     cache: Any
@@ -53,7 +53,7 @@ class Share:
 
 
 def share_of(inputs: dict[str, Any]) -> Share:
-    """The share of a generation whose forward would have these arguments.
+    """Return the share of a generation whose separate forward would have these arguments.
 
     Args:
         inputs: as ``Inputs.prepare`` makes them, for one row.
@@ -70,12 +70,12 @@ def share_of(inputs: dict[str, Any]) -> Share:
 
 @dataclass(frozen=True, slots=True)
 class JointResult:
-    """What a joint forward gave one generation.
+    """One generation's result of a joint forward.
 
     Attributes:
         logits: (1, n, vocab), in the model's dtype.
-        hidden: what the model's head read, (1, n, d), or None.
-        past_key_values: its own cache.
+        hidden: input of the model's head, (1, n, d), or None.
+        past_key_values: the generation's cache.
     """
 
     logits: torch.Tensor
@@ -95,14 +95,14 @@ class JointForward:
         self._model = model
         self._shares = shares
         self._widths = [each.ids.shape[1] for each in shares]
-        self._key: torch.Tensor | None = None  # what a layer has just passed to ``_update``,
-        self._states: list[Any] = []  # and the keys and values of each share there
+        self._key: torch.Tensor | None = None  # keys that a layer has just passed to ``_update``
+        self._states: list[Any] = []  # keys and values of each share in that layer
 
     def run(self, hidden: bool = False) -> list[JointResult]:
-        """Run it: each share's result.
+        """Run the forward and return each share's result.
 
         Args:
-            hidden: whether to collect what the model's head reads.
+            hidden: whether to collect the input of the model's head.
 
         Raises:
             UnsupportedError: a layer of the model does not attend to what its cache returned.
@@ -128,7 +128,7 @@ class JointForward:
         ]
 
     def _cache(self) -> Any:
-        """What the model takes for its cache: it keeps nothing, and passes states on."""
+        """Return the model's cache argument: it stores nothing, and calls ``_update``."""
         from transformers import DynamicCache
 
         cache = DynamicCache()
@@ -142,7 +142,7 @@ class JointForward:
 
         Args:
             key, value: (1, heads, total, size).
-            args, kwargs: for the caches' own ``update``.
+            args, kwargs: for the ``update`` of each share's cache.
         """
         parts = zip(*(torch.split(each, self._widths, dim=2) for each in (key, value)), strict=True)
         self._states = [
@@ -165,7 +165,7 @@ class JointForward:
 
         Args:
             own: attention over one sequence.
-            module: the layer's.
+            module: the layer's attention module.
             query: (1, heads, total, size).
             key, value: as ``_update`` returned them.
             kwargs: for ``own``.

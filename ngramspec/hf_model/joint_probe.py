@@ -1,7 +1,7 @@
-"""Try whether a model's joint forward gives each text what a forward of its own gives it.
+"""Test whether a model's joint forward gives each text the logits of a separate forward.
 
-A model may mix positions elsewhere than in its attention, or attend to something else than its
-cache returns. That is found out with two short texts, as ``recurrent_probe`` does for states.
+A model may mix positions outside its attention, or attend to other states than its cache returns.
+This is tested with a few short texts at the first use of a model, as in ``recurrent_probe``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 
 from ngramspec.hf_model.attention.gqa_attention import install
 from ngramspec.hf_model.joint_forward import JointForward, Share, share_of
-from ngramspec.hf_model.recurrent_probe import COARSE, TOLERANCE, modules_left_alone, near
+from ngramspec.hf_model.recurrent_probe import COARSE_TOLERANCE, TOLERANCE, modules_left_alone, near
 from ngramspec.hf_model.traits import embedding_count
 
-TEXTS = ((6, 3), (3, 2), (4, 1))  # tokens in the cache, and tokens of the forward
+PROBE_TEXTS = ((6, 3), (3, 2), (4, 1))  # of each text, tokens in the cache and in the forward
 
-_found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, what is wrong with it
+_found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, why it is unsupported
 
 
 def why_not_tried(model: Any) -> str | None:
-    """Why a model's forwards cannot be joined, as a trial showed; None: they can.
+    """Why a model's forwards cannot be joined, according to a test of it; None: they can.
 
-    A model is tried once, with a few forwards over a few tokens.
+    A model is tested once, with a few forwards over a few tokens.
 
     Args:
         model: a transformers model.
@@ -39,19 +39,19 @@ def why_not_tried(model: Any) -> str | None:
 @torch.no_grad()
 def _try(model: Any) -> str | None:
     try:
-        shares = [_share(model, *sizes) for sizes in TEXTS]
+        shares = [_share(model, *sizes) for sizes in PROBE_TEXTS]
         alone = [_alone(model, share) for share in shares]
         together = [result.logits for result in JointForward(model, shares).run()]
     except Exception as error:
         return f"its joint forward failed: {error}"
-    tolerance = TOLERANCE.get(model.dtype, COARSE)
+    tolerance = TOLERANCE.get(model.dtype, COARSE_TOLERANCE)
     if all(near(one, other, tolerance) for one, other in zip(together, alone, strict=True)):
         return None
-    return "its joint forward gives a text other logits than one of its own"
+    return "its joint forward gives a text other logits than a separate forward"
 
 
 def _share(model: Any, before: int, new: int) -> Share:
-    """The share of a text of ``before`` + ``new`` tokens, the first of which are in its cache."""
+    """Return the share of a text with ``before`` tokens in its cache and ``new`` further ones."""
     from transformers import DynamicCache
 
     positions = torch.arange(before + new, device=model.device)[None]
@@ -63,7 +63,7 @@ def _share(model: Any, before: int, new: int) -> Share:
 
 
 def _alone(model: Any, share: Share) -> torch.Tensor:
-    """Logits of a forward of the share's own, (1, n, vocab); its cache stays as it is."""
+    """Return the logits of a separate forward, (1, n, vocab); the share's cache is not changed."""
     cache = deepcopy(share.cache)
     places = {"input_ids": share.ids, "position_ids": share.positions}
     logits: torch.Tensor = model(past_key_values=cache, use_cache=True, **places).logits

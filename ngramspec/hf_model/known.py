@@ -1,4 +1,4 @@
-"""What is known of a model and a call, to decide what is possible (``abilities``)."""
+"""Properties of a model and a call that decide which abilities it has (``abilities``)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ PLAIN_PREFILL = (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a model and of one call of ``generate``.
+    """Properties of a model and of one call of ``generate``.
 
     Attributes:
         traits: of the model.
-        call: of the call.
-        model: the transformers model that the traits describe.
+        call: traits of the call.
+        model: the transformers model that ``traits`` describes.
         config: the prepared GenerationConfig.
         kwargs: of the next forward.
-        by_row: whether each row of a batch may have a tree for itself: rows that accept different
-            numbers of tokens, and beams.
+        by_row: whether each row of a batch may have a separate tree, as rows that accept different
+            numbers of tokens and beams may.
     """
 
     traits: Traits
@@ -43,10 +43,10 @@ class Known:
 
     @property
     def plain(self) -> bool:
-        """Whether the arguments describe nothing but plain text.
+        """Whether the arguments describe only text.
 
-        Any other argument may change how a prompt is read: token types, for instance, may have it
-        read in both directions.
+        Any other argument may change how a prompt is read. Token types, for example, may make
+        attention bidirectional.
         """
         return all(
             name in PLAIN_PREFILL or value is None or value is False
@@ -55,11 +55,11 @@ class Known:
 
     @property
     def masks_positions(self) -> bool:
-        """Whether the attention mask leaves a position out. One host sync on a device."""
+        """Whether the attention mask hides a position. It costs one host sync on a device."""
         mask: torch.Tensor | None = self.kwargs.get("attention_mask")
         return mask is not None and not bool((mask != 0).all())
 
     @property
     def reads_text(self) -> bool:
-        """Whether the model has input preparation that may look at all tokens, and count them."""
+        """Whether the model's own input preparation may read and count all committed tokens."""
         return self.traits.reads_text and self.traits.stock is None

@@ -1,4 +1,4 @@
-"""A forward of the target until it is rolled back."""
+"""State of the target's last forward."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class LastForward:
     """The last forward, until it is rolled back.
 
     Attributes:
-        width: positions that it wrote to the cache behind what was there.
+        width: positions that it appended to the cache.
         block: int64 (batch, width or less), its tokens; None: it was the prefill.
-        again: how many of them had been accepted before, see ``Pending``.
-        is_prefill: whether it was the prefill, with a draft behind the prompt.
+        again: number of these tokens that had been accepted before; see ``Pending``.
+        is_prefill: whether it was the prefill, with a draft after the prompt.
         outputs: of the model; None: the forward was interrupted.
         reread: whether it read the whole text again.
     """
@@ -31,18 +31,18 @@ class LastForward:
     reread: bool = False
 
     def of_new(self, states: torch.Tensor, name: str) -> torch.Tensor:
-        """Those of (batch, positions, size) that are of the block's new tokens.
+        """Select the states of the block's new tokens.
 
         Args:
-            states: of at least the forward's own positions, at their end.
+            states: (batch, positions, size), whose last positions are those of the forward.
             name: of the model, for the message.
 
         Raises:
-            UnsupportedError: there are fewer.
+            UnsupportedError: there are fewer positions than in the forward.
         """
         if states.shape[1] < self.width:
             raise UnsupportedError(
-                f"{name} gives logits of {states.shape[1]} tokens in a forward of {self.width};"
+                f"{name} returns logits of {states.shape[1]} tokens in a forward of {self.width};"
                 " pass Speculator('none')"
             )
         assert self.block is not None

@@ -1,15 +1,15 @@
-"""How many tokens a draft may have, by the positions that the model knows."""
+"""Maximum draft length, given the positions that the model supports."""
 
 from __future__ import annotations
 
 from ngramspec.hf_model.call import CallTraits
 from ngramspec.hf_model.traits import Traits
 
-LONGEST_PREFILL_DRAFT = 1 << 20  # tokens, for models without a limit
+MAX_PREFILL_DRAFT_TOKENS = 1 << 20  # for models without a position limit
 
 
 class DraftLimits:
-    """The longest draft at each point of a generation.
+    """The maximum draft length at each point of a generation.
 
     Attributes:
         unaligned: why nothing can be drafted, as in CallTraits; None: drafts are allowed.
@@ -17,7 +17,7 @@ class DraftLimits:
     Args:
         traits: of the model.
         call: of the call.
-        next_position: the position of the first generated token, as ``position_ids`` say; 0: the
+        next_position: position of the first generated token according to ``position_ids``; 0: the
             model counts positions itself.
     """
 
@@ -35,30 +35,30 @@ class DraftLimits:
 
     @property
     def begun(self) -> bool:
-        """Whether the prefill has come to its end."""
+        """Whether the prefill has ended."""
         return self._prefilled is not None
 
     def stop_drafting(self, reason: str) -> None:
-        """Allow no drafts from here on."""
+        """Allow no further drafts."""
         self.unaligned = reason
 
     def prefill(self) -> int:
-        """Most tokens of a draft that the prefill checks."""
+        """Maximum number of draft tokens that the prefill can verify."""
         if self._position_limit is None:
-            return LONGEST_PREFILL_DRAFT
+            return MAX_PREFILL_DRAFT_TOKENS
         return self._position_limit - max(self._end, self._next_position)
 
     def longest(self, new: int, width: int | None) -> int | None:
-        """Most tokens of a draft behind ``new`` generated ones; None: any number.
+        """Maximum draft length after ``new`` generated tokens; None: no limit.
 
-        No forward reaches over a length at which the model computes its positions differently
-        (``Traits.thresholds``). The first forward behind that length may read all tokens again, so
-        it has no draft. Rotary frequencies depend on positions, reading again depends on the number
-        of tokens.
+        No forward crosses a length at which the model computes its positions differently
+        (``Traits.thresholds``). The first forward after that length may read all tokens again, so
+        it has no draft. Rotary frequencies depend on positions, and reading again depends on the
+        number of tokens, so both are compared with the thresholds.
 
         Args:
             new: generated tokens of each row.
-            width: most positions of the forward; None: any number.
+            width: maximum positions of the forward; None: no limit.
         """
         if self.unaligned is not None:
             return 0

@@ -1,4 +1,4 @@
-"""The target model: its prefill, its forward over drafts, and the rollback of its cache."""
+"""The target model: its prefill, its forwards over drafts, and the rollback of its cache."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from ngramspec.hf_model.traits import head_size, traits_of
 class Target:
     """One generation of a model, from its prefill on.
 
-    Invariant after ``rollback``: the cache holds the positions of all committed tokens but each
-    row's last and those pending before it, and, in a ragged batch, gaps that no row attends to.
+    Invariant after ``rollback``: the cache holds all committed tokens except each row's last one
+    and the pending ones before it. In a ragged batch it also holds gaps that no row attends to.
 
     Attributes:
-        traits: of the model.
-        call: of this call of ``generate``, before the prefill.
-        cache: of the model; the prefill may replace it.
-        inputs: of the next forward.
-        limits: of the drafts.
-        widths: that forwards behind the prefill may have.
+        traits: properties of the model.
+        call: properties of this call of ``generate``, before the prefill.
+        cache: the model's cache; the prefill may replace it.
+        inputs: arguments of the next forward.
+        limits: limits of the draft length.
+        widths: allowed widths of the forwards after the prefill.
         pending: accepted tokens that a recurrent model's next forward runs again.
-        keep_hidden: whether ``hidden`` is wanted of the next forward.
-        hidden: what the model's head read in the last forward, (batch, n + 1, d), at the positions
-            of its logits; None: not wanted, or not at hand.
+        keep_hidden: whether the next forward collects ``hidden``.
+        hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
+            of its logits; None: not collected or not available.
 
     Args:
         model: a transformers model with a language-model head.
         input_ids: int64 (batch, prompt); of the decoder in an encoder-decoder model.
         config: the prepared GenerationConfig.
         model_kwargs: what ``generate`` prepared for the model's forward.
-        width: of every forward after the prefill, in positions; None: as wide as the draft is.
-        compiled: whether these forwards are compiled; None: if plain ``generate`` would.
-        gamma_max: most tokens that a draft will have; used for compiled forwards only.
-        beams: of each prompt, which stands in as many rows.
+        width: positions of every forward after the prefill; None: the draft decides.
+        compiled: whether these forwards are compiled; None: if the baseline compiles them.
+        gamma_max: maximum number of draft tokens; used for compiled forwards only.
+        beams: beams of each prompt; each prompt is repeated in this number of rows.
 
     Raises:
         UnsupportedError: the model, its cache or the call cannot be speculated with.
@@ -96,7 +96,7 @@ class Target:
         )
         self.widths = self._shapes.widths
         once = beams > 1 and obstacle(Ability.ONE_PREFILL, known) is None
-        self._copies = beams if once else 1  # of each row that the prefill runs
+        self._copies = beams if once else 1  # copies made of each row that the prefill runs
         self._unordered = False  # whether the prefill's rows may have to be reordered
         self._slots = 0  # positions in the cache
         self.pending = Pending()
@@ -106,32 +106,32 @@ class Target:
         self._forward: LastForward | None = None
 
     def known(self, *, by_row: bool = False) -> Known:
-        """What is known of the model and the call, for ``obstacle``; see Known."""
+        """Return the properties of the model and the call for ``obstacle``; see Known."""
         kwargs = self.inputs.kwargs
         return Known(self.traits, self.call, self.model, self.config, kwargs, by_row)
 
     def let_rows_diverge(self) -> None:
-        """Let rows accept different numbers of tokens from here on; call it before the prefill."""
+        """Let rows accept different numbers of tokens; call it before the prefill."""
         self.inputs.let_rows_diverge()
 
     @property
     def rows(self) -> int:
-        """How many rows forwards run."""
+        """Number of rows that forwards run."""
         return len(self._present)
 
     @property
     def rows_may_leave(self) -> bool:
-        """Whether rows that have ended can leave the batch; compiled forwards stay as they are."""
+        """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
         return self.inputs.rows_may_leave and not self.widths.sizes
 
     def keep_rows(self, rows: Collection[int]) -> None:
-        """Run only these rows from here on; call it after a rollback.
+        """Run only these rows in later forwards; call it after a rollback.
 
-        All arguments and results go on to have the whole batch's rows. Those of rows that have
-        left say nothing.
+        All arguments and results keep the whole batch's rows. Values of rows that have left are
+        meaningless.
 
         Args:
-            rows: of the batch, at least one, none that has left.
+            rows: indices in the batch, at least one, none that has left.
         """
         order = self._present.keep(rows)
         self.cache.keep_rows(order)
@@ -144,24 +144,24 @@ class Target:
 
     @property
     def vocab(self) -> int | None:
-        """How many tokens the model gives logits for; None: its head does not say."""
+        """Number of tokens that the model computes logits for; None: unknown."""
         return head_size(self.model)
 
     def prefill_room(self) -> int:
-        """Most tokens of a draft that the prefill checks; 0: it can check none."""
+        """Maximum number of draft tokens that the prefill can verify."""
         checks = obstacle(Ability.PREFILL_DRAFT, self.known()) is None
         if self.widths.sizes or not checks or self.vocab is None:
             return 0
         return self.limits.prefill()
 
     def prefill(self, draft: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the prompt, in chunks if the config says so, and a draft behind it.
+        """Run the prompt, in chunks if the config says so, followed by a draft.
 
         Args:
-            draft: int64 (1, n), n within ``prefill_room``; None: no draft.
+            draft: int64 (1, n), n <= ``prefill_room()``; None: no draft.
 
         Returns:
-            logits behind the prompt's last token and the n drafted ones, (batch, n + 1, vocab).
+            logits at the prompt's last token and the n draft tokens, (batch, n + 1, vocab).
         """
         self.inputs.make_mask(self.prompt, self.call.end)
         count = 0 if draft is None else draft.shape[1]
@@ -170,7 +170,7 @@ class Target:
             prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies)
         if draft is not None:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
-            kwargs = self.inputs.behind_prompt(count)
+            kwargs = self.inputs.with_prefill_draft(count)
             config = hf_private.with_longer_mask(config, count)
         if self.call.cached and config.prefill_chunk_size is None:
             self.cache.record()  # so that an interrupted prefill can be rolled back
@@ -193,16 +193,16 @@ class Target:
         return self._copied(outputs.logits[:, -1 - count :])
 
     def _copied(self, states: torch.Tensor) -> torch.Tensor:
-        """Of the rows that the prefill ran, as many copies as there are beams."""
+        """Repeat the rows that the prefill ran, once for each beam."""
         return states.repeat_interleave(self._copies, dim=0) if self._copies > 1 else states
 
     def _use_cache(self) -> None:
-        """Use the cache that the model has returned, and roll it back from here on."""
+        """Use the cache that the model has returned, and make it ready for rollbacks."""
         self.cache = kv_cache_for(cache_of(self.inputs.kwargs), recurrent=self.traits.recurrent)
         self.cache.record()
         if self._shapes.keys is not None:
             self.cache.stretch(self._shapes.keys)
-        elif self.traits.attention == "sdpa":  # which reads keys wherever they lie
+        elif self.traits.attention == "sdpa":  # it accepts keys with any stride
             self.cache.grow_in_place()
 
     def decoding(self) -> AbstractContextManager[Any]:
@@ -210,7 +210,7 @@ class Target:
         return hf_private.decode_context(self.model)
 
     def room(self, new: int) -> int | None:
-        """Most tokens of a draft behind ``new`` generated ones; None: any number."""
+        """Maximum draft length after ``new`` generated tokens; None: no limit."""
         if self.pending.full:
             return 0
         capacity = self.cache.capacity
@@ -224,18 +224,18 @@ class Target:
         trees: Trees = (),
         committed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run every row's last committed token and the draft behind it in one forward.
+        """Run every row's last committed token and its draft in one forward.
 
-        Padding up to the forward's width comes behind the block. A model may drop its cache and
-        read all tokens again (Phi-3, where its rotary factors change); generation then goes on
-        with the cache that it returns.
+        Padding up to the forward's width follows the block. A model may drop its cache and read
+        all tokens again (Phi-3, where its rotary factors change); generation then continues with
+        the cache that it returns.
 
         Args:
             block: int64 (batch, n + 1), on the prompt's device.
-            lengths: how many of a row's tokens in the block are its own.
-            trees: of the rows' drafts, where each row may have one. Nothing: all are chains.
-            committed: int64 (batch, length), all tokens up to the block's first, for models that
-                look at them (``traits.reads_text``); else None.
+            lengths: for each row, how many of its tokens in the block are not padding.
+            trees: parents of each row's draft; empty: all drafts are chains.
+            committed: int64 (batch, length), all tokens up to and including the block's first, for
+                models that read them (``traits.reads_text``); else None.
 
         Returns:
             logits, (batch, n + 1, vocab), in the model's dtype.
@@ -253,7 +253,7 @@ class Target:
         trees: Trees = (),
         committed: torch.Tensor | None = None,
     ) -> dict[str, Any]:
-        """The arguments of ``forward``'s forward: the caller runs it, and calls ``end_forward``."""
+        """Return the model's arguments; the caller runs the model and calls ``end_forward``."""
         new, keys = block.shape[1], self.cache.key_length
         block, lengths = self._present.select(block), self._present.of(lengths)
         trees = self._present.of(trees) if trees else ()
@@ -270,15 +270,15 @@ class Target:
 
     @property
     def wants_hidden(self) -> bool:
-        """Whether the next forward is to collect what the model's head reads."""
+        """Whether the next forward collects the input of the model's head."""
         return self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
 
     def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Take what the forward gave.
+        """Accept the outputs of the forward that ``begin_forward`` prepared.
 
         Args:
             outputs: of the model.
-            hidden: what its head read, (batch, width or more, d), or None.
+            hidden: input of its head, (batch, width or more, d), or None.
 
         Returns:
             logits, as ``forward``.
@@ -295,39 +295,39 @@ class Target:
 
     @property
     def again(self) -> int:
-        """How many positions of the last forward had been accepted before it."""
+        """Number of positions in the last forward that had been accepted before it."""
         return 0 if self._forward is None else self._forward.again
 
     def _replace_cache(self, forward: LastForward) -> None:
-        """Go on with the cache that a forward made instead of using the one it was given."""
+        """Continue with the cache that a forward made instead of the one that it was given."""
         self.close()
         self.inputs.replace_cache(forward.outputs.past_key_values)
         self._use_cache()
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
-            self.limits.stop_drafting("the model forgot the text behind its original length")
+            self.limits.stop_drafting("the model forgot the text after its original length")
 
     def rollback(self, paths: Sequence[Sequence[int]], origins: Sequence[int] = ()) -> None:
-        """Roll the last forward back to the positions that stay; masks and positions follow.
+        """Roll cache, masks and positions back to the positions of the last forward that stay.
 
-        It may be called after an interrupted forward or prefill, too.
+        It may also be called after an interrupted forward or prefill.
 
         Args:
-            paths: of each row that the cache has then, which of the forward's positions plain
-                decoding would have run, in order. Of the prefill, the first position counted is
-                that of the prompt's last token.
-            origins: which row of the forward each row continues; empty: its own.
+            paths: for each row of the cache after the rollback, the forward's positions that the
+                baseline would have run, in order. In the prefill, position 0 is that of the
+                prompt's last token.
+            origins: which row of the forward each row continues; empty: each its own.
         """
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
         if forward is None:
-            if self._unordered:  # of the prefill all stays
+            if self._unordered:  # all positions of the prefill stay
                 self.cache.reorder(origins)
                 self._unordered = False
             return
         paths = self._present.of(paths)
         kept = [len(path) for path in paths]
-        if forward.is_prefill:  # the prompt's last token is in the cache to stay
+        if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
         stays, static = max(kept), self.cache.capacity is not None
         if forward.outputs is None:
@@ -358,9 +358,10 @@ class Target:
             self._slots = slots.shape[1]
 
     def _all_or_none(self, forward: LastForward, accepted: int, origins: Sequence[int]) -> int:
-        """How many positions of a forward over recurrent states stay: all, if all are accepted.
+        """Return how many positions of a forward over recurrent states stay: all or none.
 
-        If not, its states are undone, and the accepted tokens are pending, of each row's origin.
+        If a token was rejected, the states are restored and the accepted tokens of each row's
+        origin become pending.
         """
         accepted += forward.again
         whole = accepted == forward.width or not self.cache.restore()
@@ -374,7 +375,7 @@ class Target:
         return bool(self.config.return_dict_in_generate) or hf_private.is_callers(self.cache.cache)
 
     def close(self) -> None:
-        """Leave the cache as plain decoding would."""
+        """Leave the cache as the baseline would."""
         try:
             if self._outlives and self.pending.tokens is not None:
                 rows = len(self.pending.tokens)
@@ -393,7 +394,7 @@ class Target:
         logits: list[torch.Tensor] | None,
         ranking: dict[str, Any] | None = None,
     ) -> Any:
-        """What ``generate`` returns, see ``OutputRecorder.output``."""
+        """Build the return value of ``generate``; see ``OutputRecorder.output``."""
         return self._recorder.output(
             sequences, scores, logits, self.cache.cache, self.inputs.kwargs, ranking
         )

@@ -1,4 +1,4 @@
-"""What a generation returns: attentions and hidden states per token, and ``generate``'s output."""
+"""The output of ``generate``, with attentions and hidden states per token."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from typing import Any
 
 import torch
 
-STATES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
-DECODER_STATES = {
+# Names of the outputs that each option of ``generate`` asks for.
+STATE_NAMES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
+DECODER_STATE_NAMES = {
     "output_attentions": ("decoder_attentions", "cross_attentions"),
     "output_hidden_states": ("decoder_hidden_states",),
 }
 
 
 class OutputRecorder:
-    """Keeps the attentions and hidden states of committed tokens, where they are asked for.
+    """Keeps the requested attentions and hidden states of committed tokens.
 
     Attributes:
-        names: of what is kept, such as "attentions"; empty: nothing is.
+        names: of the outputs kept, such as "attentions"; empty: none were requested.
 
     Args:
         config: the prepared GenerationConfig.
@@ -30,7 +31,7 @@ class OutputRecorder:
         self._encodes = encodes
         self._kept: dict[str, list[Any]] = {
             name: []
-            for asked, names in (DECODER_STATES if encodes else STATES).items()
+            for asked, names in (DECODER_STATE_NAMES if encodes else STATE_NAMES).items()
             if self._returns_dict and kwargs.get(asked)
             for name in names
         }
@@ -56,10 +57,10 @@ class OutputRecorder:
         Args:
             outputs: of the forward.
             count: positions that stay.
-            first: the first of them; those before it are kept already.
             before: positions in the cache before the forward.
             whole_text: whether the forward read the whole text again.
             static: whether it attended to all positions of a static cache.
+            first: index of the first of these positions; earlier ones were kept before.
         """
         for name, kept in self._kept.items():
             layers = getattr(outputs, name)
@@ -80,7 +81,7 @@ class OutputRecorder:
         kwargs: dict[str, Any],
         ranking: dict[str, Any] | None = None,
     ) -> Any:
-        """What ``generate`` returns.
+        """Build the return value of ``generate``.
 
         Args:
             sequences: int64 (batch, prompt + generated).
@@ -88,10 +89,10 @@ class OutputRecorder:
             logits: raw logits per token, float32 (batch, vocab) each, or None.
             cache: of the generation.
             kwargs: of the last forward.
-            ranking: of a beam search, what is returned of it beside the sequences; else None.
+            ranking: additional output fields of a beam search, by name; otherwise None.
 
         Returns:
-            ``sequences``, or under ``return_dict_in_generate`` all of it in transformers' class.
+            ``sequences``, or transformers' output class under ``return_dict_in_generate``.
         """
         if not self._returns_dict:
             return sequences
@@ -106,7 +107,7 @@ class OutputRecorder:
         )
 
     def _kind(self, beams: bool) -> Any:
-        """transformers' class of what is returned."""
+        """Return transformers' output class."""
         from transformers import generation
 
         search, model = (
@@ -126,13 +127,13 @@ class OutputRecorder:
 
 
 def _of_position(name: str, layer: torch.Tensor, position: int, keys: int | None) -> torch.Tensor:
-    """One position's part of a layer's states, as a forward of that position alone gives it.
+    """Return one position's part of a layer's states, as a forward of that position alone would.
 
     Args:
         name: of the states.
         layer: attentions, (batch, heads, n, keys); or hidden states, (..., batch, n, size).
         position: 0 to n - 1.
-        keys: how many keys of attentions to keep; None: all.
+        keys: number of keys of attentions to keep; None: all.
     """
     if "attentions" not in name:
         return layer[..., position : position + 1, :]

@@ -1,4 +1,4 @@
-"""Try a model's own input preparation with two new tokens before the prefill."""
+"""Test a model's own input preparation with two new tokens before the prefill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ngramspec.hf_model.inputs.growth import prompt_end
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a ``prepare_inputs_for_generation`` passes on unchanged.
+    """Which arguments a ``prepare_inputs_for_generation`` passes on unchanged.
 
     Attributes:
         positions: whether it passes on the ``position_ids`` that it is given.
@@ -25,18 +25,18 @@ class Probe:
 
 
 def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
-    """Prepare two tokens behind the prompt, over a cache of zeros, as a step does.
+    """Prepare two tokens after the prompt, over a cache of zeros, as a step does.
 
-    Both tokens get the same position, as siblings in a tree do. A function that counts positions
-    itself never returns that.
+    Both tokens get the same position, like siblings in a tree. A function that counts positions
+    itself never returns equal positions.
 
     Args:
-        model: a transformers model with a ``prepare_inputs_for_generation`` of its own.
+        model: a transformers model that overrides ``prepare_inputs_for_generation``.
         input_ids: int64 (batch, prompt).
         kwargs: of its forward, as ``generate`` prepared them.
 
     Raises:
-        UnsupportedError: it drops one of the tokens, or fails.
+        UnsupportedError: the method drops one of the tokens, or raises.
     """
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
     rows, length = input_ids.shape[0], prompt_end(input_ids, kwargs, prefix=prefix)
@@ -51,7 +51,7 @@ def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
     ids = inputs.get(f"{prefix}input_ids")
     if not isinstance(ids, torch.Tensor) or ids.shape[1] != 2:
         raise UnsupportedError(
-            f"{_name(model)} does not pass two new tokens on; have it use next_sequence_length"
+            f"{_name(model)} does not return two new tokens; have it use next_sequence_length"
         )
     out = inputs.get(f"{prefix}position_ids")
     same = positions is not None and out is not None and bool((out[..., -2:] == last).all())
@@ -77,7 +77,7 @@ def _prepared(model: Any, input_ids: torch.Tensor, grown: dict[str, Any]) -> dic
 
 
 def _zeros(model: Any, rows: int, length: int) -> Any:
-    """A cache of zeros for all of a model's layers: (rows, 1, length, 1) keys and values each."""
+    """Return a cache with keys and values of zeros, (rows, 1, length, 1), for each layer."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     cache = DynamicCache()

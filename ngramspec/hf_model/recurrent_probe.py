@@ -1,8 +1,8 @@
-"""Try whether a recurrent model's forward over several tokens continues from its state.
+"""Test whether a recurrent model's forward over several tokens continues from its state.
 
-Some models begin such a forward with an empty state, keep it where a cache does not reach, or clamp
-step sizes in that forward only. That is found out at the first use of a model: a forward over a few
-tokens, undone, and the same tokens one by one must leave the same states.
+Some models begin such a forward with an empty state, keep the state outside the cache, or clamp
+step sizes in that forward only. This is tested at the first use of a model: one forward over a few
+tokens and forwards over the same tokens one by one must give the same states.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from ngramspec.hf_model.cache.recurrent_state import Checkpoint
 from ngramspec.hf_model.compat.classes import least_step_size
 from ngramspec.hf_model.compat.layers import drop_last, is_linear, linear_states
 
-BEFORE, TOGETHER = 4, 3  # tokens before those that are tried, and how many these are
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}  # of the norm; chunks round differently,
-COARSE = 0.1  # and in other dtypes more so
+PREFIX_TOKENS = 4  # tokens in the cache before the forwards that are compared
+PROBE_TOKENS = 3  # tokens of these forwards
+# Maximum difference relative to the norm, because wider forwards round differently. Not tuned.
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
+COARSE_TOLERANCE = 0.1  # in other dtypes
 
-_found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, what is wrong with it
+_found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, why it is unsupported
 
 
 def check_recurrent(model: Any) -> None:
-    """Raise an UnsupportedError if drafts cannot be checked on a model's recurrent state.
+    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state.
 
-    A model is tried once, with five forwards over a few tokens. What it keeps of a text in its own
-    modules is left as it was: whoever decodes it plainly may go on with that text.
+    A model is tested once, with five forwards over a few tokens. Afterwards the attributes of its
+    modules are restored, because a baseline generation may continue with states kept there.
 
     Args:
         model: a transformers model that keeps a recurrent state.
@@ -46,7 +48,7 @@ def check_recurrent(model: Any) -> None:
 
 @contextmanager
 def modules_left_alone(model: Any) -> Iterator[None]:
-    """Put back the attributes that forwards set on a model's modules."""
+    """Restore the attributes of a model's modules at the end of the block."""
     before = [(module, dict(vars(module))) for module in model.modules()]
     try:
         yield
@@ -60,17 +62,17 @@ def modules_left_alone(model: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def why_not_continued(model: Any) -> str | None:
-    """Why a forward over several tokens differs from one after another; None: it does not."""
+    """Why a forward over several tokens differs from forwards of single ones; None: it does not."""
     from transformers import DynamicCache
 
     least = least_step_size(model)
     if least > 0:
-        return f"it clamps their step sizes to at least {least}, and not those of a single one"
+        return f"it clamps their step sizes to at least {least}, but not that of a single token"
     decoder = model.get_decoder()
     cache = DynamicCache(config=decoder.config)
     linear = [layer for layer in cache.layers if is_linear(layer)]
-    tokens = torch.arange(BEFORE + TOGETHER, device=decoder.device)[None]
-    before, new = tokens[:, :BEFORE], tokens[:, BEFORE:]
+    tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device)[None]
+    before, new = tokens[:, :PREFIX_TOKENS], tokens[:, PREFIX_TOKENS:]
     _run(decoder, before, cache)
     checkpoint = Checkpoint(linear)
     checkpoint.save()
@@ -81,17 +83,17 @@ def why_not_continued(model: Any) -> str | None:
     checkpoint.restore()
     for layer in cache.layers:
         if hasattr(layer, "get_seq_length"):
-            drop_last(layer, TOGETHER)
+            drop_last(layer, PROBE_TOKENS)
     single = [_run(decoder, each, cache) for each in torch.split(new, 1, dim=1)]
     apart = [torch.cat(single, dim=1), *_states(linear)]
-    tolerance = TOLERANCE.get(model.dtype, COARSE)
+    tolerance = TOLERANCE.get(model.dtype, COARSE_TOLERANCE)
     if all(map(lambda a, b: near(a, b, tolerance), together, apart)):
         return None
     return "its forward over several tokens does not continue from its recurrent state"
 
 
 def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
-    """The last hidden states, (1, n, size), of a forward over n of the tokens 0, 1, 2, ..."""
+    """Return the last hidden states, (1, n, size), of a forward over n tokens."""
     known = inspect.signature(decoder.forward).parameters
     kwargs: dict[str, Any] = {"use_cache": True, "return_dict": True}
     kwargs["past_key_values" if "past_key_values" in known else "cache_params"] = cache
@@ -103,12 +105,12 @@ def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
 
 
 def _states(layers: list[Any]) -> list[torch.Tensor]:
-    """Copies of all states of some layers."""
+    """Return copies of all states of some layers."""
     kinds = [states for layer in layers for states in linear_states(layer)]
     return [state.clone() for kind in kinds for state in kind.values() if state is not None]
 
 
 def near(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
-    """Whether two tensors differ by at most a share of the norm."""
+    """Whether two tensors differ by at most ``tolerance`` times the norm of ``other``."""
     difference = (one.float() - other.float()).norm()
     return bool(difference <= tolerance * other.float().norm().clamp(min=1e-6))

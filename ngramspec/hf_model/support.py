@@ -1,4 +1,4 @@
-"""Which models and which calls of ``generate`` are refused, with the reason and a remedy."""
+"""Checks that refuse unsupported models and calls of ``generate``, with the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS
 from ngramspec.hf_model.compat.versions import has
 from ngramspec.hf_model.traits import Traits, embedding_count
 
-ONE_BEAM = "pass num_beams=1"
-# Ways to decode that transformers fetches from its hub, with trust_remote_code=True, and the value
-# of each, beside None, that switches it off.
-REMOTE = {
+# Arguments of decoding modes that transformers loads from its hub with trust_remote_code=True, and
+# the value other than None that switches each off.
+HUB_MODES_OFF = {
     "constraints": None,
     "dola_layers": None,
     "force_words_ids": None,
@@ -26,7 +25,7 @@ REMOTE = {
     "penalty_alpha": 0,
 }
 # Arguments of ``generate`` that rule speculation out, and the value that switches each off.
-OFF = REMOTE | {
+OFF_VALUES = HUB_MODES_OFF | {
     "assistant_early_exit": None,
     "assistant_model": None,
     "assistant_tokenizer": None,
@@ -38,7 +37,7 @@ OFF = REMOTE | {
 
 
 def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
-    """Raise an UnsupportedError if the model is of a kind that cannot be speculated with."""
+    """Raise an UnsupportedError if the model does not support speculation."""
     name, names = type(model).__name__, classes.names_of(model)
     if model_kwargs.get("use_cache") is False:
         raise UnsupportedError("use_cache=False leaves nothing to roll back; pass use_cache=True")
@@ -61,17 +60,17 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     if "input_ids" in parameters and "past_key_values" not in parameters and not recurrent:
         raise UnsupportedError(f"{name} keeps no key-value cache; speculation needs one")
     if hf_private.updates_kwargs_itself(type(model)):
-        raise UnsupportedError(f"{name} prepares its inputs between steps by a method of its own")
+        raise UnsupportedError(f"{name} overrides how its inputs are updated between steps")
     method = hf_private.own_loop_method(type(model))
     if method is not None:
         raise UnsupportedError(
-            f"{name} has a {method} of its own, which speculation would leave out; pass"
+            f"{name} overrides {method}, which speculation would skip; pass"
             " Speculator(unsupported='plain') to decode with it"
         )
 
 
 def plain_method(config: Any) -> str | None:
-    """Name of the model's own method for plain decoding under ``config``; None: a remote one."""
+    """Name of the baseline's decoding method under ``config``; None: it is loaded from the hub."""
     from transformers.generation.utils import GENERATION_MODES_MAPPING
 
     method = str(GENERATION_MODES_MAPPING[config.get_generation_mode()])
@@ -79,10 +78,10 @@ def plain_method(config: Any) -> str | None:
 
 
 def check_adapter(model: Any) -> None:
-    """Raise an UnsupportedError if ``model`` has an adapter whose effect depends on the width.
+    """Raise an UnsupportedError if an adapter's effect depends on the width of the forward.
 
-    An adapter of weights stores its configuration on the model that it changed. One that learned a
-    prompt stores it on a wrapper, which prepares the model's inputs while it generates.
+    An adapter that changes weights stores its configuration on the model. One that learned a prompt
+    stores it on a wrapper, which prepares the model's inputs during generation.
     """
     wrapper = getattr(model.prepare_inputs_for_generation, "__self__", model)
     configs = getattr(wrapper, "peft_config", None) or {}
@@ -90,18 +89,18 @@ def check_adapter(model: Any) -> None:
         if getattr(config, "is_prompt_learning", False):
             kind = str(getattr(config.peft_type, "value", config.peft_type))
             raise UnsupportedError(
-                f"the adapter {name!r} ({kind}) forwards one token at a time behind its own prompt;"
+                f"the adapter {name!r} ({kind}) forwards one token at a time after its own prompt;"
                 " use one that changes weights, such as LoRA"
             )
         if getattr(config, "alora_invocation_tokens", None):
             raise UnsupportedError(
-                f"the adapter {name!r} is an activated LoRA, which counts where it begins from the"
-                " end of each forward; use a LoRA without alora_invocation_tokens"
+                f"the adapter {name!r} is an activated LoRA, whose start is counted from the end of"
+                " each forward; use a LoRA without alora_invocation_tokens"
             )
 
 
 def check_cache(traits: Traits, cache: KVCache) -> None:
-    """Raise an UnsupportedError if a model goes on otherwise over a cache of this kind.
+    """Raise an UnsupportedError if a model's output would differ with a cache of this kind.
 
     Args:
         traits: of the model.
@@ -122,7 +121,7 @@ def check_cache(traits: Traits, cache: KVCache) -> None:
 
 
 def check_states(traits: Traits, call: CallTraits) -> None:
-    """Raise an UnsupportedError if attentions are asked for that single tokens do not have."""
+    """Raise an UnsupportedError if the requested attentions differ from those of single tokens."""
     if not any("attentions" in name for name in call.states):
         return
     remedy = "pass output_attentions=False"
@@ -131,7 +130,7 @@ def check_states(traits: Traits, call: CallTraits) -> None:
             f"output_attentions=True is not supported with sliding-window attention; {remedy}"
         )
     found = traits.names & classes.ATTENDS_BY_OUTPUT
-    if found and traits.attention == "sdpa":  # plain decoding's text changes, too
+    if found and traits.attention == "sdpa":  # the baseline's output changes, too
         raise UnsupportedError(
             f"{min(found)} attends differently under sdpa with output_attentions=True;"
             f" {remedy}, or load it with attn_implementation='eager'"
@@ -139,7 +138,7 @@ def check_states(traits: Traits, call: CallTraits) -> None:
 
 
 def check_request(config: Any) -> None:
-    """Raise an UnsupportedError if settings of ``generate`` rule speculation out; it names them."""
+    """Raise an UnsupportedError that names the settings of ``generate`` that are unsupported."""
     if (config.num_beams or 1) > 1:
         check_beams(config)
     asked = {
@@ -147,14 +146,16 @@ def check_request(config: Any) -> None:
         "use_mtp": bool(getattr(config, "use_mtp", False)),
         "assistant_early_exit": config.assistant_early_exit is not None,
     }
-    asked |= {name: getattr(config, name, None) not in (None, off) for name, off in REMOTE.items()}
+    asked |= {
+        name: getattr(config, name, None) not in (None, off) for name, off in HUB_MODES_OFF.items()
+    }
     refused = {name: getattr(config, name) for name, ruled_out in asked.items() if ruled_out}
     if refused:
         raise UnsupportedError(refusal(refused))
 
 
 def check_beams(config: Any) -> None:
-    """Raise an UnsupportedError if a beam search is of a kind that cannot be speculated with."""
+    """Raise an UnsupportedError if a beam search samples or sets ``low_memory``."""
     if config.do_sample:
         raise UnsupportedError(
             f"num_beams={config.num_beams} with do_sample=True cannot be combined with a"
@@ -165,7 +166,7 @@ def check_beams(config: Any) -> None:
 
 
 def check_beams_of(model: Any, beams: int) -> None:
-    """Raise an UnsupportedError if a model has a beam search of its own.
+    """Raise an UnsupportedError if a model with several beams overrides beam search.
 
     Args:
         model: a transformers model.
@@ -173,32 +174,34 @@ def check_beams_of(model: Any, beams: int) -> None:
     """
     if beams > 1 and hf_private.searches_beams_itself(type(model)):
         name = type(model).__name__
-        raise UnsupportedError(f"num_beams={beams}: {name} has its own beam search; {ONE_BEAM}")
+        raise UnsupportedError(
+            f"num_beams={beams}: {name} has its own beam search; pass num_beams=1"
+        )
 
 
 def refusal(settings: dict[str, Any]) -> str:
-    """The message for settings that rule speculation out.
+    """Return the message for settings that rule speculation out.
 
-    The remedy names arguments, as these override a checkpoint's own config, too.
+    The remedy names arguments, because these override a checkpoint's config as well.
 
     Args:
         settings: values by name; None: the value is not shown.
     """
     shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
     found = ", ".join(shown)
-    remedy = ", ".join(f"{name}={OFF[name]!r}" for name in settings)
+    remedy = ", ".join(f"{name}={OFF_VALUES[name]!r}" for name in settings)
     return f"{found} cannot be combined with a Speculator; pass {remedy}"
 
 
 def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
     """Raise a ValueError for an empty prompt, or for ids that the model has no embedding for.
 
-    Placeholders, of an image for instance, may lie outside the vocabulary.
+    Placeholders, for example of an image, may be outside the vocabulary.
 
     Args:
         model: a transformers model.
         input_ids: int64 (batch, prompt).
-        model_kwargs: of its forward; with ``inputs_embeds`` nothing is checked.
+        model_kwargs: of its forward; nothing is checked if they include ``inputs_embeds``.
     """
     if model_kwargs.get("inputs_embeds") is not None:
         return
@@ -215,7 +218,7 @@ def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, An
 
 
 def placeholders(config: Any) -> set[int]:
-    """Token ids of a model's configuration that stand for an image, sound, and the like."""
+    """Token ids of placeholders for an image, audio and the like in a model's configuration."""
     text = ("bos", "eos", "pad", "decoder_start", "sep", "cls", "mask", "unk")
     return {
         value

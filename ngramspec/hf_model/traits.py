@@ -1,4 +1,4 @@
-"""What is known of a model before its first forward."""
+"""Properties of a model that are known before its first forward."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ class Traits:
     Attributes:
         name: of its class, for messages.
         names: of its class and of all its base classes.
-        stock: the class of transformers whose steps it runs, its own or a base class; None: it has
-            steps of its own.
+        stock: its own class or a base class in transformers, whose step methods it does not
+            override; None: it overrides some.
         encodes: whether it is an encoder-decoder model.
         attention: name of its decoder's attention implementation, such as "sdpa".
         standard_masks: whether its masks are made by transformers' own function.
-        own_masks: whether it has a ``create_masks_for_generate`` of its own.
+        own_masks: whether it defines ``create_masks_for_generate``.
         passes_masks: whether a mask of four dimensions reaches its attention unchanged.
-        windows: whether its masks hide what is behind a window, whatever its cache keeps.
-        alibi: whether its attention adds biases by distance, made from a mask per token.
-        by_slot: whether it finds a token by its slot in the cache, not by its position.
-        reads_text: whether it prepares its inputs itself, and may look at all committed tokens.
+        windows: whether its masks hide positions outside a window, even if its cache keeps them.
+        alibi: whether its attention adds biases by distance, computed from the 2D mask.
+        by_slot: whether it finds a token by its slot in the cache instead of its position.
+        reads_text: whether it prepares its inputs itself, and may read all committed tokens.
         takes_positions: whether it uses the ``position_ids`` that it is given.
-        position_limit: how many positions it knows; None: any number.
-        embeddings: how many tokens it has embeddings for; None: unknown.
-        positionless_token: the id of the token that takes no position, where the model counts
-            positions by its tokens (M2M-100, TrOCR): after such a token a wider forward counts
-            differently.
-        rope_changes_at: from this length on, the rotary frequencies of all of a forward's positions
+        position_limit: number of positions that it supports; None: no limit.
+        embeddings: number of tokens that it has embeddings for; None: unknown.
+        positionless_token: id of the token that gets no position in a model that counts positions
+            by tokens (M2M-100, TrOCR). After such a token a wider forward counts differently.
+        rope_changes_at: from this length on, the rotary frequencies of all positions of a forward
             are different; None: never.
-        rope_grows: whether the rotary frequencies follow the largest position of a forward.
+        rope_grows: whether the rotary frequencies depend on the largest position of a forward.
         recurrent: whether it keeps a recurrent state.
         rereads_at: with more tokens than this, it drops a cache that holds fewer and reads all
             tokens again (Phi-3); None: never.
@@ -86,9 +85,9 @@ class Traits:
 
 
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
-    """The traits of a model, for inputs as ``generate`` prepared them.
+    """Return the traits of a model, for inputs as ``generate`` prepared them.
 
-    A ``prepare_inputs_for_generation`` from outside transformers is tried (``probe``).
+    A ``prepare_inputs_for_generation`` defined outside transformers is called once (``probe``).
 
     Args:
         model: a transformers model.
@@ -96,7 +95,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         kwargs: of its forward.
 
     Raises:
-        UnsupportedError: it prepares one token, whatever it is given.
+        UnsupportedError: ``prepare_inputs_for_generation`` cannot prepare two new tokens.
     """
     from transformers.generation.utils import GenerationMixin
 
@@ -135,7 +134,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
 
 
 def stock_class(model: Any) -> type | None:
-    """The class of transformers whose steps a model runs; None where a subclass has its own."""
+    """Return ``Traits.stock`` of a model."""
     for kind in type(model).__mro__:
         if classes.is_stock_model(kind):
             return kind
@@ -145,14 +144,14 @@ def stock_class(model: Any) -> type | None:
 
 
 def embedding_count(model: Any) -> int | None:
-    """How many tokens a model, or its decoder, has embeddings for; None: it does not say."""
+    """Number of tokens that a model, or its decoder, has embeddings for; None: unknown."""
     embedder = model.get_decoder() if model.config.is_encoder_decoder else model
     weight = getattr(embedder.get_input_embeddings(), "weight", None)
     return None if weight is None else int(weight.shape[0])
 
 
 def head_size(model: Any) -> int | None:
-    """How many tokens a model's output layer gives logits for; None: unknown."""
+    """Number of tokens that a model's output layer computes logits for; None: unknown."""
     weight = getattr(model.get_output_embeddings(), "weight", None)
     if isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point():
         return int(weight.shape[0])
@@ -160,11 +159,7 @@ def head_size(model: Any) -> int | None:
 
 
 def rope_changes_at(config: Any) -> int | None:
-    """From which length on the rotary frequencies of all positions are different, or None.
-
-    Args:
-        config: of the text model.
-    """
+    """Return ``Traits.rope_changes_at`` of a text model's config."""
     thresholds = [
         int(each["original_max_position_embeddings"])
         for each in _ropes(config)

@@ -164,7 +164,7 @@ def test_copies_share_the_weights(close):
 
 def test_models_of_other_tokens_are_refused_by_name(tiny, tmp_path):
     other = tiny_llama(vocab=50)
-    what = r"LlamaForCausalLM cannot draft for LlamaForCausalLM: it has 50 token ids, the target 97"
+    what = "LlamaForCausalLM cannot draft .*: it has 50 token ids, the target has 97"
     with pytest.raises(UnsupportedError, match=what):
         generated(tiny, ModelDrafter(other))
     from tokenizers import Tokenizer, models
@@ -178,7 +178,7 @@ def test_models_of_other_tokens_are_refused_by_name(tiny, tmp_path):
         tiny.save_pretrained(tmp_path / name)
         folders.append(str(tmp_path / name))
     target = type(tiny).from_pretrained(folders[0])
-    with pytest.raises(UnsupportedError, match="two.* cannot draft for .*one.*: its tokenizer is"):
+    with pytest.raises(UnsupportedError, match="two.* cannot draft for .*one.*: their tokenizers"):
         generated(target, f"model({folders[1]})")
     generated(target, f"model({folders[0]})", new=5)
 
@@ -227,5 +227,5 @@ def test_another_target_is_compared_too():
     del first
     gc.collect()
     assert drafter.checked_for() is None
-    with pytest.raises(UnsupportedError, match="has 97 token ids, the target 50"):
+    with pytest.raises(UnsupportedError, match="has 97 token ids, the target has 50"):
         generated(tiny_llama(vocab=50), drafter, new=5)

@@ -102,15 +102,15 @@ CASES = {
     "ALiBi": lambda known: traits(known, alibi=True),
     "masks made or changed by the model": lambda known: traits(known, passes_masks=False),
     "eager attention": lambda known: traits(known, attention="eager"),
-    "a create_masks_for_generate of the model": lambda known: traits(known, own_masks=True),
+    "model overrides create_masks_for_generate": lambda known: traits(known, own_masks=True),
     "static cache": lambda known: call(known, static=True),
     "rotary frequencies that depend on the length": lambda known: traits(known, rope_grows=True),
     "input preparation of a model outside transformers": lambda known: traits(
         known, reads_text=True, stock=None
     ),
     "inputs other than text": lambda known: replace(known, kwargs=PLAIN | {"pixel_values": MASK}),
-    "a cache that holds tokens already": lambda known: call(known, cached=3),
-    "a cache of the caller": lambda known: call(known, keeps_cache=True),
+    "cache that holds tokens before the prefill": lambda known: call(known, cached=3),
+    "cache of the caller": lambda known: call(known, keeps_cache=True),
     "masks widened after the prefill (GIT), with masked positions": lambda known: traits(
         replace(known, kwargs=PLAIN | {"attention_mask": MASK * 0}),
         names=frozenset({"GitForCausalLM"}),

@@ -10,7 +10,7 @@ from conftest import tiny_llama
 
 from ngramspec.hf_model.call import CallTraits
 from ngramspec.hf_model.inputs.growth import next_position, prompt_end
-from ngramspec.hf_model.limits import LONGEST_PREFILL_DRAFT, DraftLimits
+from ngramspec.hf_model.limits import MAX_PREFILL_DRAFT_TOKENS, DraftLimits
 from ngramspec.hf_model.traits import traits_of
 
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -62,7 +62,7 @@ def limits(call=CALL, next_position=10, **traits):
 def test_nothing_limits_a_draft():
     assert limits().longest(50, None) is None
     assert limits().longest(50, 8) == 7  # the last committed token takes a position
-    assert limits().prefill() == LONGEST_PREFILL_DRAFT
+    assert limits().prefill() == MAX_PREFILL_DRAFT_TOKENS
 
 
 def test_the_position_limit():

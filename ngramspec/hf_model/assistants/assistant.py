@@ -1,4 +1,4 @@
-"""A small transformers model that drafts: its cache, its forwards, and whose tokens it speaks."""
+"""A small transformers model that drafts: its cache, its forwards, and its vocabulary."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ngramspec.hf_model.traits import embedding_count, head_size
 
 
 class AssistantModel:
-    """One sequence in a drafting model. It can forget any number of its last tokens.
+    """One sequence in a drafting model, which can drop any number of its last tokens.
 
     Attributes:
-        vocab: how many ids it has logits for.
+        vocab: number of token ids that it computes logits for.
         length: tokens read.
 
     Args:
-        model: a causal language model of transformers, with full attention in every layer.
+        model: a causal language model of transformers with full attention in every layer.
     """
 
     def __init__(self, model: Any) -> None:
@@ -34,22 +34,22 @@ class AssistantModel:
 
     @property
     def room(self) -> int | None:
-        """Most tokens that it can read; None: any number."""
+        """Maximum number of tokens that it can read; None: no limit."""
         most = getattr(self.model.config, "max_position_embeddings", None)
         return most if isinstance(most, int) and most > 0 else None
 
     def forward(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
-        """Read tokens behind those read before.
+        """Read further tokens.
 
         Args:
             tokens: int64 (n,), on any device.
-            last: of how many of them the logits are wanted, 1..n.
+            last: number of last tokens to return logits for, 1..n.
 
         Returns:
-            (last, vocab), what follows each of the last tokens, in the model's dtype.
+            (last, vocab), logits of the token after each of the last tokens, in the model's dtype.
 
         Raises:
-            UnsupportedError: the model's cache cannot forget.
+            UnsupportedError: the model's cache cannot be truncated.
         """
         cache = None if self._cache is None else self._cache.cache
         kept = {"logits_to_keep": last} if self._keeps else {}
@@ -78,14 +78,14 @@ class AssistantModel:
         return cache
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens read."""
+        """Drop all tokens read except the first ``length``."""
         if self._cache is not None and length < self.length:
             self._cache.truncate(self.length - length)
         self.length = min(length, self.length)
 
 
 def read_folder(path: str, like: Any) -> Any:
-    """The causal language model of a local folder, on the device and in the dtype of another.
+    """Load a causal language model from a local folder, on the device and in the dtype of ``like``.
 
     Raises:
         OSError: there is no such folder. Nothing is downloaded.
@@ -97,13 +97,13 @@ def read_folder(path: str, like: Any) -> Any:
 
 
 def named(model: Any) -> str:
-    """A model's class, and where it was loaded from."""
+    """Return a model's class and the place that it was loaded from."""
     place = getattr(model, "name_or_path", "")
     return f"{type(model).__name__} ({place})" if place else type(model).__name__
 
 
 def tokenizer_of(model: Any) -> Any:
-    """The tokenizer in the local folder that a model was loaded from; None: there is none."""
+    """Load the tokenizer in the local folder that a model was loaded from; None: there is none."""
     place = Path(getattr(model, "name_or_path", "") or "")
     if not (place / "tokenizer.json").is_file():
         return None
@@ -118,20 +118,18 @@ def check_assistant(assistant: Any, target: Any, own: str | None, targets: str |
     Args:
         assistant: the drafting model.
         target: the model that verifies.
-        own: fingerprint of the assistant's tokenizer, or None where none is at hand.
-        targets: that of the target's.
+        own: fingerprint of the assistant's tokenizer; None: there is no tokenizer.
+        targets: fingerprint of the target's tokenizer; None: there is no tokenizer.
     """
     what = f"{named(assistant)} cannot draft for {named(target)}: "
     if getattr(assistant.config, "is_encoder_decoder", False):
         raise UnsupportedError(what + "it is an encoder-decoder model")
     if own is not None and targets is not None:
         if own != targets:
-            raise UnsupportedError(
-                f"{what}its tokenizer is another one ({own[:12]}, {targets[:12]})"
-            )
+            raise UnsupportedError(f"{what}their tokenizers differ ({own[:12]}, {targets[:12]})")
         return
     sizes = head_size(assistant), head_size(target)
     if sizes[0] is None or embedding_count(assistant) is None:
-        raise UnsupportedError(what + "it has no embeddings or no head of its own")
+        raise UnsupportedError(what + "it has no embeddings or no output layer")
     if sizes[1] is not None and sizes[0] != sizes[1]:
-        raise UnsupportedError(f"{what}it has {sizes[0]} token ids, the target {sizes[1]}")
+        raise UnsupportedError(f"{what}it has {sizes[0]} token ids, the target has {sizes[1]}")

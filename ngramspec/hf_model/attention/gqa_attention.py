@@ -1,17 +1,18 @@
 """Grouped-query attention on a CPU without a copy of the cache for every query head.
 
-A forward over several positions has a mask, and under a mask transformers' sdpa attention first
+A forward over several positions has a mask, and with a mask transformers' sdpa attention first
 repeats a layer's keys and values for all query heads of their group, because some GPU kernels need
 that. torch's CPU kernel reads them in place, with the same arithmetic in the same order. The copies
-alone are some 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec replaces "sdpa" by a
-function that leaves the copies out inside ngramspec's own forwards, with bitwise equal results. In
-all other forwards it calls transformers' own function.
+take about 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec replaces "sdpa" by a
+function that makes no copies inside ngramspec's own forwards, with bitwise equal results. In all
+other forwards it calls transformers' function.
 
-In bfloat16 the kernel converts the keys for each query head anew, which for a few positions takes
-longer than the products. There the query heads of a group are passed as further positions of
-one head, so that keys are read once for the group: half the time (batches of 4 to 16 rows). It is
-done up to ``FOLDED`` positions, where the kernel works on one block. The bits were the same on the
-processor where this was measured; another may round the wider product otherwise.
+In bfloat16 the kernel converts the keys again for each query head, which takes longer than the
+products if there are few positions. In that case the query heads of a group are passed as
+additional positions of one head, so that keys are read once per group. This halves the time
+(batches of 4 to 16 rows). It is done up to ``MAX_FOLDED_POSITIONS``, which the kernel handles in
+one block. The results were bitwise equal on the processor where this was measured; other processors
+may round the wider product differently.
 """
 
 from __future__ import annotations
@@ -41,22 +42,23 @@ class Splits(Protocol):
         value: torch.Tensor,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """What each position attends to, (batch, n, heads, size), by calls of ``own``."""
+        """Return the attention output, (batch, n, heads, size), computed by calls of ``own``."""
 
 
-TAKEN = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal")
-REFUSED = ("softcap", "output_attentions")  # arguments that are left to the original function
-FOLDED = 32  # most query positions of a group, over its heads: the kernel's block of them
+# Arguments that ``grouped`` handles, and arguments that it leaves to the original function.
+HANDLED = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal")
+UNHANDLED = ("softcap", "output_attentions")
+MAX_FOLDED_POSITIONS = 32  # query positions of a group over all its heads: the kernel's block size
 
 
 class _Thread(threading.local):
-    """What a thread's forwards are doing.
+    """State of one thread's forwards.
 
     Attributes:
         on: whether they attend without copies.
-        masks: of the current forward, by identity, dtype and how often positions are repeated: as
-            it was given and as it is added to the scores.
-        splits: what splits their attention by sequences; None: nothing does.
+        masks: of the current forward, by identity, dtype and number of repetitions of its
+            positions: the mask as given, and as added to the scores.
+        splits: splits their attention by sequences; None: it is not split.
     """
 
     on = False
@@ -71,10 +73,10 @@ _thread = _Thread()
 
 @contextmanager
 def in_place(device: torch.device) -> Iterator[None]:
-    """The context in which this thread's forwards attend without copies, on a CPU.
+    """Return a context in which this thread's forwards attend without copies.
 
     Args:
-        device: of the forwards; on others than a CPU nothing changes.
+        device: of the forwards; there is no effect unless it is a CPU.
     """
     if device.type != "cpu":
         yield
@@ -91,7 +93,7 @@ def in_place(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def split_by(splits: Splits) -> Iterator[None]:
-    """The context in which this thread's attention is split by sequences; after ``install``."""
+    """Return a context that splits this thread's attention by sequences; needs ``install``."""
     before, _thread.splits = _thread.splits, splits
     try:
         yield
@@ -100,19 +102,19 @@ def split_by(splits: Splits) -> Iterator[None]:
 
 
 def grouped(original: Attention) -> Attention:
-    """transformers' sdpa attention, which makes no copies inside ``in_place``.
+    """Return an sdpa attention that makes no copies inside ``in_place``.
 
     Args:
-        original: transformers' function.
+        original: transformers' sdpa attention.
 
     Returns:
-        A function of the same arguments: query (batch, heads, n, size), key and value (batch, key
+        A function with the same arguments: query (batch, heads, n, size), key and value (batch, key
         heads, keys, size), attention_mask (batch or 1, 1, n, keys). It returns (batch, n, heads,
         size), and None in place of attention weights.
     """
     parameters = inspect.signature(original).parameters.values()
-    beside = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    others = (*(name for name in beside if name not in TAKEN), *REFUSED)
+    named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    others = (*(name for name in named if name not in HANDLED), *UNHANDLED)
 
     def attend_row(
         module: torch.nn.Module,
@@ -146,7 +148,7 @@ def grouped(original: Attention) -> Attention:
                 **kwargs,
             )
         positions, group = query.shape[2], query.shape[1] // key.shape[1]
-        if query.dtype != torch.bfloat16 or positions * group > FOLDED:
+        if query.dtype != torch.bfloat16 or positions * group > MAX_FOLDED_POSITIONS:
             group = 1
         out = scaled_dot_product_attention(
             _fold(query, group),
@@ -178,7 +180,7 @@ def grouped(original: Attention) -> Attention:
 
 
 def _fold(query: torch.Tensor, group: int) -> torch.Tensor:
-    """Query heads of each group as further positions: (batch, heads / group, group * n, size)."""
+    """Reshape a group's query heads into positions: (batch, heads / group, group * n, size)."""
     if group == 1:
         return query
     batch, heads, positions, size = query.shape
@@ -186,12 +188,12 @@ def _fold(query: torch.Tensor, group: int) -> torch.Tensor:
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tensor:
-    """A mask as torch adds it to the scores, made once for all layers with the same mask.
+    """Return a mask as torch adds it to the scores, made once for all layers with the same mask.
 
     Args:
-        mask: (batch or 1, 1, n, keys), bool or what is added already.
+        mask: (batch or 1, 1, n, keys), bool, or floats to add to the scores.
         dtype: of the scores.
-        times: how often to repeat its positions.
+        times: number of repetitions of its positions.
     """
     if mask.dtype != torch.bool and times == 1:
         return mask
@@ -207,10 +209,10 @@ def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tens
 
 
 def install() -> bool:
-    """Register ``grouped`` as "sdpa", unless "sdpa" is no longer transformers' own function.
+    """Register ``grouped`` as "sdpa", unless another function than transformers' is registered.
 
     Returns:
-        whether "sdpa" is a function of ``grouped``.
+        whether "sdpa" is now a function returned by ``grouped``.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface

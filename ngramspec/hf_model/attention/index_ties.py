@@ -1,11 +1,12 @@
-"""Which keys an index selects among equal scores: those that a forward of one token selects.
+"""Indexed attention that breaks ties between keys as a forward of one token does.
 
 Indexed attention (DeepSeek-V3.2, GLM-DSA, Dots3) attends to the ``index_topk`` keys of the highest
-index scores. Scores can be exactly equal: they are zero for a key at which no head of the index
-fires, and for all keys behind a token whose embedding is zero, as a padding token's is. Which of
-equal scores ``torch.topk`` returns depends on how many scores there are, masked ones included. So a
-forward over several tokens could select other keys than one token after another, and its text would
-differ. In a forward over a draft each position therefore selects among the keys up to its own.
+index scores. Scores can be exactly equal: they are zero for a key at which no head of the index has
+a positive score, and for all keys of a query token with a zero embedding, such as a padding token.
+Which of several equal scores ``torch.topk`` returns depends on the number of scores, including
+masked ones. So a forward over several tokens could select other keys than forwards of single
+tokens, and its output would differ. In a forward over a draft, each position therefore selects only
+among the keys up to its own.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from torch.overrides import TorchFunctionMode
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.classes import indexers_of
 
-TOPK = (torch.topk, torch.Tensor.topk)
+TOPK_FUNCTIONS = (torch.topk, torch.Tensor.topk)
 _indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
 
 
 @contextmanager
 def selecting_alone(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Iterator[None]:
-    """Let each position of this thread's next forward select keys as it would in one of its own.
+    """Let each position of this thread's next forward select keys as in a separate forward.
 
-    Changed are selections among all keys, in modules whose class is named "...Indexer".
+    This changes selections among all keys, in modules whose class name ends in "Indexer".
 
     Args:
         model: a transformers model.
-        cache: of it, before the forward; without indexed attention nothing changes.
-        inputs: of the forward, with its positions in the order of the text; with one of them
-            nothing changes.
+        cache: of the model, before the forward; there is no effect without indexed attention.
+        inputs: of the forward, with positions in the order of the text; there is no effect on a
+            single position.
     """
     positions = inputs["input_ids"].shape[1] if cache.indexed else 1
     if positions == 1:
@@ -58,7 +59,7 @@ def selecting_alone(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Itera
     try:
         yield
     finally:
-        entered.close()  # an interrupt passes by the hooks
+        entered.close()  # the hooks do not run after an interrupt
         for hook in hooks:
             hook.remove()
 
@@ -70,7 +71,7 @@ def _indexers_of(model: Any) -> list[Any]:
 
 
 class _Alone(TorchFunctionMode):
-    """``topk`` of (batch, positions, keys), for each position of the keys up to its own."""
+    """Runs ``topk`` of (batch, positions, keys) for each position on the keys up to its own."""
 
     def __init__(self, positions: int, keys: int) -> None:
         super().__init__()
@@ -85,10 +86,10 @@ class _Alone(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        if func in TOPK and args[0].shape[1:] == (self.positions, self.keys):
+        if func in TOPK_FUNCTIONS and args[0].shape[1:] == (self.positions, self.keys):
             scores, selected = args[0], found[0].shape[-1]
             for at, seen in enumerate(range(self.keys - self.positions + 1, self.keys)):
-                if seen > selected:  # else it attends to all that it sees
+                if seen > selected:  # otherwise it attends to all keys up to its own
                     own = func(scores[:, at : at + 1, :seen], *args[1:], **kwargs)
                     for whole, row in zip(found, own, strict=True):
                         whole[:, at : at + 1] = row

@@ -1,7 +1,7 @@
 """Masks and positions of a token tree in one forward.
 
-The forward's position 0 is the last committed token, position i + 1 is node i. A node attends to
-the committed text, to its ancestors and to itself, and its depth gives its position in the text
+The forward's position 0 is the last committed token, and position i + 1 is node i. A node attends
+to the committed text, to its ancestors and to itself. Its depth determines its position in the text
 (SpecInfer, Miao et al. 2024, section 4.2).
 """
 
@@ -20,7 +20,7 @@ Trees = Sequence[Int32 | None]  # the parents of each row's draft; None: it is a
 
 
 def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which of a forward's positions attends to which, and the depth of each.
+    """Return which positions of a forward attend to which, and the depth of each.
 
     Args:
         parents: int32 (n,), parents[i] < i, -1 for the last committed token.
@@ -43,18 +43,18 @@ def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
 
 
 def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> torch.Tensor:
-    """Positions in the text of each row's last committed token and of its draft behind it.
+    """Return the positions in the text of each row's last committed token and of its draft.
 
-    A row with fewer nodes than another repeats its last one's position, so that none lies beyond
-    what the model knows.
+    A row with fewer nodes than another repeats the position of its last node, so that no position
+    exceeds the model's limit.
 
     Args:
-        last: int64 (..., rows, 1), the last committed tokens'.
-        trees: of the rows.
-        lengths: of each row, 1 + its nodes.
+        last: int64 (..., rows, 1), positions of the last committed tokens.
+        trees: one for each row.
+        lengths: for each row, 1 + its number of nodes.
 
     Returns:
-        int64 (..., rows, n + 1), for n nodes of the longest draft.
+        int64 (..., rows, n + 1), where n is the number of nodes of the longest draft.
     """
     depths = np.zeros((len(trees), max(lengths)), np.int64)
     for row, parents, length in zip(depths, trees, lengths, strict=True):
@@ -66,16 +66,17 @@ def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> 
 
 
 def attended(trees: Trees, width: int, device: torch.device) -> torch.Tensor:
-    """Which of a forward's positions attends to which, on a device.
+    """Return which positions of a forward attend to which, on a device.
 
     Args:
-        trees: of the rows; nothing: all drafts are chains.
-        width: of the forward, greater than any row's nodes. What is behind a row's draft attends to
-            all positions before it, so that its scores are finite.
+        trees: one for each row; empty: all drafts are chains.
+        width: positions of the forward, more than any row's nodes. Positions after a row's draft
+            attend to all positions before them, so that their scores are finite.
         device: of the model.
 
     Returns:
-        bool (rows, width, width), True where the row attends to the column; 1 row without trees.
+        bool (rows, width, width), True where the row attends to the column; rows is 1 if there are
+        no trees.
     """
     sees = np.tri(width, dtype=np.bool_)[None].repeat(max(len(trees), 1), axis=0)
     for own, parents in zip(sees, trees, strict=False):
@@ -93,21 +94,21 @@ def tree_mask(
     eager: bool,
     keys: int | None = None,
 ) -> torch.Tensor:
-    """The attention mask of a forward of w positions behind ``length`` ones in the cache.
+    """Return the attention mask of a forward of w positions after ``length`` ones in the cache.
 
     Args:
-        sees: bool (w, w), or (batch, w, w), which of the forward's positions attends to which.
-        past: (batch, length or more), 0 at positions of the cache that no row attends to; None: all
-            rows attend to all.
+        sees: bool (w, w) or (batch, w, w), which of the forward's positions attend to which.
+        past: (batch, length or more), 0 at positions of the cache that are not attended to; None:
+            all positions are attended to.
         length: positions in the cache.
         like: a tensor on the device and in the dtype of the model.
-        eager: whether the attention adds its mask to the scores, instead of taking a bool.
-        keys: columns of the mask, >= length + w; those behind the forward's own are masked. None:
+        eager: whether the attention adds its mask to the scores, instead of accepting bools.
+        keys: columns of the mask, >= length + w; those after the forward's own are masked. None:
             length + w.
 
     Returns:
-        (batch, 1, w, keys): bool, or 0 and the dtype's lowest value. Without ``past`` there are as
-        many rows as ``sees`` has.
+        (batch, 1, w, keys): bool, or 0 and the dtype's lowest value. The batch size is that of
+        ``sees`` if there is no ``past``.
     """
     own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
     own = own.to(like.device, non_blocking=True)

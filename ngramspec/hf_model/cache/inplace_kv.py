@@ -1,11 +1,11 @@
-"""Dynamic cache layers that write new keys and values behind the old ones, without copying these.
+"""Dynamic cache layers that append new keys and values without copying the old ones.
 
 A dynamic layer of transformers concatenates: every forward copies all keys and values of all layers
-into new tensors. After a rollback it copies each head separately, as the rejected positions lie at
-the end of each head's memory. The copies take 1 to 2 % of a forward with 500 tokens of context, and
-5 to 9 % with 3000 (SmolLM2-135M, two cores). So while a generation runs, its layers keep free room
-behind what they hold. The values are the same, and each head's positions are contiguous as before;
-only the stride between heads is larger.
+into new tensors. After a rollback it copies each head separately, because the rejected positions
+are at the end of each head's memory. The copies take 1 to 2 % of a forward with 500 tokens of
+context, and 5 to 9 % with 3000 (SmolLM2-135M, two cores). So during a generation, its layers keep
+free memory after the positions that they hold. The values are the same, and each head's positions
+are contiguous as before; only the stride between heads is larger.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import torch
 
 from ngramspec.hf_model.compat.layers import replace_update
 
-MIN_FREE_POSITIONS = 128  # least free positions when a layer's memory is allocated;
-FREE_SHARE = 16  # one for every 16 positions that it holds, if that is more
+# Free positions in a layer's newly allocated memory: the greater of the two. Not tuned.
+MIN_FREE_POSITIONS = 128
+HELD_PER_FREE_POSITION = 16  # one free position for every 16 that the layer holds
 
 
 class InPlace:
     """An ``update`` for a dynamic layer, in memory that belongs to this generation alone.
 
-    What the layer held before is copied into that memory first, so nothing is written to tensors
-    that a caller may hold. Under ``torch.compile``, and for states of another shape, dtype or
-    device than those held, it calls the layer's own ``update``. A deep copy of the layer gets an
-    ``InPlace`` of its own.
+    The layer's earlier contents are copied into that memory first, so nothing is written to tensors
+    that a caller may hold. Under ``torch.compile``, and for states whose shape, dtype or device
+    differs from those held, it calls the layer's original ``update``. A deep copy of the layer gets
+    a separate ``InPlace``.
 
     Args:
         layer: a DynamicLayer.
@@ -45,7 +46,7 @@ class InPlace:
 
         Args:
             key, value: (batch, heads, n, size).
-            args, kwargs: for the layer's own ``update``.
+            args, kwargs: for the layer's original ``update``.
 
         Returns:
             keys and values, (batch, heads, length, size) each.
@@ -61,7 +62,7 @@ class InPlace:
 
 
 def grow_in_place(layer: Any) -> None:
-    """Have a dynamic layer grow without copies from here on, through any number of generations."""
+    """Have a dynamic layer grow without copies, for any number of generations."""
     replace_update(layer, InPlace(layer).update)
 
 
@@ -71,7 +72,7 @@ def grows_in_place(layer: Any) -> bool:
 
 
 def close_up(layer: Any) -> None:
-    """Free the room behind what a layer holds, with the rejected states that lie there."""
+    """Free a layer's unused memory, which may hold rejected states."""
     if layer.is_initialized:
         layer.keys, layer.values = _alone(layer.keys), _alone(layer.values)
 
@@ -102,8 +103,7 @@ class _Memory:
         """Append ``new`` to ``held``.
 
         Args:
-            held: (batch, heads, length, size): a view of this memory, truncated or not; anything
-                else is copied into it.
+            held: (batch, heads, length, size), copied unless it is a view of this memory.
             new: (batch, heads, n, size).
 
         Returns:
@@ -119,8 +119,8 @@ class _Memory:
             or held.data_ptr() != memory.data_ptr()
             or held.stride() != memory.stride()
         ):
-            room = max(MIN_FREE_POSITIONS, whole // FREE_SHARE)
-            with torch.inference_mode(False):  # calls outside of the mode may write to it, too
+            room = max(MIN_FREE_POSITIONS, whole // HELD_PER_FREE_POSITION)
+            with torch.inference_mode(False):  # calls outside inference mode may write to it, too
                 memory = held.new_empty((*held.shape[:2], whole + room, held.shape[3]))
             memory[:, :, :length] = held
             self._all = memory

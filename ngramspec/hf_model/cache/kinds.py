@@ -1,4 +1,4 @@
-"""Which kinds of caches and layers can be rolled back."""
+"""Check that a cache and its layers are of kinds that can be rolled back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ngramspec.hf_model.compat.layers import can_record, decoder_cache, is_offlo
 def check_kinds(cache: Any) -> None:
     """Raise an UnsupportedError if a cache of transformers is of a kind that cannot be rolled back.
 
-    Its layers are looked at, but for those of cross-attention.
+    All its layers except those of cross-attention are checked.
     """
     own = decoder_cache(cache)
     layers = list(getattr(own, "layers", []))

@@ -1,14 +1,14 @@
-"""Rolling a target's key-value cache back, one way per kind of layer.
+"""Rollback of a target's key-value cache, for each kind of layer.
 
-full attention   rejected positions are cut off; of an indexed layer, those of its index too
-sliding window   the layer keeps what slides out of its window until it is cropped; it must be
-                 cropped after every forward
+full attention   rejected positions are cut off, also in the index of an indexed layer
+sliding window   the layer keeps what leaves its window until it is cropped, which must happen
+                 after every forward
 convolution      see ``linear_state``
 recurrent state  see ``recurrent_state``
-static           the length is reduced in place; what lies behind it is masked
+static           the length is reduced in place; later positions are masked
 
-A dynamic layer can also be made to return keys and values of one constant length, as a static one
-does, or to grow without copies.
+A dynamic layer can also return keys and values of a constant length, as a static one does, or grow
+without copies.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class KVCache:
 
     Args:
         cache: what the model's forward takes and returns.
-        layers: all but those of its cross-attention.
-        recurrent: whether its linear layers have a recurrent state beside their convolution.
+        layers: all its layers except those of cross-attention.
+        recurrent: whether its linear layers have a recurrent state in addition to a convolution.
 
     Attributes:
         layers: those with keys and values of every position.
-        indexed: whether layers have an index of their keys.
-        checkpoint: of the linear layers, if they have a recurrent state; else None.
+        indexed: whether a layer has an index of its keys.
+        checkpoint: copies of the linear layers' recurrent states; None: they have none.
     """
 
     def __init__(self, cache: Any, layers: list[Any], *, recurrent: bool = False) -> None:
@@ -54,12 +54,12 @@ class KVCache:
         self._convolutions = LinearStates([] if recurrent else self._linear)
         self.checkpoint = Checkpoint(self._linear) if recurrent else None
         self._stretched = 0
-        self._updated: list[tuple[Any, Any]] = []  # layers, and the ``update`` that each had of its
-        # own, or None
+        # Layers whose ``update`` is replaced, and what ``replace_update`` returned for each.
+        self._updated: list[tuple[Any, Any]] = []
 
     @property
     def gap_obstacle(self) -> str | None:
-        """Which layers need the cache's positions to be those of the text; None: there are none."""
+        """Which layers do not allow gaps between the cache's positions; None: all do."""
         if self.checkpoint is not None:
             return "a recurrent state"
         if self._linear:
@@ -73,12 +73,12 @@ class KVCache:
 
     @property
     def slides(self) -> bool:
-        """Whether a layer forgets what is behind its window."""
+        """Whether a layer forgets positions that have left its window."""
         return bool(self._sliding)
 
     @property
     def capacity(self) -> int | None:
-        """Positions that it can hold; None: any number."""
+        """Positions that the cache can hold; None: no limit."""
         sizes = [int(layer.get_max_length()) for layer in self._static]
         return min(sizes, default=None)
 
@@ -93,9 +93,9 @@ class KVCache:
             fields.resize_static(layer, capacity)
 
     def stretch(self, length: int) -> None:
-        """Have dynamic layers return ``length`` keys and values, with zeros behind their own.
+        """Have dynamic layers return ``length`` keys and values, padded with zeros at the end.
 
-        The masks of the forwards must be as long. It lasts until ``release``.
+        The masks of the forwards must have the same length. It lasts until ``release``.
         """
         self._update(self.layers, lambda layer: _stretching(layer.update, length))
         self._stretched = length
@@ -103,7 +103,7 @@ class KVCache:
     def grow_in_place(self) -> None:
         """Have dynamic layers of full attention grow without copies, until ``release``.
 
-        Those that do so already go on doing so.
+        Layers that did so before keep doing so after ``release``.
         """
         dynamic = [layer for layer in self.layers if kind_of(layer) == DYNAMIC]
         layers = [layer for layer in dynamic if not grows_in_place(layer)]
@@ -114,31 +114,31 @@ class KVCache:
             self._updated.append((layer, fields.replace_update(layer, make(layer))))
 
     def length(self) -> int:
-        """Positions in the cache, of the layer that holds most. One host sync if it is static."""
+        """Positions in the longest layer. It costs one host sync if the cache is static."""
         layers = [each for each in self.layers if each not in self._static]
         layers += self._static[:1]  # all static layers are equally long
         return max((int(layer.get_seq_length()) for layer in layers), default=0)
 
     def record(self) -> None:
-        """From the next forward on, keep what slides out of windows until the next ``truncate``."""
+        """From the next forward on, keep what leaves the windows until the next ``truncate``."""
         for layer in self._sliding:
             layer.activate_past_recording()
         self._convolutions.record()
 
     def save(self, *, only_if: bool = True) -> None:
-        """Copy the recurrent states, if there are any, for ``restore``; or have no copy."""
+        """Copy the recurrent states for ``restore`` if ``only_if``; otherwise drop the copy."""
         if self.checkpoint is not None:
             self.checkpoint.save() if only_if else self.checkpoint.discard()
 
     def restore(self) -> bool:
-        """Put recurrent states back as they were at ``save``: whether there was a copy."""
+        """Restore the recurrent states copied by ``save``. Return whether there was a copy."""
         if self.checkpoint is None or not self.checkpoint.saved:
             return False
         self.checkpoint.restore()
         return True
 
     def truncate(self, count: int) -> None:
-        """Drop the last ``count`` positions; call it after every whole forward, with 0 too."""
+        """Drop the last ``count`` >= 0 positions; call it after every complete forward."""
         if count and self._static:
             fields.shorten_static(self._static, count)
         for layer in self.layers:
@@ -156,7 +156,7 @@ class KVCache:
     def truncate_to(self, length: int) -> None:
         """Drop all positions from ``length`` on, layer by layer, after an interrupted forward.
 
-        Convolutions go back to where they were before the forward, recurrent states to the
+        Convolutions return to their inputs before the forward, and recurrent states to the
         checkpoint, if there is one.
         """
         if length:
@@ -171,17 +171,17 @@ class KVCache:
             elif layer.is_sliding and length == 0:  # a crop may need what it no longer holds
                 fields.empty_sliding(layer)
             elif layer.is_sliding and not fields.records_past(layer):
-                continue  # a prefill in chunks has dropped what slid out, as plain decoding does
+                continue  # a prefill in chunks has dropped what left the window, as the baseline
             elif kind_of(layer) == INDEXED:
                 fields.truncate_indexed(layer, length)
             elif surplus or (layer.is_sliding and layer.is_initialized):
                 self._crop(layer, surplus)
 
     def release(self, *, outlives: bool = True) -> None:
-        """Have layers slide and grow again as in plain decoding.
+        """Have layers slide and grow again as in the baseline.
 
         Args:
-            outlives: whether the cache is used after the generation: if so, spare memory is freed.
+            outlives: whether the cache is used after the generation; then spare memory is freed.
         """
         for layer in self._sliding:
             fields.stop_recording(layer)
@@ -193,7 +193,7 @@ class KVCache:
         self._updated, self._stretched = [], 0
 
     def reorder(self, origins: Sequence[int]) -> None:
-        """Let each row continue another one; only rows that change are copied.
+        """Let each row continue another one. Only rows that change are copied.
 
         Args:
             origins: for each row, which one it continues.
@@ -209,7 +209,7 @@ class KVCache:
             fields.reorder_index(layer, origins)
 
     def _states_by_row(self) -> Iterator[torch.Tensor]:
-        """All states that there are, each (rows, ...), but for an index's positions."""
+        """Yield all existing states except an index's positions, each (rows, ...)."""
         for layer in self.layers:
             if layer.keys is not None:
                 yield from (layer.keys, layer.values)  # (rows, heads, length, size)
@@ -227,7 +227,7 @@ class KVCache:
 
         Args:
             start: position of the forward's first token.
-            paths: accepted positions of the forward, ascending, of each row.
+            paths: for each row, accepted positions of the forward, ascending.
         """
         moves = [
             (row, start + at, start + node)
@@ -258,14 +258,14 @@ class KVCache:
                 index = slots[:, None, :, None].to(states.device)
                 index = index.expand(-1, states.shape[1], -1, states.shape[3])
                 kept = states.gather(2, index)
-                states[:, :, : kept.shape[2]] = kept  # in place, so that the layer's room stays
+                states[:, :, : kept.shape[2]] = kept  # in place, to keep the layer's free memory
                 setattr(layer, name, states[:, :, : kept.shape[2]])
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch.
 
         Args:
-            order: for each new place the place where its row was, equal or behind it.
+            order: for each new place, the place where its row was, equal to it or greater.
         """
         moved = [(place, was) for place, was in enumerate(order) if place != was]
         for layer in self.layers:
@@ -285,13 +285,13 @@ def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
 
 
 def cache_of(kwargs: dict[str, Any]) -> Any:
-    """The cache among the arguments or the outputs of a model's forward, or None."""
+    """Return the cache in the arguments or the outputs of a model's forward, or None."""
     found = kwargs.get("past_key_values")
-    return kwargs.get("cache_params") if found is None else found  # the former is Mamba's
+    return kwargs.get("cache_params") if found is None else found  # Mamba calls it cache_params
 
 
 def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
-    """The KVCache that rolls a model's cache back.
+    """Return a KVCache that rolls a model's cache back.
 
     Args:
         cache: of transformers, or None.

@@ -1,8 +1,8 @@
-"""Rolling back the convolutions of linear-attention layers.
+"""Rollback of the convolutions of linear-attention layers.
 
-Such a layer keeps the last inputs of its convolution, as many as its kernel is wide, and not one
-for every position. So that positions can be rejected, transformers' layer keeps all inputs of a
-forward while it records (``activate_past_recording``), behind those that it held before.
+Such a layer keeps only the last inputs of its convolution, one for each element of the kernel. To
+allow positions to be rejected, a layer of transformers can record (``activate_past_recording``): it
+then appends all inputs of a forward to those that it held before.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ngramspec.hf_model.compat import layers as fields
 
 
 class LinearStates:
-    """The linear layers of a cache, which may have attention beside their convolution.
+    """The linear layers of a cache, which may also have attention.
 
     A layer may have several convolutions. The inputs of each are (batch, channels, positions), in
     the model's dtype.
 
     Args:
-        layers: of a cache of transformers, all linear.
+        layers: linear layers of a cache of transformers.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
@@ -32,8 +32,9 @@ class LinearStates:
             layer.activate_past_recording()
 
     def truncate(self, count: int) -> None:
-        """Drop the inputs of the last ``count`` positions, and those that slid out; after every
-        forward.
+        """Drop the inputs of the last ``count`` positions, and those no longer needed.
+
+        Call it after every forward.
         """
         for layer in self.layers:
             for at, inputs, needed in fields.convolutions(layer):
@@ -41,9 +42,9 @@ class LinearStates:
                 fields.set_inputs(layer, at, stay[..., -needed:])
 
     def undo(self) -> None:
-        """Drop all inputs of an interrupted forward, of which a layer may have seen nothing.
+        """Drop all inputs of an interrupted forward, which may not have reached every layer.
 
-        Layers that do not record have overwritten what they held, as in plain decoding.
+        Layers that do not record have overwritten their inputs, as in the baseline.
         """
         for layer in self.layers:
             for at, inputs, needed in fields.convolutions(layer):
@@ -51,7 +52,7 @@ class LinearStates:
                     fields.set_inputs(layer, at, inputs[..., :needed])
 
     def clear(self) -> None:
-        """Forget all inputs, as if there had been no forward."""
+        """Drop all inputs, as before the first forward."""
         for layer in self.layers:
             fields.clear_convolutions(layer)
 
@@ -59,7 +60,7 @@ class LinearStates:
         """Have layers overwrite their inputs again.
 
         Args:
-            outlives: whether the cache is used after the generation: if so, spare memory is freed.
+            outlives: whether the cache is used after the generation; then spare memory is freed.
         """
         for layer in self.layers:
             fields.stop_recording(layer)

@@ -1,9 +1,9 @@
-"""Recurrent states: copied before a draft, put back if it is not accepted as a whole.
+"""Recurrent states are copied before a draft and restored if any of its tokens is rejected.
 
 A recurrent state has no positions that could be cut off: each forward overwrites it. So before a
-forward that holds a draft, ``Checkpoint`` copies the states. If all of the draft is accepted, the
-generation goes on. If not, the copies are put back, the attention layers are truncated to the same
-place, and the accepted tokens are ``Pending``: the next forward runs them again, in front of the
+forward with a draft, ``Checkpoint`` copies the states. If the whole draft is accepted, nothing is
+rolled back. Otherwise the copies are restored, the attention layers are truncated to the same
+length, and the accepted tokens become ``Pending``: the next forward runs them again, before the
 last committed token and its draft. No step has more than one forward.
 """
 
@@ -16,24 +16,26 @@ import torch
 
 from ngramspec.hf_model.compat.layers import linear_flags, linear_states
 
-MOST_PENDING = 8  # tokens; with as many the next step drafts nothing, so that they are all accepted
-MOST_PRICED = 32  # the same, where the cost of running them again is part of each draft's cost
+# Tokens. Once this number is pending, the next step has no draft and accepts all of them.
+MAX_PENDING_TOKENS = 8
+# The limit if the cost of running pending tokens again is part of each draft's cost.
+MAX_PRICED_PENDING_TOKENS = 32
 
 
 class Checkpoint:
-    """A copy of the states of linear layers, in memory that is used again at each ``save``.
+    """A copy of the states of linear layers, in memory that is reused at each ``save``.
 
-    It takes as many bytes as the states. ``save`` and ``restore`` each copy all of them.
+    It has the size of the states. ``save`` and ``restore`` each copy all of them.
 
     Args:
-        layers: of a cache of transformers, with a convolution's and a recurrent state.
+        layers: of a cache of transformers, with the states of convolutions and recurrences.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = layers
         self._copies: dict[tuple[int, int, int], torch.Tensor] = {}
         self._flags: list[list[dict[int, bool]]] = []
-        self._saved: list[tuple[int, int, int]] = []  # keys of the states that there were
+        self._saved: list[tuple[int, int, int]] = []  # keys of the states that existed at ``save``
 
     @property
     def saved(self) -> bool:
@@ -42,11 +44,11 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the copies take."""
+        """Bytes used by the copies."""
         return sum(each.numel() * each.element_size() for each in self._copies.values())
 
     def save(self) -> None:
-        """Copy the states as they are."""
+        """Copy the current states."""
         self._saved, states = [], []
         for key, state in self._states():
             if key not in self._copies or self._copies[key].shape != state.shape:
@@ -58,9 +60,9 @@ class Checkpoint:
             torch._foreach_copy_([self._copies[key] for key in self._saved], states)
 
     def restore(self) -> None:
-        """Put the states back as they were at ``save``; the copy stays.
+        """Restore the states as they were at ``save``; the copy is kept.
 
-        Each is written where it was, as compiled forwards may know its address.
+        Each is written in place, because compiled forwards may hold its address.
         """
         there, now = [], dict(self._states())
         for key in self._saved:
@@ -69,7 +71,7 @@ class Checkpoint:
                 now[key] = torch.empty_like(self._copies[key])
                 linear_states(self._layers[at])[kind][index] = now[key]
             there.append(now.pop(key))
-        for at, kind, index in now:  # a first forward made these
+        for at, kind, index in now:  # the first forward created these
             linear_states(self._layers[at])[kind][index] = None
         for layer, saved in zip(self._layers, self._flags, strict=True):
             for flags, values in zip(linear_flags(layer), saved, strict=True):
@@ -78,13 +80,13 @@ class Checkpoint:
             torch._foreach_copy_(there, [self._copies[key] for key in self._saved])
 
     def discard(self) -> None:
-        """Have no copy until the next ``save``."""
+        """Drop the copy."""
         self._flags = []
 
     def _states(self) -> Iterator[tuple[tuple[int, int, int], torch.Tensor]]:
-        """All states that there are, each with its layer, its kind and its index.
+        """Yield all existing states, each with a key of its layer, kind and index.
 
-        The kind is a place in ``linear_states``.
+        The kind is an index into ``linear_states``.
         """
         for at, layer in enumerate(self._layers):
             for kind, states in enumerate(linear_states(layer)):
@@ -94,15 +96,15 @@ class Checkpoint:
 
 
 class Pending:
-    """Accepted tokens of each row that the cache does not hold, in front of its last committed one.
+    """Accepted tokens before each row's last committed one that the cache does not hold.
 
     Attributes:
-        tokens: int64 (batch, n), or None: there are none.
-        most: with as many the next forward accepts them all.
+        tokens: int64 (batch, n); None: there are none.
+        most: once this number is pending, the next forward has no draft.
     """
 
     def __init__(self) -> None:
-        self.most = MOST_PENDING
+        self.most = MAX_PENDING_TOKENS
         self.tokens: torch.Tensor | None = None
         self._before: torch.Tensor | None = None
 
@@ -111,16 +113,16 @@ class Pending:
 
     @property
     def full(self) -> bool:
-        """Whether the next forward should accept them all, by holding no draft."""
+        """Whether the next forward must have no draft, so that all pending tokens are accepted."""
         return len(self) >= self.most
 
     def keep(self, block: torch.Tensor, count: int, origins: Sequence[int] = ()) -> None:
-        """Have the first ``count`` tokens of a block's rows pending, or none.
+        """Make the first ``count`` tokens of a block's rows pending.
 
         Args:
             block: int64 (batch, width).
-            count: of each row.
-            origins: which row of the block each row continues; empty: its own.
+            count: tokens of each row, >= 0.
+            origins: which row of the block each row continues; empty: each its own.
         """
         rows = block[list(origins)] if origins else block
         self.tokens = rows[:, :count] if count else None
@@ -128,14 +130,14 @@ class Pending:
     def in_front(
         self, block: torch.Tensor, committed: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A block with the pending tokens before it.
+        """Return a block with the pending tokens before it.
 
         Args:
             block: int64 (batch, width).
             committed: int64 (batch, length), all tokens up to the block's first, or None.
 
         Returns:
-            int64 (batch, n + width), and all tokens up to its first.
+            int64 (batch, n + width), and all tokens up to its first, or None.
         """
         if self.tokens is not None:
             block = torch.cat((self.tokens, block), dim=1)
@@ -145,11 +147,11 @@ class Pending:
         return block, committed
 
     def text(self) -> torch.Tensor | None:
-        """All tokens up to those pending and one more, int64 (batch, length), or None.
+        """Return the ``committed`` argument of ``in_front`` for an empty block.
 
-        That is what ``in_front`` takes for an empty block.
+        These are all tokens up to the pending ones and one more, int64 (batch, length), or None.
         """
         if self._before is None or self.tokens is None:
             return None
-        behind = torch.cat((self.tokens, self.tokens[:, -1:]), dim=1).to(self._before.dtype)
-        return torch.cat((self._before[:, :-1], behind), dim=1)
+        pending = torch.cat((self.tokens, self.tokens[:, -1:]), dim=1).to(self._before.dtype)
+        return torch.cat((self._before[:, :-1], pending), dim=1)

@@ -1,6 +1,6 @@
-"""The table's second part: transformers' classes that are known by their names.
+"""The table's second part: transformers' classes that are recognized by their names.
 
-Classes are compared by name, so that none of these modules is imported for it.
+Classes are compared by name, so that their modules do not have to be imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CROPPED_LAYERS = rows(
     {
         "DynamicLayer": "rejected positions are cut off",
         "DynamicIndexedLayer": "and so is their index",
-        "DynamicSlidingWindowLayer": "it records what leaves its window, and is cropped",
+        "DynamicSlidingWindowLayer": "it records positions that leave its window, and is cropped",
     },
 )
 LINEAR_LAYERS = listed(CACHE_MODULE, "it has a convolution or a recurrent state", LINEAR.split())
@@ -63,24 +63,23 @@ REREADS = listed(
 ONE_AT_A_TIME = rows(
     "",
     {
-        "BltForCausalLM": "it cuts each forward's bytes into patches anew",
-        "CpmAntForCausalLM": "its relative positions are of one new token",
-        "FSMTForConditionalGeneration": "new tokens see those behind them",
-        "MoshiForCausalLM": "its attention sees further behind its window in a wider forward",
-        "ProphetNetForCausalLM": "it takes one new token",
-        "ProphetNetForConditionalGeneration": "it takes one new token",
+        "BltForCausalLM": "it divides the bytes of each forward into patches separately",
+        "CpmAntForCausalLM": "it computes relative positions for one new token only",
+        "FSMTForConditionalGeneration": "new tokens attend to later ones",
+        "MoshiForCausalLM": "its attention window is longer in a wider forward",
+        "ProphetNetForCausalLM": "it accepts one new token",
+        "ProphetNetForConditionalGeneration": "it accepts one new token",
     },
 )
 OWN_CACHE = rows(
     "",
     {
         "DeepseekV4ForCausalLM": "its compressors merge several tokens into one entry of the cache,"
-        " out of which no rejected token can be taken again",
+        " from which a rejected token cannot be removed",
         "MiniMaxForCausalLM": "its linear attention adds every token to states in a MiniMaxCache,"
-        " which cannot be truncated, and which is not one of the caches whose states are copied and"
-        " put back",
-        "xLSTMForCausalLM": "each forward overwrites its states in an xLSTMCache, which is not one"
-        " of the caches whose states are copied and put back",
+        " which can be neither truncated nor saved and restored",
+        "xLSTMForCausalLM": "each forward overwrites its states in an xLSTMCache, which cannot be"
+        " saved and restored",
     },
 )
 NOT_STATIC = listed(
@@ -89,7 +88,7 @@ NOT_STATIC = listed(
     ("GPTNeoForCausalLM", "LEDForConditionalGeneration"),
 )
 PLACES_ONE_TOKEN_ELSEWHERE = rows(
-    "", {"GitForCausalLM": "it gave a single token another position than one of several"}
+    "", {"GitForCausalLM": "it gave a single token another position than in a wider forward"}
 )
 ATTENDS_BY_OUTPUT = rows(
     "", {"FalconForCausalLM": "its attention under sdpa depends on output_attentions"}

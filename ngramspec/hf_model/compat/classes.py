@@ -1,4 +1,4 @@
-"""Which of the classes that are known by their names an object is of (``class_names``)."""
+"""Functions that recognize objects by the classes in ``class_names``."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CROPPED = class_names.CROPPED_LAYERS.keys()
 LINEAR = class_names.LINEAR_LAYERS.keys()
 STATIC_SLIDING = class_names.STATIC_SLIDING_LAYERS.keys()
 KNOWN_CACHES = class_names.KNOWN_CACHES.keys()
-# Processors whose result for a row depends on no other row, and those of them that do not depend on
-# the committed tokens either.
+# Processors whose result for a row does not depend on other rows, and those of them that do not
+# depend on the committed tokens either.
 BY_ROW = frozenset(class_names.BY_ROW)
 HISTORY_FREE = frozenset(class_names.HISTORY_FREE)
 SUPPRESSING = class_names.SUPPRESSING.keys()
@@ -37,17 +37,17 @@ MAX_TIME = "MaxTimeCriteria"
 
 
 def names_of(model: Any) -> frozenset[str]:
-    """Names of a model's class and of all its base classes."""
+    """Return the names of a model's class and of all its base classes."""
     return frozenset(kind.__name__ for kind in type(model).__mro__)
 
 
 def is_stock_model(kind: type) -> bool:
-    """Whether a class is one of the models of transformers."""
+    """Whether a class is a model of transformers."""
     return kind.__module__.startswith(f"{PACKAGE}.models.")
 
 
 def stock_name(each: Any, module: str) -> str:
-    """Name of an object's class, if a module of transformers defines it; else ""."""
+    """Return the name of an object's class if a module of transformers defines it, or ""."""
     kind = type(each)
     return kind.__name__ if kind.__module__ == f"{PACKAGE}.{module}" else ""
 
@@ -56,10 +56,10 @@ def stock_name(each: Any, module: str) -> str:
 
 
 def kind_of(each: Any) -> str:
-    """Name of a cache's or layer's class, or of its base class in transformers.
+    """Return the name of a cache's or layer's class, or of its base class in transformers.
 
-    It is the base class's where a subclass overrides none of its methods: then it is rolled back in
-    the same way.
+    The base class counts if a subclass overrides none of its methods, because it can then be rolled
+    back in the same way.
     """
     kinds = type(each).__mro__
     for place, kind in enumerate(kinds):
@@ -71,7 +71,7 @@ def kind_of(each: Any) -> str:
 
 
 def _matters(name: str) -> bool:
-    """Whether a class that overrides a name behaves differently. Python itself sets many names."""
+    """Whether overriding a name changes behaviour. Python itself sets many special names."""
     special = ("__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__len__")
     return name in special or not (name.startswith("__") or name == "_abc_impl")
 
@@ -80,17 +80,17 @@ def _matters(name: str) -> bool:
 
 
 def all_stock(processors: Iterable[Any] | None, names: Collection[str]) -> bool:
-    """Whether all processors are transformers' own, of the classes named; True for none at all."""
+    """Whether all processors are of the named classes of transformers; True if there are none."""
     return all(processor_name(each) in names for each in processors or ())
 
 
 def processor_name(processor: Any) -> str:
-    """Name of a processor's class, if it is one of transformers'; else ""."""
+    """Return the name of a processor's class if transformers defines it, or ""."""
     return stock_name(processor, class_names.PROCESSOR_MODULE)
 
 
 def criterion_name(criterion: Any) -> str:
-    """Name of a stopping criterion's class, if it is one of transformers'; else ""."""
+    """Return the name of a stopping criterion's class if transformers defines it, or ""."""
     return stock_name(criterion, class_names.CRITERION_MODULE)
 
 
@@ -98,12 +98,12 @@ def criterion_name(criterion: Any) -> str:
 
 
 def indexers_of(model: Any) -> list[Any]:
-    """The modules of a model that select keys for its indexed attention."""
+    """Return the modules of a model that select keys for its indexed attention."""
     return [each for each in model.modules() if type(each).__name__.endswith("Indexer")]
 
 
 def routes_tokens(model: Any) -> bool:
-    """Whether a model has experts, each of which runs the tokens that are routed to it."""
+    """Whether a model routes tokens to experts."""
     return any(
         name.rpartition(".")[2] == "experts"
         or any(part in type(module).__name__ for part in ("Expert", "Moe"))
@@ -112,19 +112,19 @@ def routes_tokens(model: Any) -> bool:
 
 
 def quantizes_activations(model: Any) -> bool:
-    """Whether a model is quantized otherwise than in its weights alone."""
+    """Whether a model is quantized, unless it is known that only its weights are."""
     quantizer = getattr(model, "hf_quantizer", None)
     return quantizer is not None and type(quantizer).__name__ not in class_names.QUANTIZER
 
 
 def least_step_size(model: Any) -> float:
-    """The largest lower bound of step sizes that a recurrent layer of a model has; 0: none."""
+    """Return the largest lower bound on step sizes among a model's recurrent layers; 0: none."""
     bounds = (getattr(module, "time_step_limit", (0.0,))[0] for module in model.modules())
     return max(bounds, default=0.0)
 
 
 def positionless_token(model: Any) -> int | None:
-    """The padding id of embeddings that count positions by which tokens are padding, or None."""
+    """Return ``Traits.positionless_token``: the padding id of embeddings that skip it, or None."""
     for module in model.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             return int(getattr(module, "padding_idx", model.config.pad_token_id))

@@ -1,7 +1,7 @@
 """Functions that use private names of transformers (``names.PRIVATE``).
 
-Those that not every supported version has are read with a default. Models and their configs are
-typed ``Any``, as transformers exports no types.
+Names that some supported versions lack are read with a default. Models and their configs are typed
+``Any``, because transformers exports no types.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from ngramspec.hf_model.compat.names import MARKS_CACHES
 from ngramspec.hf_model.compat.versions import has
 
-# Methods of a model that decide what its forwards are given and return. A subclass that has none
-# of them behaves as its base class.
+# Methods of a model that determine the inputs and outputs of its forwards. A subclass that
+# overrides none of them behaves like its base class.
 STEP_METHODS = (
     "__call__",
     "_prefill",
@@ -25,7 +25,7 @@ STEP_METHODS = (
     "get_decoder",
     "prepare_inputs_for_generation",
 )
-# Methods of plain decoding that the decode loop replaces.
+# Methods of the baseline that the decode loop replaces.
 LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
 
 
@@ -33,12 +33,12 @@ LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
 
 
 def is_stateful(model: Any) -> bool:
-    """Whether a model keeps a recurrent state, of which a cache can restore only a part."""
+    """Whether a model keeps a recurrent state, which cropping a cache does not restore."""
     return bool(getattr(model, "_is_stateful", False))
 
 
 def own_loop_method(kind: type) -> str | None:
-    """The method of plain decoding's loop that a model class overrides, or None."""
+    """Return the name of a method of the baseline's loop that a model class overrides, or None."""
     from transformers.generation.utils import GenerationMixin
 
     for name in LOOP_METHODS:
@@ -48,14 +48,14 @@ def own_loop_method(kind: type) -> str | None:
 
 
 def searches_beams_itself(kind: type) -> bool:
-    """Whether a model class overrides plain beam search."""
+    """Whether a model class overrides the baseline's beam search."""
     from transformers.generation.utils import GenerationMixin
 
     return getattr(kind, "_beam_search", None) is not GenerationMixin._beam_search
 
 
 def updates_kwargs_itself(kind: type) -> bool:
-    """Whether a model class overrides how arguments are carried from one forward to the next."""
+    """Whether a model class overrides how arguments are updated between forwards."""
     from transformers.generation.utils import GenerationMixin
 
     own = getattr(kind, "_update_model_kwargs_for_generation", None)
@@ -63,7 +63,7 @@ def updates_kwargs_itself(kind: type) -> bool:
 
 
 def device_mesh(model: Any) -> Any:
-    """The torch DeviceMesh that a model was loaded on, or None."""
+    """Return the torch DeviceMesh that a model was loaded on, or None."""
     return getattr(model, "_device_mesh", None)
 
 
@@ -71,7 +71,7 @@ def device_mesh(model: Any) -> Any:
 
 
 def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a prompt as plain decoding does, in chunks if the config says so.
+    """Run a prompt as the baseline does, in chunks if the config says so.
 
     Args:
         model: a transformers model.
@@ -88,7 +88,7 @@ def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> 
 def carried_kwargs(
     model: Any, outputs: Any, kwargs: dict[str, Any], *, encodes: bool
 ) -> dict[str, Any]:
-    """The keyword arguments of the next forward, one token further.
+    """Return the keyword arguments of the next forward, for one further token.
 
     Args:
         model: a transformers model.
@@ -103,25 +103,25 @@ def carried_kwargs(
 
 
 def decode_context(model: Any) -> AbstractContextManager[Any]:
-    """The context in which ``generate`` runs the forwards after the prefill."""
+    """Return the context in which ``generate`` runs the forwards after the prefill."""
     enter = getattr(model, "_optimize_model_for_decode", nullcontext)
     context: AbstractContextManager[Any] = enter()
     return context
 
 
 def compiles_by_default(model: Any, kwargs: dict[str, Any], config: Any) -> bool:
-    """Whether plain ``generate`` would compile the forwards of a call."""
+    """Whether the baseline compiles the forwards of a call."""
     criteria = getattr(model, "_valid_auto_compile_criteria", None)
     return criteria is not None and bool(criteria(kwargs, config))
 
 
 def compile_settings(model: Any, config: Any) -> Any:
-    """A copy of the CompileConfig of a call, or of the model's default one."""
+    """Return a copy of the CompileConfig of a call, or of the model's default one."""
     return copy.copy(config.compile_config or model._default_compile_config())
 
 
 def compile_on_every_device(settings: Any) -> None:
-    """Have ``generate`` compile under a CompileConfig on a CPU, too."""
+    """Make ``generate`` with a CompileConfig compile on a CPU, too."""
     settings._compile_all_devices = True
 
 
@@ -134,33 +134,34 @@ def forget_compiled_call(model: Any) -> None:
 
 
 def attention_of(model: Any) -> str:
-    """Name of the attention implementation of a model's decoder, such as "sdpa"."""
+    """Return the name of the attention implementation of a model's decoder, such as "sdpa"."""
     config = model.config.get_text_config(decoder=True)
     return str(getattr(config, "_attn_implementation", ""))
 
 
 def pad_token(config: Any) -> int | None:
-    """The padding token of a prepared GenerationConfig, or None. One host sync on a device."""
+    """Return the padding token of a prepared GenerationConfig, or None; one host sync."""
     token = getattr(config, "_pad_token_tensor", None)
     return None if token is None else int(token)
 
 
 def eos_tokens(config: Any) -> tuple[int, ...]:
-    """The end-of-sequence tokens of a prepared GenerationConfig. One host sync on a device."""
+    """Return the end-of-sequence tokens of a prepared GenerationConfig; one host sync."""
     tokens = getattr(config, "_eos_token_tensor", None)
     return () if tokens is None else tuple(tokens.tolist())
 
 
 def mask_length(config: Any) -> int | None:
-    """Length of the attention mask that ``generate`` left out because it was all ones, or None."""
+    """Return the length of the mask of ones that ``generate`` left out, or None."""
     length = getattr(config, "_mask_length", None)
     return None if length is None else int(length)
 
 
 def with_longer_mask(config: Any, count: int) -> Any:
-    """``config``, or a copy whose left-out mask is ``count`` positions longer.
+    """Return ``config``, or a copy whose left-out mask is ``count`` positions longer.
 
-    The prefill compares this length with the input's to tell a whole sequence from new tokens only.
+    The prefill compares this length with the input's to decide whether the input is the whole
+    sequence or only its new tokens.
     """
     length = mask_length(config)
     if length is None:
@@ -174,19 +175,19 @@ def with_longer_mask(config: Any, count: int) -> Any:
 
 
 def is_user_defined(cache: Any) -> bool | None:
-    """Whether a cache is marked as the caller's own; None: it has no mark."""
+    """Whether a cache is marked as passed by the caller; None: it has no mark."""
     marked = getattr(cache, "_is_user_defined", None)
     return None if marked is None else bool(marked)
 
 
 def is_callers(cache: Any) -> bool:
-    """Whether a cache is, or may be, the caller's own, who may use it again."""
+    """Whether a cache belongs, or may belong, to the caller, who may use it again."""
     marked = is_user_defined(cache)
     return not has(MARKS_CACHES) if marked is None else marked
 
 
 def mark_as_made_by_generate(cache: Any) -> None:
-    """Mark a cache as not the caller's own, as newer versions of transformers do."""
+    """Mark a cache as made by ``generate``, as newer versions of transformers do."""
     cache._is_user_defined = False
 
 
@@ -194,13 +195,13 @@ def mark_as_made_by_generate(cache: Any) -> None:
 
 
 def commit_hash(config: Any) -> str | None:
-    """The commit of the hub repository that a model's config came from, or None."""
+    """Return the commit of the hub repository that a model's config was loaded from, or None."""
     found: str | None = getattr(config, "_commit_hash", None)
     return found
 
 
 def cached_file_or_none(repository: str, name: str, revision: str) -> Path | None:
-    """A file of a hub repository, from the local cache or downloaded; None if it is not there."""
+    """Return a file of a hub repository, cached or downloaded; None: it does not exist."""
     from transformers.utils import cached_file
 
     found = cached_file(

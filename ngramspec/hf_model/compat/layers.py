@@ -1,7 +1,7 @@
-"""The fields of transformers' cache layers that are not documented (``names.FIELDS``).
+"""Access to undocumented fields of transformers' cache layers (``names.FIELDS``).
 
 A layer with attention has keys and values of (batch, heads, positions, size) each. A linear layer
-has the last inputs of one or several convolutions, (batch, channels, positions) each, and maybe
+has the last inputs of one or more convolutions, (batch, channels, positions) each, and may have
 recurrent states; both are dicts by the index of the convolution or state. A hybrid layer has all of
 these.
 """
@@ -21,7 +21,7 @@ Update = Callable[..., Any]
 
 
 def decoder_cache(cache: Any) -> Any:
-    """The decoder's own cache in an encoder-decoder model's, or ``cache`` itself."""
+    """Return the self-attention cache in an encoder-decoder model's cache, or ``cache`` itself."""
     return getattr(cache, "self_attention_cache", cache)
 
 
@@ -34,7 +34,7 @@ def replace_update(owner: Any, update: Update) -> Update | None:
     """Replace the ``update`` of one layer or cache.
 
     Returns:
-        the function that had replaced it already, for ``restore_update``; None: none had.
+        the function that an earlier replacement had set, for ``restore_update``, or None.
     """
     own: Update | None = vars(owner).get("update")
     owner.update = update
@@ -55,7 +55,7 @@ def restore_update(owner: Any, own: Update | None) -> None:
 def crop_attention(layer: Any, count: int) -> None:
     """Drop the last ``count`` keys and values of a hybrid layer, but not its convolution's inputs.
 
-    The layer's own ``crop`` does both.
+    The layer's own ``crop`` drops both.
     """
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -73,32 +73,32 @@ def drop_last(layer: Any, count: int) -> None:
 
 
 def records_past(layer: Any) -> bool:
-    """Whether a sliding or linear layer keeps what it would overwrite; True if it has no choice."""
+    """Whether a sliding or linear layer keeps what it would overwrite; True if it always does."""
     return bool(getattr(layer, "record_past", True))
 
 
 def stop_recording(layer: Any) -> None:
-    """Let a sliding or linear layer overwrite its oldest states again."""
+    """Make a sliding or linear layer overwrite its oldest states again."""
     layer.record_past = False
 
 
 def empty_sliding(layer: Any) -> None:
-    """Forget all keys and values of a sliding layer."""
+    """Drop all keys and values of a sliding layer."""
     layer.keys = layer.values = None
     layer.is_initialized, layer.cumulative_length = False, 0
 
 
 def resize_static(layer: Any, capacity: int) -> None:
-    """Give an empty static layer room for ``capacity`` positions."""
+    """Resize an empty static layer to ``capacity`` positions."""
     layer.max_cache_len = capacity
     if layer.is_initialized:  # before a prefill in chunks
         layer.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
 
 
 def shorten_static(layers: Sequence[Any], count: int) -> None:
-    """Drop the last ``count`` positions of static layers, whose states stay where they are.
+    """Drop the last ``count`` positions of static layers, whose states are not changed.
 
-    The lengths are changed in place, as CUDA graphs know their addresses.
+    The lengths are changed in place, because CUDA graphs hold their addresses.
     """
     torch._foreach_sub_([layer.cumulative_length for layer in layers], count)
 
@@ -107,12 +107,12 @@ def shorten_static(layers: Sequence[Any], count: int) -> None:
 
 
 def index_keys(layer: Any) -> torch.Tensor | None:
-    """The keys of a layer's index, (batch, length, size); None: it has no index, or none yet."""
+    """Return the keys of a layer's index, (batch, length, size); None: no index or no keys yet."""
     return getattr(layer, "indexer_keys", None)
 
 
 def reorder_index(layer: Any, origins: Sequence[int]) -> None:
-    """Let each row continue another one's positions in a layer's index, if it keeps them."""
+    """Let each row continue another one's positions in a layer's index, if it stores any."""
     places = getattr(layer, "indexer_position_ids", None)
     if places is not None:  # (dimensions, rows, length), maybe expanded from fewer rows
         layer.indexer_position_ids = places[:, list(origins)]
@@ -121,8 +121,8 @@ def reorder_index(layer: Any, origins: Sequence[int]) -> None:
 def truncate_indexed(layer: Any, length: int) -> None:
     """Drop all positions of an indexed layer from ``length`` on, after an interrupted forward.
 
-    A forward adds keys and their index one after the other, some models the index first. One that
-    was interrupted in between leaves them unequally long, so a crop by a count would be wrong.
+    A forward adds keys and their index one after the other, in an order that depends on the model.
+    An interrupt in between leaves them with different lengths, so a crop by a count would be wrong.
     """
     if layer.keys is not None:
         layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
@@ -147,12 +147,12 @@ def can_record(layer: Any) -> bool:
 
 
 def linear_states(layer: Any) -> tuple[States, States]:
-    """The inputs of a linear layer's convolutions, and its recurrent states."""
+    """Return the inputs of a linear layer's convolutions, and its recurrent states."""
     return layer.conv_states, layer.recurrent_states
 
 
 def linear_flags(layer: Any) -> tuple[dict[int, bool], ...]:
-    """What says which states of a linear layer exist."""
+    """Return the flags that say which states of a linear layer exist."""
     return (
         layer.is_conv_states_initialized,
         layer.is_recurrent_states_initialized,
@@ -161,7 +161,7 @@ def linear_flags(layer: Any) -> tuple[dict[int, bool], ...]:
 
 
 def convolutions(layer: Any) -> Iterator[tuple[int, Any, int]]:
-    """The convolutions of a linear layer: index, inputs or None, and how many it needs."""
+    """Yield each convolution's index, its inputs or None, and the number of inputs it needs."""
     for at, inputs in layer.conv_states.items():
         yield at, inputs, layer.conv_kernel_size[at]
 
@@ -177,7 +177,7 @@ def has_inputs(layer: Any, at: int) -> bool:
 
 
 def clear_convolutions(layer: Any) -> None:
-    """Forget all inputs of a linear layer's convolutions."""
+    """Drop all inputs of a linear layer's convolutions."""
     for at in layer.has_previous_state:
         layer.has_previous_state[at] = False
         layer.is_conv_states_initialized[at] = False

@@ -1,9 +1,9 @@
-"""The table of everything in transformers that ngramspec uses and that may move, first part.
+"""The table of everything in transformers that ngramspec uses and that may change, first part.
 
-It has private names, fields of cache layers, names in models' modules, and versions since which
-transformers behaves differently; ``class_names`` has the classes. The other modules of this folder
-use them, and the rest of ngramspec calls those modules. A test checks every row against the
-installed transformers, and another one that no row's name is used outside this folder.
+It lists private names, fields of cache layers, names in models' modules, and versions that changed
+transformers' behaviour; ``class_names`` lists the classes. The other modules of this folder use
+these names, and the rest of ngramspec calls those modules. One test checks every row against the
+installed transformers, and another checks that no row's name is used outside this folder.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Name:
         name: in transformers.
         where: the module of transformers that binds it, "" for the package itself, or the classes
             of ``cache_utils`` that have it as a field.
-        use: what it is used for; of a class, the reason for which it is listed.
-        since: the first version that has it; None: every supported version has.
-        until: the first version that no longer has it; None: no version lacks it yet.
+        use: its purpose; for a class, the reason for listing it.
+        since: the first version that has it; None: every supported version has it.
+        until: the first version that no longer has it; None: no version has removed it.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Change:
     """A change of behaviour in transformers.
 
     Attributes:
-        version: the first one with the change.
-        what: changed.
+        version: the first version with the change.
+        what: description of the change.
     """
 
     version: str
@@ -53,12 +53,12 @@ class Change:
 
 
 def rows(where: str, uses: dict[str, str], since: str | None = None) -> dict[str, Name]:
-    """Rows by name, each with a use of its own."""
+    """Return rows by name, each with a separate use."""
     return {name: Name(name, where, use, since) for name, use in uses.items()}
 
 
 def listed(where: str, use: str, names: Iterable[str]) -> dict[str, Name]:
-    """Rows by name, all with the same use."""
+    """Return rows by name, all with the same use."""
     return {name: Name(name, where, use) for name in names}
 
 
@@ -147,11 +147,11 @@ FIELDS = {
     **rows("EncoderDecoderCache", {"self_attention_cache": "the decoder's own cache"}),
     **rows("DynamicCache StaticCache", {"offloading": "whether layers move to the CPU"}),
 }
-# Methods that are replaced on one object, in ``layers`` only.
+# Methods that are replaced on single objects, in ``layers`` only.
 REPLACED = rows(
     "DynamicLayer DynamicCache", {"update": "replaced, so that a layer grows without copies"}
 )
-# What all layers and caches share. It is used wherever a cache is.
+# The common interface of layers and caches, which any module may use.
 COMMON_FIELDS = {
     **listed(
         "DynamicLayer DynamicIndexedLayer StaticLayer",

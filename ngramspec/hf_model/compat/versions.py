@@ -1,4 +1,4 @@
-"""Which changes the installed transformers has."""
+"""Checks of the installed version of transformers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ngramspec.hf_model.compat.names import Change
 
 
 def before(version: str) -> bool:
-    """Whether the installed transformers is older than a version; its pre-releases are, too."""
+    """Whether the installed transformers is older than a version; pre-releases of it are older."""
     from transformers import __version__
 
     return Version(__version__) < Version(version)

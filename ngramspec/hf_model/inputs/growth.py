@@ -1,9 +1,9 @@
-"""Masks and positions that grow with the text, in ragged batches, too.
+"""Attention masks and positions that grow with the text.
 
-In a ragged batch, rows accept different numbers of tokens. All rows write at the same positions of
-the cache, and a position where a row has no token of its own is a gap: 0 in the row's attention
-mask. ``position_ids`` say where a token is in its text; its slot in the cache does not. The last
-column of every tensor here belongs to the last committed token, which is not in the cache yet.
+In a ragged batch, rows accept different numbers of tokens. All rows write to the same slots of the
+cache, and a slot without a token of the row is a gap: 0 in the row's attention mask. A token's
+place in its text is given by ``position_ids``, not by its slot. The last column of every tensor
+here belongs to the last committed token, which is not in the cache yet.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def prompt_end(
     mask_length: int | None = None,
     prefix: str = "",
 ) -> int:
-    """How many positions a row has behind the prefill, those already in the cache included.
+    """Return how many positions a row has after the prefill, including those cached before it.
 
-    The mask says it, or the length of the mask that ``generate`` left out. A prompt without either
-    is taken to be all new.
+    This is the length of the mask, or of the mask that ``generate`` left out. A prompt without
+    either is assumed to be new as a whole.
 
     Args:
         input_ids: int64 (batch, prompt).
         kwargs: of the model's forward, as ``generate`` prepared them.
-        cached: positions that the cache holds already.
-        mask_length: of the mask that was left out, or None.
-        prefix: of the arguments' names: "decoder_" for an encoder-decoder model.
+        cached: positions in the cache before the prefill.
+        mask_length: length of the mask that was left out, or None.
+        prefix: of the arguments' names; "decoder_" for an encoder-decoder model.
     """
     mask = kwargs.get(f"{prefix}attention_mask")
     if mask is not None:
@@ -44,10 +44,11 @@ def prompt_end(
 
 
 def next_position(position_ids: torch.Tensor | None) -> int:
-    """The position behind the farthest of a prompt's last tokens; 0: the model counts itself.
+    """Return 1 + the greatest position of the rows' last prompt tokens.
 
     Args:
-        position_ids: int64 (..., batch, prompt), or None.
+        position_ids: int64 (..., batch, prompt), or None if the model counts positions itself; the
+            result is then 0.
     """
     if position_ids is None or not position_ids.numel():
         return 0
@@ -55,7 +56,7 @@ def next_position(position_ids: torch.Tensor | None) -> int:
 
 
 def grow(name: str, value: torch.Tensor, count: int) -> torch.Tensor:
-    """An argument for ``count`` more tokens, as ``generate`` grows it by one.
+    """Extend an argument by ``count`` tokens, as ``generate`` extends it by one.
 
     Args:
         name: of the model's argument.
@@ -84,15 +85,16 @@ def grow(name: str, value: torch.Tensor, count: int) -> torch.Tensor:
 def grow_ragged(
     name: str, value: torch.Tensor, count: int, lengths: Sequence[int], *, committed: bool
 ) -> torch.Tensor:
-    """An argument for ``count`` more positions, of which each row uses its own number.
+    """Extend an argument by ``count`` positions, some of which are gaps in some rows.
 
     Args:
         name: of the model's argument.
         value: (..., batch, length), whose last column is each row's last committed token.
         count: columns to add, >= 0.
-        lengths: per row, how many columns from that one on are its own; the others are gaps.
-        committed: whether the columns are committed. Then the last column becomes, for every row,
-            that of its last committed token, which comes behind ``lengths - 1`` others.
+        lengths: for each row, how many columns are its own, counted from that last column; the
+            others are gaps.
+        committed: whether the columns are committed. Then the last column of the result belongs to
+            each row's last committed token, which is its ``lengths``-th own column.
 
     Returns:
         (..., batch, length + count).
@@ -107,23 +109,23 @@ def grow_ragged(
     if name.endswith("position_ids"):
         steps = torch.minimum(column, own - 1)  # a gap's position stays in the model's range
         return torch.cat((value, value[..., -1:] + steps.to(value.dtype)), dim=-1)
-    if committed:  # columns from the old last one on: those in the cache, then the new last one
+    if committed:  # from the old last column on: columns in the cache, then the new last one
         column = torch.arange(count, device=value.device)
         there = (column < own - 1).to(value.dtype)
-        last = (own > 1).to(value.dtype)  # 0 in rows that had ended
+        last = (own > 1).to(value.dtype)  # 0 in rows that had finished
         return torch.cat((value[..., :-1], there, last), dim=-1)
     return torch.cat((value, (column < own).to(value.dtype)), dim=-1)
 
 
 def used_slots(mask: torch.Tensor, used: int) -> torch.Tensor:
-    """Where each row's own positions are, with gaps moved to the left.
+    """Return the indices of each row's own positions, with gaps moved to the left.
 
     Args:
         mask: (batch, length), 0 at gaps.
-        used: the most positions that a row uses.
+        used: own positions of the row that has most.
 
     Returns:
-        int64 (batch, used): indices in order; a row that uses fewer begins with gaps.
+        int64 (batch, used), ascending among own positions; a row with fewer begins with gaps.
     """
     order = mask.to(torch.int64).argsort(dim=1, stable=True)  # gaps first, then the row's own
     return order[:, mask.shape[1] - used :]

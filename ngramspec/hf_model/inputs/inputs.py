@@ -1,4 +1,4 @@
-"""The inputs of a generation's forwards, from the committed tokens and a draft."""
+"""The inputs of a generation's forwards, built from the committed tokens and a draft."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from ngramspec.hf_model.traits import Traits
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
-WASTE = 0.25  # share of the cache's slots that may be gaps in every row before they are closed,
-LEAST_WASTE = 32  # and how many may be at least
+# The cache is compacted if the slots that are gaps in every row exceed both limits; not tuned.
+MAX_GAP_SHARE = 0.25
+MIN_GAP_SLOTS = 32
 
 
 class Inputs:
     """The keyword arguments of a generation's next forward.
 
     Attributes:
-        kwargs: as ``generate`` would give them to the forward over the last committed token.
-        ragged: whether rows accept different numbers of tokens.
+        kwargs: what ``generate`` would pass to the forward over the last committed token.
+        ragged: whether rows may accept different numbers of tokens.
 
     Args:
         model: a transformers model.
-        traits: of it.
+        traits: of the model.
         kwargs: what ``generate`` prepared for the prefill.
     """
 
@@ -40,31 +41,31 @@ class Inputs:
         self._model = model
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
-        self._used: list[int] = []  # per row of a ragged batch, its own slots in the cache
+        self._used: list[int] = []  # per row of a ragged batch, cache slots that are not gaps
 
     def let_rows_diverge(self) -> None:
         """Make the batch ragged, before the prefill."""
         self.ragged = True
 
     def make_mask(self, prompt: torch.Tensor, length: int) -> None:
-        """Give a ragged batch an attention mask where ``generate`` left it out.
+        """Add an attention mask to a ragged batch if ``generate`` left it out.
 
         Args:
-            prompt: (batch, prompt), whose dtype and device the mask gets.
-            length: positions of a row behind the prefill.
+            prompt: (batch, prompt), on the mask's device and of its dtype.
+            length: positions of a row after the prefill.
         """
         if self.ragged and self.kwargs.get("attention_mask") is None:
             self.kwargs["attention_mask"] = prompt.new_ones(len(prompt), length)
 
-    def behind_prompt(self, count: int) -> dict[str, Any]:
-        """The prefill's arguments for ``count`` drafted tokens behind the prompt."""
+    def with_prefill_draft(self, count: int) -> dict[str, Any]:
+        """Return the prefill's arguments for the prompt and ``count`` draft tokens after it."""
         kwargs = self.grown(count)
         if kwargs.get("logits_to_keep") is not None:
             kwargs["logits_to_keep"] = 1 + count
         return kwargs
 
     def every(self, step: int) -> dict[str, Any]:
-        """The prefill's arguments for every ``step``-th row only."""
+        """Return the prefill's arguments for every ``step``-th row only."""
         kwargs = dict(self.kwargs)
         for name in self._per_token:  # (..., rows, length)
             if kwargs.get(name) is not None:
@@ -72,7 +73,7 @@ class Inputs:
         return kwargs
 
     def carry(self, outputs: Any) -> None:
-        """Take the arguments from the prefill to the first forward behind it.
+        """Update the arguments from the prefill to the first forward after it.
 
         Args:
             outputs: of the prefill.
@@ -84,13 +85,13 @@ class Inputs:
             self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
 
     def replace_cache(self, cache: Any) -> None:
-        """Give later forwards another cache."""
+        """Use another cache in later forwards."""
         self.kwargs["past_key_values"] = cache
 
     def grown(
         self, count: int, lengths: Sequence[int] = (), *, committed: bool = False
     ) -> dict[str, Any]:
-        """The arguments for ``count`` more positions behind each row's last committed token.
+        """Return the arguments for ``count`` positions after each row's last committed token.
 
         Args:
             count: positions to add, >= 0.
@@ -111,7 +112,7 @@ class Inputs:
         """Grow the arguments by the positions of the last forward that stay.
 
         Args:
-            kept: how many stay, per row; outside ragged batches the same number for all.
+            kept: for each row, how many stay; equal for all rows unless the batch is ragged.
         """
         self.kwargs |= self.grown(max(kept), [each + 1 for each in kept], committed=True)
         if self.ragged:
@@ -132,10 +133,10 @@ class Inputs:
 
         Args:
             block, lengths, trees, committed: as in ``Target.forward``.
-            width: of the forward, >= the block's.
+            width: positions of the forward, >= those of the block.
             slots: positions in the cache.
-            keys: how many positions the forward attends to, masked ones included; None: those that
-                there are.
+            keys: number of positions that the forward attends to, including masked ones; None: the
+                cache's and the forward's own.
 
         Returns:
             the arguments of the model's forward.
@@ -170,9 +171,9 @@ class Inputs:
     def _padded(
         self, block: torch.Tensor, kwargs: dict[str, Any], count: int
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Repeat the block's last token ``count`` times, all at its own position.
+        """Repeat the block's last token ``count`` times at the same position.
 
-        So no position lies beyond those that the model knows.
+        This keeps all positions within the model's limit.
 
         Returns:
             int64 (batch, n + count), and ``kwargs``, changed in place.
@@ -185,10 +186,10 @@ class Inputs:
         return torch.cat((block, block[:, -1:].expand(-1, count)), dim=1), kwargs
 
     def _makes_masks(self, slots: int) -> bool:
-        """Whether the mask over a constant number of keys is made here.
+        """Whether the mask over a constant number of keys is made here instead of by transformers.
 
-        transformers would read the cache's length back from the device to make it. A model that
-        drops its cache in this forward makes its own; no draft reaches beyond that point.
+        transformers would copy the cache's length from the device to the host for it. A model that
+        drops its cache in this forward makes its own mask; no draft extends past that point.
         """
         traits = self._traits
         return traits.takes_masks and not traits.encodes and traits.rereads_at != slots
@@ -196,7 +197,7 @@ class Inputs:
     def _mask(
         self, block: torch.Tensor, trees: Trees, slots: int, keys: int | None
     ) -> torch.Tensor:
-        """The mask of a forward over ``block``, (batch, width): see ``tree_mask``."""
+        """Return the mask of a forward over ``block``, (batch, width); see ``tree_mask``."""
         like = torch.empty(0, dtype=self._model.dtype, device=block.device)
         return tree_mask(
             attended(trees, block.shape[1], like.device),
@@ -209,24 +210,24 @@ class Inputs:
 
     @functools.cached_property
     def hooked(self) -> bool:
-        """Whether a module of the model has hooks, which may count on the call's own rows."""
+        """Whether a module of the model has hooks, which may rely on all rows of the call."""
         return has_hooks(self._model)
 
     @functools.cached_property
     def watched(self) -> bool:
-        """Whether there are hooks beside transformers' own, which capture states."""
+        """Whether there are hooks other than transformers' own, which capture states."""
         return has_hooks(self._model, captures=False)
 
     @property
     def rows_may_leave(self) -> bool:
-        """Whether all that a forward gets of each row is known, so that some rows can be kept."""
+        """Whether every argument of a forward that depends on rows can be reduced to some rows."""
         known = ("past_key_values", "cache_position", *self._per_token)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
         return self.ragged and plain and not (self._traits.reads_text or self.hooked)
 
     def keep_rows(self, order: Sequence[int]) -> None:
-        """Keep some rows of the batch, see ``KVCache.keep_rows``."""
+        """Keep some rows of the batch; see ``KVCache.keep_rows``."""
         for name in self._per_token:
             value = self.kwargs.get(name)
             if value is not None:
@@ -235,24 +236,24 @@ class Inputs:
         self._used = [self._used[place] for place in order]
 
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
-        """Which of the cache's slots each row keeps, once too many slots are used by no row.
+        """Return the cache slots that each row keeps if the cache is to be compacted.
 
         Args:
             slots: positions in the cache.
 
         Returns:
-            int64 (batch, kept), as ``used_slots``; None: the gaps may stay.
+            int64 (batch, kept), as ``used_slots``; None: too few slots are unused by all rows.
         """
         if not self.ragged:
             return None
         used = max(self._used)
-        if slots - used <= max(WASTE * slots, LEAST_WASTE):
+        if slots - used <= max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS):
             return None
         mask = self.kwargs["attention_mask"][:, :-1]  # the last token is not in the cache yet
         return used_slots(mask, used)
 
     def compact(self, slots: torch.Tensor) -> None:
-        """Keep the columns of the cache's positions ``slots``, int64 (batch, kept), in order."""
+        """Keep the columns of the cache positions ``slots``, int64 (batch, kept), in that order."""
         for name in self._per_token:
             value = self.kwargs.get(name)
             if value is not None:

@@ -1,7 +1,7 @@
-"""How wide a target's forwards are: as the draft is, padded to one width, or to one of a few.
+"""Width of a target's forwards: that of the draft, or padded to a fixed width or one of a few.
 
-A kernel may round a position differently in a wider forward. Where all forwards have one width, and
-nothing else of their shape depends on the drafts, the drafter changes no rounding.
+A kernel may round a position differently in a wider forward. If all forwards have the same width,
+and no other part of their shape depends on the drafts, then drafts do not change the rounding.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compiled import CACHE_SIZE_MULTIPLE
 
 FIT = "fit"
-WIDTH_MULTIPLE = 8  # of widths: rows that a CPU's kernels take at once, or a divisor of that
-WIDEST = 4096
+WIDTH_MULTIPLE = 8  # positions; divides the number of rows that CPU kernels process at once
+MAX_WIDTH = 4096  # positions
 
 
 class Widths:
@@ -29,11 +29,11 @@ class Widths:
         self.sizes = sizes
 
     def of(self, positions: int) -> int:
-        """The width to run ``positions`` in: the least that holds them, at most ``most``."""
+        """Return the least width >= ``positions``, which must be at most ``most``."""
         return self.sizes[bisect_left(self.sizes, positions)] if self.sizes else positions
 
     def most(self, slots: int | None) -> int | None:
-        """Most positions of a forward, with ``slots`` free ones in the cache; None: any number."""
+        """Maximum positions of a forward with ``slots`` free ones in the cache; None: no limit."""
         if not self.sizes:
             return slots
         if slots is None:
@@ -45,13 +45,13 @@ def check_width(width: int | str, gamma: int | str) -> int | str:
     """Return ``width`` if it is "fit", or a multiple of 8 above gamma, up to 4096.
 
     Raises:
-        TypeError, ValueError: it is not; the message says why.
+        TypeError, ValueError: any other width.
     """
     if isinstance(width, str):
         if width != FIT:
             raise ValueError(f"width must be an integer or {FIT!r}, got {width!r}")
         return width
-    check_int("width", width, WIDTH_MULTIPLE, WIDEST)
+    check_int("width", width, WIDTH_MULTIPLE, MAX_WIDTH)
     if width % WIDTH_MULTIPLE:
         raise ValueError(f"width must be a multiple of {WIDTH_MULTIPLE}, got {width}")
     if isinstance(gamma, int) and gamma >= width:
@@ -63,35 +63,35 @@ def check_width(width: int | str, gamma: int | str) -> int | str:
 
 
 def needed_positions(end: int, new: int, widest: int) -> int:
-    """Positions of a cache in which every forward of a generation fits.
+    """Return the cache size, in positions, that every forward of a generation fits in.
 
     Args:
-        end: positions behind the prefill.
-        new: tokens that may be generated.
+        end: positions after the prefill.
+        new: maximum number of generated tokens.
         widest: positions of the widest forward.
     """
-    return end + new - 2 + widest  # the last forward begins with the last token but one
+    return end + new - 2 + widest  # the last forward begins with the second-to-last token
 
 
 def make_room(
     cache: KVCache, config: Any, needed: int, widest: int, *, fixed: bool, compiled: bool
 ) -> int | None:
-    """Make a cache large enough for the widest forward, or say how far to stretch it.
+    """Resize a static cache for the widest forward, or return the key length of a dynamic one.
 
-    With a fixed width, the size of a static cache that ``generate`` made depends on the request
-    alone, and so does the length that is attended to. Otherwise it does not shrink from one call to
-    the next, as in ``generate``, so that compiled graphs serve again.
+    With a fixed width, the size of a static cache made by ``generate``, and thus the number of keys
+    attended to, depends on the request alone. Otherwise it does not shrink from one call to the
+    next, as in ``generate``, so that compiled graphs are reused.
 
     Args:
         cache: before the prefill.
         config: the GenerationConfig.
         needed: as ``needed_positions``.
         widest: positions of the widest forward.
-        fixed: whether all forwards are that wide.
+        fixed: whether all forwards have that width.
         compiled: whether the forwards are compiled.
 
     Returns:
-        How many positions a dynamic cache has to attend to; None: the cache is static.
+        number of positions that forwards over a dynamic cache attend to; None: the cache is static.
 
     Raises:
         UnsupportedError: the caller's own static cache is too small for a fixed width.

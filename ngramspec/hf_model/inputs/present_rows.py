@@ -1,7 +1,7 @@
-"""Which rows of a batch its forwards still run: those that have ended leave it.
+"""The rows of a batch that its forwards still run, after finished rows have left.
 
-The place of a row that leaves is taken by one from the end of the batch, so that few rows of the
-cache are copied.
+A row from the end of the batch fills the place of a row that leaves, so that few rows of the cache
+are copied.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 def has_hooks(model: Any, *, captures: bool = True) -> bool:
-    """Whether a module's forwards run somebody's code, which may count on every row of the batch.
+    """Whether a module has forward hooks, which may rely on every row of the batch.
 
-    So do adapters that are chosen by row (``adapter_names`` of PEFT).
+    Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT).
 
     Args:
         model: a transformers model.
-        captures: whether transformers' own count, which capture states. They stay on a model once
-            it was asked for its states, and do nothing in calls that ask for none.
+        captures: whether to count transformers' hooks that capture states. They stay on a model
+            after the first call that asked for states, and do nothing in calls that ask for none.
     """
     modules = model.modules()
     hooks = (hook for each in modules for hooks in hooks_of(each) for hook in hooks.values())
@@ -32,15 +32,15 @@ def has_hooks(model: Any, *, captures: bool = True) -> bool:
 
 
 def hooks_of(module: Any) -> tuple[dict[int, Any], ...]:
-    """The hooks that run before a module's forward, and those behind it."""
+    """Return the hooks that run before a module's forward, and those that run after it."""
     return module._forward_pre_hooks, module._forward_hooks
 
 
 class PresentRows:
-    """The rows of a batch that are left, by their place in the forwards.
+    """The present rows of a batch, by their place in the forwards.
 
     Args:
-        rows: of the batch, all present.
+        rows: number of rows in the batch, all present.
     """
 
     def __init__(self, rows: int) -> None:
@@ -56,15 +56,15 @@ class PresentRows:
         return len(self._rows) == self._count
 
     def of(self, values: Sequence[T]) -> list[T]:
-        """Those of the present rows, by place, of one value for each row of the batch."""
+        """Select the present rows' values, by place, from one value for each row of the batch."""
         return [values[row] for row in self._rows]
 
     def select(self, block: torch.Tensor) -> torch.Tensor:
-        """The present rows of (batch, ...), by place."""
+        """Select the present rows of (batch, ...), by place."""
         return block if self.all else block[self._rows]
 
     def spread(self, states: torch.Tensor) -> torch.Tensor:
-        """From (present, ...) to (batch, ...): rows that have left repeat the first place's."""
+        """Expand (present, ...) to (batch, ...); rows that have left repeat the first place."""
         if self.all:
             return states
         places = [0] * self._count
@@ -74,13 +74,13 @@ class PresentRows:
         return states.index_select(0, index)
 
     def keep(self, rows: Collection[int]) -> list[int]:
-        """Let all others leave.
+        """Remove all other rows.
 
         Args:
-            rows: of the batch, present ones, at least one.
+            rows: indices in the batch of at least one present row.
 
         Returns:
-            for each new place, the place where its row was. Most are where they were.
+            for each new place, the place where its row was; most are unchanged.
 
         Example:
             >>> present = PresentRows(5)
@@ -89,7 +89,7 @@ class PresentRows:
         """
         stay = [row in rows for row in self._rows]
         kept = sum(stay)
-        behind = [place for place in range(kept, len(stay)) if stay[place]]
-        order = [place if stay[place] else behind.pop() for place in range(kept)]
+        movable = [place for place in range(kept, len(stay)) if stay[place]]
+        order = [place if stay[place] else movable.pop() for place in range(kept)]
         self._rows = [self._rows[place] for place in order]
         return order

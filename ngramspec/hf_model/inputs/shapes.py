@@ -1,4 +1,4 @@
-"""In which shapes the forwards behind the prefill run, and whether they are compiled."""
+"""The shapes of the forwards after the prefill, and whether they are compiled."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ngramspec.hf_model.known import Known
 class ForwardShapes:
     """The widths of a generation's forwards, and the number of keys that they attend to.
 
-    Making one also gives a static cache of ``generate``'s the size that the widths need.
+    The constructor also resizes a static cache made by ``generate`` to what the widths need.
 
     Attributes:
-        widths: that forwards may have.
-        keys: how many positions a dynamic cache has to attend to, masked ones included; None: as
-            many as it holds, or the cache is static.
+        widths: allowed widths of the forwards.
+        keys: number of positions that forwards over a dynamic cache attend to, including masked
+            ones; None: those that the cache holds, or the cache is static.
         run: the model, or its compiled forward.
 
     Args:
-        known: what is known before the prefill.
+        known: properties of the model and the call before the prefill.
         cache: of the call, before the prefill.
-        width: of every forward, in positions; None: as wide as the draft is.
-        compiled: whether the forwards are compiled; None: if plain ``generate`` would.
-        gamma_max: most tokens that a draft will have; used for compiled forwards only.
+        width: positions of every forward; None: the draft decides.
+        compiled: whether the forwards are compiled; None: if the baseline compiles them.
+        gamma_max: maximum number of draft tokens; used for compiled forwards only.
 
     Raises:
-        UnsupportedError: the call allows no fixed width, or no compiling.
+        UnsupportedError: the call does not support a fixed width or compiled forwards.
     """
 
     def __init__(
@@ -71,21 +71,21 @@ class ForwardShapes:
 
 
 def check_fixed(known: Known, width: int) -> None:
-    """Raise an UnsupportedError if drafts would change the rounding under a fixed width."""
+    """Raise an UnsupportedError if drafts change the rounding even with a fixed width."""
     reason = obstacle(Ability.FIXED_WIDTH, known)
     if reason is not None:
         raise UnsupportedError(f"width={width} is not supported with {reason}")
 
 
 def should_compile(known: Known, compiled: bool | None) -> bool:
-    """Whether the forwards of a call are to be compiled.
+    """Whether the forwards of a call are compiled.
 
     Args:
-        known: what is known before the prefill.
-        compiled: True, False, or None: where plain ``generate`` would.
+        known: properties of the model and the call before the prefill.
+        compiled: True, False, or None: if the baseline compiles them.
 
     Raises:
-        UnsupportedError: they cannot be, and compiled=True.
+        UnsupportedError: compiled=True is not possible.
     """
     if compiled is False or known.config.disable_compile:
         return False

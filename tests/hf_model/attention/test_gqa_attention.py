@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model.attention import gqa_attention as attention_module
-from ngramspec.hf_model.attention.gqa_attention import FOLDED, grouped, in_place
+from ngramspec.hf_model.attention.gqa_attention import MAX_FOLDED_POSITIONS, grouped, in_place
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -78,7 +78,10 @@ def test_the_same_bits_as_with_copies(copies, dtype, heads):
                             ours, weights = attend(module, *given, each, scaling=0.2)
                         assert len(copies) == made
                         assert weights is None
-                        folded = dtype == torch.bfloat16 and n * heads[0] // heads[1] <= FOLDED
+                        folded = (
+                            dtype == torch.bfloat16
+                            and n * heads[0] // heads[1] <= MAX_FOLDED_POSITIONS
+                        )
                         if folded:  # other processors may round a wider product otherwise
                             torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=2**-7)
                         else:

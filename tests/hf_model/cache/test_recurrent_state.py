@@ -11,7 +11,7 @@ from layer_states import GREEDY, PROMPT, assert_close, cache_after, model_of, ne
 import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.cache.recurrent_state import MOST_PENDING, Checkpoint
+from ngramspec.hf_model.cache.recurrent_state import MAX_PENDING_TOKENS, Checkpoint
 from ngramspec.hf_model.recurrent_probe import why_not_continued
 
 ATTENTION = ("BambaForCausalLM", "Qwen3NextForCausalLM", "ZayaForCausalLM")  # beside the state,
@@ -49,7 +49,7 @@ def test_after_every_step_the_states_are_those_of_a_run_that_never_drafted(name)
     assert out[0].tolist() == text == committed
     assert len(rejected) > 5
     assert 0 in pending
-    assert 0 < max(pending) < MOST_PENDING + 5
+    assert 0 < max(pending) < MAX_PENDING_TOKENS + 5
     assert_same_cache(ours, cache_after(model, out[:, :-1]))
 
 
@@ -201,7 +201,7 @@ def test_a_checkpoint_puts_states_back_where_they_were():
     ("name", "obstacle"),
     [
         ("DeepseekV4ForCausalLM", "merge several tokens into one entry"),
-        ("MiniMaxForCausalLM", "states in a MiniMaxCache, which cannot be truncated"),
+        ("MiniMaxForCausalLM", "states in a MiniMaxCache, which can be neither truncated"),
         ("xLSTMForCausalLM", "overwrites its states in an xLSTMCache"),
     ],
 )

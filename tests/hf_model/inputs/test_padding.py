@@ -182,7 +182,7 @@ REFUSED = [
     ("gemma3 hybrid", "eager", {}, "sliding-window attention; use width='fit'"),
     ("t5", "eager", {}, "an encoder-decoder model; use width='fit'"),
     ("bloom (alibi)", "eager", {}, "a model that counts its positions itself; use width='fit'"),
-    ("mixtral (experts)", "eager", STATIC, "experts, which .*; use width='fit'"),
+    ("mixtral (experts)", "eager", STATIC, "experts, whose .*; use width='fit'"),
     ("llama", "flex_attention", STATIC, "attention implementation flex_attention; load the model"),
 ]
 
