@@ -206,7 +206,7 @@ def test_the_report_counts_identical_texts(embedded, tmp_path, capsys):
     report = json.loads(out.read_text())
     assert (report["identical"], report["ties"], report["wrong"]) == (4, 0, 0)
     assert report["settings"]["dtype"] == "float32"
-    counts = "4 prompts; identical: 4, diverging at a tie: 0, wrong: 0; 48 tokens the same"
+    counts = "4 prompts: 4 identical, 0 diverge at a tie, 0 are wrong; 48 tokens the same"
     assert counts in capsys.readouterr().out
 
 
@@ -234,7 +234,7 @@ def test_prompts_and_traces_from_files(embedded, tmp_path, capsys):
     assert main([*common, "--prompts", str(prompts)]) == 0
     assert "2 prompts" in capsys.readouterr().out
     assert main([*common, "--traces", str(traces)]) == 0
-    assert "1 prompt;" in capsys.readouterr().out
+    assert "1 prompt:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ BASES: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "LlamaBody": [{"prompt": "x", "n_predict": 1}],
+    "TokenizeBody": [{"content": "x"}],
     "InfillBody": [
         {"input_prefix": "x", "input_suffix": "y", "prompt": "z", "n_predict": 1},
         {"input_prefix": "x", "input_suffix": "y", "input_extra": [{"text": "x"}], "n_predict": 1},

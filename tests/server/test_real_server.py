@@ -82,7 +82,7 @@ def test_openais_client_gets_plain_generates_text_of_a_real_model(smollm2):
 
 
 def test_the_client_of_the_guide_is_answered_by_the_embedded_model(smollm2, capsys):
-    guide = Path(__file__).parents[3] / "docs/guide/serve.md"
+    guide = Path(__file__).parents[2] / "docs/guide/serve.md"
     (block,) = re.findall(r"^```python\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)
     with listening(smollm2.model, smollm2.tokenizer, shared=None) as (address, _):
         exec(block.replace("http://127.0.0.1:8012", address), {})
