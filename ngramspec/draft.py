@@ -22,7 +22,7 @@ class Proposal:
     """The distributions that a stochastic draft was sampled from, sparse: q of Algorithm 1.
 
     Node i was sampled from ``probs[starts[i]:starts[i + 1]]`` over the ids in the same slice of
-    ``tokens``. Siblings are sampled in one of two ways:
+    ``tokens``. There are two forms of sampling siblings:
 
     - From one distribution without replacement. Then each sibling states the distribution before
       the first was sampled, with the same ids and probs in the same order.
@@ -43,9 +43,9 @@ class Proposal:
     - Whether ``propose`` raises does not depend on the sampled tokens.
 
     Every step checks what can be checked: ids lie in the vocabulary, the ids of a node are
-    distinct, siblings are sampled in one of the two ways, a node's token is among its ids, and its
-    probs sum to 1. For rounding to float32 the sum may deviate by 2**-23 for each prob and by 1e-4
-    at most; the probs are divided by it. The first invalid node and all nodes after it are removed.
+    distinct, siblings have one of the two forms, a node's token is among its ids, and its probs
+    sum to 1. For rounding to float32 the sum may deviate by 2**-23 for each prob and by 1e-4 at
+    most; the probs are divided by it. The first invalid node and all nodes after it are removed.
 
     Attributes:
         starts: int32 (n + 1,), strictly increasing from 0 to m.
@@ -109,7 +109,7 @@ class Draft:
         return Draft(self.tokens[:n], parents, confidence, proposal, source)
 
     def path(self, nodes: Sequence[int]) -> Draft:
-        """A path of a deterministic tree as a chain; each of ``nodes`` is the parent of the next."""
+        """A deterministic tree's path as a chain; each of ``nodes`` is the parent of the next."""
         return self._of(np.array(nodes, np.intp), None)
 
     def within(self, depth: int) -> Draft:
@@ -196,7 +196,7 @@ class EvidenceRequest:
     def __post_init__(self) -> None:
         check_int("top_k", self.top_k, 0, MAX_TOP_K)
         if not check_bool("hidden", self.hidden) and not self.top_k:
-            raise ValueError("an EvidenceRequest must ask for something: top_k >= 1 or hidden=True")
+            raise ValueError("an EvidenceRequest must have top_k >= 1 or hidden=True, got neither")
 
     def __or__(self, other: EvidenceRequest | None) -> EvidenceRequest:
         """The request that satisfies both."""

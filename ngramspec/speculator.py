@@ -67,8 +67,7 @@ class Speculator:
             p(x) >= l max p (greedy), or with probability min(1, p / (l q)) (sampled). No token's
             probability exceeds p / l, and the output's distribution changes.
         epsilon: in (0, 1], for verification "typical". The threshold is
-            min(epsilon, delta exp(-H)), where H is the entropy of the target's distribution in
-            nats.
+            min(epsilon, delta exp(-H)), where H is the target distribution's entropy in nats.
         delta: in (0, 1], for verification "typical"; see ``epsilon``.
         costs: a file written by ``ngramspec calibrate`` with initial costs for gamma="auto". None:
             assumed costs. Measured step times correct both, and earlier measurements of this
@@ -85,22 +84,18 @@ class Speculator:
             ``compile_config``. True: on a CPU, too. False: never. With width="fit", compiled
             forwards are padded to a few widths, each compiled at its first use. With CUDA graphs,
             calls of one model must not overlap, as in the baseline.
-        policy: how a drafter built from a string chooses between its draft sources; see
-            ``build_drafter``.
-        calibration: what calls learn about how often drafts are right. "shared": calls share it; it
-            holds no text. "request": each call learns separately, so no call's drafts depend on
-            another's.
+        policy: how a drafter built from a string chooses between sources; see ``build_drafter``.
+        calibration: "shared": calls share what they learn about how often drafts are right, which
+            holds no text. "request": no call's drafts depend on another call.
         unsupported: what to do with requests that do not support speculation. "error": raise an
             UnsupportedError. "plain": let transformers decode them, which is logged once.
-        stores: draft sources in addition to each request's own text: corpora, paths, shared
-            namespaces.
+        stores: draft sources besides a request's own text: corpora, paths, shared namespaces.
         on_step: called with a StepEvent after the prefill and after every step.
 
     Attributes:
         config: all arguments except drafter and on_step, in one frozen object.
         stats (DecodeStats): counts and times of all calls since the last ``reset``.
-        observer (Observer | None): is notified of the decode loop's sections, to measure them. It
-            is not copied.
+        observer (Observer | None): is notified of the decode loop's sections; not copied.
 
     Raises:
         TypeError: an argument has the wrong type; the message names it.
@@ -190,11 +185,8 @@ class Speculator:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter in use.
-
-        A new one is used from the next step of every running call on, and starts from the call's
-        committed tokens. In float32 the text does not change.
-        """
+        """The drafter in use. When it is assigned, running calls use the new one from their next
+        step on, starting from their committed tokens. In float32 the text does not change."""
         return self._drafter
 
     @drafter.setter
@@ -249,8 +241,7 @@ class Speculator:
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the arguments except on_step to ``ngramspec.json`` in a folder.
 
-        In a folder written by ``ngramspec wrap`` the file is in ``custom_generate``, and the
-        folder's model uses the new arguments.
+        In a folder written by ``ngramspec wrap``, it replaces the file that the model uses.
 
         Args:
             folder: a local folder; it is created if it does not exist.
@@ -336,9 +327,8 @@ class Speculator:
     ) -> Any:
         """Decode a call that ``model.generate(custom_generate=self)`` has prepared.
 
-        transformers does not pass streamer, tokenizer and synced_gpus to a custom_generate
-        callable, and it rejects stop_strings. ``ngramspec.generate`` and ``enabled`` support all
-        four.
+        transformers does not pass streamer, tokenizer and synced_gpus to a callable, and rejects
+        stop_strings. ``ngramspec.generate`` and ``enabled`` support all four.
 
         Args:
             model: a transformers model.

@@ -229,7 +229,7 @@ class DraftRunner:
     def _report_fault(self, drafter: Drafter, error: Exception) -> None:
         if self._stats.count_fault():  # log only the first fault of all rows
             name = type(drafter).__name__
-            logger.warning("%s failed, the step goes on undrafted: %r", name, error, exc_info=error)
+            logger.warning("%s failed, the step has no draft: %r", name, error, exc_info=error)
 
     def _gave_up(self) -> bool:
         """Whether the drafter has failed too often; its session is closed the first time."""
@@ -238,7 +238,7 @@ class DraftRunner:
             self._stopped = guarded.drafter
             guarded.close()
             if self._stats.count_stopped_drafter():
-                what = "%s failed %d times and is not called any more in this generation"
+                what = "%s failed %d times and is no longer called in this generation"
                 logger.warning(what, type(guarded.drafter).__name__, MAX_FAULTS)
         elif not guarded.gave_up:
             self._stopped = None

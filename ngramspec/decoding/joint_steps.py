@@ -114,7 +114,9 @@ class JointSteps:
             raise UnsupportedError(f"steps of {name} cannot share a forward: {self.why_not}")
         for at, generation in enumerate(generations):
             if generation.target.model is not self._model:
-                raise ValueError(f"generations[{at}] is of another model than these joint steps")
+                raise ValueError(
+                    f"generations[{at}] belongs to another model than these joint steps"
+                )
             why = generation.why_alone
             if why is not None:
                 raise UnsupportedError(f"generations[{at}] cannot share a forward: {why}")

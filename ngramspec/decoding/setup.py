@@ -98,12 +98,13 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
     check_beams_of(target.model, call.generation_config.num_beams or 1)
     if ranks.synced and target.cache.capacity is not None:
         raise UnsupportedError(
-            "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
+            "synced_gpus is not supported with a static cache, which has no room for further"
+            " forwards; use a dynamic cache"
         )
     if ranks.synced and target.traits.recurrent:
         raise UnsupportedError(
-            "synced_gpus is not supported with a recurrent state, whose last forward other"
-            " processes would not run"
+            "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
+            " forward that other processes would not run"
         )
     return target
 
@@ -120,7 +121,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     if (call.generation_config.num_beams or 1) == 1 and _may_diverge(target, sampler):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
-        settings.log_once(f"drafting nothing: {target.limits.unaligned}")
+        settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
     if config.planned_gamma == "auto":
         target.pending.most = MOST_PRICED
     trees = _may_branch(config, target, stats, call.generation_config.num_beams or 1)
