@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ngramspec.costs.batch import alone
-from ngramspec.decoding.batch_drafting import LEAVE
+from ngramspec.decoding.batch_drafting import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Float32
 from ngramspec.draft_length.batch_choice import common_length, urgencies
 from ngramspec.drafters.base import Drafter
@@ -91,7 +91,7 @@ class GeneratePlayer:
         everyone, steps, present = rows, 0, len(rows)
         self.plain += max(row.left for row in rows) * float(self.plan.cost(present)[1])
         while rows := [row for row in rows if row.left]:
-            if len(rows) <= LEAVE * present:
+            if len(rows) <= MAX_UNFINISHED_SHARE * present:
                 present = len(rows)
             steps += 1
             self._step(rows, present, steps)

@@ -21,34 +21,35 @@ NO_TOKENS: Int32 = np.empty(0, np.int32)
 class Proposal:
     """The distributions that a stochastic draft was sampled from, sparse: q of Algorithm 1.
 
-    Node i was sampled from ``probs[starts[i]:starts[i + 1]]`` over the ids of the same slice of
-    ``tokens``. Siblings are sampled from one distribution without replacement: each states it as it
-    was before the first of them was sampled, the same ids and probs in the same order. Or a sibling
-    is sampled from a distribution of its own (of another drafter, for example) that holds none of
-    the tokens of the siblings before it.
+    Node i was sampled from ``probs[starts[i]:starts[i + 1]]`` over the ids in the same slice of
+    ``tokens``. There are two forms of sampling siblings:
+
+    - From one distribution without replacement. Then each sibling states the distribution before
+      the first was sampled, with the same ids and probs in the same order.
+    - From separate distributions, for example of several drafters. Then a sibling's distribution
+      holds none of the tokens of the siblings before it.
 
     The text has the target's distribution only if the draft was really sampled from its proposal. A
-    drafter that states a proposal promises:
+    drafter that states a proposal must guarantee the following:
 
-    - Each token was sampled from its distribution, with random numbers that decide nothing else and
-      are independent of the target's.
+    - Each token was sampled from its distribution, with random numbers that are independent of the
+      target's and are used for nothing else.
     - Nodes are in the order sampled: parents before children, siblings one after another.
     - Whether a node is in the draft, and which distribution it has, was decided before its token
-      was sampled. That may depend on the committed tokens and on the tokens of earlier nodes: a
-      chain may end where nothing is known to follow. It may not depend on the node's own token or
-      on later ones. So no node may be left out, cut, moved or sampled again because of its token,
-      and the draft's length depends on the tokens in no other way.
-    - Whether ``propose`` raises does not depend on the sampled tokens either.
+      was sampled. This may depend on the committed tokens and on the tokens of earlier nodes; for
+      example, a chain may end if no continuation is known. It must not depend on the node's own
+      token or on later ones. So no node may be removed, cut, moved or sampled again because of its
+      token, and the draft's length must not depend on the tokens in any other way.
+    - Whether ``propose`` raises does not depend on the sampled tokens.
 
-    What can be checked is checked at every step: ids lie in the vocabulary and no two ids of a node
-    are equal, siblings state one distribution or such of their own, a node's token is among its
-    ids, and its probs sum to 1. The sum may be off by 2**-23 for each of them and by 1e-4 at most,
-    for rounding to float32; they are divided by it. The first node that fails is
-    removed, and those after it. The rest is a promise.
+    Every step checks what can be checked: ids lie in the vocabulary, the ids of a node are
+    distinct, siblings have one of the two forms, a node's token is among its ids, and its probs
+    sum to 1. For rounding to float32 the sum may deviate by 2**-23 for each prob and by 1e-4 at
+    most; the probs are divided by it. The first invalid node and all nodes after it are removed.
 
     Attributes:
-        starts: int32 (n + 1,), rising from 0 to m, each above the one before.
-        tokens: int32 (m,), ids, no two equal in a node's slice.
+        starts: int32 (n + 1,), strictly increasing from 0 to m.
+        tokens: int32 (m,), ids, distinct within a node's slice.
         probs: float32 (m,), > 0; those of a node sum to 1.
     """
 
@@ -62,7 +63,7 @@ class Proposal:
         return self.tokens[own], self.probs[own]
 
     def at(self, nodes: NDArray[np.intp]) -> Proposal:
-        """Of some of the nodes, in their order."""
+        """The proposal of some of the nodes, in their order."""
         own = [self.of(node) for node in nodes.tolist()]
         ends = np.cumsum([0, *(len(tokens) for tokens, _ in own)], dtype=np.int32)
         tokens = np.concatenate([NO_TOKENS, *(tokens for tokens, _ in own)])
@@ -76,12 +77,13 @@ class Draft:
 
     Attributes:
         tokens: int32 (n,), ids of the target's vocabulary.
-        parents: int32 (n,) with parents[i] < i and -1 for the last committed token, or None for
-            a chain, where node i - 1 is the parent of node i.
+        parents: int32 (n,), each node's parent: parents[i] < i, and -1 is the last committed token.
+            None: the draft is a chain, and node i - 1 is the parent of node i.
         confidence: float32 (n,) in 0..1, the drafter's P(accepted | parent accepted), or None.
-        proposal: what a stochastic draft was sampled from, or None for a deterministic one, whose
-            draft distribution q is one-hot.
-        source: int8 (n,), index into the drafter's ``tiers``, or None: all from the first.
+        proposal: the distributions of a stochastic draft. None: the draft is deterministic, and its
+            distribution q is one-hot.
+        source: int8 (n,), each node's draft source, an index into the drafter's ``tiers``. None:
+            all nodes are from the first.
     """
 
     tokens: Int32
@@ -94,7 +96,7 @@ class Draft:
         return len(self.tokens)
 
     def first(self, n: int) -> Draft:
-        """The first ``n`` nodes; those of a tree are a tree, since parents come first."""
+        """The first ``n`` nodes. Of a tree they are a tree, as parents precede children."""
         if n >= len(self):
             return self
         parents = None if self.parents is None else self.parents[:n]
@@ -107,38 +109,38 @@ class Draft:
         return Draft(self.tokens[:n], parents, confidence, proposal, source)
 
     def path(self, nodes: Sequence[int]) -> Draft:
-        """The chain of a deterministic tree's ``nodes``, each the parent of the next."""
+        """A deterministic tree's path as a chain; each of ``nodes`` is the parent of the next."""
         return self._of(np.array(nodes, np.intp), None)
 
     def within(self, depth: int) -> Draft:
-        """The nodes at most ``depth`` tokens behind the committed ones."""
+        """The nodes at most ``depth`` tokens after the last committed token."""
         if self.parents is None or len(self) <= depth:
             return self.first(depth)
-        depths = np.zeros(len(self) + 1, np.intp)  # first the last committed token's
+        depths = np.zeros(len(self) + 1, np.intp)  # index 0: the last committed token
         for node, parent in enumerate(self.parents.tolist(), 1):
             depths[node] = depths[parent + 1] + 1
         at = np.flatnonzero(depths[1:] <= depth)
         if len(at) == len(self):
             return self
-        moved = np.full(len(self) + 1, -1, np.int32)  # where a parent is now
+        moved = np.full(len(self) + 1, -1, np.int32)  # new index of each node
         moved[at + 1] = np.arange(len(at))
         return self._of(at, moved[self.parents[at] + 1])
 
     def _of(self, at: NDArray[np.intp], parents: Int32 | None) -> Draft:
-        """The nodes ``at``, ascending, with the parents given."""
+        """The nodes ``at``, in ascending order, with new ``parents``."""
         confidence = None if self.confidence is None else self.confidence[at]
         source = None if self.source is None else self.source[at]
         proposal = None if self.proposal is None else self.proposal.at(at)
         return Draft(self.tokens[at], parents, confidence, proposal, source)
 
     def as_chain(self) -> Draft:
-        """A chain, if the draft is a tree without siblings; else the draft itself."""
+        """The draft as a chain if it is a tree without siblings; else the draft itself."""
         if self.parents is None or not np.array_equal(self.parents, np.arange(-1, len(self) - 1)):
             return self
         return replace(self, parents=None)
 
     def children(self) -> list[list[int]]:
-        """Nodes by their parent, in order: n + 1 lists, first that of the last committed token."""
+        """Each parent's nodes in order: n + 1 lists, first that of the last committed token."""
         if self.parents is None:
             return [*([node] for node in range(len(self))), []]
         children: list[list[int]] = [[] for _ in range(len(self) + 1)]
@@ -148,10 +150,10 @@ class Draft:
 
 
 def joined(chains: Sequence[Draft]) -> Proposal | None:
-    """The proposal of several chains put together; a deterministic one is one-hot at each token.
+    """Concatenate the proposals of several chains; a deterministic one is one-hot at each token.
 
     Returns:
-        None if all are deterministic.
+        The joined proposal, or None if all chains are deterministic.
     """
     if all(chain.proposal is None for chain in chains):
         return None
@@ -173,31 +175,31 @@ def joined(chains: Sequence[Draft]) -> Proposal | None:
 
 EMPTY_DRAFT = Draft(NO_TOKENS)
 
-MOST_RUNNERS_UP = 1024
+MAX_TOP_K = 1024  # tokens per position
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRequest:
-    """What a drafter asks for of the target's forwards, beside which tokens were accepted.
+    """A drafter's request for results of the target's forwards, in addition to verdicts.
 
     Attributes:
-        top_k: how many of the most probable tokens of each position, 0..1024.
-        hidden: whether the states that the model's head reads are wanted.
+        top_k: number of most probable tokens at each position, 0..1024.
+        hidden: whether to return the hidden states that the model's head reads.
 
     Raises:
-        TypeError, ValueError: an attribute has a wrong type or value, or nothing is asked for.
+        TypeError, ValueError: an attribute has a wrong type or value, or nothing is requested.
     """
 
     top_k: int = 0
     hidden: bool = False
 
     def __post_init__(self) -> None:
-        check_int("top_k", self.top_k, 0, MOST_RUNNERS_UP)
+        check_int("top_k", self.top_k, 0, MAX_TOP_K)
         if not check_bool("hidden", self.hidden) and not self.top_k:
-            raise ValueError("an EvidenceRequest must ask for something: top_k >= 1 or hidden=True")
+            raise ValueError("an EvidenceRequest must have top_k >= 1 or hidden=True, got neither")
 
     def __or__(self, other: EvidenceRequest | None) -> EvidenceRequest:
-        """What satisfies both requests."""
+        """The request that satisfies both."""
         if other is None or other == self:
             return self
         return EvidenceRequest(max(self.top_k, other.top_k), self.hidden or other.hidden)
@@ -205,20 +207,20 @@ class EvidenceRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What the target computed in one forward, at m = n + 1 positions of a draft of n nodes.
+    """Results of one forward of the target at m = n + 1 positions, for a draft of n nodes.
 
-    Position 0 follows the last committed token, position i + 1 follows node i: the positions of
-    rejected branches are among them. All is of the model's raw logits, before any processor.
+    Position 0 follows the last committed token, and position i + 1 follows node i, also in rejected
+    branches. Probabilities are those of the raw logits, before any processor.
 
     Attributes:
         tokens: int32 (m,), the token that each position follows.
         parents: int32 (m,), the position before each; -1 for position 0.
         accepted: the positions whose tokens are committed, in order: 0, then the accepted nodes'.
-        ids: int32 (m, k), the k most probable tokens, the most probable first; k is at least what
-            was asked for, or the size of the vocabulary.
-        log_probs: float32 (m, k), their natural logarithms of probability.
-        hidden: float32 (m, d), what the model's head read; None: not asked for, or not at hand
-            (compiled forwards, models without a head of their own).
+        ids: int32 (m, k), the k most probable tokens, the most probable first. k is at least the
+            requested number, or the size of the vocabulary.
+        log_probs: float32 (m, k), their natural log-probabilities.
+        hidden: float32 (m, d), the input of the model's head. None: not requested, or not available
+            (compiled forwards, models without a separate head).
     """
 
     tokens: Int32
@@ -239,10 +241,10 @@ class Evidence:
         """The evidence of one row.
 
         Args:
-            draft: that was verified, n nodes.
+            draft: the verified draft of n nodes.
             accepted: its accepted nodes, in order.
-            last: the last committed token before it.
-            computed: ids, log_probs and hidden as above, of n + 1 positions or more.
+            last: the last committed token before the draft.
+            computed: ids, log_probs and hidden as above, at n + 1 positions or more.
         """
         m = len(draft) + 1
         parents = np.arange(-1, m - 1, dtype=np.int32)
@@ -261,17 +263,17 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target accepted of a draft.
+    """The result of a draft's verification.
 
     Attributes:
         accepted: indices of the accepted nodes, in order.
-        tested: how many nodes were judged: those whose parent was accepted, up to the accepted
-            one among siblings; in a chain the accepted ones and the first rejected one. Nodes
-            after a rejection, or after a cut at EOS or max_length, are untested.
+        tested: number of verified nodes: those whose parent was accepted, up to the accepted one
+            among siblings. In a chain these are the accepted nodes and the first rejected one.
+            Nodes after a rejection, or after a stop at EOS or max_length, are not verified.
         emitted: the committed tokens of the step: the accepted ones, then the recovered token
-            (after a rejection) or the bonus token (after none), unless a stop came first.
-        rejected: the node that the recovered token replaces, of siblings the first; None: the last
-            token is a bonus token, or there is none.
+            (after a rejection) or the bonus token (after none), unless generation stopped before.
+        rejected: the node that the recovered token replaces, of siblings the first. None: the last
+            token is a bonus token, or generation stopped before.
     """
 
     accepted: Sequence[int]
@@ -281,19 +283,19 @@ class Verdict:
 
     @property
     def corrected(self) -> int | None:
-        """The recovered token, where a draft token was rejected; else None."""
+        """The recovered token if a draft token was rejected, else None."""
         return None if self.rejected is None else self.emitted[-1]
 
 
 def judged_nodes(
     draft: Draft, accepted: Sequence[int], tested: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """(node, depth) of the nodes that the target judged, in order.
+    """(node, depth) of the verified nodes, in order.
 
     Args:
         draft: a chain or a tree.
         accepted: the accepted nodes, in order.
-        tested: how many were judged (see Verdict); None: all that can have been.
+        tested: number of verified nodes (see Verdict); None: as many as possible.
     """
     if draft.parents is None:
         count = min(len(accepted) + 1, len(draft)) if tested is None else tested

@@ -1,4 +1,4 @@
-"""``enabled``, and what replaces a model's ``generate`` until the last block has ended."""
+"""``enabled``, and the replacement of a model's ``generate`` inside its blocks."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _lock = threading.RLock()  # the garbage collector may end a block while another
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """One ``with enabled(...)`` that has not ended."""
+    """One active ``with enabled(...)``."""
 
     speculator: Speculator
 
 
 class StandIn:
-    """A model's ``generate`` during blocks: the newest block decides how it speculates.
+    """Replaces a model's ``generate`` during blocks; the newest block's Speculator is used.
 
-    After the last block it is plain ``generate``, for code that still refers to it, such as a
-    wrapper. Threads may share it: the tuple of blocks is replaced under the
-    module's lock, and never changed.
+    After the last block it calls the original ``generate``, for code that still refers to it, such
+    as a wrapper. It is thread-safe: the tuple of blocks is replaced under the module's lock, and is
+    never modified.
 
     Args:
         model: the model object that has it as an attribute.
-        plain: the model's ``generate`` before.
-        own: whether that was an attribute of the object, not of its class.
+        plain: the model's original ``generate``.
+        own: whether the original was an attribute of the object rather than of its class.
     """
 
     def __init__(self, model: Any, plain: Callable[..., Any], *, own: bool) -> None:
@@ -43,11 +43,11 @@ class StandIn:
         self._blocks: tuple[Block, ...] = ()
 
     def begin(self, block: Block) -> None:
-        """Let a block decide."""
+        """Add a block, which becomes the newest."""
         self._blocks = (*self._blocks, block)
 
     def end(self, block: Block) -> bool:
-        """Forget a block; whether it was the last one."""
+        """Remove a block, and return whether it was the last one."""
         self._blocks = tuple(each for each in self._blocks if each is not block)
         return not self._blocks
 
@@ -58,7 +58,7 @@ class StandIn:
         return speculate(self.model, self.plain, blocks[-1].speculator, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A deep copy of the model, or a pickled one, has its own plain ``generate`` here."""
+        """Deep copies and pickles of the model have the original ``generate`` instead."""
         return _plain, (self.plain,)
 
 
@@ -70,25 +70,25 @@ def _plain(plain: Callable[..., Any]) -> Callable[..., Any]:
 def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Speculator]:
     """Make every ``model.generate`` inside the block speculative, pipelines' calls included.
 
-    It replaces the ``generate`` of this one model object, for all threads. Blocks of one model may
-    overlap, for instance in threads, and end in any order: the newest decides, and the last one
-    restores the original. A call with a ``custom_generate`` of its own is not changed, nor is a
-    ``generate`` that other code sets on the model inside the block. A deep copy of the model, or a
-    pickled one, is plain and independent; a shallow copy (``copy.copy``) shares the original's
-    ``generate``, as it shares its weights.
+    It replaces the ``generate`` of this one model object for all threads. Blocks of one model may
+    overlap, for example in threads, and end in any order. The newest block's Speculator is used,
+    and the last block to end restores the original. A call that has a ``custom_generate`` argument
+    is not changed, nor is a ``generate`` that other code sets on the model inside the block. A deep
+    copy or a pickle of the model is independent and has the original ``generate``. A shallow copy
+    (``copy.copy``) shares the replaced ``generate``, as it shares the weights.
 
     Args:
         model: a transformers model.
         speculator: how to speculate; None: a new Speculator().
 
     Yields:
-        The Speculator, for its ``stats`` and to swap its drafter.
+        The Speculator, for example to read its ``stats`` or replace its drafter.
 
     Example:
         ``with ngramspec.enabled(pipe.model): pipe("Once upon a time")``
     """
     block = Block(checked(speculator))
-    model = getattr(model, "_orig_mod", model)  # where a compiled model keeps its attributes
+    model = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
     stand_in = _enter(model, block)
     try:
         yield block.speculator
@@ -97,7 +97,7 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
 
 
 def _enter(model: Any, block: Block) -> StandIn:
-    """Begin a block."""
+    """Begin a block, and replace ``generate`` if it is the first."""
     with _lock:
         there = vars(model).get("generate")
         if isinstance(there, StandIn) and there.model is model:

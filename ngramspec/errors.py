@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-INSTALL = {  # how to install a package that is missing
+INSTALL = {  # command that installs a missing package
     "numpy": "pip install numpy",
     "torch": "pip install torch transformers",
     "transformers": "pip install torch transformers",
@@ -12,14 +12,14 @@ INSTALL = {  # how to install a package that is missing
 
 
 class UnsupportedError(ValueError):
-    """A request that cannot be speculated; the message names what, and the remedy.
+    """A request that does not support speculation; the message names the cause and the remedy.
 
     ``Speculator(unsupported="plain")`` runs such requests without speculation instead.
     """
 
 
 def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return ``value`` if it is an integer in low..high, where None is no upper bound.
+    """Return ``value`` if it is an integer in low..high; ``high=None`` is no upper bound.
 
     Raises:
         TypeError: not an integer (a bool is not one).
@@ -34,7 +34,7 @@ def check_int(name: str, value: object, low: int, high: int | None = None) -> in
 
 
 def check_real(name: str, value: object, low: float, high: float) -> float:
-    """Return ``value`` as a float if it lies above low and not above high.
+    """Return ``value`` as a float if low < value <= high.
 
     Raises:
         TypeError: not a real number (a bool is not one).
@@ -48,7 +48,7 @@ def check_real(name: str, value: object, low: float, high: float) -> float:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise a ValueError if ``value`` is none of the choices."""
+    """Raise a ValueError unless ``value`` is one of the choices."""
     if value in choices:
         return
     known = [repr(each) for each in choices]

@@ -1,4 +1,4 @@
-"""The transformers boundary: ``generate`` with all of its arguments."""
+"""The boundary to transformers: ``generate`` with all of its arguments."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ ASSISTANTS = ("assistant_model", "assistant_tokenizer")
 
 
 class GenerateHook:
-    """The ``custom_generate`` callable of a call: it gathers the call's arguments and runs it.
+    """The ``custom_generate`` callable of a call: collects the call's arguments and runs it.
 
-    transformers passes a callable only the arguments that its signature names, and some of these
-    not at all. So the hook has the signature of ``Speculator.__call__`` and is given the rest.
+    transformers passes a callable only the arguments that its signature names, and drops some of
+    them. So the hook has the signature of ``Speculator.__call__``, and gets the dropped arguments
+    when it is made.
 
     Args:
-        run: what to do with the gathered call.
-        own_cache: whether the caller brought no cache.
+        run: decodes the collected call.
+        own_cache: whether ``generate`` makes the cache, because the caller passed none.
         **dropped: the arguments that transformers does not pass to a callable.
 
     Attributes:
@@ -68,18 +69,18 @@ def generate(
     streamer: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """``model.generate`` with speculation; all its arguments, and what it returns.
+    """``model.generate`` with speculation: the same arguments and the same return value.
 
-    It takes a ``streamer`` and ``stop_strings`` (with the ``tokenizer``), which transformers does
-    not pass on to ``custom_generate=``.
+    It supports a ``streamer`` and ``stop_strings`` (with the ``tokenizer``), which transformers
+    does not pass to a ``custom_generate`` callable.
 
     Args:
         model: a transformers model.
         *args: positional arguments of ``model.generate``.
         speculator: how to speculate; None: a new Speculator().
         tokenizer: the model's tokenizer, needed for stop_strings.
-        streamer: gets the prompt and then every token, one ``put`` each.
-        **kwargs: keyword arguments of ``model.generate``; and ``reference_ids``, ``stores`` and
+        streamer: receives the prompt and then every token, with one ``put`` each.
+        **kwargs: keyword arguments of ``model.generate``, and ``reference_ids``, ``stores`` and
             ``extra_stores``, see Speculator.__call__.
 
     Raises:
@@ -109,7 +110,7 @@ def speculate(
 ) -> Any:
     """Run a call of a model's ``generate``, here ``plain``, with speculation.
 
-    A call with a ``custom_generate`` of its own is passed to ``plain`` unchanged.
+    A call that has a ``custom_generate`` argument is passed to ``plain`` unchanged.
     """
     if kwargs.get("custom_generate") is not None:
         return plain(*args, **kwargs)
@@ -121,10 +122,10 @@ def speculate(
 
 
 def checked_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Move a call's positional arguments but the first to ``kwargs``; return those that stay.
+    """Move a call's positional arguments except the first to ``kwargs``; return the others.
 
     Raises:
-        UnsupportedError: the call cannot be speculated, as far as its arguments tell.
+        UnsupportedError: the arguments rule out speculation.
     """
     args = _name(model.generate, model, args, kwargs)
     refused = _refused(model.generate, model, kwargs)
@@ -134,7 +135,7 @@ def checked_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def checked(given: Speculator | None) -> Speculator:
-    """The Speculator given, or a new one; anything else is a TypeError."""
+    """The given Speculator, or a new one for None; anything else is a TypeError."""
     if given is not None and not isinstance(given, Speculator):
         name = type(given).__name__
         raise TypeError(f"speculator must be a Speculator or None, got {name}")
@@ -148,10 +149,10 @@ def _generate(
     speculator: Speculator,
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call the model's own ``generate``; the speculator gets what that would not pass on."""
+    """Call the model's ``generate`` with a hook that has the arguments it would drop."""
     refused = _refused(plain, model, kwargs)
     if refused is not None:
-        return _plainly(plain, args, speculator, kwargs, refused)
+        return _without_speculation(plain, args, speculator, kwargs, refused)
     kwargs = {name: value for name, value in kwargs.items() if name not in ASSISTANTS}
     if kwargs.get("tokenizer") is not None:
         kwargs = _stop_strings_as_criterion(model, kwargs["tokenizer"], kwargs)
@@ -164,8 +165,8 @@ def _generate(
         streamer=kwargs.get("streamer"),
         synced_gpus=synced_gpus,
     )
-    # transformers prepares inputs, cache, processors and criteria, and then calls the hook in place
-    # of its own loop: from there on ``decode_call`` has control.
+    # transformers prepares inputs, cache, processors and criteria. It then calls the hook instead
+    # of its own decoding loop, and ``decode_call`` takes control.
     output = plain(*args, **kwargs | {"custom_generate": hook})
     if not hook.called:
         speculator.log_once(
@@ -176,7 +177,7 @@ def _generate(
 
 
 def _check_stores(speculator: Speculator, kwargs: dict[str, Any]) -> None:
-    """Raise a ValueError if a call's store was built with another tokenizer than is at hand."""
+    """Raise a ValueError if a store was built with a tokenizer other than the call's."""
     tokenizer = kwargs.get("tokenizer")
     if tokenizer is None:
         return
@@ -187,7 +188,7 @@ def _check_stores(speculator: Speculator, kwargs: dict[str, Any]) -> None:
 
 
 def _refused(plain: Callable[..., Any], model: Any, kwargs: dict[str, Any]) -> str | None:
-    """Why a call cannot be speculated, as far as its arguments tell, and the remedy; or None."""
+    """Why a call's arguments rule out speculation, with the remedy; None if they do not."""
     refused: dict[str, Any] = {name: None for name in ASSISTANTS if kwargs.get(name)}
     if _setting("token_healing", model, kwargs):
         refused["token_healing"] = "True"
@@ -205,20 +206,20 @@ def _refused(plain: Callable[..., Any], model: Any, kwargs: dict[str, Any]) -> s
         return None
     name = type(model).__name__
     return (
-        f"the generate of {name} takes no custom_generate, by which a Speculator is called; let it"
-        " take **kwargs and hand them to super().generate, or pass"
+        f"the generate of {name} takes no custom_generate, which a Speculator needs; let it"
+        " accept **kwargs and pass them to super().generate, or pass"
         " Speculator(unsupported='plain') to decode without speculation"
     )
 
 
-def _plainly(
+def _without_speculation(
     plain: Callable[..., Any],
     args: tuple[Any, ...],
     speculator: Speculator,
     kwargs: dict[str, Any],
     refused: str,
 ) -> Any:
-    """Decode without speculation under unsupported="plain"; else raise an UnsupportedError."""
+    """Decode without speculation if unsupported="plain"; else raise an UnsupportedError."""
     if speculator.unsupported == "error":
         raise UnsupportedError(refused)
     if kwargs.pop("generator", None) is not None:
@@ -231,10 +232,10 @@ def _plainly(
 
 @contextmanager
 def _ended(kwargs: dict[str, Any]) -> Iterator[None]:
-    """End a call's streamer if the block raises, so that no reader waits; ``generate`` does not.
+    """End a call's streamer if the block raises; else its readers would wait forever.
 
     Args:
-        kwargs: the call's arguments by name, as they are when the block raises.
+        kwargs: the call's keyword arguments, which the block may change.
     """
     try:
         yield
@@ -248,10 +249,10 @@ def _ended(kwargs: dict[str, Any]) -> Iterator[None]:
 def _name(
     plain: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """Move a call's positional arguments, all after the first, to ``kwargs`` by their names.
+    """Move a call's positional arguments except the first to ``kwargs``.
 
     Returns:
-        those that stay positional.
+        The arguments that stay positional.
     """
     if len(args) < 2:
         return args
@@ -269,8 +270,8 @@ def _name(
 def _positional(plain: Callable[..., Any], model: Any) -> list[inspect.Parameter]:
     """The positional parameters of a model's ``generate``.
 
-    A ``generate`` of ``*args`` passes them on: to that of the model's class, to that of the model
-    under an adapter, or to transformers' own.
+    A ``generate(*args)`` is assumed to pass them on to the ``generate`` of the model's class, of
+    the model inside an adapter, or of transformers, in this order.
     """
     from transformers import GenerationMixin
 
@@ -283,12 +284,12 @@ def _positional(plain: Callable[..., Any], model: Any) -> list[inspect.Parameter
         if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
             kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
             known = [each for each in parameters if each.kind in kinds]
-            return known if which is plain else known[1:]  # it is a function of self, too
+            return known if which is plain else known[1:]  # an unbound function has ``self`` first
     raise AssertionError("transformers' own generate names its parameters")
 
 
 def _setting(name: str, model: Any, kwargs: dict[str, Any]) -> Any:
-    """A generation setting as ``generate`` resolves it: argument, given config, model's config."""
+    """A generation setting, resolved as in ``generate``: argument, given config, model's config."""
     if name in kwargs:
         return kwargs[name]
     for config in (kwargs.get("generation_config"), model.generation_config):
@@ -301,14 +302,14 @@ def _setting(name: str, model: Any, kwargs: dict[str, Any]) -> Any:
 def _stop_strings_as_criterion(
     model: Any, tokenizer: Any, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Replace stop_strings, which need the tokenizer that transformers drops, by a criterion."""
+    """Replace stop_strings by a criterion, as transformers drops the tokenizer they need."""
     strings = _setting("stop_strings", model, kwargs)
     if strings is None:
         return kwargs
     from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
     criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or ())
-    if not any(type(each) is StopStringCriteria for each in criteria):  # as generate merges them
+    if not any(type(each) is StopStringCriteria for each in criteria):  # as in generate
         criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
     kwargs = kwargs | {"stopping_criteria": criteria}
     config = kwargs.get("generation_config")
@@ -316,5 +317,5 @@ def _stop_strings_as_criterion(
         kwargs["generation_config"] = copy.deepcopy(config)
         kwargs["generation_config"].stop_strings = None
     if "stop_strings" in kwargs or model.generation_config.stop_strings is not None:
-        kwargs["stop_strings"] = None  # an argument overrides the model's own config
+        kwargs["stop_strings"] = None  # the argument overrides the model's config
     return kwargs

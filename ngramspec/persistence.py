@@ -1,4 +1,4 @@
-"""A Speculator's arguments outside of it: in a folder, as a JSON file, in pickles and copies."""
+"""Persistence of a Speculator's arguments: JSON files in folders, pickles and copies."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 
 from ngramspec.drafters.base import Drafter
 
-FOLDER = "custom_generate"  # transformers' name for a folder that brings its own generate
+FOLDER = "custom_generate"  # transformers' name of the folder with a model's generate
 SETTINGS = "ngramspec.json"
 
 
 def settings_file(folder: Path) -> Path:
-    """The path of a folder's settings; in a wrapped folder, that in FOLDER."""
+    """The path of a folder's settings file; in a wrapped folder it is in FOLDER."""
     wrapped = folder / FOLDER / SETTINGS
     return wrapped if wrapped.is_file() else folder / SETTINGS
 
 
 def write_settings(folder: Path, arguments: dict[str, Any]) -> Path:
-    """Write arguments into a folder; it is made if it is not there, and a file in it replaced.
+    """Write arguments into a folder, which is created if needed; an existing file is replaced.
 
     Raises:
-        NotADirectoryError: it is a file.
-        OSError: it cannot be written.
+        NotADirectoryError: ``folder`` is a file.
+        OSError: the settings cannot be written.
     """
     text = json.dumps(arguments, indent=2) + "\n"
     if folder.exists() and not folder.is_dir():
@@ -44,7 +44,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not such a file; the message names it and says what is wrong.
+        ValueError: the file is invalid; the message names it and the problem.
     """
     try:
         arguments = json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def find_settings(place: Path) -> Path:
 
 
 class _Trial(threading.local):
-    """Whether this thread pickles something only to find out whether that is possible."""
+    """Whether this thread pickles an object only to test whether that is possible."""
 
     running = False
 
@@ -80,9 +80,9 @@ _trial = _Trial()
 
 
 def check_pickles(name: str, value: Any, remedy: str) -> None:
-    """Raise a TypeError that names a value which cannot be pickled, and says what to do.
+    """Raise a TypeError with the name and the remedy if a value cannot be pickled.
 
-    Inside another trial nothing is checked: the value refers to what is being pickled.
+    Inside another trial nothing is checked, because the value refers to the object being pickled.
     """
     if _trial.running:
         return
@@ -96,7 +96,7 @@ def check_pickles(name: str, value: Any, remedy: str) -> None:
 
 
 def pickled_drafter(drafter: Drafter) -> Drafter | str:
-    """What to pickle for a drafter: itself, or if that fails its spec; else a TypeError."""
+    """The drafter if it can be pickled, else its spec; without a spec raise a TypeError."""
     try:
         check_pickles(f"drafter {type(drafter).__name__}", drafter, "give it a spec")
     except TypeError:
@@ -107,7 +107,7 @@ def pickled_drafter(drafter: Drafter) -> Drafter | str:
 
 
 def copied_drafter(drafter: Drafter, memo: dict[int, Any]) -> Drafter | str:
-    """A deep copy of a drafter, or if that fails its spec; else a TypeError."""
+    """A deep copy of a drafter, else its spec; without a spec raise a TypeError."""
     try:
         return copy.deepcopy(drafter, memo)
     except Exception as error:

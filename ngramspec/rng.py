@@ -1,4 +1,4 @@
-"""Seeds and generators. torch is imported when a function is called."""
+"""Seeds and generators. torch is imported only when a function is called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that torch samples with on a device when none is given."""
+    """torch's global generator of a device."""
     import torch
 
     if device.type == "cuda":
@@ -20,6 +20,6 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def seed_of(generator: torch.Generator) -> int:
-    """A seed computed from a generator's state, which does not change."""
+    """Compute a seed from a generator's state, without changing the state."""
     state = generator.get_state().numpy().tobytes()
     return int.from_bytes(blake2b(state, digest_size=16).digest(), "little")

@@ -1,4 +1,4 @@
-"""The configured object: what a user makes once and passes to ``generate``."""
+"""The Speculator: made once by the user and passed to ``generate``."""
 
 from __future__ import annotations
 
@@ -32,75 +32,74 @@ from ngramspec.stores.choice import OpenStore, Store, described
 
 logger = logging.getLogger("ngramspec")
 
-# Attributes that a copy makes anew.
-OWN = ("stats", "observer", "_prefill_length", "_lock", "_logged")
+# Attributes that a copy does not share with the original.
+NOT_COPIED = ("stats", "observer", "_prefill_length", "_lock", "_logged")
 
 
 class Speculator:
     """Speculative decoding without a draft model, as transformers' ``custom_generate``.
 
-    Reusable and thread-safe: each call keeps its own state, and ``stats`` adds up all calls.
-    Every argument can be read as an attribute. Assigning one checks the value; calls that begin
-    later use it. Copies and pickles have the arguments as they are at that moment, and nothing that
-    was learned or counted. A copy has the same ``on_step``. A Drafter object is copied, or where
-    that fails built again from its ``spec``.
+    A Speculator is reusable and thread-safe: each call keeps its own state, and ``stats`` sums up
+    all calls. The arguments are also attributes. All but ``stores`` can be assigned: the value is
+    checked, and calls that begin later use it. Copies and pickles have the current arguments, but
+    no statistics and no learned state. A copy shares ``on_step``. It copies a Drafter object, or
+    rebuilds it from its ``spec`` if it cannot be copied.
 
     Args:
-        drafter: what guesses the next tokens: a string for build_drafter, or a Drafter.
-        gamma: tokens proposed in a step: an integer, "heuristic" (grows while whole drafts are
-            accepted), "threshold" (chains end before the first token whose confidence is below a
-            threshold, which adapts), or "auto": the number with the most expected tokens per cost,
-            measured while forwards run; the heuristic for drafters without estimates. Under "auto"
-            the prefill verifies a draft after the prompt as well.
-        gamma_max: most tokens proposed in a step, 1..4096.
-        tree: "auto": drafts have branches where these are worth their cost, under gamma="auto" and
-            width="fit", if the target can verify trees. None: drafts are chains. N, 1..4096: drafts
-            are token trees of at most N nodes, where the drafter knows several continuations; N
-            replaces gamma_max. Where the target cannot verify trees (sliding-window attention,
-            other attention than sdpa and eager, encoder-decoders, rows of a batch that advance
-            together), drafts are chains; for N, ``stats.chains`` says why.
-        verification: "exact" keeps the target's text, or distribution; "match" does so without
-            looking at a stochastic draft's own probabilities, for the text of plain sampling with
-            the same seed; "typical" accepts what the target finds likely enough, which changes
-            the distribution.
-        lenience: l in (0, 1], of verification "exact". Below 1 a drafted token is accepted where
-            p(x) >= l max p (greedy) or with probability min(1, p / (l q)) (sampled): no token's
-            probability exceeds p / l, and the text's distribution changes.
-        epsilon: of verification "typical", in (0, 1]: the threshold is min(epsilon, delta exp(-H)),
-            H the entropy of the target's distribution in nats.
-        delta: of verification "typical", in (0, 1]; see epsilon.
-        costs: a file of ``ngramspec calibrate``, with which gamma="auto" begins; None: assumed
-            costs. The times of steps correct either, and what this process has measured before
-            counts more. A file of another model, machine or version is not used, nor is any file
-            used for batches and static caches; that is logged once.
-        width: "fit": a forward is as wide as its draft. N, a multiple of 8: every forward after
-            the prefill is padded to N positions, so that in bfloat16 too no token of greedy text
-            depends on the drafter (of sampled text: if drafts are not stochastic, or with
-            verification "match"). Drafts have at most N - 1 tokens. For batches of one on a
-            static cache, or on a dynamic one with eager attention on a CPU; other requests are
-            refused.
-        compiled: whether the forwards after the prefill run as compiled graphs, which needs a
-            static cache. None: where plain ``generate`` would compile (GPUs, static caches),
-            with the call's ``compile_config``; True: on a CPU too; False: never. Under "fit",
-            forwards are then padded to a few widths; each is compiled when it is first used. With
-            CUDA graphs, calls of one model must not overlap, as in plain ``generate``.
-        policy: how a drafter built from a string chooses between its tiers; see build_drafter.
-        calibration: "shared": calls learn together how often drafts are right, which holds no text;
-            "request": each for itself, so that no call's drafts depend on another's.
-        unsupported: what to do with a request that cannot be speculated: "error" raises an
-            UnsupportedError, "plain" has transformers decode it, which is logged once.
-        stores: what to draft from beside each request's text: corpora, paths, shared namespaces.
+        drafter: proposes the next tokens: a string for ``build_drafter``, or a Drafter.
+        gamma: draft tokens per step (num_speculative_tokens). An integer is a fixed number.
+            "heuristic": the number grows while whole drafts are accepted. "threshold": a chain ends
+            before the first token whose confidence is below an adaptive threshold. "auto": the
+            number that maximizes expected tokens per second, by costs measured during decoding.
+            With "auto" the prefill also verifies a draft after the prompt, and drafters without
+            estimates use "heuristic".
+        gamma_max: maximum draft tokens per step, 1..4096.
+        tree: "auto": drafts get branches where these are worth their cost; needs gamma="auto" and
+            width="fit". None: drafts are chains. N, 1..4096: drafts are token trees of at most N
+            nodes, and N replaces gamma_max. Drafts are chains if the target cannot verify trees
+            (sliding-window attention, attention other than sdpa and eager, encoder-decoders,
+            batch rows in lock-step). For N, ``stats.chains`` has the reason.
+        verification: "exact": the output has the target's text (greedy) or distribution (sampled).
+            "match": as "exact", and with the same seed the text is the baseline's for stochastic
+            drafts, too, because draft probabilities are ignored. "typical": tokens that are
+            probable enough under the target are accepted, which changes the distribution.
+        lenience: l in (0, 1], for verification "exact". Below 1 a draft token is accepted if
+            p(x) >= l max p (greedy), or with probability min(1, p / (l q)) (sampled). No token's
+            probability exceeds p / l, and the output's distribution changes.
+        epsilon: in (0, 1], for verification "typical". The threshold is
+            min(epsilon, delta exp(-H)), where H is the target distribution's entropy in nats.
+        delta: in (0, 1], for verification "typical"; see ``epsilon``.
+        costs: a file written by ``ngramspec calibrate`` with initial costs for gamma="auto". None:
+            assumed costs. Measured step times correct both, and earlier measurements of this
+            process have priority. A file of another model, machine or version is ignored, and so
+            is any file for batches and static caches. That is logged once.
+        width: positions of each forward after the prefill. "fit": as many as the draft needs. N, a
+            multiple of 8: forwards are padded to N positions, and drafts have at most N - 1 tokens.
+            Then greedy text is independent of the drafter in bfloat16, too. So is sampled text if
+            drafts are deterministic or verification is "match". N needs a batch of one, and a
+            static cache or, on a CPU, a dynamic cache with eager attention. Other requests are
+            unsupported.
+        compiled: whether forwards after the prefill run as compiled graphs, which needs a static
+            cache. None: where the baseline compiles (GPUs with static caches), with the call's
+            ``compile_config``. True: on a CPU, too. False: never. With width="fit", compiled
+            forwards are padded to a few widths, each compiled at its first use. With CUDA graphs,
+            calls of one model must not overlap, as in the baseline.
+        policy: how a drafter built from a string chooses between sources; see ``build_drafter``.
+        calibration: "shared": calls share what they learn about how often drafts are right, which
+            holds no text. "request": no call's drafts depend on another call.
+        unsupported: what to do with requests that do not support speculation. "error": raise an
+            UnsupportedError. "plain": let transformers decode them, which is logged once.
+        stores: draft sources besides a request's own text: corpora, paths, shared namespaces.
         on_step: called with a StepEvent after the prefill and after every step.
 
     Attributes:
-        config: the arguments but drafter and on_step, in one frozen object.
+        config: all arguments except drafter and on_step, in one frozen object.
         stats (DecodeStats): counts and times of all calls since the last ``reset``.
-        observer (Observer | None): is told of the sections of the decode loop, to measure them. It
-            is not copied.
+        observer (Observer | None): is notified of the decode loop's sections; not copied.
 
     Raises:
-        TypeError: an argument has the wrong type; the message says which.
-        ValueError: an argument is out of its bounds, or two of them exclude each other.
+        TypeError: an argument has the wrong type; the message names it.
+        ValueError: an argument is out of bounds, or two arguments exclude each other.
 
     Examples:
         >>> Speculator("copy+ngram", gamma=8).to_dict()["gamma"]
@@ -163,7 +162,7 @@ class Speculator:
         self._begin(config)
 
     def _begin(self, config: Config) -> None:
-        """Make what this object alone has: what it counts, learns and has logged. See OWN."""
+        """Make the state that is not copied: statistics, learned lengths, logged messages."""
         self.stats = DecodeStats()
         self.observer: Observer | None = None
         self._lock = threading.Lock()
@@ -173,11 +172,11 @@ class Speculator:
 
     @property
     def config(self) -> Config:
-        """The arguments but drafter and on_step, in one frozen object."""
+        """All arguments except drafter and on_step, in one frozen object."""
         return self._config
 
     def configure(self, config: Config) -> None:
-        """Use another config in calls that begin from now on."""
+        """Use another config in calls that begin later."""
         if config.longest != self._config.longest:
             self._prefill_length = PrefillDraftLength(config.longest)
         if config.calibration != self._config.calibration:
@@ -186,8 +185,8 @@ class Speculator:
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter in use. Setting it takes effect at the next step of every running call, which
-        starts the new one from its committed tokens; in float32 the text stays the same."""
+        """The drafter in use. When it is assigned, running calls use the new one from their next
+        step on, starting from their committed tokens. In float32 the text does not change."""
         return self._drafter
 
     @drafter.setter
@@ -197,7 +196,7 @@ class Speculator:
 
     @property
     def stores(self) -> tuple[OpenStore, ...]:
-        """What the drafter drafts from beside each request's own text."""
+        """Draft sources in addition to each request's own text."""
         return self._drafter.stores
 
     def reset(self) -> None:
@@ -206,10 +205,10 @@ class Speculator:
             self.stats.reset()
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments that make an equal Speculator, as plain JSON values; without on_step.
+        """The arguments except on_step as plain JSON values, for ``from_dict``.
 
         Raises:
-            ValueError: the drafter is an object that no string describes, or a store in memory.
+            ValueError: the drafter has no spec, or a store is in memory only.
         """
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
@@ -219,17 +218,18 @@ class Speculator:
 
     @classmethod
     def from_dict(cls, arguments: dict[str, Any]) -> Speculator:
-        """The Speculator that ``to_dict`` described; an unknown key is a TypeError."""
+        """Make a Speculator from the result of ``to_dict``; an unknown key is a TypeError."""
         return cls(**arguments)
 
     @classmethod
     def preset(cls, name: str, **arguments: Any) -> Speculator:
-        """The Speculator that reproduces a published way of drafting.
+        """Make a Speculator that reproduces a published drafting method.
 
         Args:
             name: "akunu" (n-grams of order 4, gamma 4, history 512), "prompt-lookup" (copies of 10
-                tokens) or "leviathan-bigram" (gamma 3).
-            arguments: what to use in place of the preset's, such as gamma or on_step.
+                tokens), "leviathan-bigram" (gamma 3), "token-recycling" (trees of 80 nodes) or
+                "rest" (trees of 64 nodes from ``stores`` alone).
+            arguments: override the preset's arguments, such as gamma, or add others.
 
         Raises:
             ValueError: there is no such preset.
@@ -239,34 +239,33 @@ class Speculator:
         return cls(**(preset_settings(name) | arguments))
 
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Write the arguments, without on_step, into a folder; it is made if it is not there.
+        """Write the arguments except on_step to ``ngramspec.json`` in a folder.
 
-        They go to ``ngramspec.json``; in a folder that ``ngramspec wrap`` wrote to the one in
-        ``custom_generate``, so that its model speculates by them.
+        In a folder written by ``ngramspec wrap``, it replaces the file that the model uses.
 
         Args:
-            folder: on this machine.
+            folder: a local folder; it is created if it does not exist.
 
         Returns:
-            the file.
+            The file's path.
 
         Raises:
-            ValueError: the drafter is an object that no string describes.
+            ValueError: the drafter has no spec.
             OSError: the file cannot be written.
         """
         return write_settings(Path(folder), self.to_dict())
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **arguments: Any) -> Speculator:
-        """The Speculator that ``save_pretrained`` or ``ngramspec wrap`` wrote into a folder.
+        """Make a Speculator from a folder of ``save_pretrained`` or ``ngramspec wrap``.
 
         Args:
-            folder: on this machine, or the file itself; nothing is downloaded.
-            **arguments: what to use in place of the file's, such as on_step.
+            folder: a local folder, or the file itself. Nothing is downloaded.
+            **arguments: override the file's arguments, or add others, such as on_step.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it cannot be used; the message names it and says what is wrong.
+            ValueError: the file is invalid; the message names it and the problem.
         """
         path = find_settings(Path(folder))
         wrapped = {"unsupported": "plain"} if path.parent.name == FOLDER else {}
@@ -277,7 +276,7 @@ class Speculator:
             raise ValueError(f"{path}: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled."""
+        """The state to pickle."""
         check_pickles("on_step", self.on_step, "set on_step to None, or to a module's function")
         return self._state() | {"_drafter": pickled_drafter(self._drafter)}
 
@@ -290,7 +289,7 @@ class Speculator:
     def __deepcopy__(self, memo: dict[int, Any]) -> Speculator:
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        apart = {"_drafter": None, "on_step": None}  # a callback may belong to something large
+        apart = {"_drafter": None, "on_step": None}  # callbacks may hold large objects
         state = copy.deepcopy(self._state() | apart, memo)
         drafter = copied_drafter(self._drafter, memo)
         other.__setstate__(state | {"_drafter": drafter, "on_step": self.on_step})
@@ -300,8 +299,8 @@ class Speculator:
         return copy.deepcopy(self)
 
     def _state(self) -> dict[str, Any]:
-        """What a copy has in common with this object, the config as a dictionary."""
-        common = {name: value for name, value in vars(self).items() if name not in OWN}
+        """The attributes that a copy shares, with the config as a dictionary."""
+        common = {name: value for name, value in vars(self).items() if name not in NOT_COPIED}
         return common | {"_config": state_of_config(self._config)}
 
     def __repr__(self) -> str:
@@ -326,10 +325,10 @@ class Speculator:
         synced_gpus: bool | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode, as ``model.generate(custom_generate=self)`` calls it with all prepared.
+        """Decode a call that ``model.generate(custom_generate=self)`` has prepared.
 
-        transformers passes no streamer, tokenizer or synced_gpus to a custom_generate callable, and
-        checks stop_strings before; ``ngramspec.generate`` and ``enabled`` bring all four.
+        transformers does not pass streamer, tokenizer and synced_gpus to a callable, and rejects
+        stop_strings. ``ngramspec.generate`` and ``enabled`` support all four.
 
         Args:
             model: a transformers model.
@@ -338,20 +337,20 @@ class Speculator:
             stopping_criteria: as in ``generate``.
             generation_config: as in ``generate``.
             streamer: as in ``generate``.
-            reference_ids: text that the output will likely resemble: token ids, or several
-                sequences of them. The drafters read it as if it stood before the prompt.
-            stores: stores of this call, in place of the Speculator's own.
-            extra_stores: stores of this call beside those.
-            inputs_tensor: what the encoder of an encoder-decoder model read.
-            generator: what to sample with, of the prompt's device; None: torch's global one.
+            reference_ids: text that the output probably resembles: token ids, or several sequences
+                of them. Drafters read it as if it preceded the prompt.
+            stores: this call's stores, instead of the Speculator's.
+            extra_stores: further stores of this call.
+            inputs_tensor: the encoder's input, for encoder-decoder models.
+            generator: random generator on the prompt's device; None: torch's global one.
             synced_gpus: as in ``generate``.
-            **model_kwargs: what ``generate`` prepared for the model's forward.
+            **model_kwargs: the arguments of the model's forward, prepared by ``generate``.
 
         Returns:
-            int64 (batch, prompt + generated), or what return_dict_in_generate asks for.
+            int64 (batch, prompt + generated), or a ModelOutput with return_dict_in_generate.
 
         Raises:
-            UnsupportedError: the request cannot be speculated, and unsupported="error".
+            UnsupportedError: the request does not support speculation, and unsupported="error".
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
         call = GenerateCall(
@@ -377,7 +376,7 @@ class Speculator:
             self.stats.add(stats)
 
     def log_once(self, message: str) -> None:
-        """Log a warning, the same one only once for this Speculator."""
+        """Log a warning, unless this Speculator has logged the same one before."""
         with self._lock:
             known = message in self._logged
             self._logged.add(message)
@@ -385,7 +384,7 @@ class Speculator:
             logger.warning("%s", message)
 
     def settings(self) -> Settings:
-        """What a call takes from this object when it begins."""
+        """The settings for a call that begins now."""
         config, shared = self._config, self._config.calibration == "shared"
         return Settings(
             config=config,

@@ -1,4 +1,4 @@
-"""Counts and times of decoding, and what one step did."""
+"""Counts and times of decoding, and the event of one step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ngramspec.draft import Draft, Verdict, judged_nodes
 
 @dataclass(slots=True)
 class TierStats:
-    """Counts of one tier's draft tokens."""
+    """Counts of one draft source's tokens; see DecodeStats."""
 
     drafted: int = 0
     tested: int = 0
@@ -25,28 +25,30 @@ class TierStats:
 
 @dataclass(slots=True)
 class DecodeStats:
-    """Counts and times of decoding; of prefills and the token each emits, only their number.
+    """Counts and times of decoding.
+
+    Prefills and their tokens have separate counts, and are in no other count.
 
     Attributes:
         runs: generations; each has one prefill, which emits its first token.
-        prefill_drafted: draft tokens that prefills verified after the prompt. Counted nowhere else.
-        prefill_accepted: those of them that were accepted. Counted nowhere else.
+        prefill_drafted: draft tokens that prefills verified after the prompt.
+        prefill_accepted: accepted ones of them.
         target_calls: target forwards after the prefill.
         emitted: tokens committed by those forwards.
         drafted: draft tokens.
-        tested: draft tokens that the target judged; see Verdict.
-        accepted: draft tokens that were accepted.
-        plain_steps: target calls that had no draft to verify.
+        tested: verified draft tokens; see Verdict.
+        accepted: accepted draft tokens.
+        plain_steps: target calls without a draft.
         host_syncs: transfers of the target's results to the host.
-        chains: why runs with ``tree=N`` had chains, with the number of runs.
-        drafter_faults: steps that went on undrafted, or drafters restarted, because the drafter
-            raised or returned what cannot be verified.
-        drafters_stopped: rows in which a drafter failed so often that it was not called any more.
-        tiers: the draft tokens' counts by the tier they came from.
+        chains: number of runs with ``tree=N`` that had chains, by reason.
+        drafter_faults: steps without a draft and restarts of drafters, because a drafter raised an
+            error or returned an invalid draft.
+        drafters_stopped: rows in which a drafter failed too often and was no longer called.
+        tiers: counts of draft tokens by their draft source.
         prefill_seconds: wall time of prefills, without their drafting.
         draft_seconds: wall time of drafting.
-        forward_seconds: wall time of forwards. A forward ends when its result has reached the host,
-            or where that comes later, with its launch.
+        forward_seconds: wall time of forwards. A forward ends when its result is on the host, or
+            with its launch if the result is transferred later.
         other_seconds: wall time of everything else in the loop.
     """
 
@@ -71,12 +73,12 @@ class DecodeStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / tested tokens, alpha of Leviathan et al. 2023; 0.0 if none was tested."""
+        """Accepted / verified tokens (alpha of Leviathan et al. 2023); 0.0 if none was verified."""
         return self.accepted / self.tested if self.tested else 0.0
 
     @property
     def alpha(self) -> float:
-        """Another name of ``acceptance_rate``."""
+        """Alias of ``acceptance_rate``."""
         return self.acceptance_rate
 
     @property
@@ -96,7 +98,7 @@ class DecodeStats:
 
         Args:
             drafted: draft tokens that it verified.
-            accepted: those of them that were accepted.
+            accepted: accepted ones of them.
             draft: seconds of drafting.
             prefill: seconds of the forward and its verification.
             other: seconds of everything else.
@@ -119,16 +121,16 @@ class DecodeStats:
         self.host_syncs += syncs
 
     def count_chains(self, reason: str) -> None:
-        """Add a run with ``tree=N`` whose drafts are chains, for this reason."""
+        """Add a run with ``tree=N`` whose drafts are chains for ``reason``."""
         self.chains[reason] = self.chains.get(reason, 0) + 1
 
     def count_fault(self) -> bool:
-        """Add a drafter's fault; whether it is the first one."""
+        """Add a drafter's fault, and return whether it is the first one."""
         self.drafter_faults += 1
         return self.drafter_faults == 1
 
     def count_stopped_drafter(self) -> bool:
-        """Add a row whose drafter is not called any more; whether it is the first one."""
+        """Add a row whose drafter is no longer called, and return whether it is the first one."""
         self.drafters_stopped += 1
         return self.drafters_stopped == 1
 
@@ -169,22 +171,22 @@ class DecodeStats:
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What one step did for one row, for ``on_step``.
+    """One step of one row, for ``on_step``.
 
     Attributes:
-        index: 0 for the prefill, which emits the tokens drafted after the prompt that were
-            accepted, and one more.
-        drafted: the draft's token ids, of a tree in the order of its nodes.
-        source: for each of them the name of the tier it came from.
-        verdict: what the target made of it.
+        index: index of the step. 0 is the prefill, which emits the accepted tokens of a draft after
+            the prompt, and one more.
+        drafted: the draft's token ids; those of a tree in the order of its nodes.
+        source: the name of each draft token's source.
+        verdict: the result of the draft's verification.
         draft_seconds: wall time of the step's drafting, of all rows.
         forward_seconds: wall time of its forward, of all rows.
-        other_seconds: wall time of everything else in it, of all rows.
-        row: which sequence of the batch.
-        width: positions of the step's forward in every row, padding included; of the prefill,
-            those after the prompt and its last one.
-        parents: for each drafted token the index of the token that it follows, -1 for the last
-            committed token; None: each follows the one before.
+        other_seconds: wall time of everything else in the step, of all rows.
+        row: index of the sequence in the batch.
+        width: positions of the step's forward in every row, including padding; for the prefill, the
+            prompt's last position and those after it.
+        parents: for each draft token the index of the token that it follows, -1 for the last
+            committed token. None: each follows the one before.
     """
 
     index: int
@@ -212,12 +214,12 @@ class StepEvent:
         """The event of a row's draft and verdict.
 
         Args:
-            index: of the step.
-            row: of the batch.
-            draft: what was verified.
-            verdict: on it.
-            tiers: names that the draft's sources index.
-            seconds: of drafting, of the forward, and of everything else.
+            index: index of the step.
+            row: index of the row.
+            draft: the verified draft.
+            verdict: the result of its verification.
+            tiers: names of the draft sources, indexed by ``Draft.source``.
+            seconds: times of drafting, of the forward, and of everything else.
             width: positions of the forward.
         """
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
@@ -233,6 +235,6 @@ class StepEvent:
 
     @property
     def rejected(self) -> tuple[int, ...]:
-        """The other draft tokens, untested ones included."""
+        """All other draft tokens, including those that were not verified."""
         accepted = set(self.verdict.accepted)
         return tuple(token for node, token in enumerate(self.drafted) if node not in accepted)

@@ -1,4 +1,4 @@
-"""A generation step by step, for programs that do other things between steps."""
+"""Generation step by step, for programs that do other work between steps."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def open_generation(
 ) -> OpenGeneration:
     """Begin a generation of one sequence that the caller advances step by step.
 
-    For programs that do other things between steps, such as a server with several users. The text
-    is that of ``generate``. A cache that is passed as ``past_key_values`` is, after ``close``, cut
-    to the tokens that were committed, so it can be passed again with a longer text. The steps run
-    in the inference mode (torch.inference_mode) in which this function is called, or outside of it.
-    So they may be called in another mode, or in another thread.
+    This is for programs that do other work between steps, such as a server with several users. The
+    text is that of ``generate``. After ``close``, a cache that was passed as ``past_key_values``
+    holds only committed tokens, so it can be passed again with a longer text. All steps run in the
+    inference mode (torch.inference_mode) that is active when this function is called. So they may
+    be called in another mode or in another thread.
 
     Args:
         model: a transformers model.
         *args: positional arguments of ``model.generate``.
         speculator: how to speculate; None: a new Speculator().
-        **kwargs: keyword arguments of ``model.generate``, without stop_strings; and
+        **kwargs: keyword arguments of ``model.generate`` except stop_strings, and
             ``reference_ids``, ``stores`` and ``extra_stores``, see Speculator.__call__.
 
     Returns:
-        the generation, before its prefill. Close it, or use it as a context manager.
+        The generation, before its prefill. Close it, or use it as a context manager.
 
     Raises:
-        UnsupportedError: the request cannot be speculated.
+        UnsupportedError: the request does not support speculation.
         ValueError: there are several rows.
 
     Example:
@@ -52,5 +52,7 @@ def open_generation(
     opened = model.generate(*args, **kwargs | {"custom_generate": hook})
     if not isinstance(opened, OpenGeneration):
         name = type(model).__name__
-        raise UnsupportedError(f"the generate of {name} does not return what custom_generate does")
+        raise UnsupportedError(
+            f"the generate of {name} does not return the result of custom_generate"
+        )
     return opened

@@ -240,7 +240,7 @@ def test_a_drafter_s_fault_costs_the_draft_and_nothing_else(tiny, text, fault, c
     assert speculator.stats.drafter_faults == 4  # then it is not asked any more
     assert speculator.stats.drafters_stopped == 1
     assert speculator.stats.plain_steps == speculator.stats.target_calls == 29
-    warnings = [r for r in caplog.records if "goes on undrafted" in r.getMessage()]
+    warnings = [r for r in caplog.records if "the step has no draft" in r.getMessage()]
     assert len(warnings) == 1
 
 

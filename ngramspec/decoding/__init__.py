@@ -1,1 +1,1 @@
-"""THE loop over steps, and one call's state."""
+"""The decode loop, and the state of one call."""

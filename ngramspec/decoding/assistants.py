@@ -1,4 +1,4 @@
-"""The models that draft in a call: loaded, compared with the target, and run for sessions."""
+"""The draft models of a call: loaded, compared with the target, and run for sessions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ngramspec.verification.evidence import leading
 
 
 class DraftingModel:
-    """The DraftModel of drafters/base over a model of transformers.
+    """A DraftModel (see drafters/base) that runs a transformers model.
 
     Attributes:
-        room: most tokens that it can read; None: any number.
+        room: maximum tokens that it can read; None: no maximum.
 
     Args:
         model: a causal language model.
-        vocab: token ids of the target; the model's further ones are never drafted.
+        vocab: size of the target's vocabulary; larger ids are never drafted.
     """
 
     def __init__(self, model: Any, vocab: int) -> None:
@@ -43,15 +43,15 @@ class DraftingModel:
         return self._model.length
 
     def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
-        """Read tokens; what may follow the last ones, in one transfer to the host.
+        """Read tokens, and return the most probable next tokens in one transfer to the host.
 
         Args:
-            tokens: int32 (n,), behind those read before.
-            last: behind how many of them, 1..n.
-            most: how many ids of each; all there are, if those are fewer.
+            tokens: int32 (n,), appended to those read before.
+            last: number of final positions to return next tokens for, 1..n.
+            most: maximum number of ids for each position.
 
         Returns:
-            (ids int32, log_probs float32), each (last, most), the most probable first.
+            (ids int32, log_probs float32), each (last, min(most, vocab)), the most probable first.
         """
         logits = self._model.forward(torch.from_numpy(tokens.astype(np.int64)), last)
         logits = logits[:, : self._vocab]
@@ -62,7 +62,7 @@ class DraftingModel:
         return packed[:, :count].copy(), packed[:, count:].copy().view(np.float32)
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens read."""
+        """Keep only the first ``length`` tokens read."""
         self._model.truncate(length)
 
 
@@ -71,10 +71,10 @@ class Assistants:
 
     Args:
         target: the model that verifies.
-        drafter: of the call; its models are loaded and compared with the target here.
+        drafter: the call's drafter; its models are loaded and compared with the target here.
 
     Raises:
-        UnsupportedError: a model's token ids are not the target's.
+        UnsupportedError: a model's token ids differ from the target's.
         OSError: a model's folder cannot be read.
     """
 
@@ -84,11 +84,11 @@ class Assistants:
             self._model_of(each)
 
     def loader(self, vocab: int) -> Callable[[Any], DraftingModel]:
-        """What sessions open their models with, see ``DraftSession.begin_models``."""
+        """The function that sessions open their models with, see ``DraftSession.begin_models``."""
         return lambda drafter: DraftingModel(self._model_of(drafter), vocab)
 
     def _model_of(self, drafter: ModelDrafter) -> Any:
-        """A drafter's model, loaded once, and compared with each target once."""
+        """A drafter's model, loaded once and compared with each target once."""
         model = drafter.assistant
         if isinstance(model, str):
             model = drafter.loaded = drafter.loaded or read_folder(model, self._target)

@@ -17,8 +17,8 @@ class Batch:
 
     Args:
         groups: all rows in order. Rows that advance in lock-step are one group.
-        sampler: of the batch. Each group's own sampler differs from it at most in processors that
-            keep something about each row.
+        sampler: the batch's sampler. A group's own sampler may differ from it only in processors
+            that keep state for each row.
 
     Attributes:
         groups: as given.
@@ -42,16 +42,16 @@ class Batch:
 
     @property
     def origins(self) -> Sequence[int]:
-        """The row of the last forward that each row continues; empty: its own."""
+        """The row of the last forward that each row continues; empty if each continues itself."""
         return self.groups[0].origins
 
     @property
     def positions(self) -> int:
-        """How many positions of the last forward the longest accepted path has."""
+        """Positions of the longest accepted path of the last forward."""
         return max(len(group.accepted_positions) for group in self.groups)
 
     def begin_step(self) -> None:
-        """Reset what is known about the last forward: none of the next one is accepted yet."""
+        """Reset what is known about the last forward."""
         for group in self.groups:
             group.begin_step()
 
@@ -60,22 +60,22 @@ class Batch:
     ) -> list[Verdict]:
         """Commit the target's tokens of every row, up to the first that was not drafted.
 
-        All groups are walked in step: each group's next position is one on its own path. Where the
-        tokens are sampled position by position, all rows share the tensor operations and the
-        transfer of a position, so both depend on the longest accepted path and not on the number
-        of rows.
+        Each group walks its own accepted path, and all groups move one position at a time. If
+        tokens are sampled position by position, all rows share each position's tensor operations
+        and transfer. The number of both then depends on the longest accepted path, not on the
+        number of rows.
 
         Args:
-            drafts: each row's; in a group of several rows all chains. Those of ended rows are
-                ignored.
+            drafts: each row's draft. A group of several rows has chains only. Drafts of ended rows
+                are ignored.
             logits: (batch, n + 1, vocab), at the last committed token and the n drafted tokens.
-            sampled: the target's tokens at all n + 1 positions; None: they are sampled one
-                position after another, as far as the drafts agree.
+            sampled: the target's tokens at all n + 1 positions, or None to sample position by
+                position along the accepted path.
         """
         before = self.groups[0].length
         try:
             self._walk(drafts, logits, sampled)
-        finally:  # after errors as well, the generator is left where the baseline leaves it
+        finally:  # also after errors, leave the generator as the baseline would
             if sampled is not None and len(self.groups) == 1:
                 sampled.rewind(self.groups[0].length - before)
         return [verdict for group in self.groups for verdict in group.verdicts()]
@@ -113,15 +113,15 @@ class Batch:
     ) -> torch.Tensor:
         """Every row's last committed token and draft, int64 (batch, width), on the host.
 
-        The rest of a row repeats its last committed token, which is known to have an embedding. A
-        row that has ended is padded as the baseline pads it. If the padding token has no embedding,
-        which the baseline fails on, token 0 takes its place.
+        A row is filled up with its last committed token, which is known to have an embedding. A
+        row that has ended is padded as in the baseline. A padding token without an embedding, on
+        which the baseline fails, is replaced by token 0.
 
         Args:
-            drafts: each row's, at most ``width - 1`` tokens.
+            drafts: each row's draft of at most ``width - 1`` tokens.
             width: positions of the forward.
-            pad: the token that ended rows are padded with.
-            embeddings: how many tokens the model has embeddings for; None: unknown.
+            pad: padding token of ended rows.
+            embeddings: number of the model's token embeddings, or None if unknown.
         """
         last = [token for group in self.groups for token in group.last]
         block = np.repeat(np.array(last, np.int64)[:, None], width, axis=1)
@@ -136,7 +136,7 @@ class Batch:
         return torch.from_numpy(block)
 
     def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None] | None:
-        """What beam search reports about the returned sequences; None: these rows are no beams.
+        """Beam search's report about the returned sequences, or None if these rows are no beams.
 
         Args:
             scores: whether the call returns scores.

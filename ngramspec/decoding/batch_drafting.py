@@ -1,4 +1,4 @@
-"""Drafting for all rows of a batch: how long drafts may be, and which rows' drafts are cut."""
+"""Drafting for all rows of a batch: maximum draft lengths, and the cut to a common length."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ngramspec.draft_length.schedule import CostGamma, PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import Computed
 
-NO_LIMIT = 1 << 20  # tokens of a draft, where nothing else says
-LEAVE = 0.75  # share of the rows in a forward that are left when those that have ended leave
+NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
+# Ended rows leave the batch once at most this share of its rows has not ended. Not tuned.
+MAX_UNFINISHED_SHARE = 0.75
 
 
 class BatchDrafting:
     """The DraftRunners of a batch's rows.
 
     Args:
-        groups: the rows that advance together, all rows of the batch in order.
-        target: that verifies the drafts, not yet prefilled.
-        make_runner: makes a row's DraftRunner once the vocabulary is known; called with the row's
-            index and the vocabulary's size.
-        costs: of the forwards; None: they are not known, and the prefill verifies no draft.
+        groups: all rows of the batch in order; the rows of a group advance in lock-step.
+        target: the model that verifies the drafts, not yet prefilled.
+        make_runner: makes a row's DraftRunner from the row's index and the vocabulary's size.
+        costs: the forwards' costs. None: unknown, and the prefill verifies no draft.
         prefill_length: how many draft tokens the prefill verifies.
         ranks: the processes that decode together with this one.
-        max_length: most tokens of a row, the prompt included; None: no limit is known.
+        max_length: maximum tokens of a row, including the prompt; None: no limit is known.
     """
 
     def __init__(
@@ -52,27 +52,27 @@ class BatchDrafting:
         self._steps = 0
 
     def start(self, vocab: int) -> None:
-        """Begin every row's drafting, unless it has begun, for a vocabulary of that size."""
+        """Make the DraftRunners of rows that have none, for a vocabulary of ``vocab`` tokens."""
         for row in self._rows[len(self._runners) :]:
             self._runners.append(self._make_runner(row, vocab))
 
     def finish(self) -> None:
-        """The call ended well: what its rows said may be shared."""
+        """End the call successfully: shared stores may keep the rows' texts."""
         for runner in self._runners:
             runner.end(well=True)
 
     def close(self) -> None:
         """End every row's session."""
         for runner in self._runners:
-            runner.end(well=False)  # after ``finish`` nothing is left
+            runner.end(well=False)  # no effect after ``finish``
             runner.close()
 
     def tiers(self, row: int) -> Sequence[str]:
-        """Names that the sources of a row's last draft index."""
+        """Names of the draft sources, indexed by ``Draft.source`` of a row's last draft."""
         return self._runners[row].tiers if self._runners else ()
 
     def propose_for_prefill(self) -> list[Draft]:
-        """Each row's draft after the prompt; all empty where the prefill is to verify none."""
+        """Each row's draft after the prompt; empty if the prefill verifies none."""
         target, group, costs = self._target, self._groups[0], self._costs
         drafts = [EMPTY_DRAFT] * len(self._rows)
         room, learned = target.prefill_room(), self._prefill_length.limit
@@ -85,7 +85,7 @@ class BatchDrafting:
         return [self._runners[0].propose(limit, tree=False)]
 
     def propose(self) -> list[Draft]:
-        """Each row's draft; in lock-step all of one length, unless some were sampled."""
+        """Each row's draft. Rows in lock-step have equal lengths, unless drafts were sampled."""
         drafts = [EMPTY_DRAFT] * len(self._rows)
         self._steps += 1
         self.drop_ended()
@@ -99,7 +99,7 @@ class BatchDrafting:
         for group in self._groups:
             ended = len(group.rows) - len(group.going)
             if group.stopped or (ended and self._target.traits.positionless_token is not None):
-                continue  # an ended row's padding would take no position
+                continue  # the padding of an ended row would have no position
             self.propose_for(group, drafts)
         if len(self._groups) > 1:
             drafts = self.cut_together(drafts)
@@ -108,8 +108,8 @@ class BatchDrafting:
     def propose_for(self, group: Group, drafts: list[Draft]) -> None:
         """Put the drafts of a group's rows into ``drafts``, one for each row of the batch.
 
-        Deterministic ones are cut to the shortest. Sampled ones are not: letting sampled tokens
-        decide the length would bias the output.
+        Deterministic drafts are cut to the shortest. Sampled drafts are not cut, because letting
+        sampled tokens decide the length would bias the output.
         """
         limit, room = self.draft_limit(group), self._target.room(group.new)
         going = [group.rows[row] for row in group.going]
@@ -126,17 +126,17 @@ class BatchDrafting:
                 drafts[row] = drafts[row].first(limit)
 
     def drop_ended(self) -> None:
-        """Let rows that have ended leave the batch, once enough have."""
+        """Remove ended rows from the batch once enough rows have ended."""
         target, costs = self._target, self._costs
         going = [row for group in self._groups for row in group.rows if not group.stopped]
-        few = len(self._groups) > 1 and 0 < len(going) <= LEAVE * target.rows
+        few = len(self._groups) > 1 and 0 < len(going) <= MAX_UNFINISHED_SHARE * target.rows
         if few and target.rows_may_leave:
             target.keep_rows(going)
             if isinstance(costs, BatchStepCosts):
                 costs.keep_rows(len(going))
 
     def cut_together(self, drafts: list[Draft]) -> list[Draft]:
-        """Cut the drafts of rows that diverge: all run at the longest one's width."""
+        """Cut the drafts of diverged rows to a common length, as one forward runs the longest."""
         groups = [group for group in self._groups if not group.stopped]
         rows = [row for group in groups for row in group.rows]
         going = [drafts[row] for row in rows]
@@ -157,16 +157,16 @@ class BatchDrafting:
         return drafts
 
     def width(self, drafts: list[Draft]) -> int:
-        """How many positions the forward runs: those of the longest draft, or more."""
+        """Positions of the forward: at least one more than the tokens of the longest draft."""
         positions = 1 + max(len(draft) for draft in drafts)
         costs, recurrent = self._costs, self._target.traits.recurrent
         if costs is None or recurrent or any(draft.parents is not None for draft in drafts):
-            return positions  # padding would be rejected, and a recurrent state undone with it
+            return positions  # padding is rejected, which would undo a recurrent state
         room = min(self.draft_limit(group) for group in self._groups if not group.stopped)
         return costs.width(positions, 1 + room)
 
     def draft_limit(self, group: Group) -> int:
-        """Most tokens of a draft, by the maximum length and the target's positions."""
+        """Maximum draft tokens, by the maximum length and the room in the target's cache."""
         limits = [self.tokens_left(group) - 1]
         room = self._target.room(group.new)
         if room is not None:
@@ -174,13 +174,13 @@ class BatchDrafting:
         return min(limits)
 
     def tokens_left(self, group: Group) -> int:
-        """Most tokens that a group's rows may still generate."""
+        """Maximum tokens that a group's rows may still generate."""
         longest = self._max_length
         return NO_LIMIT if longest is None else longest - group.length
 
     @property
     def evidence(self) -> EvidenceRequest | None:
-        """What the running sessions want to know of the next forward; None: nothing."""
+        """The running sessions' joint request for evidence from the next forward, or None."""
         request = None
         for runner in self._runners:
             if runner.evidence is not None:
@@ -193,12 +193,12 @@ class BatchDrafting:
         verdicts: list[Verdict],
         computed: list[Computed] | None = None,
     ) -> None:
-        """Tell every row's drafting what became of its draft, and what was committed.
+        """Report each draft's result and the committed tokens to the row's runner.
 
         Args:
-            drafts: each row's.
-            verdicts: on them.
-            computed: what each row's drafting asked of the forward; None: nothing was asked.
+            drafts: each row's draft.
+            verdicts: each draft's verdict.
+            computed: each row's evidence, or None if none was requested.
         """
         for row, runner in enumerate(self._runners):
             if verdicts[row].emitted:

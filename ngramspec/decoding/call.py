@@ -1,4 +1,4 @@
-"""One call of ``generate``, from its arguments to what it returns."""
+"""One call of ``generate``, from its arguments to its return value."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger("ngramspec")
 
 
 def decode_call(settings: Settings, call: GenerateCall) -> Any:
-    """Decode with speculation, or where that is not supported as ``unsupported`` says.
+    """Decode with speculation, or handle an unsupported request as ``unsupported`` says.
 
     Returns:
-        int64 (batch, prompt + generated), or what return_dict_in_generate asks for.
+        int64 (batch, prompt + generated), or a ModelOutput with return_dict_in_generate.
 
     Raises:
-        UnsupportedError: the request cannot be speculated, and unsupported="error".
+        UnsupportedError: the request does not support speculation, and unsupported="error".
         ValueError: the prompt is empty or has ids outside the vocabulary.
     """
     ranks = ALONE
@@ -34,7 +34,7 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
         ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
         target = checked_target(settings, ranks, call)
     except UnsupportedError as error:
-        return _decode_plainly(settings, call, error, synced_gpus=ranks.synced)
+        return _decode_without_speculation(settings, call, error, synced_gpus=ranks.synced)
     run = checked_run(settings, ranks, target, call)
     try:
         sequences = decode(run)
@@ -55,7 +55,7 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
 
 
 def checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Target:
-    """The target of a call; an UnsupportedError if it cannot be speculated."""
+    """The target of a call; an UnsupportedError if the call does not support speculation."""
     check_request(call.generation_config)
     _check_beams(settings, call)
     check_adapter(call.model)
@@ -63,37 +63,37 @@ def checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Targ
 
 
 def checked_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCall) -> Generation:
-    """The run that decodes a call; a ValueError if its prompt cannot be used."""
+    """The run that decodes a call; a ValueError if its prompt is invalid."""
     check_prompt(call.model, call.input_ids, call.model_kwargs)
     if drops_out(call.model):
         settings.log_once(
-            "the model is in training mode, where dropout changes every forward, and so the"
-            " text, with speculation and without; call model.eval()"
+            "the model is in training mode, where dropout changes every forward and so the"
+            " text, with and without speculation; call model.eval()"
         )
     return make_run(settings, ranks, target, call)
 
 
 def _check_beams(settings: Settings, call: GenerateCall) -> None:
-    """Raise an UnsupportedError if beams are asked for together with what rules them out."""
+    """Raise an UnsupportedError if beam search is combined with an option that excludes it."""
     beams = call.generation_config.num_beams or 1
     if beams == 1:
         return
     if call.streamer is not None:
         raise UnsupportedError(
-            f"streamer cannot be used with num_beams={beams}, which decides on no token before the"
-            " end; pass streamer=None, or num_beams=1"
+            f"streamer cannot be used with num_beams={beams}, which selects no token before the"
+            " end; pass streamer=None or num_beams=1"
         )
     if not settings.rule(False, None).exact:
         raise UnsupportedError(
             f"num_beams={beams} is not supported with lenience below 1 or verification='typical';"
-            " pass num_beams=1, or remove these"
+            " pass num_beams=1, or remove them"
         )
 
 
-def _decode_plainly(
+def _decode_without_speculation(
     settings: Settings, call: GenerateCall, error: UnsupportedError, *, synced_gpus: bool
 ) -> Any:
-    """Have transformers decode the call; raise where that is not wanted or not possible."""
+    """Let transformers decode the call, or raise if that is not wanted or not possible."""
     method = plain_method(call.generation_config)
     if settings.config.unsupported == "error" or method is None:
         raise error

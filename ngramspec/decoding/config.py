@@ -1,4 +1,4 @@
-"""A Speculator's settings in one frozen object, checked when it is made."""
+"""A Speculator's settings in one frozen object, which checks them when it is made."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ngramspec.errors import check_choice, check_int, check_real
 from ngramspec.hf_model.inputs.padding import FIT, check_width
 from ngramspec.verification.rule import Rule
 
-GAMMA_LIMIT = 4096
+MAX_GAMMA = 4096  # draft tokens of a step
 VERIFICATIONS = ("exact", "match", "typical")
 UNSUPPORTED = ("error", "plain")
-SAVED = "saved_costs"  # the field that no dictionary holds
+SAVED = "saved_costs"  # the field that is not in dictionaries
 T = TypeVar("T")
 
 
@@ -29,11 +29,11 @@ class Config:
     """The settings of a Speculator: its arguments of the same names.
 
     Attributes:
-        saved_costs: what the file ``costs`` said when it was read. A copy keeps it.
+        saved_costs: the content of the file ``costs`` when it was read. A copy keeps it.
 
     Raises:
-        TypeError: a setting has the wrong type; the message says which.
-        ValueError: a setting is out of its bounds, or two of them exclude each other.
+        TypeError: a setting has the wrong type; the message names it.
+        ValueError: a setting is out of bounds, or two settings exclude each other.
         OSError: the file ``costs`` cannot be read.
     """
 
@@ -53,8 +53,8 @@ class Config:
     saved_costs: SavedCosts | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_int("gamma_max", self.gamma_max, 1, GAMMA_LIMIT)
-        check_tree(self.tree, GAMMA_LIMIT)
+        check_int("gamma_max", self.gamma_max, 1, MAX_GAMMA)
+        check_tree(self.tree, MAX_GAMMA)
         check_gamma(self.gamma, self.longest)
         check_choice("verification", self.verification, VERIFICATIONS)
         if self.costs is not None:
@@ -89,7 +89,7 @@ class Config:
 
     @property
     def longest(self) -> int:
-        """Most tokens in a draft."""
+        """Maximum tokens of a draft."""
         return self.tree if isinstance(self.tree, int) else self.gamma_max
 
     @property
@@ -99,24 +99,24 @@ class Config:
 
     @property
     def planned_gamma(self) -> int | str:
-        """``gamma``; under a fixed width an integer, since a longer draft costs nothing there."""
+        """``gamma``, or with a fixed width the most tokens that fit, as they cost nothing extra."""
         if self.fixed_width is None or isinstance(self.gamma, int):
             return self.gamma
         return min(self.longest, self.fixed_width - 1)
 
     def rule(self, do_sample: bool, generator: torch.Generator | None) -> Rule:
-        """The rule of verification of a call.
+        """Make a call's verification rule.
 
         Args:
             do_sample: whether the call samples.
-            generator: to sample with; None: torch's global one.
+            generator: random generator; None: torch's global one.
         """
         return Rule(
             do_sample, self.verification, self.lenience, self.epsilon, self.delta, generator
         )
 
     def drafter(self, spec: str | Drafter, stores: Sequence[Any] = ()) -> Drafter:
-        """A Speculator's drafter; see ``build_drafter``."""
+        """Build a Speculator's drafter; see ``build_drafter``."""
         return build_drafter(spec, policy=self.policy, stores=stores, calibration=self.calibration)
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,15 +124,15 @@ class Config:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != SAVED}
 
     def changed(self) -> dict[str, Any]:
-        """The settings that are not the defaults."""
+        """The settings that differ from their defaults."""
         default = Config().to_dict()
         return {name: value for name, value in self.to_dict().items() if value != default[name]}
 
     def replaced(self, name: str, value: object) -> Config:
-        """A config with another value of one setting, checked."""
+        """A copy with another value of one setting, checked."""
         changes: dict[str, Any] = {name: value}
         if name == "costs":
-            changes[SAVED] = None  # of another file
+            changes[SAVED] = None  # read again for another file
         return replace(self, **changes)
 
 
@@ -142,7 +142,7 @@ NAMES = tuple(Config().to_dict())
 def config_of_state(state: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     """The config of a pickled Speculator's state, and the rest of that state.
 
-    Version 0.1 kept each setting as an attribute of its own, and the saved costs as ``_saved``.
+    Version 0.1 kept each setting as a separate attribute, and the saved costs as ``_saved``.
     """
     rest = dict(state)
     if "_config" in rest:
@@ -154,7 +154,7 @@ def config_of_state(state: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
 
 
 def state_of_config(config: Config) -> dict[str, Any]:
-    """What a pickle keeps of a config: see ``config_of_state``."""
+    """The config's part of a pickle, see ``config_of_state``."""
     return config.to_dict() | {SAVED: config.saved_costs}
 
 
@@ -165,11 +165,11 @@ class Configured(Protocol):
     def config(self) -> Config: ...
 
     def configure(self, config: Config) -> None:
-        """Use another config from now on."""
+        """Use another config in calls that begin later."""
 
 
 class Setting(Generic[T]):
-    """An attribute that reads a field of its object's config; assigning it replaces the config."""
+    """An attribute that reads a field of the object's config. Assigning it replaces the config."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name

@@ -1,11 +1,11 @@
-"""Processes that decode together: one text under tensor parallelism, or equally many forwards.
+"""Processes that decode together, by tensor parallelism or with gathered weights.
 
 Under tensor parallelism every process (rank) runs the same loop over its share of the weights, and
-all ranks have to forward the same tokens. What a drafter knows, and which draft length is best, may
-differ between them. So the first rank drafts and broadcasts its drafts.
+all ranks must forward the same tokens. The state of drafters and the best draft length may differ
+between ranks. So the first rank drafts, and broadcasts its drafts.
 
-Where weights are gathered for each forward (FSDP, ZeRO-3: ``synced_gpus``), every rank generates a
-text of its own. Ranks that have finished go on running forwards until all have finished.
+If weights are gathered for each forward (FSDP, ZeRO-3: ``synced_gpus``), every rank generates a
+separate text. Ranks that have finished continue to run forwards until all have finished.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.hf_private import device_mesh
 
-SENT = 64  # nodes of each draft that the first message has room for
-CHAIN = -2  # in place of a parent: the draft is a chain
+FIRST_MESSAGE_NODES = 64  # nodes of each draft that fit into the first message; not tuned
+CHAIN = -2  # instead of a parent: the draft is a chain
 
 
 class Ranks:
-    """The processes that a generation runs in, and what they have to agree on.
+    """The processes that a generation runs in, and their agreements.
 
     Args:
         group: the processes that decode the same text, or None.
-        device: where messages to them live.
-        synced: whether all processes have to do equally many forwards.
+        device: the device of messages between them.
+        synced: whether all processes must run the same number of forwards.
     """
 
     def __init__(self, group: Any = None, device: str = "cpu", synced: bool = False) -> None:
@@ -43,21 +43,21 @@ class Ranks:
 
     @property
     def drafts(self) -> bool:
-        """Whether this process drafts: it is alone, or the first of its group."""
+        """Whether this process drafts: it is the only one, or the first of its group."""
         return self.group is None or dist.get_rank(self.group) == 0
 
     def share(self, drafts: list[Draft], width: int) -> tuple[list[Draft], int]:
         """The first rank's drafts and the width of its forward, on every rank.
 
-        One broadcast of int32 (batch, 2 + 2 * SENT); a second one if a draft is longer than SENT.
-        Proposals are not sent: a stochastic draft is then verified like a deterministic one, which
-        keeps the target's distribution too.
+        This is one broadcast of int32 (batch, 2 + 2 * FIRST_MESSAGE_NODES), and a second one if a
+        draft is longer. Proposals are not sent. A stochastic draft is then verified like a
+        deterministic one, which keeps the target's distribution, too.
         """
         if self.group is None:
             return drafts, width
-        message = self._broadcast(_pack(drafts, SENT, width))
+        message = self._broadcast(_pack(drafts, FIRST_MESSAGE_NODES, width))
         longest = int(message[:, 0].max())
-        if longest > SENT:
+        if longest > FIRST_MESSAGE_NODES:
             message = self._broadcast(_pack(drafts, longest, width))
         if self.drafts:
             return [replace(draft, proposal=None) for draft in drafts], width
@@ -67,7 +67,7 @@ class Ranks:
         """Whether any process needs another forward.
 
         Args:
-            mine: whether this one does.
+            mine: whether this process does.
         """
         if not self.synced:
             return mine
@@ -90,11 +90,11 @@ def ranks_of(model: Any, device: torch.device, synced_gpus: bool | None = None) 
 
     Args:
         model: a transformers model; loaded with a tensor-parallel plan it has a device mesh.
-        device: of its inputs.
-        synced_gpus: as in ``generate``; None: where the model's weights are sharded over data.
+        device: the device of its inputs.
+        synced_gpus: as in ``generate``; None: True if forwards gather the model's weights.
 
     Raises:
-        UnsupportedError: pipeline parallelism, or synced_gpus without processes.
+        UnsupportedError: pipeline parallelism, or synced_gpus without torch.distributed.
     """
     processes = dist.is_available() and dist.is_initialized()
     if synced_gpus and not processes:
@@ -109,8 +109,8 @@ def ranks_of(model: Any, device: torch.device, synced_gpus: bool | None = None) 
     sizes = dict(zip(axes, mesh.mesh.shape, strict=True))
     if sizes.get("pp", 1) > 1:
         raise UnsupportedError(
-            "pipeline parallelism keeps each layer's cache on another rank, and cannot be rolled"
-            " back; use tensor parallelism"
+            "pipeline parallelism is not supported: caches on other ranks cannot be rolled back;"
+            " use tensor parallelism"
         )
     group = None
     if sizes.get("tp", 1) > 1:
@@ -126,7 +126,7 @@ def _gathers_weights(model: Any) -> bool:
         return True
     if isinstance(model, FSDPModule | FullyShardedDataParallel):
         return True
-    return hasattr(next(model.parameters(), None), "ds_id")  # DeepSpeed's mark of a ZeRO-3 weight
+    return hasattr(next(model.parameters(), None), "ds_id")  # set by DeepSpeed ZeRO-3
 
 
 def _pack(drafts: Sequence[Draft], nodes: int, width: int) -> Int32:
@@ -142,7 +142,7 @@ def _pack(drafts: Sequence[Draft], nodes: int, width: int) -> Int32:
 
 
 def _unpack(message: Int32) -> list[Draft]:
-    """The drafts of a message that has room for all their nodes."""
+    """The drafts of a message, which must hold all of their nodes."""
     nodes = message.shape[1] // 2 - 1
     drafts = []
     for row in message:
@@ -154,7 +154,7 @@ def _unpack(message: Int32) -> list[Draft]:
 
 
 class Follower(Drafter):
-    """The drafter of the ranks whose drafts come from the first one."""
+    """The drafter of ranks that use the first rank's drafts."""
 
     tiers = ("first rank",)
 

@@ -24,28 +24,28 @@ logger = logging.getLogger("ngramspec")
 class DraftRunner:
     """Gets a row's drafts from the current drafter.
 
-    A drafter's errors cost drafts only, see ``GuardedSession``. The first fault of a generation is
-    logged, and every fault is counted in the statistics.
+    An error in a drafter only loses drafts (see ``GuardedSession``). The first fault of a
+    generation is logged, and every fault is counted in the statistics.
 
-    Drafters never see ids that the target has no logits for: placeholders of images, for example,
-    or a reference text's ids of another vocabulary. The target never emits them. And a stochastic
-    drafter that samples one of them would lose just those drafts, because of a sampled token.
-    Tokens committed later are always the target's own.
+    Ids without a logit of the target are hidden from drafters. Examples are placeholders of images
+    and ids of a reference text with another vocabulary. The target never emits them. If a
+    stochastic drafter sampled one, its draft would be rejected because of a sampled token, which
+    biases the output.
 
     Args:
-        current: returns the drafter to use. If it is another one than before, it replaces it.
-        controller: how many tokens to draft.
-        tokens: the committed tokens, int32 (n,); those outside 0..vocab - 1 are left out.
+        current: returns the drafter to use; called at every step.
+        controller: chooses how many tokens to draft.
+        tokens: the committed tokens, int32 (n,); ids outside 0..vocab - 1 are left out.
         vocab: size of the target's vocabulary.
-        stats: of the run, where faults are counted.
+        stats: the run's statistics, in which faults are counted.
         tree: whether drafts may be trees.
-        always: whether they may be trees also where no cost says which branches are worth it.
-        temperature: that tokens are sampled at; None: they are not.
-        seed: of the call and the row, for drafts that are sampled.
-        shared: adds the row's text to the shared stores that the call names; None: nothing does.
+        always: whether drafts may be trees also when no costs are known.
+        temperature: sampling temperature, or None for greedy decoding.
+        seed: seed of the call and the row, for stochastic drafts.
+        shared: adds the row's text to the call's shared stores; None if there are none.
         positionless_token: an id after which the target numbers positions differently in a wider
-            forward: drafts end before it, and none begins after it. None: there is none.
-        load: opens the models of sessions that draft by one; None: there are none.
+            forward, or None. Drafts end before it, and no draft begins after it.
+        load: opens the draft models of sessions that need one; None if no session does.
     """
 
     def __init__(
@@ -82,28 +82,28 @@ class DraftRunner:
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)
         self._guarded = GuardedSession(vocab, self._report_fault)
-        self._proposed = EMPTY_DRAFT  # the session's own draft, as far as it is verified
-        self._stopped: Drafter | None = None  # the drafter that is not called any more
+        self._proposed = EMPTY_DRAFT  # the verified part of the session's draft
+        self._stopped: Drafter | None = None  # no longer called: too many faults
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Names that the sources of the last draft index, as they were at the start."""
+        """Names of the draft sources, indexed by ``Draft.source``; fixed at the session's start."""
         return self._guarded.tiers
 
     @property
     def evidence(self) -> EvidenceRequest | None:
-        """What the session asks of the next forward; None: nothing, or there is no session."""
+        """The session's request for evidence from the next forward, or None."""
         return self._guarded.evidence
 
     def propose(self, limit: int, nodes: int = 0, *, tree: bool = True) -> Draft:
-        """A draft of paths of at most ``limit`` tokens, or the empty one.
+        """Propose a draft; it may be empty.
 
         Args:
-            limit: most tokens of a chain, and of a path of a tree.
-            nodes: most nodes of a tree, if more than ``limit``: near the end of a text branches do
-                not take the place of the path.
-            tree: whether it may be a tree. A tree without branches is returned as a chain, which
-                needs no mask of its own.
+            limit: maximum tokens of a chain, and of a path of a tree.
+            nodes: maximum nodes of a tree, if more than ``limit``. Near the end of a text this
+                keeps branches from shortening the path.
+            tree: whether the draft may be a tree. A tree without branches is returned as a chain,
+                which needs no tree mask.
         """
         guarded = self._guarded
         guarded.use(self._current())
@@ -128,9 +128,9 @@ class DraftRunner:
         return kept
 
     def path_of(self, draft: Draft) -> Draft:
-        """The most probable path of the last draft, a deterministic tree, to verify in its place.
+        """The most probable path of the last draft, to verify instead of the whole tree.
 
-        A chain is returned as it is.
+        The draft must be deterministic. A chain is returned unchanged.
         """
         if draft.parents is None or draft.confidence is None:
             return draft
@@ -139,9 +139,10 @@ class DraftRunner:
         return path
 
     def _placed(self, draft: Draft) -> Draft:
-        """As much of a chain as the target numbers correctly.
+        """The part of a chain whose positions the target numbers correctly.
 
-        Of a sampled chain that is nothing: no sampled token may decide how many are verified.
+        For a sampled chain this is empty, because no sampled token may decide how many tokens are
+        verified.
         """
         if self._positionless_token is None or not len(draft):
             return draft
@@ -152,7 +153,7 @@ class DraftRunner:
         return draft.first(int(wrong[0])) if len(wrong) else draft
 
     def _call(self, limit: int, nodes: int, tree: bool) -> Draft | None:
-        """The session's draft, checked; None: the controller wants none. It may raise."""
+        """The session's checked draft, or None if the controller wants none. It may raise."""
         guarded = self._guarded
         if guarded.session is None:
             self._start()
@@ -162,7 +163,7 @@ class DraftRunner:
         gamma = min(max(limit, nodes) if tree else limit, gamma)
         if gamma < 1:
             return None
-        cost = None if cost is None else cost.copy()  # the controller's own stays as it is
+        cost = None if cost is None else cost.copy()  # drafters may change it
         return guarded.propose(gamma, cost, tree=tree)
 
     def _start(self) -> None:
@@ -174,15 +175,15 @@ class DraftRunner:
             session.begin_sampling(self._temperature, (*self._seed, self._count))
 
     def learn(self, draft: Draft, verdict: Verdict, computed: Computed | None = None) -> None:
-        """Tell the controller and the session the result of a draft, and what was committed.
+        """Report a draft's result and the committed tokens to the controller and the session.
 
-        The session gets its own draft back, or the path of it that was chosen, as far as it was
-        verified. It may change that draft and the lists of the verdict: nothing else uses them.
+        The session gets the verified part of its own draft back, or the path that was chosen from
+        it. It may modify that draft and the verdict's lists, which are not used elsewhere.
 
         Args:
-            draft: as it was verified.
-            verdict: on it.
-            computed: what the forward gave of evidence, or None.
+            draft: the draft as it was verified.
+            verdict: the result of its verification.
+            computed: the evidence of the forward, or None.
         """
         if len(draft):
             self._controller.observe(len(draft), len(verdict.accepted))
@@ -199,7 +200,7 @@ class DraftRunner:
             self._guarded.learn(proposed, accepted, verdict.tested, evidence, tokens)
 
     def follow(self, other: DraftRunner, tokens: Sequence[int]) -> None:
-        """Start again from another row's committed tokens, followed by ``tokens``."""
+        """Restart from another row's committed tokens, followed by ``tokens``."""
         self.close()
         self._count = 0
         self._append(other._tokens[: other._count])
@@ -210,12 +211,12 @@ class DraftRunner:
         self._guarded.close()
 
     def end(self, *, well: bool) -> None:
-        """End the row's text in shared stores; only one that ends well adds what is left of it."""
+        """End the row's text in shared stores; the remaining tokens are added only if ``well``."""
         if self._shared is not None:
             self._shared.end(well=well)
 
     def _last(self) -> int:
-        """The last committed token; 0 where none was of the vocabulary."""
+        """The last committed token, or 0 if none was in the vocabulary."""
         return int(self._tokens[self._count - 1]) if self._count else 0
 
     def _append(self, tokens: Int32) -> None:
@@ -226,18 +227,18 @@ class DraftRunner:
         self._count = end
 
     def _report_fault(self, drafter: Drafter, error: Exception) -> None:
-        if self._stats.count_fault():  # the first one of all rows
+        if self._stats.count_fault():  # log only the first fault of all rows
             name = type(drafter).__name__
-            logger.warning("%s failed, the step goes on undrafted: %r", name, error, exc_info=error)
+            logger.warning("%s failed, the step has no draft: %r", name, error, exc_info=error)
 
     def _gave_up(self) -> bool:
-        """Whether the drafter is not called any more; the first time, close its session."""
+        """Whether the drafter has failed too often; its session is closed the first time."""
         guarded = self._guarded
         if guarded.gave_up and self._stopped is not guarded.drafter:
             self._stopped = guarded.drafter
             guarded.close()
             if self._stats.count_stopped_drafter():
-                what = "%s failed %d times and is not called any more in this generation"
+                what = "%s failed %d times and is no longer called in this generation"
                 logger.warning(what, type(guarded.drafter).__name__, MAX_FAULTS)
         elif not guarded.gave_up:
             self._stopped = None

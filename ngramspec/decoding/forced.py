@@ -1,8 +1,8 @@
-"""What a call's own constraints leave no choice of, read from a copy of their state.
+"""Jump-forward decoding: tokens that a call's logits processors leave no alternative to.
 
-A grammar's matcher is copied, the last committed token is put into the copy, and the copy is asked
-what must follow. The processor itself is never called, and its matchers stay as they are. Of
-transformers' own processors the banned ids are read.
+For a grammar, the matcher is copied, the copy accepts the last committed token, and then gives the
+forced continuation. The processor is never called, and its matchers do not change. For
+transformers' own processors, the banned ids are read.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import numpy as np
 from ngramspec.drafters.forced import Forced
 from ngramspec.hf_model.compat.classes import BIASING, SUPPRESSING, processor_name
 
-# Where the row's matchers are, by the processor's module and class. All three make them in their
-# first call and put a committed token into them in the call after it.
+# Attribute that holds the rows' matchers, by the processor's module and class. All three make the
+# matchers in their first call. Each later call first accepts the last committed token.
 MATCHERS = {
     ("xgrammar.contrib.hf", "LogitsProcessor"): "matchers",
     ("outlines.backends.xgrammar", "XGrammarLogitsProcessor"): "_matchers",
     ("outlines.backends.llguidance", "LLGuidanceLogitsProcessor"): "ll_matchers",
 }
-LONGEST = 64  # bytes of a token that is looked for
-BITS = 32  # of a word of xgrammar's masks
-Spelling = dict[bytes, int]  # token ids by what they stand for
+MAX_TOKEN_BYTES = 64  # longest token that ``spelled`` tries; not tuned
+MASK_WORD_BITS = 32  # bits of a word of xgrammar's masks
+Spelling = dict[bytes, int]  # token ids by their text
 
-_spellings: dict[int, Spelling] = {}  # by the id of a compiled grammar that exists
+_spellings: dict[int, Spelling] = {}  # by the ``id`` of a live compiled grammar
 
 
 def forced_by(processors: Iterable[Any] | None, row: int, rows: int, vocab: int) -> Forced | None:
-    """What at times leaves one row of a call a single continuation; None: nothing that is known.
+    """The source of a row's forced tokens, or None if no processor is known to force any.
 
     Args:
-        processors: the call's; of several that are known the first grammar counts.
-        row: which row.
-        rows: how many there are.
+        processors: the call's logits processors. Only the first known grammar is used.
+        row: index of the row.
+        rows: number of rows.
         vocab: size of the target's vocabulary.
     """
     listed = list(processors or ())
@@ -50,13 +50,13 @@ def forced_by(processors: Iterable[Any] | None, row: int, rows: int, vocab: int)
 
 
 class _Grammar(Forced):
-    """What a grammar's matcher is bound to go on with.
+    """Forced tokens by a grammar's matcher.
 
     Args:
-        processor: see MATCHERS.
-        matchers: its attribute with a matcher for each row.
-        row: whose matcher.
-        rows: how many there should be.
+        processor: a processor of a class in MATCHERS.
+        matchers: the attribute that holds a matcher for each row.
+        row: index of the row.
+        rows: expected number of matchers.
     """
 
     def __init__(self, processor: Any, matchers: str, row: int, rows: int) -> None:
@@ -66,7 +66,7 @@ class _Grammar(Forced):
         self._rows = rows
 
     def _matcher(self) -> Any:
-        """The row's; None before the first call. Those of an earlier generation do not count."""
+        """The row's matcher; None before the first call, when matchers may be an earlier call's."""
         begun = getattr(self._processor, "prefilled", True)
         fresh = getattr(self._processor, "is_first_token", False)
         matchers = getattr(self._processor, self._matchers, ())
@@ -75,7 +75,7 @@ class _Grammar(Forced):
 
 
 class _XGrammar(_Grammar):
-    """xgrammar says bytes; they are spelled in the longest tokens that fit."""
+    """Forced tokens by xgrammar, which gives bytes: they are split into the longest tokens."""
 
     def after(self, context: Sequence[int], most: int) -> list[int]:
         matcher = self._matcher()
@@ -94,7 +94,7 @@ class _XGrammar(_Grammar):
 
 
 def _spelling(grammar: Any) -> Spelling:
-    """The vocabulary of a compiled grammar, made once and kept as long as the grammar."""
+    """The vocabulary of a compiled grammar, made once and kept while the grammar exists."""
     found = _spellings.get(id(grammar))
     if found is None:
         found = {}
@@ -106,7 +106,7 @@ def _spelling(grammar: Any) -> Spelling:
 
 
 def spelled(text: bytes, spelling: Spelling, most: int) -> list[int]:
-    """A text in at most ``most`` tokens, each the longest that fits; it ends where none does.
+    """Split a text into at most ``most`` tokens, each the longest match; stop if none matches.
 
     Example:
         >>> spelled(b"abcd", {b"a": 1, b"ab": 2, b"c": 3}, 8)
@@ -115,7 +115,7 @@ def spelled(text: bytes, spelling: Spelling, most: int) -> list[int]:
     found: list[int] = []
     at = 0
     while at < len(text) and len(found) < most:
-        ends = range(min(len(text), at + LONGEST), at, -1)
+        ends = range(min(len(text), at + MAX_TOKEN_BYTES), at, -1)
         fits = next((end for end in ends if text[at:end] in spelling), None)
         if fits is None:
             break
@@ -125,8 +125,8 @@ def spelled(text: bytes, spelling: Spelling, most: int) -> list[int]:
 
 
 def _only(matcher: Any, vocab: int) -> list[int]:
-    """The token that is left, such as the end of the sequence; none where there are several."""
-    words = np.zeros((1, -(-vocab // BITS)), np.int32)
+    """The only allowed token, such as the end of the sequence; empty if there are several."""
+    words = np.zeros((1, -(-vocab // MASK_WORD_BITS)), np.int32)
     matcher.fill_next_token_bitmask(words)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     left: list[int] = np.flatnonzero(bits).tolist()
@@ -134,7 +134,7 @@ def _only(matcher: Any, vocab: int) -> list[int]:
 
 
 class _LLGuidance(_Grammar):
-    """llguidance says tokens."""
+    """Forced tokens by llguidance, which gives tokens."""
 
     def after(self, context: Sequence[int], most: int) -> list[int]:
         matcher = self._matcher()
@@ -150,27 +150,29 @@ class _LLGuidance(_Grammar):
 
 
 class Banned(Forced):
-    """What is left where all other ids are banned, some of them behind certain tokens only.
+    """Forced tokens where all ids but one are banned, some of them only after certain tokens.
 
     Args:
-        always: ids that are banned everywhere.
-        behind: (tokens, id that is banned behind them).
+        always: ids that are always banned.
+        conditional: (tokens, id that is banned after these tokens).
         vocab: size of the vocabulary.
     """
 
     def __init__(
-        self, always: set[int], behind: Sequence[tuple[tuple[int, ...], int]], vocab: int
+        self, always: set[int], conditional: Sequence[tuple[tuple[int, ...], int]], vocab: int
     ) -> None:
-        self.reach = max((len(before) for before, _ in behind), default=1)
+        self.reach = max((len(before) for before, _ in conditional), default=1)
         self._always = always
-        self._behind = behind
+        self._conditional = conditional
         self._vocab = vocab
 
     def after(self, context: Sequence[int], most: int) -> list[int]:
         text = list(context)
         while len(text) < len(context) + most:
             banned = self._always | {
-                token for before, token in self._behind if tuple(text[-len(before) :]) == before
+                token
+                for before, token in self._conditional
+                if tuple(text[-len(before) :]) == before
             }
             if len(banned) != self._vocab - 1:
                 break
@@ -179,9 +181,9 @@ class Banned(Forced):
 
 
 def banned_by(processors: Iterable[Any], vocab: int) -> Banned | None:
-    """The ids that transformers' own processors ban; None if they always leave several."""
+    """The ids banned by transformers' processors; None if several ids are always left."""
     always: set[int] = set()
-    behind: list[tuple[tuple[int, ...], int]] = []
+    conditional: list[tuple[tuple[int, ...], int]] = []
     for processor in processors:
         name = processor_name(processor)
         if name in SUPPRESSING:
@@ -189,10 +191,10 @@ def banned_by(processors: Iterable[Any], vocab: int) -> Banned | None:
         elif name in BIASING:
             for sequence, bias in processor.sequence_bias.items():
                 if bias == -np.inf:
-                    behind.append((tuple(sequence[:-1]), sequence[-1]))
-    always.update(token for before, token in behind if not before)
-    behind = [(before, token) for before, token in behind if before]
+                    conditional.append((tuple(sequence[:-1]), sequence[-1]))
+    always.update(token for before, token in conditional if not before)
+    conditional = [(before, token) for before, token in conditional if before]
     always = {token for token in always if 0 <= token < vocab}
-    if len(always | {token for _, token in behind}) < vocab - 1:
+    if len(always | {token for _, token in conditional}) < vocab - 1:
         return None
-    return Banned(always, behind, vocab)
+    return Banned(always, conditional, vocab)

@@ -1,4 +1,4 @@
-"""One run of the decode loop: what it works on, and what it adds to."""
+"""The parts of one run of the decode loop."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Generation:
     Attributes:
         target: the model, not yet prefilled.
         batch: the committed tokens of all rows.
-        drafting: what proposes drafts for them.
-        sampler: how tokens are sampled.
-        step_costs: measures what forwards cost and says how wide they run; None: forwards are as
-            wide as drafts are, and the prefill verifies no draft.
+        drafting: proposes drafts for all rows.
+        sampler: chooses the target's tokens.
+        step_costs: measures the forwards' costs and chooses their width. None: forwards are as wide
+            as the drafts require, and the prefill verifies no draft.
         prefill_length: how many draft tokens the prefill verifies.
-        stats: counts and times of this run, added to while it runs.
+        stats: counts and times of this run so far.
         on_step: called with every StepEvent, or None.
         observer: is notified of the sections of the prefill and of each step.
         ranks: the processes that decode together with this one.

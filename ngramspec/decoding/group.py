@@ -1,4 +1,4 @@
-"""Rows of a batch that advance together: their committed tokens, and what they accept."""
+"""Rows of a batch that advance in lock-step: their committed and accepted tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ngramspec.decoding.observer import NO_OBSERVER, STREAMING, Observer
 from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.sampler import DraftCursor, TokenSampler
 
-INITIAL_TOKENS = 256  # generated tokens that a group's buffer has room for at first
+INITIAL_TOKENS = 256  # generated tokens that a new buffer has room for; not tuned
 NO_VERDICT = Verdict((), 0, ())
 
 
 @dataclass(slots=True)
 class Judged:
-    """What a step's verification has found in one row so far; the fields are Verdict's."""
+    """The result of verifying one row so far; the fields are Verdict's."""
 
     accepted: list[int] = field(default_factory=list)
     tested: int = 0
@@ -25,10 +25,10 @@ class Judged:
     rejected: int | None = None
 
     def judge(self, cursor: DraftCursor, position: int, token: int) -> int | None:
-        """Compare what was drafted at a position with the target's token there.
+        """Compare the tokens drafted at a position with the target's token there.
 
         Returns:
-            the accepted node; None: there is none.
+            The accepted node, or None.
         """
         nodes, drafted = cursor.nodes(position), cursor.drafted(position)
         self.emitted.append(token)
@@ -43,31 +43,31 @@ class Judged:
         return None
 
     def verdict(self) -> Verdict:
-        """All of it."""
+        """The verdict on the row."""
         if not self.emitted:
             return NO_VERDICT
         return Verdict(self.accepted, self.tested, tuple(self.emitted), self.rejected)
 
 
 class Group:
-    """The committed tokens of some rows, which all have the same number of them.
+    """The committed tokens of some rows of equal length.
 
     Args:
-        rows: their indices in the batch.
+        rows: the rows' indices in the batch.
         prompt: int64 or int32 (len(rows), prompt).
-        sampler: how their tokens are chosen.
-        observer: is told of streaming.
+        sampler: chooses the rows' tokens.
+        observer: is notified of streaming.
 
     Attributes:
         length: committed tokens of each row.
         finished: whether each row has ended.
         last: each row's last committed token.
-        accepted_positions: positions of the step's forward that plain decoding would have computed.
-        origins: which row of that forward each row continues; empty: its own.
-        cursors: each row's draft, while it is verified.
-        position: of the forward, where verification needs the rows' next tokens; None: it has
-            ended.
-        device: the prompt's.
+        accepted_positions: positions of the step's forward that the baseline would have computed.
+        origins: the row of that forward that each row continues; empty if each continues itself.
+        cursors: each row's draft, during verification.
+        position: the position of the forward at which verification needs the rows' next tokens;
+            None once verification has ended.
+        device: the prompt's device.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Group:
         self._judged: list[Judged] = [Judged() for _ in self.rows]
         self.device = prompt.device
         self._observer = observer
-        self._dtype = prompt.dtype  # plain decoding gives it up with the first token
+        self._dtype = prompt.dtype  # the baseline uses int64 from the first generated token on
         room = self.length + INITIAL_TOKENS
         self._host = torch.empty((len(rows), room), dtype=torch.int64, device="cpu")
         self._host[:, : self.length] = prompt
-        self._device = self._host  # on another device a copy, which ``ids`` completes
+        self._device = self._host  # on another device a copy, which ``ids`` updates
         if prompt.device.type != "cpu":
             self._device = torch.empty_like(self._host, device=prompt.device)
             self._device[:, : self.length] = prompt
@@ -111,19 +111,19 @@ class Group:
 
     @property
     def accepted_paths(self) -> Sequence[Sequence[int]]:
-        """The same of each row that the cache has after the step."""
+        """Each row's positions of the last forward that the cache keeps; here equal for all."""
         return [self.accepted_positions] * len(self.rows)
 
     @property
     def going(self) -> list[int]:
-        """Rows of the group that are drafted for; ended ones too, unless they are padded."""
+        """Rows of the group that are drafted for. Ended rows count only if they are not padded."""
         pads = self.sampler.pad is not None
         return [row for row, ended in enumerate(self.finished) if not (ended and pads)]
 
     def ids(self) -> torch.Tensor:
         """The committed tokens, int64 (rows, length), on the prompt's device.
 
-        Of the prompt's dtype, int32 for instance, as long as there is nothing but the prompt.
+        Before the first generated token they have the prompt's dtype, which may be int32.
         """
         if self._device is not self._host and self._copied < self.length:
             new = slice(self._copied, self.length)
@@ -133,12 +133,12 @@ class Group:
         return ids if self.new else ids.to(self._dtype)
 
     def tokens_from(self, start: int) -> list[int]:
-        """The first row's committed tokens from ``start`` on; no transfer from a device."""
+        """The first row's committed tokens from ``start`` on, without a device transfer."""
         found: list[int] = self._host[0, start : self.length].tolist()
         return found
 
     def sequences(self) -> torch.Tensor:
-        """What is returned of the rows, int64 (rows, length)."""
+        """The returned sequences, int64 (rows, length)."""
         return self.ids().clone()
 
     def begin_step(self) -> None:
@@ -147,18 +147,18 @@ class Group:
         self._judged = [Judged() for _ in self.rows]
 
     def begin_verification(self, drafts: Sequence[Draft]) -> None:
-        """Begin to verify each row's draft: ``position`` is the first that needs tokens."""
+        """Begin to verify each row's draft, at position 0."""
         self.begin_step()
         self.cursors = [DraftCursor(draft) for draft in drafts]
         self.position = 0
 
     def reach(self) -> None:
-        """Accept ``position``: the baseline runs it before it samples the next token."""
+        """Accept ``position``, which the baseline computes before it samples the next token."""
         assert self.position is not None
         self.accepted_positions.append(self.position)
 
     def take(self, tokens: list[int]) -> None:
-        """Commit each row's token at ``position``, which becomes the next one, or None."""
+        """Commit each row's token at ``position``, then move to the next position or to None."""
         position, going = self.position, self.going
         assert position is not None
         tokens = self._padded(tokens)
@@ -176,7 +176,7 @@ class Group:
         """The tokens to commit: padding in rows that have ended, if they are padded.
 
         Raises:
-            RuntimeError: a row's scores were no distribution.
+            RuntimeError: a row's scores are no distribution.
         """
         if min(tokens) < 0:
             raise RuntimeError(
@@ -190,7 +190,7 @@ class Group:
         return [pad if ended else token for token, ended in rows]
 
     def commit(self, tokens: list[int]) -> None:
-        """Append one token to each row, check whether to stop, stream: in ``generate``'s order."""
+        """Append one token to each row, check the stopping rules and stream, as ``generate``."""
         sampler = self.sampler
         self.reserve(self.length + 1)
         self.last = tokens
@@ -204,7 +204,7 @@ class Group:
                 sampler.streamer.put(column)
 
     def reserve(self, length: int) -> None:
-        """Make room for ``length`` tokens a row."""
+        """Make room for ``length`` tokens in each row."""
         if length > self._host.shape[1]:
             on_host = self._device is self._host
             self._host = _wider(self._host, length)

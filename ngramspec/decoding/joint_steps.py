@@ -1,8 +1,7 @@
-"""Steps of several open generations of one model in one forward.
+"""Joint steps: several open generations of one model share one forward.
 
-Each generation drafts, verifies and rolls back by itself, as the decode loop does; only the forward
-is shared. Where all of them draft by cost, the likeliest drafted tokens go first, whichever
-generation they are of.
+Each generation drafts, verifies and rolls back separately, as in the decode loop. If all of them
+draft by cost, the most probable draft tokens of all generations are verified first.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class _Row:
     """A generation in a joint step.
 
     Attributes:
-        generation: whose step it is.
-        proposed: its step, once it has drafted; None: it has not.
-        share: of the joint forward, once it has begun.
-        added: what the step added to it, or the error that closed it.
+        generation: the generation.
+        proposed: its step, or None before drafting.
+        share: its share of the joint forward, or None before the forward.
+        added: the tokens that the step added, or the error that closed the generation.
     """
 
     generation: OpenGeneration
@@ -46,13 +45,13 @@ class _Row:
 
     @property
     def step(self) -> Step:
-        """Its step, which has drafted."""
+        """The generation's step, after drafting."""
         assert self.proposed is not None
         return self.proposed
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:
-        """Keep an error that closes this generation from the others."""
+        """Record an error that closes this generation, so that it does not affect the others."""
         try:
             yield
         except Exception as error:
@@ -60,13 +59,13 @@ class _Row:
 
 
 class JointSteps:
-    """Runs joint steps of a model's generations, and learns what they cost. For one thread.
+    """Runs joint steps of a model's generations, and learns their costs. Not thread-safe.
 
     Args:
-        model: of all generations.
+        model: the model of all generations.
 
     Attributes:
-        why_not: why the model's forwards cannot be joined, as a trial of it showed; None: they can.
+        why_not: why a trial found that the model's forwards cannot be joined; None if they can.
     """
 
     def __init__(self, model: Any) -> None:
@@ -78,19 +77,18 @@ class JointSteps:
     def step(self, generations: Sequence[OpenGeneration]) -> list[Added]:
         """Run the next step of each generation, with one forward for all.
 
-        An error in one of them closes that one, an error of the forward closes all of them. Of what
-        is no Exception, such as a KeyboardInterrupt, all are closed, and it is raised.
+        An error in one generation closes only that generation. An error in the forward closes all.
+        A BaseException that is no Exception, such as a KeyboardInterrupt, closes all and is raised.
 
         Args:
-            generations: at least one, none of which has a reason to step alone
-                (``OpenGeneration.why_alone``).
+            generations: at least one; each with ``OpenGeneration.why_alone`` None.
 
         Returns:
-            for each one the tokens that it added, one or more, or the error that closed it.
+            For each generation the tokens that it added, one or more, or the error that closed it.
 
         Raises:
-            ValueError: one is of another model, or stands there twice, or there are none.
-            UnsupportedError: the model (``why_not``) or a generation has a reason to step alone.
+            ValueError: the list is empty, or has a generation twice or one of another model.
+            UnsupportedError: the model (``why_not``) or a generation cannot share a forward.
         """
         self._check(generations)
         rows = [_Row(each) for each in generations]
@@ -108,25 +106,27 @@ class JointSteps:
 
     def _check(self, generations: Sequence[OpenGeneration]) -> None:
         if not generations:
-            raise ValueError("generations must be at least one, got none")
+            raise ValueError("generations must not be empty")
         if len({id(each) for each in generations}) < len(generations):
-            raise ValueError("generations must be different ones, got one of them twice")
+            raise ValueError("generations must be distinct, got one of them twice")
         if self.why_not is not None:
             name = type(self._model).__name__
             raise UnsupportedError(f"steps of {name} cannot share a forward: {self.why_not}")
         for at, generation in enumerate(generations):
             if generation.target.model is not self._model:
-                raise ValueError(f"generations[{at}] is of another model than these joint steps")
+                raise ValueError(
+                    f"generations[{at}] belongs to another model than these joint steps"
+                )
             why = generation.why_alone
             if why is not None:
                 raise UnsupportedError(f"generations[{at}] cannot share a forward: {why}")
 
     @contextmanager
     def _sharing(self, rows: Sequence[_Row]) -> Iterator[StepCostTracker | None]:
-        """Have rows draft by the costs of a joint step, and none be timed by itself.
+        """Let rows draft by the costs of a joint step, and do not time them separately.
 
         Yields:
-            these costs; None: no row drafts by cost.
+            The costs of the joint step, or None if no row drafts by cost.
         """
         own = [each for row in rows if isinstance(each := row.generation.step_costs, SwitchedCosts)]
         if not own:
@@ -164,16 +164,16 @@ class JointSteps:
         for row, result in zip(going, results, strict=True):
             with row.own_errors():
                 row.added = row.generation.end_step(result)
-        waited = self._model.device.type == "cpu"  # others are not, see StepRecorder.mark_forwarded
+        waited = self._model.device.type == "cpu"  # see StepRecorder.mark_forwarded
         if tracker is not None and len(going) == len(rows):
             _learn(tracker, going, (forwarded if waited else perf_counter()) - began)
 
 
 def _cut(rows: Sequence[_Row], tracker: StepCostTracker) -> None:
-    """Cut the drafts where their expected tokens per cost are highest.
+    """Cut the drafts to the lengths that maximize the expected tokens per cost.
 
-    All stay as they are where one is sampled, as no sampled token may decide how many are verified,
-    or where one generation has a gamma of its own.
+    No draft is cut if one of them is sampled, because no sampled token may decide how many tokens
+    are verified. None is cut either if a generation has a fixed gamma.
     """
     drafts = [row.step.drafts[0] for row in rows]
     by_cost = all(row.generation.step_costs is not None for row in rows)
@@ -184,7 +184,7 @@ def _cut(rows: Sequence[_Row], tracker: StepCostTracker) -> None:
 
 
 def _learn(tracker: StepCostTracker, rows: Sequence[_Row], seconds: float) -> None:
-    """Learn what a joint step cost, and what its drafts were worth."""
+    """Record a joint step's time and acceptance."""
     drafts = [row.step.drafts[0] for row in rows]
     drafted = sum(map(len, drafts))
     added = sum(len(row.added) for row in rows if not isinstance(row.added, Exception))

@@ -27,12 +27,11 @@ ForwardArguments = tuple[torch.Tensor, list[int], list[Int32 | None], torch.Tens
 def decode(run: Generation) -> torch.Tensor:
     """Generate until a stopping rule fires in every row.
 
-    Whatever ends it, an exception included, the target's cache holds what the baseline would have
-    left there, and the draft sessions are closed.
+    Afterwards the target's cache holds what the baseline would have left there, and the draft
+    sessions are closed. Both also hold if an exception ends the run.
 
     Returns:
-        int64 (batch, prompt + generated), on the prompt's device; rows that ended before others
-        are padded.
+        int64 (batch, prompt + generated), on the prompt's device. Rows that ended early are padded.
     """
     loop = DecodeLoop(run)
     try:
@@ -56,8 +55,8 @@ def finish(step: OpenStep, logits: torch.Tensor) -> None:
 class DecodeLoop:
     """The steps of a run.
 
-    ``advance`` runs one step, so that a caller may do other things between two steps. ``close``
-    must be called at the end, whatever ended it.
+    ``advance`` runs one step, so a caller can do other work between two steps. Always call
+    ``close`` at the end, also after an exception.
     """
 
     def __init__(self, run: Generation) -> None:
@@ -73,8 +72,8 @@ class DecodeLoop:
         """One step of speculative decoding, the prefill included (Leviathan et al. 2023, Alg. 1).
 
         Yields:
-            The step with its drafts, once. Send the logits of its forward: (batch, n + 1, vocab),
-            at each row's last committed token and its n drafted tokens.
+            The step with its drafts, once. Send back the logits of its forward,
+            (batch, n + 1, vocab), at each row's last committed token and its n drafted tokens.
         """
         step = self.propose()
         logits = yield step
@@ -85,9 +84,9 @@ class DecodeLoop:
         self.recorder.record(step, self.transfers(sampled))
 
     def advance(self) -> bool:
-        """Run the prefill, or after it the next step.
+        """Run the prefill if it has not run yet, else the next step.
 
-        Steps must run inside the target's ``decoding`` context, the prefill outside it.
+        Steps must run inside the target's ``decoding`` context, and the prefill outside it.
 
         Returns:
             Whether there is another step to run.
@@ -102,7 +101,7 @@ class DecodeLoop:
         return self.going()
 
     def going(self) -> bool:
-        """Whether there is another step to run; if not, the drafting ends successfully."""
+        """Whether there is another step to run; if not, end the drafting successfully."""
         self.prefilled = True
         going = self.ranks.going(not self.batch.stopped)
         if not going:
@@ -118,7 +117,7 @@ class DecodeLoop:
             self.drafting.close()
 
     def propose(self) -> Step:
-        """Each row's draft, and the request for what the drafters want to know of the forward."""
+        """Propose each row's draft, and collect the drafters' request for evidence."""
         self.recorder.mark_start()
         self.batch.begin_step()
         with self.section(DRAFTING):
@@ -153,9 +152,9 @@ class DecodeLoop:
         return block.to(self.target.prompt.device, non_blocking=True)
 
     def sample(self, step: Step, logits: torch.Tensor) -> SampledTokens | None:
-        """The target's tokens at all positions; None: they are sampled during verification."""
+        """The target's tokens at all positions, or None if verification samples them."""
         with self.section(VERIFICATION):
-            extra = self.evidence.beside(logits, self.target.hidden)
+            extra = self.evidence.extra(logits, self.target.hidden)
             sampled = self.sampler.sample_all(step.drafts, logits, extra)
         on_cpu = self.target.prompt.device.type == "cpu"
         self.recorder.mark_forwarded(waited=on_cpu or sampled is not None)
@@ -175,7 +174,7 @@ class DecodeLoop:
     def observe_and_extend(
         self, step: Step, logits: torch.Tensor, sampled: SampledTokens | None
     ) -> None:
-        """Tell every row's drafter the result of its draft, and the committed tokens."""
+        """Report each draft's result and the committed tokens to the row's drafter."""
         if step.prefill:
             self.recorder.mark_forwarded()
             if not self.batch.stopped:
@@ -183,20 +182,20 @@ class DecodeLoop:
         computed = None
         if self.evidence.request is not None:
             positions = [1 + len(draft) for draft in step.drafts]
-            fetched = None if sampled is None else sampled.beside
+            fetched = None if sampled is None else sampled.extra
             with self.section(VERIFICATION):
                 computed = self.evidence.read(positions, logits, self.target.hidden, fetched)
         with self.section(DRAFTING):
             self.drafting.learn(step.drafts, step.verdicts, computed)
 
     def transfers(self, sampled: SampledTokens | None) -> int:
-        """How many transfers from the device the step took."""
+        """How many transfers from the device the step needed."""
         positions = self.batch.positions
         custom = positions if self.sampler.stop.custom else 0
         return (1 if self.sampler.all_at_once else positions) + custom + self.evidence.transfers
 
     def forward_for_other_ranks(self) -> None:
-        """Run a forward whose result is dropped: other ranks need this rank's share of weights."""
+        """Run a forward and drop its result: other ranks need this rank's share of the weights."""
         self.batch.begin_step()
         self.forward(Step([EMPTY_DRAFT] * len(self.batch.rows), 1))
         self.rollback()

@@ -1,4 +1,4 @@
-"""Watching the decode loop from outside: the sections of a step."""
+"""Observers of the decode loop: the sections of a step."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ NO_SECTION: AbstractContextManager[None] = nullcontext()
 
 
 class Observer:
-    """What the loop reports to; this one ignores everything. Subclass it to measure.
+    """Is notified of the loop's sections, and ignores them. Subclass it to measure.
 
-    ``speculator.observer = observer`` watches every call that begins from then on. PREFILL and STEP
-    are the outermost sections; the others run inside them, STREAMING inside VERIFICATION. The
-    target's own forward runs inside INPUT_PREPARATION: torch's forward hooks of the model tell the
-    two apart.
+    ``speculator.observer = observer`` observes all calls that begin later. PREFILL and STEP are
+    the outermost sections. The others run inside them, and STREAMING runs inside VERIFICATION. The
+    target's forward runs inside INPUT_PREPARATION; use torch's forward hooks of the model to
+    separate the two.
 
     Attributes:
-        one_transfer: read a step's tokens in one transfer on a CPU too, as on a GPU.
+        one_transfer: whether a CPU, like a GPU, reads a step's tokens in one transfer.
     """
 
     one_transfer = False
 
     def section(self, name: str) -> AbstractContextManager[None]:
-        """The context in which the loop runs the section of that name."""
+        """Return the context in which the loop runs the section ``name``."""
         return NO_SECTION
 
 

@@ -1,4 +1,4 @@
-"""A generation that its caller advances step by step, and may end at any time."""
+"""A generation that its caller advances step by step and may end at any time."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from ngramspec.stats import DecodeStats
 
 
 class OpenGeneration:
-    """One row, decoded as far as its caller asks for; see ``stepwise.open_generation``.
+    """One row that its caller decodes step by step; see ``stepwise.open_generation``.
 
-    Between two steps, other generations of the model may take theirs, in the same thread.
-    Not safe for several threads at once. torch keeps its inference mode for each thread, so every
-    part of the generation runs in the mode in which it was opened, whichever mode its caller is in.
-    A tensor that is made in the mode can be changed in place only in the mode.
+    Between two steps, other generations of the model may run steps in the same thread. The object
+    is not thread-safe. It always runs in the inference mode in which it was opened, whatever mode
+    its caller is in: the mode belongs to the thread, and a tensor that was made in inference mode
+    can be modified in place only in that mode.
 
     Args:
-        run: not yet prefilled.
-        count: is given the run's statistics at the end.
-        streamer: of the call, or None; it is ended at the end.
+        run: the run, not yet prefilled.
+        count: called with the run's statistics at the end.
+        streamer: the call's streamer, which is ended at the end, or None.
 
     Attributes:
-        stats: of this generation, so far.
+        stats: this generation's statistics so far.
         target: the model, as this generation uses it.
-        step_costs: of its steps; None: they are not measured.
-        cache: of the model. After ``close`` it holds the prompt and the tokens but the last.
+        step_costs: the costs of its steps; None if they are not measured.
+        cache: the model's cache. After ``close`` it holds all committed tokens except the last.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class OpenGeneration:
 
     @property
     def cache(self) -> Any:
-        """The model's cache as transformers has it, such as a DynamicCache."""
+        """The model's cache as a transformers object, such as a DynamicCache."""
         return self.target.cache.cache
 
     @property
@@ -64,7 +64,7 @@ class OpenGeneration:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and of the answer so far."""
+        """Number of tokens so far, including the prompt."""
         return self._loop.batch.groups[0].length
 
     @property
@@ -74,27 +74,27 @@ class OpenGeneration:
         return group.tokens_from(group.prompt_length)
 
     def take_logits(self) -> list[torch.Tensor]:
-        """The target's logits of every token since the last call, float32 (1, vocab) each.
+        """Return and drop the logits of the tokens since the last call, float32 (1, vocab) each.
 
-        The generation does not keep them, so a caller that takes them after every step holds a
-        step's rows at most. Without ``output_logits=True`` there are none.
+        A caller that takes them after every step holds only one step's logits in memory. The list
+        is empty without ``output_logits=True``.
         """
         return self._run.sampler.record.take_logits()
 
     @property
     def why_alone(self) -> str | None:
-        """Why its next step cannot be a joint one, see ``stepwise.JointSteps``; None: it can."""
+        """Why its next step cannot be joint (see ``stepwise.JointSteps``); None if it can."""
         if self.finished or not self._begun:
-            return "no step before the prefill, or after the end"
+            return "it has not been prefilled, or it has ended"
         return why_not_joint(self.target)
 
     def step(self) -> list[int]:
-        """Run the prefill, or after it the next step.
+        """Run the prefill if it has not run yet, else the next step.
 
         If it raises, the generation is closed.
 
         Returns:
-            the tokens that it added, one or more; none if the generation has finished.
+            The tokens that it added, one or more; empty if the generation has finished.
         """
         if self.finished:
             return []
@@ -109,24 +109,24 @@ class OpenGeneration:
         return self._loop.batch.groups[0].tokens_from(before)
 
     def begin_step(self) -> Step:
-        """The first half of a joint step: propose. If it raises, the generation is closed."""
+        """First half of a joint step: propose. An error closes the generation."""
         with self._closed_by_errors():
             self._open_step = self._loop.step()
             return next(self._open_step)
 
     def begin_forward(self, step: Step) -> Share:
-        """The generation's share of a joint forward over a step's draft; errors close as before."""
+        """Its share of a joint forward over a step's draft. An error closes the generation."""
         with self._closed_by_errors():
             return share_of(self.target.begin_forward(*self._loop.arguments(step)))
 
     def end_step(self, result: JointResult) -> list[int]:
-        """The second half of a joint step, after its forward; errors close as before.
+        """Second half of a joint step, after the forward. An error closes the generation.
 
         Args:
-            result: this generation's share of the forward's.
+            result: this generation's share of the forward's result.
 
         Returns:
-            the tokens that it added.
+            The tokens that it added.
         """
         before = self.length
         with self._closed_by_errors():
@@ -146,18 +146,18 @@ class OpenGeneration:
 
     @contextmanager
     def _as_opened(self) -> Iterator[None]:
-        """The context that ``generate`` would have run in: no gradients, and the opening's mode."""
+        """The context of ``generate``: no gradients, and the inference mode of the opening."""
         with torch.inference_mode(self._inference_mode), torch.no_grad():
             yield
 
     def finish(self) -> None:
-        """End it as if a stopping rule had fired: its text may be shared as its stores say."""
+        """End it as if a stopping rule had fired, so shared stores may keep its text."""
         if not self._closed:
             self._loop.drafting.finish()
         self.close()
 
     def close(self) -> None:
-        """End it, once: the cache is left as plain decoding would leave it."""
+        """End it and leave the cache as the baseline would. Further calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -182,10 +182,10 @@ class OpenGeneration:
 
 
 def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
-    """Begin to decode a call of one row in this process, step by step.
+    """Begin to decode a call of one row step by step.
 
     Raises:
-        UnsupportedError: the request cannot be speculated, whatever ``unsupported`` says.
+        UnsupportedError: the request does not support speculation; ``unsupported`` is ignored.
         ValueError: there are several rows, or the prompt is empty or has ids outside the
             vocabulary.
     """
@@ -193,7 +193,7 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
     beams, rows = call.generation_config.num_beams or 1, call.input_ids.shape[0]
     if beams > 1:
         raise UnsupportedError(
-            f"num_beams={beams} cannot be decoded step by step, as no token is decided on before"
+            f"num_beams={beams} cannot be decoded step by step, because no token is selected before"
             " the end; pass num_beams=1"
         )
     if rows != 1:

@@ -1,4 +1,4 @@
-"""Settings that reproduce a published way of drafting, by name."""
+"""Settings that reproduce published drafting methods, by name."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from ngramspec.errors import check_choice
 
 # akunu's chapter: MAX_ORDER 4, DRAFT_COUNT 4, MAX_HISTORY 512. Its tables keep the counts of tokens
-# that have left the history; here they leave, too.
-# prompt-lookup: Saxena 2023, as in transformers' prompt_lookup_num_tokens=10. Here the longest
-# match is copied from, there one of at most two tokens.
+# that have left the history. Here these counts are removed.
+# prompt-lookup: Saxena 2023, as in transformers' prompt_lookup_num_tokens=10. This preset copies
+# from the longest match; transformers matches at most two tokens.
 # leviathan-bigram: Leviathan et al. 2023, section 3.6, the most probable token of a bigram model
-# with gamma 3. Theirs was trained; this one counts the request's own text.
+# with gamma 3. Their model was trained; this one counts the request's own text.
 # token-recycling: Luo et al. 2024, 8 candidates of each token and trees of 80 nodes. Their tree is
-# drawn by hand; this one holds the most probable paths by an assumed probability of each rank.
-# rest: He et al. 2023, trees of 64 nodes from the datastore alone: give it stores=[corpus].
+# fixed by hand; this one holds the most probable paths by an assumed probability of each rank.
+# rest: He et al. 2023, trees of 64 nodes from the datastore alone. It needs stores=[corpus].
 PRESETS: dict[str, dict[str, Any]] = {
     "akunu": {"drafter": "ngram(order=4,window=512)", "gamma": 4},
     "prompt-lookup": {"drafter": "copy(min_match=1)", "gamma": 10},
@@ -22,14 +22,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "token-recycling": {"drafter": "recycle(top_k=8)", "gamma": 80, "tree": 80},
     "rest": {"drafter": "store", "gamma": 64, "tree": 64},
 }
-SHARED: dict[str, Any] = {"tree": None, "policy": "priority"}  # chains, tiers without estimates
+# Settings of all presets: chains, and draft sources in fixed priority.
+COMMON: dict[str, Any] = {"tree": None, "policy": "priority"}
 
 
 def preset_settings(name: str) -> dict[str, Any]:
-    """The arguments of a Speculator that a name stands for.
+    """The Speculator arguments of a preset.
 
     Raises:
-        ValueError: there is no such preset; the message lists those there are.
+        ValueError: there is no such preset; the message lists all presets.
     """
     check_choice("preset", name, tuple(PRESETS))
-    return SHARED | PRESETS[name]
+    return COMMON | PRESETS[name]

@@ -1,4 +1,4 @@
-"""What is kept of each step: statistics, events, measured costs."""
+"""Records of each step: statistics, events and measured costs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Step:
 
     Attributes:
         drafts: each row's draft, of at most width - 1 tokens.
-        width: positions of the forward in every row, padding included; of the prefill, those after
-            the prompt and its last one.
+        width: positions of the forward in every row, including padding; for the prefill, the
+            prompt's last position and those after it.
         prefill: whether the forward reads the prompt.
         verdicts: the result of each row's verification.
     """
@@ -37,7 +37,7 @@ class StepRecorder:
     """Times the parts of each step, adds steps to a run's statistics, and reports them.
 
     Args:
-        run: whose steps they are.
+        run: the run of these steps.
     """
 
     def __init__(self, run: Generation) -> None:
@@ -47,18 +47,18 @@ class StepRecorder:
         self._waited = True
 
     def mark_start(self) -> None:
-        """A step begins, with its drafting."""
+        """Mark the start of a step and of its drafting."""
         self._started = perf_counter()
 
     def mark_proposed(self) -> None:
-        """Drafting has ended, and the forward begins."""
+        """Mark the end of drafting and the start of the forward."""
         self._proposed = perf_counter()
 
     def mark_forwarded(self, *, waited: bool = True) -> None:
-        """The forward has ended. That of the prefill includes its verification.
+        """Mark the end of the forward; in the prefill it includes the verification.
 
         Args:
-            waited: whether the device has finished; if not, the forward was only launched.
+            waited: whether the device has finished, rather than only launched the forward.
         """
         self._forwarded, self._waited = perf_counter(), waited
 
@@ -66,8 +66,8 @@ class StepRecorder:
         """Record a step that has just ended.
 
         Args:
-            step: with its verdicts.
-            transfers: its transfers from the device.
+            step: the step, with its verdicts.
+            transfers: number of its transfers from the device.
         """
         ended = perf_counter()
         drafting, forward = self._proposed - self._started, self._forwarded - self._proposed
@@ -92,7 +92,7 @@ class StepRecorder:
         stats.count_host_syncs(transfers)
 
     def _learn_costs(self, step: Step, seconds: float) -> None:
-        """Learn how long a forward of this width takes, and how many draft tokens are accepted."""
+        """Record the forward's time at its width, and how many draft tokens were accepted."""
         costs = self._run.step_costs
         if costs is None:
             return

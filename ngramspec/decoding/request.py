@@ -1,4 +1,4 @@
-"""One call of ``generate``: its arguments, its reference text, whether its rows may diverge."""
+"""One call of ``generate``: arguments, reference text, and whether its rows may diverge."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from ngramspec.hf_model.compat.classes import BY_ROW, all_stock
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.sampler import TokenSampler
 
-KEYS = ("reference_ids",)
+ENTRY_KEYS = ("reference_ids",)  # of generation_config.ngramspec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
     """The arguments of one call of ``generate``, as transformers has prepared them.
 
-    This is the only record of a call. Its fields have the names of ``Speculator.__call__``, which
-    describes them.
+    This is the only record of a call. ``Speculator.__call__`` describes its fields.
 
     Attributes:
-        model_kwargs: what ``generate`` prepared for the model's forward.
+        model_kwargs: the arguments of the model's forward, prepared by ``generate``.
     """
 
     model: Any
@@ -44,7 +43,7 @@ class GenerateCall:
     model_kwargs: dict[str, Any]
 
     def __post_init__(self) -> None:
-        if self.model_kwargs.get("use_cache", True) is None:  # unset: the call has a cache
+        if self.model_kwargs.get("use_cache", True) is None:  # None means that the call has a cache
             self.model_kwargs["use_cache"] = True
 
 
@@ -52,20 +51,20 @@ def read_reference(config: Any, reference_ids: Any = None) -> Int32:
     """The text that drafters read before a call's prompt, int32 (n,).
 
     Args:
-        config: its GenerationConfig; an entry ``ngramspec``, a dict, may hold ``reference_ids``.
-        reference_ids: the argument; it overrides the entry.
+        config: its GenerationConfig. The dict ``config.ngramspec`` may hold ``reference_ids``.
+        reference_ids: the call's argument; it overrides the config.
 
     Raises:
-        TypeError: the entry is no dict, or reference_ids are no token ids.
-        ValueError: the entry has an unknown key, or an id is out of its bounds.
+        TypeError: ``config.ngramspec`` is not a dict, or reference_ids are not token ids.
+        ValueError: ``config.ngramspec`` has an unknown key, or an id is out of bounds.
     """
     entry = getattr(config, "ngramspec", None)
     entry = {} if entry is None else entry
     if not isinstance(entry, dict):
         raise TypeError(f"generation_config.ngramspec must be a dict, got {type(entry).__name__}")
-    unknown = [key for key in entry if key not in KEYS]
+    unknown = [key for key in entry if key not in ENTRY_KEYS]
     if unknown:
-        known = ", ".join(KEYS)
+        known = ", ".join(ENTRY_KEYS)
         raise ValueError(f"generation_config.ngramspec has no entry {unknown[0]!r}; known: {known}")
     given = reference_ids if reference_ids is not None else entry.get("reference_ids")
     return NO_TOKENS if given is None else _flat(given)
@@ -87,16 +86,15 @@ def _flat(given: Any) -> Int32:
 
 
 def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int], Int32]:
-    """What each row's drafter reads first: reference, the encoder's input, the prompt.
+    """The text that each row's drafter starts from: reference, encoder input and prompt.
 
     Args:
-        target: whose prompt and masks they are.
-        reference: what the drafters read before that, int32 (n,).
-        encoded: int64 (batch, n), what the encoder of an encoder-decoder model read; else unused.
+        target: the target, before its prefill; its prompt and masks are used.
+        reference: text that comes first, int32 (n,).
+        encoded: int64 (batch, n), the encoder's input of an encoder-decoder model; else unused.
 
     Returns:
-        A function of the row's index, to int32 (n,). What the masks leave out is left out, by the
-        masks as they are before the prefill.
+        A function from the row's index to int32 (n,), without masked tokens.
     """
 
     masks = ("attention_mask", "decoder_attention_mask")
@@ -106,7 +104,7 @@ def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int]
     def history(row: int) -> Int32:
         texts = [reference]
         if target.traits.encodes and _holds_ids(encoded):
-            each = target.prompt.shape[0] // encoded.shape[0]  # sequences of one encoded text
+            each = target.prompt.shape[0] // encoded.shape[0]  # sequences per encoded text
             mask_of = None if encoder_mask is None else encoder_mask[row]
             texts.append(_own(encoded[row // each], mask_of))
         texts.append(_own(target.prompt[row], None if mask is None else mask[row]))
@@ -116,13 +114,13 @@ def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int]
 
 
 def _holds_ids(encoded: Any) -> bool:
-    """Whether an encoder read token ids, (batch, n), not sound or images."""
+    """Whether an encoder's input is token ids, (batch, n), rather than audio or images."""
     known = isinstance(encoded, torch.Tensor) and encoded.ndim == 2
     return known and not encoded.is_floating_point()
 
 
 def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
-    """A row's ids, int32 (n,), without those that its mask leaves out."""
+    """A row's ids without masked ones, int32 (n,)."""
     tokens: Int32 = ids.to("cpu", torch.int32).numpy()
     if mask is None or mask.ndim != 1 or mask.shape[0] < len(tokens):
         return tokens
@@ -131,11 +129,11 @@ def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
 
 
 def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
-    """Whether the rows of a batch have to advance together.
+    """Whether the rows of a batch have to advance in lock-step.
 
-    They do where something sees all rows at once: a streamer, a record of each token, custom
-    stopping criteria, and processors that are not known to treat each row by itself. They also do
-    where the cache is returned: a later call reads it as plain decoding would have left it.
+    They do if something sees all rows at once: a streamer, a record of scores or logits, custom
+    stopping criteria, or processors that are not known to treat rows separately. They also do if
+    the cache is returned, as a later call expects it as the baseline would have left it.
     """
     sees_all = sampler.streamer is not None or sampler.record or sampler.stop.custom
     if sees_all or target.call.states:
@@ -146,7 +144,7 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
 
 
 def samplers_by_row(sampler: TokenSampler, rows: int) -> list[TokenSampler]:
-    """A sampler for each row by itself, where ``must_lockstep`` allows it."""
+    """A separate sampler for each row; only if not ``must_lockstep``."""
     if not sampler.processors:
         return [sampler] * rows
     return [
@@ -155,7 +153,7 @@ def samplers_by_row(sampler: TokenSampler, rows: int) -> list[TokenSampler]:
 
 
 def _of_row(processors: Any, row: int, rows: int) -> Any:
-    """The processors for one row; those that keep something of every row keep that of this one."""
+    """The processors for one row; state that they keep for every row is cut to this row."""
     own = []
     for processor in processors:
         ignored = getattr(processor, "prompt_ignore_length", None)

@@ -51,7 +51,7 @@ from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
 
-UNBOUNDED = 4096  # tokens that may be generated where no criterion says how many
+ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length; not tuned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,11 @@ class Settings:
     Attributes:
         config: the Speculator's arguments.
         drafter: returns the drafter to use; called at every step.
-        rule: makes the rule of verification; called with whether to sample, and with what.
-        prefill_length: how many drafted tokens the prefill checks, under gamma="auto".
+        rule: makes the verification rule from ``do_sample`` and a generator.
+        prefill_length: how many draft tokens the prefill verifies under gamma="auto".
         on_step: called with every StepEvent, or None.
-        observer: is told of the loop's sections.
-        count: adds a run's counts and times to the Speculator's.
+        observer: is notified of the loop's sections.
+        count: adds a run's counts and times to the Speculator's statistics.
         log_once: logs a warning once.
     """
 
@@ -83,7 +83,7 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
     """The target of a call.
 
     Raises:
-        UnsupportedError: the model or its cache cannot be speculated with.
+        UnsupportedError: the model or its cache does not support speculation.
     """
     target = Target(
         call.model,
@@ -98,12 +98,13 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
     check_beams_of(target.model, call.generation_config.num_beams or 1)
     if ranks.synced and target.cache.capacity is not None:
         raise UnsupportedError(
-            "a static cache has no room for the forwards of synced_gpus; use a dynamic one"
+            "synced_gpus is not supported with a static cache, which has no room for further"
+            " forwards; use a dynamic cache"
         )
     if ranks.synced and target.traits.recurrent:
         raise UnsupportedError(
-            "synced_gpus is not supported with a recurrent state, whose last forward other"
-            " processes would not run"
+            "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
+            " forward that other processes would not run"
         )
     return target
 
@@ -112,15 +113,15 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     """The run that decodes a call.
 
     Raises:
-        TypeError: ``reference_ids``, or the config's own entry, has the wrong type.
-        ValueError: one of them has a wrong value.
+        TypeError: ``reference_ids``, given or in the config, has the wrong type.
+        ValueError: it has an invalid value.
     """
     config, stats = settings.config, DecodeStats()
     sampler = _sampler(settings, target, call)
     if (call.generation_config.num_beams or 1) == 1 and _may_diverge(target, sampler):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
-        settings.log_once(f"drafting nothing: {target.limits.unaligned}")
+        settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
     if config.planned_gamma == "auto":
         target.pending.most = MAX_PRICED_PENDING_TOKENS
     trees = _may_branch(config, target, stats, call.generation_config.num_beams or 1)
@@ -164,7 +165,7 @@ def _may_diverge(target: Target, sampler: TokenSampler) -> bool:
 
 
 def _groups(target: Target, sampler: TokenSampler, observer: Observer) -> list[Group]:
-    """The rows of the call: each by itself if they diverge, else one group."""
+    """The rows of the call: one group for each row if rows may diverge, else one group."""
     prompt, rows = target.prompt, range(target.prompt.shape[0])
     if not target.inputs.ragged:
         return [Group(tuple(rows), prompt, sampler, observer)]
@@ -173,7 +174,7 @@ def _groups(target: Target, sampler: TokenSampler, observer: Observer) -> list[G
 
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
-    """Whether drafts may be trees, those of beams with ``tree=N`` only: why not is counted then."""
+    """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
     known = target.known(by_row=target.inputs.ragged or beams > 1)
     reason = obstacle(Ability.TREES, known)
     if isinstance(config.tree, int) and reason is not None:
@@ -191,7 +192,7 @@ def _runners(
     trees: bool,
     stats: DecodeStats,
 ) -> Callable[[int, int], DraftRunner]:
-    """What makes a row's DraftRunner; see Generation."""
+    """The function that makes a row's DraftRunner; see ``BatchDrafting``."""
     config, temperature, seed = settings.config, None, 0
     reference = read_reference(call.generation_config, call.reference_ids)
     history = history_of(target, reference, call.inputs_tensor)
@@ -207,9 +208,9 @@ def _runners(
         current = of_row if follower is None else lambda: follower
         beams = (call.generation_config.num_beams or 1) > 1
         forced = None
-        if not beams:  # a beam's text moves from row to row
+        if not beams:  # a beam's text moves between rows
             forced = forced_by(call.logits_processor, row, target.prompt.shape[0], vocab)
-        alone = follower is None and not beams  # no beam is an output yet
+        alone = follower is None and not beams  # a beam's text is not an output yet
         return DraftRunner(
             current if forced is None else ForcedBefore(current, forced),
             _controller(config, costs),
@@ -229,7 +230,7 @@ def _runners(
 
 
 def _model_loader(model: Any, drafter: Drafter) -> Callable[[Any, int], DraftModel]:
-    """What opens the models of drafters that draft by one; the given drafter's are checked now."""
+    """The function that opens drafters' models; those of ``drafter`` are checked at once."""
 
     def load(drafter: Any, vocab: int) -> DraftModel:
         from ngramspec.decoding.assistants import Assistants  # most drafters have none
@@ -244,7 +245,7 @@ def _model_loader(model: Any, drafter: Drafter) -> Callable[[Any, int], DraftMod
 
 
 def _controller(config: Config, costs: AnyCosts) -> GammaController:
-    """How many tokens to draft for a row."""
+    """The controller of a row's draft length."""
     if isinstance(costs, BatchStepCosts) and config.planned_gamma == "auto":
         return RowGamma(config.longest, costs)
     surcharge = None if isinstance(config.tree, int) else costs.surcharge
@@ -252,7 +253,7 @@ def _controller(config: Config, costs: AnyCosts) -> GammaController:
 
 
 def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSampler:
-    """How the call's tokens are sampled."""
+    """The sampler of the call's tokens."""
     config = call.generation_config
     keep = config.return_dict_in_generate
     stop = StopRules(call.stopping_criteria or ())
@@ -281,9 +282,9 @@ def prefers_one_transfer(device: torch.device) -> bool:
 def _step_costs(
     settings: Settings, target: Target, max_length: int | None, trees: bool
 ) -> AnyCosts:
-    """What the call's forwards cost; measured under gamma="auto"."""
+    """The costs of the call's forwards, measured under gamma="auto"."""
     rows, length = target.prompt.shape
-    tokens = UNBOUNDED if max_length is None else max_length - length
+    tokens = ASSUMED_NEW_TOKENS if max_length is None else max_length - length
     kind = ForwardKind(
         machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
         dtype=str(target.model.dtype).removeprefix("torch."),
@@ -306,13 +307,13 @@ def _step_costs(
 
 
 def _usable_costs(settings: Settings, target: Target, kind: ForwardKind) -> SavedCosts | None:
-    """The saved costs, if they are of such forwards; else None, and why is logged once."""
+    """The saved costs if they apply to such forwards; else None, with the reason logged once."""
     saved = settings.config.saved_costs
     if saved is None:
         return None
     differences = saved.differences(target.model, kind.attention)
     if kind.rows > 1 or kind.static:
-        differences.append("they are of one sequence, in a cache that grows")
+        differences.append("they were measured on batches of one sequence with a dynamic cache")
     if not differences:
         return saved
     settings.log_once(f"not using the saved costs: {'; '.join(differences)}")

@@ -1,1 +1,1 @@
-"""The target's tokens, and which drafted tokens they accept."""
+"""Sampling of the target's tokens, and the verification of draft tokens."""

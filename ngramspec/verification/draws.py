@@ -1,4 +1,4 @@
-"""Random samples of the target's distribution: those that plain sampling takes."""
+"""Random samples of the target's distribution, equal to the baseline's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 
 def draw(target_probs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Sample a token for each row, the one of torch.multinomial, without its host transfers.
+    """Sample the same token for each row as torch.multinomial, without its host transfers.
 
-    torch.multinomial too samples one token as argmax p / e, with e exponential; the random numbers
+    torch.multinomial also samples one token as argmax p / e, with exponential e. The random numbers
     are the same.
 
     Args:
         target_probs: float32 (rows, vocab).
-        generator: None: torch's global one.
+        generator: random generator; None: torch's global one.
 
     Returns:
         int64 (rows,), on the probabilities' device.
@@ -27,14 +27,14 @@ def draw(target_probs: torch.Tensor, generator: torch.Generator | None = None) -
 def draw_at_depths(
     target_probs: torch.Tensor, depths: Sequence[Sequence[int]], generator: torch.Generator
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Sample at every position of a forward at once, at one depth with the same random numbers.
+    """Sample at all positions of a forward at once; equal depths use the same random numbers.
 
-    Whichever path is accepted, its tokens are those that ``draw`` gives one after another.
+    For any accepted path, the tokens are those of successive calls of ``draw``.
 
     Args:
         target_probs: float32 (rows, positions, vocab).
-        depths: for each row and position, how many drafted tokens lead to it.
-        generator: of the same device.
+        depths: for each row and position, how many draft tokens lead to it.
+        generator: random generator on the same device.
 
     Returns:
         (int64 (rows, positions) tokens; the generator's states after 0, 1, 2, ... samples).

@@ -1,9 +1,10 @@
-"""The target's most probable tokens and hidden states of a forward, in one array of integers.
+"""A forward's most probable tokens and hidden states, packed into one array of integers.
 
-On a device the array goes to the host in the transfer that brings the step's tokens. On a CPU it is
-made after verification, position by position, so that a row of logits is read while it is cached.
-Measured with one thread, float32, 49152 tokens, k = 8: some 50 microseconds a position (torch.topk
-and logsumexp: 100), that is 0.8 ms at 16 positions, beside a forward of some 100 ms.
+On an accelerator the array is transferred to the host together with the step's tokens. On a CPU it
+is computed after verification, position by position, while a row of logits is in the CPU's cache.
+With one thread, float32, 49152 tokens and k = 8, this was measured to take 50 microseconds per
+position (100 with torch.topk and logsumexp), compared with about 100 ms for a forward of 16
+positions.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ import torch
 
 from ngramspec.draft import EvidenceRequest, Float32, Int32
 
-BLOCK = 64  # logits whose maximum is looked at first
+BLOCK_LOGITS = 64  # logits of a block, of which ``top_k`` first finds the maximum; not tuned
 Computed = tuple[Int32, Float32, Float32 | None]  # ids, log_probs, hidden: see Evidence
 
 
 def evidence_tensor(
     logits: torch.Tensor, hidden: torch.Tensor | None, request: EvidenceRequest
 ) -> torch.Tensor:
-    """What is asked for at some positions, on the logits' device.
+    """The requested evidence at some positions, on the logits' device.
 
     Args:
-        logits: (..., vocab), as the model gave them, any floating dtype.
+        logits: (..., vocab), the model's raw logits, any floating dtype.
         hidden: (..., d), or None.
-        request: what is asked for.
+        request: the requested evidence.
 
     Returns:
-        int32 (..., 2 k + d): k ids, the bits of k float32 logarithms of probability, and those of d
-        float32 hidden values. k is ``top_k``, or the vocabulary's size if that is less.
+        int32 (..., 2 k + d): k ids, the bits of k float32 log-probabilities, and the bits of d
+        float32 hidden values. k is min(``top_k``, vocab).
     """
     ids, log_probs = leading(logits.detach().float(), min(request.top_k, logits.shape[-1]))
     parts = [ids.to(torch.int32), log_probs.view(torch.int32)]
@@ -41,7 +42,7 @@ def evidence_tensor(
 
 
 def leading(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k most probable ids and their logarithms of probability.
+    """The k most probable ids and their log-probabilities.
 
     Args:
         scores: float32 (..., vocab).
@@ -55,35 +56,36 @@ def leading(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def top_k(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest scores, the largest first, and their indices: as ``torch.topk``.
+    """The k largest scores in descending order, and their indices, as ``torch.topk``.
 
-    The k largest lie in the k blocks whose maxima are largest (or are equal to some that do), and
-    maxima are found several times as fast as ``torch.topk`` reads all scores.
+    The k blocks with the largest maxima contain k largest scores. Finding the blocks' maxima is
+    several times as fast as ``torch.topk`` over all scores.
 
     Args:
         scores: float32 (..., n).
         k: at most n.
     """
     n = scores.shape[-1]
-    blocks = n // BLOCK
+    blocks = n // BLOCK_LOGITS
     if blocks < 4 * max(k, 1):
         return scores.topk(k, dim=-1)
-    even = scores[..., : blocks * BLOCK].reshape(*scores.shape[:-1], blocks, BLOCK)
+    even = scores[..., : blocks * BLOCK_LOGITS].reshape(*scores.shape[:-1], blocks, BLOCK_LOGITS)
     best = even.amax(-1).topk(k, dim=-1).indices
-    found = even.gather(-2, best.unsqueeze(-1).expand(*best.shape, BLOCK))
-    within = torch.arange(BLOCK, device=scores.device)
-    index = (best.unsqueeze(-1) * BLOCK + within).flatten(-2)
-    if n > blocks * BLOCK:
-        rest = torch.arange(blocks * BLOCK, n, device=scores.device)
+    found = even.gather(-2, best.unsqueeze(-1).expand(*best.shape, BLOCK_LOGITS))
+    within = torch.arange(BLOCK_LOGITS, device=scores.device)
+    index = (best.unsqueeze(-1) * BLOCK_LOGITS + within).flatten(-2)
+    if n > blocks * BLOCK_LOGITS:
+        rest = torch.arange(blocks * BLOCK_LOGITS, n, device=scores.device)
         index = torch.cat((index, rest.expand(*index.shape[:-1], -1)), dim=-1)
-    values, which = torch.cat((found.flatten(-2), scores[..., blocks * BLOCK :]), -1).topk(k, -1)
+    candidates = torch.cat((found.flatten(-2), scores[..., blocks * BLOCK_LOGITS :]), dim=-1)
+    values, which = candidates.topk(k, dim=-1)
     return values, index.gather(-1, which)
 
 
 def evidence_on_host(
     logits: torch.Tensor, hidden: torch.Tensor | None, request: EvidenceRequest
 ) -> Int32:
-    """``evidence_tensor`` of logits (m, vocab) on a CPU, one position after another."""
+    """``evidence_tensor`` of logits (m, vocab) on a CPU, computed position by position."""
     rows = [
         evidence_tensor(logits[at], None if hidden is None else hidden[at], request)
         for at in range(len(logits))
@@ -93,7 +95,7 @@ def evidence_on_host(
 
 
 def computed(packed: Int32, request: EvidenceRequest, vocab: int) -> Computed:
-    """The parts of what ``evidence_tensor`` made, int32 (m, 2 k + d)."""
+    """The parts of a result of ``evidence_tensor``, int32 (m, 2 k + d)."""
     k = min(request.top_k, vocab)
     ids, log_probs, hidden = np.split(packed, (k, 2 * k), axis=1)
     states = np.ascontiguousarray(hidden).view(np.float32) if hidden.shape[1] else None
@@ -101,30 +103,30 @@ def computed(packed: Int32, request: EvidenceRequest, vocab: int) -> Computed:
 
 
 def fetched(
-    tokens: torch.Tensor, beside: torch.Tensor | None
+    tokens: torch.Tensor, extra: torch.Tensor | None
 ) -> tuple[list[list[int]], Int32 | None]:
-    """A step's tokens on the host, and what comes along, in one transfer.
+    """Transfer a step's tokens and extra data to the host in one transfer.
 
     Args:
         tokens: int64 (rows, positions).
-        beside: int32 (rows, positions, n), or None.
+        extra: int32 (rows, positions, n), or None.
     """
-    if beside is None:
+    if extra is None:
         return tokens.tolist(), None
-    both = torch.cat((tokens.unsqueeze(-1).to(torch.int32), beside), dim=-1).to("cpu").numpy()
+    both = torch.cat((tokens.unsqueeze(-1).to(torch.int32), extra), dim=-1).to("cpu").numpy()
     return both[..., 0].tolist(), both[..., 1:]
 
 
 class EvidenceChannel:
-    """One generation's evidence, from the drafting's request to what its sessions are told.
+    """One generation's evidence, from the drafters' request to the result for their sessions.
 
     Attributes:
-        request: of the running step; None: nothing is computed, kept or fetched.
-        transfers: how many of its own the last step took.
+        request: the running step's request; None: no evidence is computed.
+        transfers: number of separate transfers of evidence in the last step.
 
     Args:
-        with_tokens: whether the step's tokens are fetched at all positions, in one transfer from
-            the device, which evidence can share.
+        with_tokens: whether the tokens at all positions are fetched in one transfer from the
+            device, which can include the evidence.
     """
 
     def __init__(self, with_tokens: bool) -> None:
@@ -132,8 +134,8 @@ class EvidenceChannel:
         self.transfers = 0
         self._with_tokens = with_tokens
 
-    def beside(self, logits: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor | None:
-        """What comes to the host with the step's tokens; None: nothing does.
+    def extra(self, logits: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor | None:
+        """The evidence to transfer together with the step's tokens, or None.
 
         Args:
             logits: (rows, positions, vocab).
@@ -149,24 +151,25 @@ class EvidenceChannel:
         positions: Sequence[int],
         logits: torch.Tensor,
         hidden: torch.Tensor | None,
-        came: Int32 | None,
+        extra: Int32 | None,
     ) -> list[Computed] | None:
-        """What was computed at each row's first positions; None: nothing is asked for.
+        """Each row's evidence at its first positions, or None without a request.
 
         Args:
-            positions: how many positions are each row's own.
-            logits, hidden: as above.
-            came: what came with the tokens, int32 (rows, positions, n), or None.
+            positions: number of positions of each row, without padding.
+            logits, hidden: as in ``extra``.
+            extra: the evidence that was transferred with the tokens, int32 (rows, positions, n), or
+                None.
         """
         request = self.request
         if request is None:
             return None
-        if came is None and logits.device.type != "cpu":
-            came, self.transfers = evidence_tensor(logits, hidden, request).to("cpu").numpy(), 1
+        if extra is None and logits.device.type != "cpu":
+            extra, self.transfers = evidence_tensor(logits, hidden, request).to("cpu").numpy(), 1
         found = []
         for row, own in enumerate(positions):
-            if came is not None:
-                packed = came[row, :own]
+            if extra is not None:
+                packed = extra[row, :own]
             else:
                 states = None if hidden is None else hidden[row, :own]
                 packed = evidence_on_host(logits[row, :own], states, request)

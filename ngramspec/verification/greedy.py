@@ -15,10 +15,10 @@ class Tokens(Protocol):
 
 
 class OnDemand:
-    """The argmax at each position of a row, found when it is looked up.
+    """The argmax at each position of a row, computed when it is looked up.
 
     Args:
-        logits: (n + 1, vocab), on a CPU. NumPy's argmax is some six times as fast as torch's.
+        logits: (n + 1, vocab), on a CPU. NumPy's argmax is about six times as fast as torch's.
     """
 
     def __init__(self, logits: torch.Tensor) -> None:
@@ -29,11 +29,12 @@ class OnDemand:
 
 
 def tokens_on_demand(logits: torch.Tensor) -> Sequence[Tokens]:
-    """The target's argmax at every position, each found when it is looked up.
+    """The target's argmax at every position, each computed when it is looked up.
 
     Args:
-        logits: (batch, n + 1, vocab), on a CPU, any floating dtype. The first of equal maxima wins,
-            as in ``generate``, and NaN over all; a widening cast changes neither values nor order.
+        logits: (batch, n + 1, vocab), on a CPU, any floating dtype. As in ``generate``, the first
+            of equal maxima is chosen, and NaN counts as the largest. The cast to float32 changes
+            neither values nor order.
 
     Returns:
         n + 1 token ids for each row.
@@ -44,14 +45,14 @@ def tokens_on_demand(logits: torch.Tensor) -> Sequence[Tokens]:
 def lenient_tokens(
     target_probs: torch.Tensor, children: torch.Tensor, lenience: float
 ) -> torch.Tensor:
-    """A drafted child x with p(x) >= lenience * max p, the most probable of them; else the argmax.
+    """The most probable drafted child x with p(x) >= lenience * max p; else the argmax.
 
-    Leviathan et al. 2023, A.5, for the argmax: lenience 1 accepts the argmax alone (and what ties
-    with it).
+    See Leviathan et al. 2023, A.5, for the argmax. Lenience 1 accepts only the argmax and tokens
+    that tie with it.
 
     Args:
         target_probs: float32 (m, vocab), p at m positions.
-        children: int64 (m, k), the tokens drafted there, -1 where there are fewer.
+        children: int64 (m, k), the tokens drafted there, padded with -1.
         lenience: in (0, 1].
 
     Returns:
@@ -67,13 +68,16 @@ def best_child(
     threshold: torch.Tensor,
     otherwise: torch.Tensor,
 ) -> torch.Tensor:
-    """The most probable child whose probability reaches the threshold, the first of equals.
+    """The most probable child that reaches the threshold; of equal ones the first.
 
     Args:
         target_probs: float32 (m, vocab).
-        children: int64 (m, k), -1 where there are fewer.
+        children: int64 (m, k), padded with -1.
         threshold: float32 (m,).
-        otherwise: int64 (m,), for positions without such a child.
+        otherwise: int64 (m,), the tokens for positions without such a child.
+
+    Returns:
+        int64 (m,).
     """
     if children.shape[1] == 0:
         return otherwise

@@ -1,4 +1,4 @@
-"""The rule of verification: from a position's scores and drafted tokens to its token."""
+"""The verification rule: chooses a position's token from its scores and draft tokens."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Rule:
     """How the target's tokens are chosen.
 
     Attributes:
-        do_sample: sample from the distribution, or take the most probable token.
-        verification: "exact", by the target's distribution alone or, for stochastic drafts, by
-            Algorithm 1; "match", by the target's distribution alone, always; or "typical".
-        lenience: of "exact", in (0, 1]; below 1 the text's distribution is not the target's.
-        epsilon: of "typical", the highest threshold.
-        delta: of "typical", the factor of the threshold that falls with the entropy.
-        generator: to sample with; None: torch's global one.
+        do_sample: whether to sample from the distribution or to take the most probable token.
+        verification: "match": by the target's distribution alone. "exact": likewise, but by
+            Algorithm 1 for stochastic drafts. "typical": by typical acceptance.
+        lenience: in (0, 1], for "exact"; below 1 the text's distribution is not the target's.
+        epsilon: for "typical", the highest threshold.
+        delta: for "typical", the factor of the threshold that decreases with the entropy.
+        generator: random generator; None: torch's global one.
     """
 
     do_sample: bool
@@ -38,16 +38,16 @@ class Rule:
 
     @property
     def exact(self) -> bool:
-        """Whether the text, or its distribution, is the target's."""
+        """Whether the text (greedy) or its distribution (sampled) is the target's."""
         return self.verification != "typical" and self.lenience == 1.0
 
     @property
     def argmax(self) -> bool:
-        """Whether the token is the argmax of the scores, whatever was drafted."""
+        """Whether the token is always the argmax of the scores."""
         return self.exact and not self.do_sample
 
     def ignores(self, draft: Draft) -> bool:
-        """Whether the token does not depend on what was drafted: it is compared afterwards."""
+        """Whether the token is independent of the draft, and is only compared with it."""
         stochastic = draft.proposal is not None and self.do_sample and self.verification == "exact"
         return self.exact and not stochastic
 
@@ -57,14 +57,14 @@ class Rule:
         children: torch.Tensor | None = None,
         draft_probs: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The tokens at m positions; one that equals a child accepts it.
+        """Choose the tokens at m positions; a token that equals a child accepts it.
 
         Args:
             scores: float32 (m, vocab), after all processors.
-            children: int64 (m, k), the tokens drafted there, -1 where there are fewer; None: the
-                rule ignores them.
-            draft_probs: float32 (m, vocab) that they were sampled from, or (k, m, vocab), see
-                ``speculative_tokens``; None: deterministic.
+            children: int64 (m, k), the tokens drafted there, padded with -1; None: the rule ignores
+                them.
+            draft_probs: float32 (m, vocab), the distributions of the children, or (k, m, vocab),
+                see ``speculative_tokens``; None: the children are deterministic.
 
         Returns:
             int64 (m,); -1 where the scores are no distribution.
@@ -72,7 +72,7 @@ class Rule:
         if self.argmax:
             return scores.argmax(dim=-1)
         probs = torch.softmax(scores, dim=-1)
-        broken = torch.isnan(probs[:, 0])  # softmax spreads what is not finite over the row
+        broken = torch.isnan(probs[:, 0])  # softmax makes the whole row NaN
         return self._from(probs, children, draft_probs).masked_fill(broken, -1)
 
     def _from(
@@ -92,7 +92,7 @@ class Rule:
 
 
 def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-    """Lists of token ids, one for each position, as int64 (m, k), padded with -1."""
+    """Each position's token ids as one tensor, int64 (m, k), padded with -1."""
     width = max((len(each) for each in nodes), default=0)
     table = np.full((len(nodes), width), -1, np.int64)
     for row, tokens in enumerate(nodes):
@@ -103,17 +103,17 @@ def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> tor
 def proposal_tensor(
     drafts: Sequence[tuple[Draft, Sequence[int]]], vocab: int, device: torch.device
 ) -> torch.Tensor | None:
-    """What each position's children were sampled from.
+    """The distributions that each position's children were sampled from.
 
     Args:
         drafts: for each of m positions its draft and its children there, in order.
         vocab: size of the vocabulary.
-        device: where it is needed.
+        device: device of the result.
 
     Returns:
-        float32 (m, vocab); None if all drafts are deterministic. A deterministic draft's row is
-        one-hot at its child. Where siblings state different distributions, as deterministic ones
-        do, float32 (k, m, vocab): one for each child, given those before it.
+        float32 (m, vocab), or None if all drafts are deterministic. A deterministic draft's row is
+        one-hot at its child. If siblings have different distributions, as deterministic ones do,
+        float32 (k, m, vocab), with the distribution of each child given the children before it.
     """
     if all(draft.proposal is None for draft, _ in drafts):
         return None
@@ -146,14 +146,14 @@ def _dense(rows: Sequence[Sparse | None], vocab: int, device: torch.device) -> t
 
 
 def _stated(draft: Draft, node: int) -> Sparse:
-    """What a node was sampled from, as it says; a deterministic one is one-hot."""
+    """The distribution that a node's draft states for it; one-hot if deterministic."""
     if draft.proposal is None:
         return draft.tokens[node : node + 1], np.ones(1, np.float32)
     return draft.proposal.of(node)
 
 
 def _differ(draft: Draft, nodes: Sequence[int]) -> bool:
-    """Whether siblings state different distributions; deterministic ones do."""
+    """Whether siblings have different distributions; deterministic ones do."""
     if len(nodes) < 2:
         return False
     if draft.proposal is None:
@@ -164,7 +164,7 @@ def _differ(draft: Draft, nodes: Sequence[int]) -> bool:
 
 
 def _given_before(draft: Draft, nodes: Sequence[int], at: int) -> Sparse | None:
-    """The distribution of the ``at``-th sibling, given those before it; None: there is none."""
+    """The distribution of the ``at``-th sibling given those before it, or None without one."""
     if at >= len(nodes):
         return None
     ids, probs = _stated(draft, nodes[at])

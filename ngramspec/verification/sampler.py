@@ -1,4 +1,4 @@
-"""From a forward's logits to the target's tokens, and what is reported of each token."""
+"""Sampling of the target's tokens from a forward's logits, and the record of each token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ngramspec.verification.stopping import StopRules
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Scores and logits per generated token, where the call returns them.
+    """Scores and logits of each generated token, if the call returns them.
 
     Attributes:
         scores: processed scores, float32 (batch, vocab) each, or None.
@@ -34,14 +34,14 @@ class Record:
         return self.scores is not None or self.logits is not None
 
     def append(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
-        """Keep what the call returns of a token: each float32 (batch, vocab)."""
+        """Keep a token's scores and logits, each float32 (batch, vocab), if recorded."""
         if self.scores is not None:
             self.scores.append(scores)
         if self.logits is not None:
             self.logits.append(logits)
 
     def take_logits(self) -> list[torch.Tensor]:
-        """The raw logits that are kept, which are not kept any longer."""
+        """Return the recorded raw logits, and drop them from the record."""
         taken = list(self.logits or ())
         if self.logits is not None:
             self.logits.clear()
@@ -49,7 +49,7 @@ class Record:
 
 
 class DraftCursor:
-    """A draft by the positions of its forward.
+    """Access to a draft by the positions of its forward.
 
     Position 0 follows the last committed token, position i + 1 follows node i.
     """
@@ -68,11 +68,11 @@ class DraftCursor:
         return (position,) if position < len(self.tokens) else ()
 
     def drafted(self, position: int) -> list[int]:
-        """Their tokens."""
+        """The tokens drafted at a position."""
         return [self.tokens[node] for node in self.nodes(position)]
 
     def depths(self, positions: int) -> list[int]:
-        """How many drafted tokens lead to each of the forward's positions; 0 behind the draft's."""
+        """How many draft tokens lead to each position of the forward; 0 for padding."""
         depths, parents = [0] * positions, self.draft.parents
         chain = range(-1, len(self.tokens) - 1)
         for node, parent in enumerate(chain if parents is None else parents.tolist()):
@@ -84,12 +84,12 @@ class RowGroup(Protocol):
     """Rows of a batch in lock-step, at one position of a forward.
 
     Attributes:
-        rows: their indices in the batch, which are consecutive.
-        sampler: theirs.
+        rows: the rows' indices in the batch, which are consecutive.
+        sampler: the rows' sampler.
         cursors: each row's draft.
-        position: of the forward; None: none.
+        position: the position of the forward, or None.
         length: committed tokens of each row.
-        device: the prompt's.
+        device: the prompt's device.
     """
 
     rows: Sequence[int]
@@ -100,7 +100,7 @@ class RowGroup(Protocol):
     device: torch.device
 
     def ids(self) -> torch.Tensor:
-        """Their committed tokens, int64 (rows, length)."""
+        """The rows' committed tokens, int64 (rows, length)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,38 +108,38 @@ class SampledTokens:
     """The target's tokens at all positions of a forward.
 
     Attributes:
-        tokens: for each row one for each position.
-        beside: what came to the host with them, int32 (rows, positions, n), or None.
-        states: the generator's states after the samples of 0, 1, 2, ... depths, or None.
-        generator: whose states they are.
+        tokens: each row's token at each position.
+        extra: evidence that was transferred with the tokens, int32 (rows, positions, n), or None.
+        states: the generator's states after sampling 0, 1, 2, ... depths, or None.
+        generator: the generator of these states.
     """
 
     tokens: Sequence[Tokens]
-    beside: Int32 | None = None
+    extra: Int32 | None = None
     states: list[torch.Tensor] | None = None
     generator: torch.Generator | None = None
 
     def rewind(self, committed: int) -> None:
-        """Set the generator back to where the baseline's sampling of so many tokens leaves it."""
+        """Set the generator to the baseline's state after sampling ``committed`` tokens."""
         if self.states is not None and self.generator is not None:
             self.generator.set_state(self.states[committed])
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSampler:
-    """Chooses the target's tokens: processors, then the rule of verification.
+    """Chooses the target's tokens by the processors and then the verification rule.
 
     Attributes:
-        processors: logits processors in order, called as ``generate`` calls them; or None.
-        stop: after which token a row ends.
-        rule: from scores to tokens.
-        pad: the token that follows in a row that has ended; None: the target's own.
-        streamer: gets every token, int64 (rows,) on the host, or None.
-        record: what to keep of each token.
-        one_transfer: whether a transfer from the device costs more than sampling at positions
-            that are then not used.
+        processors: logits processors, called in order as in ``generate``, or None.
+        stop: the stopping rules.
+        rule: chooses tokens from scores.
+        pad: padding token of rows that have ended; None: ended rows get the target's tokens.
+        streamer: receives every token, int64 (rows,) on the host, or None.
+        record: the record of scores and logits.
+        one_transfer: whether a transfer from the device costs more than sampling at unused
+            positions.
         history_free: whether the processors' result is independent of the committed tokens.
-        beams: of each prompt; with more than one, tokens are chosen by ``BeamSearch``.
+        beams: beams of each prompt; if more than one, ``BeamSearch`` chooses the tokens.
     """
 
     processors: Any
@@ -154,39 +154,39 @@ class TokenSampler:
 
     @property
     def all_at_once(self) -> bool:
-        """Whether a step's tokens are sampled at all positions, with one transfer to the host."""
+        """Whether a step's tokens are sampled at all positions with one transfer to the host."""
         apart = self._takes_argmax or (self.one_transfer and self.history_free)
         return apart and self.beams == 1
 
     @property
     def _takes_argmax(self) -> bool:
-        """Whether tokens are the argmax of the logits themselves."""
+        """Whether tokens are the argmax of the raw logits."""
         return self.rule.argmax and not self.processors
 
     @property
     def fetches_at_once(self) -> bool:
-        """Whether a step's tokens come from the device in one transfer, at all positions."""
+        """Whether the tokens at all positions are fetched from the device in one transfer."""
         return self.all_at_once and self.one_transfer
 
     def sample_all(
         self,
         drafts: Sequence[Draft],
         logits: torch.Tensor,
-        beside: torch.Tensor | None = None,
+        extra: torch.Tensor | None = None,
     ) -> SampledTokens | None:
-        """The tokens at all positions of a forward; None: ``sample`` them one after another.
+        """Sample at all positions of a forward; None: use ``next_tokens`` for each position.
 
         Args:
-            drafts: each row's, n tokens at most.
+            drafts: each row's draft of at most n tokens.
             logits: (rows, n + 1, vocab).
-            beside: what to fetch with the tokens, int32 (rows, n + 1, m), where
-                ``fetches_at_once``; or None.
+            extra: data to fetch with the tokens, int32 (rows, n + 1, m), if ``fetches_at_once``; or
+                None.
         """
         if not self.all_at_once:
             return None
         if self._takes_argmax:
             if self.one_transfer:
-                return SampledTokens(*fetched(logits.argmax(-1), beside))
+                return SampledTokens(*fetched(logits.argmax(-1), extra))
             return SampledTokens(tokens_on_demand(logits))
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
@@ -195,19 +195,19 @@ class TokenSampler:
             scores = self.processors(no_ids, scores)
         cursors = [DraftCursor(draft) for draft in drafts]
         if self.rule.do_sample and self._ignores(cursors):
-            return self._sample_depths(cursors, scores.view(rows, positions, vocab), beside)
+            return self._sample_depths(cursors, scores.view(rows, positions, vocab), extra)
         tokens = self.choose(scores, [(each, at) for each in cursors for at in range(positions)])
-        return SampledTokens(*fetched(tokens.view(rows, positions), beside))
+        return SampledTokens(*fetched(tokens.view(rows, positions), extra))
 
     def next_tokens(
         self, groups: Sequence[RowGroup], logits: torch.Tensor, sampled: SampledTokens | None
     ) -> list[list[int]]:
-        """The tokens of each group's rows at the group's position of a forward, recorded.
+        """Choose and record the tokens of each group's rows at the group's position.
 
         Args:
-            groups: with positions; several groups have one row each.
+            groups: groups whose position is not None; several groups have one row each.
             logits: (batch, n + 1, vocab), of all rows of the batch.
-            sampled: the tokens of all positions, if ``sample_all`` sampled them.
+            sampled: the result of ``sample_all``.
         """
         if sampled is None:
             scores = self._scores(groups, logits)
@@ -219,7 +219,7 @@ class TokenSampler:
         return [[sampled.tokens[row][_position(group)] for row in group.rows] for group in groups]
 
     def _scores(self, groups: Sequence[RowGroup], logits: torch.Tensor) -> torch.Tensor:
-        """The processed scores of all rows of some groups, float32 (rows, vocab), recorded."""
+        """Compute and record the groups' processed scores, float32 (rows, vocab)."""
         own = [logits[each.rows[0] : each.rows[-1] + 1, _position(each)] for each in groups]
         raw = own[0] if len(own) == 1 else torch.cat(own)
         raw = raw.to(copy=True, dtype=torch.float32, device=groups[0].device)
@@ -228,7 +228,7 @@ class TokenSampler:
         return scores
 
     def _ignores(self, cursors: Sequence[DraftCursor]) -> bool:
-        """Whether the tokens are independent of what was drafted."""
+        """Whether the tokens are independent of the drafts."""
         return all(self.rule.ignores(cursor.draft) for cursor in cursors)
 
     def choose_next(
@@ -236,9 +236,9 @@ class TokenSampler:
     ) -> list[int]:
         """The rule's tokens at the positions that some rows have reached, on the host.
 
-        ``torch.multinomial`` checks all rows before it draws. On a CPU this is done here too: if a
-        row's scores are no distribution, all tokens are -1 and nothing is drawn. On other devices,
-        where the check would be a transfer, only that row's token is -1.
+        ``torch.multinomial`` checks all rows before it samples. On a CPU this does the same: if a
+        row's scores are no distribution, all tokens are -1 and nothing is sampled. On other
+        devices, on which the check would need a transfer, only that row's token is -1.
 
         Args:
             scores: float32 (m, vocab), processed.
@@ -257,7 +257,7 @@ class TokenSampler:
 
         Args:
             scores: float32 (m, vocab), processed.
-            spots: m drafts, each with a position of its forward.
+            spots: m drafts, each with a position in its forward.
         """
         if self._ignores([cursor for cursor, _ in spots]):
             return self.rule.choose(scores)
@@ -267,27 +267,27 @@ class TokenSampler:
         self,
         cursors: Sequence[DraftCursor],
         scores: torch.Tensor,
-        beside: torch.Tensor | None,
+        extra: torch.Tensor | None,
     ) -> SampledTokens:
-        """Sample at all positions, at each depth with plain sampling's random numbers for it."""
+        """Sample at all positions, with the random numbers of the baseline for each depth."""
         positions = scores.shape[1]
         probs = torch.softmax(scores, dim=-1)
         generator = self.rule.generator or default_generator(scores.device)
         depths = [cursor.depths(positions) for cursor in cursors]
         tokens, states = draw_at_depths(probs, depths, generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
-        return SampledTokens(*fetched(tokens, beside), states, generator)
+        return SampledTokens(*fetched(tokens, extra), states, generator)
 
 
 def drafted_at(
     spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What was drafted at some positions, as ``Rule.choose`` takes it.
+    """The draft tokens at some positions and their distributions, for ``Rule.choose``.
 
     Args:
-        spots: m drafts, each with a position of its forward.
+        spots: m drafts, each with a position in its forward.
         vocab: size of the vocabulary.
-        device: where the tensors are needed.
+        device: device of the result.
 
     Returns:
         (int64 (m, k) children, float32 (m, vocab) or (k, m, vocab) their proposals or None).
@@ -302,13 +302,16 @@ def drafted_at(
 def processed(
     scores: torch.Tensor, groups: Sequence[RowGroup], sampler: TokenSampler
 ) -> torch.Tensor:
-    """The scores after each row's logits processors; one call for all rows of one length.
+    """Apply each row's logits processors, in one call for all rows of equal length.
 
     Args:
         scores: float32 (rows, vocab), a copy of the logits.
-        groups: of the rows; several groups have one row each.
-        sampler: the batch's. A group's own processors differ from its processors at most where
-            one keeps something about each row.
+        groups: the groups of the rows; several groups have one row each.
+        sampler: the batch's sampler. A group's processors may differ from its processors only if
+            they keep state for each row.
+
+    Returns:
+        float32 (rows, vocab).
     """
     if not sampler.processors:
         return scores

@@ -1,4 +1,4 @@
-"""When generation ends: checked after every committed token, as plain ``generate`` does."""
+"""Stopping rules, checked after every committed token as in the baseline."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ngramspec.hf_model.compat.classes import (
 
 
 class StopRules:
-    """A list of stopping criteria, of which the common ones need no transfer to the host.
+    """A list of stopping criteria; the common ones need no transfer to the host.
 
-    End-of-sequence and maximum length are decided from the token's id and the length, and
-    maximum time is a call that ignores the tokens. Everything else (``custom``) is called with
-    the committed tokens, once per token, in the order of the list.
+    End-of-sequence and maximum length are decided from the token's id and the length. Criteria of
+    maximum time are called without tokens. All others (``custom``) are called with the committed
+    tokens, once per token, in the order of the list.
     """
 
     def __init__(self, criteria: Iterable[Any]) -> None:
@@ -42,7 +42,7 @@ class StopRules:
 
     @property
     def pads(self) -> bool:
-        """Whether ended rows of a batch are padded, as ``generate`` does with an EOS criterion."""
+        """Whether ended rows of a batch are padded, as in ``generate`` with an EOS criterion."""
         return bool(self.eos) or any(hasattr(each, "eos_token_id") for each in self.custom)
 
     def __call__(
@@ -52,13 +52,13 @@ class StopRules:
         ids: Callable[[], torch.Tensor],
         scores: Sequence[torch.Tensor] | None,
     ) -> list[bool]:
-        """Whether each row ends with its token.
+        """Whether each row ends with its last token.
 
         Args:
-            tokens: each row's last one.
-            length: of the rows, with it.
-            ids: returns all of them, int64 (rows, length); called only for custom criteria.
-            scores: as generate passes them to criteria.
+            tokens: each row's last token.
+            length: tokens of each row, including the last.
+            ids: returns all tokens, int64 (rows, length); called only for custom criteria.
+            scores: the scores that ``generate`` passes to criteria, or None.
         """
         all_done = self.max_length is not None and length >= self.max_length
         for criterion in self.timers:
@@ -66,14 +66,14 @@ class StopRules:
             all_done |= any(_of_rows(criterion(no_ids, None), len(tokens)))
         done = [all_done or token in self.eos for token in tokens]
         given = tuple(scores) if scores is not None and self.custom else None
-        for criterion in self.custom:  # every one is called, as they may keep state
+        for criterion in self.custom:  # call all of them, as they may keep state
             answer = _of_rows(criterion(ids(), given), len(tokens))
             done = [was or bool(now) for was, now in zip(done, answer, strict=True)]
         return done
 
 
 def _of_rows(answer: Any, rows: int) -> list[bool]:
-    """A criterion's answer for each row: one for all, or one each in whatever shape."""
+    """A criterion's answer for each row, from one answer for all or one for each, in any shape."""
     tensor = answer if isinstance(answer, torch.Tensor) else torch.tensor(answer, device="cpu")
     flat = tensor.flatten()
     if flat.shape[0] not in (1, rows):

@@ -1,8 +1,8 @@
-"""Typical acceptance: a drafted token is accepted if the target finds it likely enough.
+"""Typical acceptance: a draft token is accepted if its probability reaches a threshold.
 
-The threshold min(epsilon, delta * exp(-H(p))) falls with the entropy H of the target's
-distribution (Medusa, Cai et al. 2024, section 2.3.1): where many tokens are plausible, less likely
-ones are accepted. The text's distribution is no longer the target's.
+The threshold min(epsilon, delta * exp(-H(p))) decreases with the entropy H of the target's
+distribution (Medusa, Cai et al. 2024, section 2.3.1). So if many tokens are plausible, less
+probable ones are accepted. The text's distribution is no longer the target's.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def typical_tokens(
     delta: float,
     otherwise: torch.Tensor,
 ) -> torch.Tensor:
-    """The most probable child above the threshold, else the target's own choice.
+    """The most probable child that reaches the threshold, else the target's own token.
 
     Args:
         target_probs: float32 (m, vocab), p at m positions.
-        children: int64 (m, k), the tokens drafted there, -1 where there are fewer.
+        children: int64 (m, k), the tokens drafted there, padded with -1.
         epsilon: the highest threshold, in (0, 1].
-        delta: factor of the threshold that falls with the entropy (in nats), > 0.
-        otherwise: int64 (m,), the token where no child is typical.
+        delta: > 0, factor of the threshold that decreases with the entropy (in nats).
+        otherwise: int64 (m,), the tokens for positions without such a child.
 
     Returns:
         int64 (m,).

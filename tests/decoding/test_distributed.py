@@ -19,7 +19,7 @@ from conftest import tiny_llama
 
 from ngramspec import Draft, Speculator, UnsupportedError, generate
 from ngramspec.decoding import distributed as ranks
-from ngramspec.decoding.distributed import SENT, Ranks, ranks_of
+from ngramspec.decoding.distributed import FIRST_MESSAGE_NODES, Ranks, ranks_of
 
 HERE = Path(__file__).parent
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -65,9 +65,9 @@ TREE = Draft(np.array([4, 5, 6], np.int32), np.array([-1, -1, 0], np.int32))
     ("drafts", "broadcasts"),
     [
         ([chain(0)], 1),
-        ([chain(1), chain(0), chain(SENT)], 1),
+        ([chain(1), chain(0), chain(FIRST_MESSAGE_NODES)], 1),
         ([chain(3), TREE], 1),
-        ([chain(SENT + 1), TREE], 2),
+        ([chain(FIRST_MESSAGE_NODES + 1), TREE], 2),
         ([chain(4096)], 2),
     ],
 )

@@ -98,8 +98,8 @@ def test_a_drafter_that_keeps_failing_reads_the_text_a_few_times_only(method, ca
     assert stats.drafters_stopped == 1
     assert drafter.calls["close"] == (0 if method == "start" else FAULTS)
     first, last = (record.getMessage() for record in caplog.records)
-    assert first == f"Counting failed, the step goes on undrafted: OSError('{method}')"
-    assert last == "Counting failed 4 times and is not called any more in this generation"
+    assert first == f"Counting failed, the step has no draft: OSError('{method}')"
+    assert last == "Counting failed 4 times and is no longer called in this generation"
 
 
 def test_drafts_that_cannot_be_verified_stop_it_too():

@@ -224,7 +224,7 @@ def test_a_session_that_fails_over_evidence_loses_only_the_draft(tiny):
 def test_requests_are_checked():
     with pytest.raises(ValueError, match="top_k must be in 0..1024, got 2000"):
         EvidenceRequest(top_k=2000)
-    with pytest.raises(ValueError, match="must ask for something"):
+    with pytest.raises(ValueError, match="must have top_k >= 1 or hidden=True"):
         EvidenceRequest()
     with pytest.raises(TypeError, match="hidden must be True or False"):
         EvidenceRequest(hidden=1)

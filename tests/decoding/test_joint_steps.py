@@ -291,7 +291,7 @@ def test_a_model_whose_states_were_asked_for_once_goes_on_joining():
 
 def test_only_what_can_be_joined_is_taken(tiny):
     steps = JointSteps(tiny)
-    with pytest.raises(ValueError, match="at least one, got none"):
+    with pytest.raises(ValueError, match="generations must not be empty"):
         steps.step([])
     good = opened(tiny, PROMPTS[:1], ["none"], **GREEDY)[0]
     with pytest.raises(ValueError, match="one of them twice"):
@@ -300,7 +300,7 @@ def test_only_what_can_be_joined_is_taken(tiny):
     with pytest.raises(UnsupportedError, match=r"generations\[1\].*prefill"):
         steps.step([good, fresh])
     other = opened(tiny_llama(seed=5), PROMPTS[:1], ["none"], **GREEDY)[0]
-    with pytest.raises(ValueError, match=r"generations\[1\] is of another model"):
+    with pytest.raises(ValueError, match=r"generations\[1\] belongs to another model"):
         steps.step([good, other])
     assert not good.finished
     assert len(good.tokens) == 1

@@ -1,1 +1,1 @@
-"""Beam search under speculation."""
+"""Beam search with speculation."""

@@ -16,7 +16,7 @@ class BeamBatch(Batch):
     """All beams of a batch: one group, which replays beam steps on a forward's logits.
 
     Args:
-        beams: of all prompts.
+        beams: the beams of all prompts.
     """
 
     def __init__(self, beams: BeamGroup) -> None:

@@ -1,8 +1,8 @@
-"""Branches of beams' drafts: the target's runners-up where the last forward knows them.
+"""Branches of beams' drafts: the target's top-k candidates from the last forward.
 
-Beams advance together. Where one took a token that was not drafted, the replay of beam steps ended
-for all of them, and the others' logits were not used. They say which tokens come next there: the
-best ones become branches beside each beam's own draft.
+Beams advance in lock-step. When one of them selects a token that was not drafted, the replay of
+beam steps ends for all, and the logits of the other beams remain unused. The most probable tokens
+by these logits become branches that are added to each beam's draft.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ import torch
 from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.sampler import DraftCursor
 
-CANDIDATES_PER_POSITION = 2  # branches at each position, the most probable token among them
-CANDIDATE_SOURCE = "runner-up"  # the name of their source in the statistics
+CANDIDATES_PER_POSITION = 2  # branches at each position, including the most probable; not tuned
+CANDIDATE_SOURCE = "runner-up"  # the name of their draft source in the statistics
 
-KnownTokens = dict[tuple[int, ...], list[int]]  # tokens behind a beam -> the best ones behind those
+KnownTokens = dict[tuple[int, ...], list[int]]  # tokens after a beam -> the best next tokens
 
 
 class BranchGain:
-    """Whether forwards with branches pay: the beam steps per cost that they gave, on average."""
+    """Whether branches pay: the average beam steps per cost of forwards with branches.
 
-    FIRST = 1.25  # what is taken for that at first
-    MEMORY = 0.9  # of the average, at the next forward with branches
-    TRIED_EVERY = 16  # steps, while they do not pay
+    The constants are not tuned.
+    """
+
+    INITIAL_AVERAGE = 1.25  # beam steps per cost
+    DECAY = 0.9  # weight of the old average at each forward with branches
+    RETRY_INTERVAL = 16  # steps between forwards with branches while these do not pay
 
     def __init__(self) -> None:
-        self._average = self.FIRST
+        self._average = self.INITIAL_AVERAGE
         self._skipped = 0
 
     def pays(self) -> bool:
@@ -37,31 +40,31 @@ class BranchGain:
         if self._average >= 1.0:
             return True
         self._skipped += 1
-        return self._skipped % self.TRIED_EVERY == 0
+        return self._skipped % self.RETRY_INTERVAL == 0
 
     def count(self, steps: int, cost: float) -> None:
-        """Count a forward with branches, which gave some beam steps and cost so many plain ones."""
-        self._average += (1 - self.MEMORY) * (steps / cost - self._average)
+        """Record a forward with branches: its beam steps, and its cost in one-token forwards."""
+        self._average += (1 - self.DECAY) * (steps / cost - self._average)
 
 
 def look_ahead(
     ends: Sequence[tuple[int, int | None]], cursors: Sequence[DraftCursor], logits: torch.Tensor
 ) -> list[KnownTokens]:
-    """What a forward's unused logits say of the beams' next tokens, the nearest ones first.
+    """The beams' most probable next tokens by a forward's unused logits, nearest first.
 
     Args:
-        ends: each beam's row and position of the forward; None: its logits are not at hand.
+        ends: each beam's row and position in the forward; position None: it has no logits there.
         cursors: each row's draft.
         logits: (rows, n + 1, vocab).
     """
     places: list[tuple[int, tuple[int, ...], int, int]] = []
     for beam, (row, end) in enumerate(ends):
         found: list[tuple[tuple[int, ...], int]] = [] if end is None else [((), end)]
-        for tokens, position in found:  # it grows
+        for tokens, position in found:  # ``found`` grows in the loop
             places.append((beam, tokens, row, position))
             cursor = cursors[row]
-            behind = cursor.nodes(position)
-            found += [((*tokens, cursor.tokens[node]), node + 1) for node in behind]
+            nodes = cursor.nodes(position)
+            found += [((*tokens, cursor.tokens[node]), node + 1) for node in nodes]
     known: list[KnownTokens] = [{} for _ in ends]
     if not places:
         return known
@@ -75,14 +78,14 @@ def look_ahead(
 
 
 def with_branches(chain: Draft, known: KnownTokens, most: int, deepest: int, tier: int) -> Draft:
-    """A chain with the target's runners-up beside it, as a tree.
+    """Add the target's top-k candidates to a chain as branches.
 
     Args:
-        chain: what the drafter proposed; its nodes come first.
-        known: of this beam.
-        most: nodes of the tree; the chain is cut to half of them.
-        deepest: tokens of a path.
-        tier: source of the branches.
+        chain: the drafter's proposal, whose nodes come first in the tree.
+        known: this beam's known next tokens.
+        most: maximum nodes of the tree; the chain is cut to half of them.
+        deepest: maximum tokens of a path.
+        tier: index of the branches' draft source.
     """
     chain = chain.first(min(max(most // 2, 1), most, deepest))
     tokens, parents = chain.tokens.tolist(), [*range(-1, len(chain) - 1)]
@@ -106,12 +109,12 @@ def depth_of(tree: Draft) -> int:
 
 
 def drafted_by(tree: Draft, tier: int) -> int:
-    """How many nodes of a tree with branches of a tier are the drafter's own."""
+    """How many nodes of a tree the drafter proposed; branches have the source ``tier``."""
     return 0 if tree.source is None else int((tree.source != tier).sum())
 
 
 def of_chain(verdict: Verdict, count: int) -> Verdict:
-    """The part of a verdict on a tree that is about its first ``count`` nodes, a chain."""
+    """The part of a tree's verdict that concerns its first ``count`` nodes, a chain."""
     accepted = [node for at, node in enumerate(verdict.accepted) if node == at and node < count]
     went_on = len(verdict.accepted) > len(accepted) or verdict.rejected is not None
     wrong = len(accepted) if went_on and len(accepted) < count else None

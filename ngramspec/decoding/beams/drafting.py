@@ -1,4 +1,4 @@
-"""Drafting for beams: sessions follow their texts from row to row, and drafts are short or none."""
+"""Drafting for beams: sessions follow their texts from row to row, and drafts are short."""
 
 from __future__ import annotations
 
@@ -24,54 +24,56 @@ from ngramspec.draft import Draft, Verdict
 from ngramspec.draft_length.optimal import worthwhile_nodes
 from ngramspec.verification.evidence import Computed
 
-SURE = np.ones(16, np.float32)  # confidence in the first tokens
+FULL_CONFIDENCE = np.ones(16, np.float32)  # of a hypothetical draft's tokens
 
 
 class BeamOdds:
-    """How likely it is that the replay of beam steps goes on over the next drafted tokens.
+    """The probability that the replay of beam steps continues over the next draft tokens.
 
-    It does while each beam is continued by its own drafted token. That needs a step without a fork,
-    in which every beam is continued by exactly one, which is counted over all steps; and all
-    drafted tokens to be the right ones, which is somewhere between the least of their confidences
-    and the product of them, as beams often copy the same text: that is counted too.
+    It continues while each beam is continued by its own draft token, which needs two things. The
+    step has no fork: every beam is continued exactly once. This share is counted over all steps.
+    And all draft tokens are right. The probability of that lies between the lowest of their
+    confidences and the product, because beams often copy the same text. So it is counted, too.
 
     Args:
-        beams: of each prompt. Recorded searches (SmolLM2-135M, 14 prompts) had no fork in 75, 44
-            and 19 % of their steps with 2, 4 and 8 beams; counts start from 1.5 / beams.
-        prompts: how many, in all of which there must be none.
+        beams: beams of each prompt. The initial share of steps without a fork is 1.5 / beams.
+            Recorded searches (SmolLM2-135M, 14 prompts) had 75, 44 and 19 % with 2, 4 and 8 beams.
+        prompts: number of prompts; the step must have no fork in any of them.
     """
 
-    MEMORY = 0.97  # of the counts, at the next step
-    STEPS = 4.0  # that the share of steps without a fork starts from
-    PRIOR = 2.0  # drafted steps without a fork, as right as was expected
+    # Not tuned.
+    DECAY = 0.97  # factor of the counts at each step
+    INITIAL_STEPS = 4.0  # weight of the initial share, in steps
+    PRIOR_STEPS = 2.0  # drafted steps without a fork that were right as often as expected
 
     def __init__(self, beams: int = 2, prompts: int = 1) -> None:
-        self._steps, self._whole = self.STEPS, self.STEPS * (1.5 / beams) ** prompts
-        self._expected = self._right = self.PRIOR
+        self._steps = self.INITIAL_STEPS
+        self._whole = self.INITIAL_STEPS * (1.5 / beams) ** prompts
+        self._expected = self._right = self.PRIOR_STEPS
 
     def count(self, whole: bool) -> None:
-        """Count a step, and whether it had no fork."""
-        self._steps = self.MEMORY * self._steps + 1.0
-        self._whole = self.MEMORY * self._whole + whole
-        forgotten = (1.0 - self.MEMORY) * self.PRIOR  # so that drafts are tried again
-        self._expected = self.MEMORY * self._expected + forgotten
-        self._right = self.MEMORY * self._right + forgotten
+        """Record a step, and whether it had no fork (``whole``)."""
+        self._steps = self.DECAY * self._steps + 1.0
+        self._whole = self.DECAY * self._whole + whole
+        forgotten = (1.0 - self.DECAY) * self.PRIOR_STEPS  # so that drafts are tried again
+        self._expected = self.DECAY * self._expected + forgotten
+        self._right = self.DECAY * self._right + forgotten
 
     def judge(self, expected: float, right: bool) -> None:
-        """Count a drafted step without a fork.
+        """Record a drafted step without a fork.
 
         Args:
-            expected: the least confidence of the beams' tokens there.
-            right: whether all of them were the right ones.
+            expected: the lowest confidence of the beams' draft tokens in the step.
+            right: whether all of these tokens were selected.
         """
         self._expected += expected
         self._right += right
 
     def reach(self, least: NDArray[np.float32]) -> NDArray[np.float64]:
-        """P(the replay goes on over the first n tokens), float64 (n,).
+        """P(the replay continues over the first 1..n tokens), float64 (n,).
 
         Args:
-            least: float32 (n,), the least confidence at each depth.
+            least: float32 (n,), the lowest confidence at each depth.
         """
         whole, right = self._whole / self._steps, self._right / self._expected
         reach: NDArray[np.float64] = np.cumprod(np.minimum(whole * right * least, 1.0), dtype=float)
@@ -83,7 +85,7 @@ class BeamDrafting(BatchDrafting):
 
     Args:
         group: all beams.
-        beam_nodes: how many nodes a beam's draft may have with its branches; 0: it has none.
+        beam_nodes: maximum nodes of a beam's draft with its branches; 0: no branches.
         **shared: the keyword arguments of BatchDrafting.
     """
 
@@ -93,8 +95,8 @@ class BeamDrafting(BatchDrafting):
         self._beam_nodes = beam_nodes
         beams = group.search.config.beams
         self._odds = BeamOdds(beams, len(group.rows) // beams)
-        self._least: NDArray[np.float32] | None = None  # confidence at each depth of the drafts
-        self._chains: list[int] | None = None  # of each draft, nodes that the drafter proposed
+        self._least: NDArray[np.float32] | None = None  # lowest confidence at each depth
+        self._chains: list[int] | None = None  # nodes of each draft that the drafter proposed
         self._gain = BranchGain()
 
     def propose(self) -> list[Draft]:
@@ -102,12 +104,12 @@ class BeamDrafting(BatchDrafting):
         return super().propose()
 
     def propose_for(self, group: Group, drafts: list[Draft]) -> None:
-        """Put the beams' drafts into ``drafts``, chains of one length or trees with branches.
+        """Put the beams' drafts into ``drafts``: chains of equal length or trees with branches.
 
-        There are none where states of each token are asked for, which are kept by rows. A beam
-        without a draft ends the replay, so all are cut to the shortest, and where costs are
-        known, to the length of most expected tokens per cost. Where even drafts that are sure would
-        not pay, no session is asked, or begun.
+        There are no drafts if the call returns states of each token, which are kept by row. A beam
+        without a draft ends the replay. So all chains are cut to the shortest, and if costs are
+        known, to the length that maximizes expected tokens per cost. If not even drafts with full
+        confidence would pay, no session is used.
         """
         costs = self._costs
         limit = 0 if self._target.call.states else self.draft_limit(group)
@@ -116,7 +118,7 @@ class BeamDrafting(BatchDrafting):
             return
         if costs is not None:
             cost = costs.cost()
-            if not worthwhile_nodes(self._odds.reach(SURE[: len(cost) - 2]), cost):
+            if not worthwhile_nodes(self._odds.reach(FULL_CONFIDENCE[: len(cost) - 2]), cost):
                 return
         for row in self._rows:
             drafts[row] = self._runners[row].propose(limit, tree=False)
@@ -132,14 +134,14 @@ class BeamDrafting(BatchDrafting):
 
     @property
     def _branches(self) -> bool:
-        """Whether drafts get branches. Evidence is of the drafter's own nodes."""
+        """Whether drafts get branches; not with evidence, which covers the drafter's nodes only."""
         alone = self._ranks is ALONE and self.evidence is None
         return self._beam_nodes > 0 and alone and self._target.traits.positionless_token is None
 
     def _propose_trees(self, limit: int, drafts: list[Draft]) -> None:
-        """Put the beams' chains with the target's runners-up beside them into ``drafts``."""
+        """Put the beams' chains, with the target's top-k candidates, into ``drafts``."""
         chains = [self._runners[row].propose(limit, tree=False) for row in self._rows]
-        most = min(self._beam_nodes, limit)  # a cache may have no room for more
+        most = min(self._beam_nodes, limit)  # the cache may have no room for more
         trees = self._trees(chains, most, limit)
         trees = self._trees(chains, most, min(depth_of(tree) for tree in trees))
         if all(map(len, trees)):
@@ -148,7 +150,7 @@ class BeamDrafting(BatchDrafting):
             self._chains = [drafted_by(tree, len(runner.tiers)) for tree, runner in own]
 
     def _trees(self, chains: list[Draft], most: int, deepest: int) -> list[Draft]:
-        """Each beam's tree of ``most`` nodes, whose paths have ``deepest`` tokens, at most."""
+        """Each beam's tree of at most ``most`` nodes, with paths of at most ``deepest`` tokens."""
         beams = zip(chains, self._beams.known, self._runners, strict=True)
         return [
             with_branches(chain, known, most, deepest, len(runner.tiers))
@@ -165,7 +167,7 @@ class BeamDrafting(BatchDrafting):
         verdicts: list[Verdict],
         computed: list[Computed] | None = None,
     ) -> None:
-        """Have every text's drafting follow it to the row that it has now, and learn."""
+        """Move every text's runner to the text's present row, and report the results."""
         paths = self._beams.paths
         if not self._runners or not paths[0].tokens:
             return
@@ -180,7 +182,7 @@ class BeamDrafting(BatchDrafting):
         for row, path in enumerate(paths):
             if first[path.row] == row:
                 after.append(before[path.row])
-            else:  # a fork: the drafting of a text that is given up begins anew
+            else:  # a fork: reuse the runner of a text that no beam continues
                 after.append(free.pop())
                 after[-1].follow(before[path.row], path.tokens)
         for origin in first:
@@ -193,7 +195,7 @@ class BeamDrafting(BatchDrafting):
         self._runners = after
 
     def _judge(self, drafted: int) -> None:
-        """Count the steps that were replayed on the last forward."""
+        """Record the steps that were replayed on the last forward."""
         paths = self._beams.paths
         steps = len(paths[0].tokens)
         whole = len({path.row for path in paths}) == len(paths)
@@ -201,7 +203,7 @@ class BeamDrafting(BatchDrafting):
         least = self._least
         for step in range(steps):
             last = step == steps - 1
-            if self._beams.new > 1:  # the first step's beams all come from one
+            if self._beams.new > 1:  # in the first step all beams continue one
                 self._odds.count(whole or not last)
             if least is not None and step < drafted and (whole or not last):
                 self._odds.judge(float(least[step]), right or not last)

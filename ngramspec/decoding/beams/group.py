@@ -1,9 +1,9 @@
-"""Beams: rows that advance together, each of which may continue another one at every step.
+"""Beams: rows in lock-step, each of which may continue another row at every step.
 
-The beam step is replayed on the logits of one forward over all beams' drafts, position by position,
-as long as every beam that is selected continues a path that was drafted: then the logits behind it
-are at hand. As each beam's draft begins where that beam ends, the keys and values of what it has
-become lie in one row of the forward.
+Beam steps are replayed on the logits of one forward over all beams' drafts, position by position.
+The replay continues while every selected beam continues a drafted path, because then the forward
+has the next logits. Each beam's draft continues that beam, so the keys and values of a new beam all
+lie in one row of the forward.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ngramspec.verification.sampler import DraftCursor, TokenSampler
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What a beam has gone through in the last forward.
+    """A beam's path through the last forward.
 
     Attributes:
-        row: of the forward, in which it lies.
-        position: of the row, whose logits say what follows it; None: they are not at hand.
+        row: the path's row in the forward.
+        position: the position in the row with the beam's next logits; None: there are none.
         accepted: the positions before that one, in order.
-        tokens: that it committed.
+        tokens: the tokens that the beam committed.
     """
 
     row: int
@@ -38,7 +38,7 @@ class Path:
     tokens: tuple[int, ...] = ()
 
     def with_token(self, token: int, cursor: DraftCursor) -> Path:
-        """One token further, from a position that it has."""
+        """The path extended by one token; ``position`` must not be None."""
         assert self.position is not None
         nodes = cursor.nodes(self.position)
         node = next((each for each in nodes if cursor.tokens[each] == token), None)
@@ -51,15 +51,15 @@ class BeamGroup(Group):
 
     Args:
         prompt: (rows, length), each prompt once for each beam.
-        sampler: with the processors, and the record of what they say.
+        sampler: has the logits processors, and the record of scores and logits.
         search: the beam search.
         observer: as in Group.
-        branches: whether to keep what is known of the beams' next tokens.
+        branches: whether to keep the known next tokens of the beams.
 
     Attributes:
-        paths: what the beams have gone through in the last forward.
-        known: of each beam, the most probable tokens behind itself and behind what was drafted for
-            it, as far as the last forward says.
+        paths: the beams' paths through the last forward.
+        known: for each beam the most probable next tokens after it and after its draft tokens, by
+            the last forward.
     """
 
     def __init__(
@@ -93,19 +93,19 @@ class BeamGroup(Group):
 
     @property
     def accepted_paths(self) -> Sequence[Sequence[int]]:
-        """Each beam's accepted positions of the row that it continues."""
+        """Each beam's accepted positions in the row that it continues."""
         return self._kept or [()] * len(self.rows)
 
     def verify(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Verdict]:
-        """Replay beam steps on a forward's logits, as long as these are at hand for every beam.
+        """Replay beam steps on a forward's logits, while every beam has its next logits.
 
         Args:
             drafts: each row's draft, a chain or a tree.
             logits: (rows, n + 1, vocab), at the last committed token and the n drafted ones.
 
         Returns:
-            each row's verdict. ``emitted`` is of the best beam that continues the row;
-            where none does, of the beam that is in its place now.
+            Each row's verdict. ``emitted`` belongs to the best beam that continues the row. If none
+            does, it belongs to the beam that now has the row's index.
         """
         cursors = [DraftCursor(draft) for draft in drafts]
         reached: list[Path] = []
@@ -128,17 +128,17 @@ class BeamGroup(Group):
         return [self._verdict(row, cursors[row], reached) for row in self.rows]
 
     def _keep_before_step(self) -> None:
-        """Accept the positions whose logits the next step reads: should it fail, they stay."""
+        """Accept the positions whose logits the next step reads, also if that step raises."""
         self.accepted_positions.append(len(self.accepted_positions))
         reads = [(path.accepted, path.position) for path in self.paths]
         self._keep([(*before, at) for before, at in reads if at is not None])
 
     def _keep(self, accepted: list[tuple[int, ...]]) -> None:
-        """Roll back to these positions of each beam's row."""
+        """Set the positions of each beam's row that the cache keeps."""
         self.origins, self._kept = [path.row for path in self.paths], accepted
 
     def _step(self, logits: torch.Tensor) -> tuple[list[int], list[int]]:
-        """One beam step: for each new beam the one that it continues, and its token."""
+        """Run one beam step; for each new beam return the beam it continues, and its token."""
         at = torch.tensor([(path.row, path.position) for path in self.paths], device="cpu")
         rows, positions = at.to(logits.device, non_blocking=True).unbind(dim=1)
         own = logits[rows, positions].to(copy=True, dtype=torch.float32, device=self.device)
@@ -152,12 +152,12 @@ class BeamGroup(Group):
         """The result of a row's verification.
 
         Args:
-            row: of the forward.
-            cursor: its draft.
-            reached: the paths before each of the steps.
+            row: the row in the forward.
+            cursor: the row's draft.
+            reached: the beams' paths before each step.
         """
         best = next((path for path in self.paths if path.row == row), None)
-        if best is None:  # no beam continues it: as far as one did
+        if best is None:  # no beam continues the row: use the longest path in it
             last = [path for path in reached if path.row == row][-1]
             accepted = [position - 1 for position in (*last.accepted, last.position) if position]
             position, matched, emitted = last.position, False, self.paths[row].tokens

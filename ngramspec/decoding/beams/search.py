@@ -1,7 +1,7 @@
-"""Beam search: one step from all beams' scores, the finished sequences, and when to stop.
+"""Beam search: its steps, the finished sequences, and the stopping rule.
 
-A step is that of ``generate`` with ``num_beams``: the best continuations over all beams of a prompt
-are taken; those that end are finished, and the best of the others are the beams of the next step.
+A step is that of ``generate`` with ``num_beams``. It selects the best continuations over all beams
+of a prompt. Those that end are finished, and the best others are the beams of the next step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-LOST = -1.0e9  # added to the score of what may not be chosen, in ``generate``'s float32 arithmetic
+# Added in float32 to the score of a sequence that must not be selected, as ``generate`` does.
+EXCLUDED_SCORE = -1.0e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +21,14 @@ class BeamConfig:
     """The settings of one call.
 
     Attributes:
-        beams: of each prompt, >= 2.
-        returned: sequences of each prompt that are returned, 1 to ``beams``.
-        eos: the end-of-sequence tokens; none: only other criteria end a sequence.
-        pad: what is behind a sequence's end, unless it is 0 or None: then the first of ``eos``.
-        length_penalty: power of the length that a finished sequence's score is divided by.
-        early_stopping: True: a prompt is done once ``beams`` sequences of it are finished; False or
-            "never": once no beam can become better than these, as estimated or for certain.
-        max_length: of prompt and generated tokens.
+        beams: beams of each prompt, >= 2.
+        returned: sequences returned for each prompt, 1 to ``beams``.
+        eos: the end-of-sequence tokens; if empty, only other criteria end a sequence.
+        pad: token after a sequence's end. If it is 0 or None, that is the first of ``eos``.
+        length_penalty: a finished sequence's score is divided by its length to this power.
+        early_stopping: True: a prompt is done when ``beams`` sequences are finished. False: when it
+            is estimated that no beam can become better than these. "never": when this is certain.
+        max_length: maximum number of prompt and generated tokens.
     """
 
     beams: int
@@ -40,12 +41,12 @@ class BeamConfig:
 
     @property
     def candidates(self) -> int:
-        """Continuations of each prompt that are looked at: were all beams to end, enough go on."""
+        """Continuations selected for each prompt, enough for ``beams`` of them not to end."""
         return max(2, 1 + len(self.eos)) * self.beams
 
     @property
     def filler(self) -> int:
-        """The token behind a sequence's end."""
+        """The token after a sequence's end; -1 without ``eos``."""
         if not self.eos:
             return -1
         return self.pad or self.eos[0]
@@ -58,8 +59,8 @@ class Ranked:
     Attributes:
         scores: float32 (batch, sequences).
         ids: int64 (batch, sequences, length), prompt and generated tokens.
-        origins: int32 (batch, sequences, new), the beam, counted over all prompts, that each
-            generated token continued; -1 behind the end.
+        origins: int32 (batch, sequences, new), the beam that each generated token continued, an
+            index over all prompts' beams; -1 after the end.
     """
 
     scores: torch.Tensor
@@ -67,18 +68,18 @@ class Ranked:
     origins: torch.Tensor
 
     def take(self, which: torch.Tensor) -> Ranked:
-        """Those of the indices ``which``, int64 (batch, k)."""
+        """Select sequences by their indices ``which``, int64 (batch, k)."""
         ids = self.ids.take_along_dim(which[:, :, None], dim=1)
         origins = self.origins.take_along_dim(which[:, :, None], dim=1)
         return Ranked(self.scores.take_along_dim(which, dim=1), ids, origins)
 
     def followed_by(self, tokens: torch.Tensor, origins: torch.Tensor) -> None:
-        """Append a token to each, int64 (batch, sequences), with the beam that it continued."""
+        """Append a token to each sequence, int64 (batch, sequences), and the beam it continues."""
         self.ids = torch.cat((self.ids, tokens[:, :, None]), dim=2)
         self.origins = torch.cat((self.origins, origins[:, :, None].to(torch.int32)), dim=2)
 
-    def beside(self, other: Ranked) -> Ranked:
-        """These, and then the others."""
+    def concatenated(self, other: Ranked) -> Ranked:
+        """These sequences, followed by the others."""
         pairs = ((self.scores, other.scores), (self.ids, other.ids), (self.origins, other.origins))
         return Ranked(*(torch.cat(pair, dim=1) for pair in pairs))
 
@@ -86,17 +87,17 @@ class Ranked:
 class BeamSearch:
     """The beams of a call and its finished sequences.
 
-    Rows are beams, those of the first prompt first.
+    Rows are beams, beginning with those of the first prompt.
 
     Args:
         prompt: (batch * beams, length), each prompt once for each beam.
-        config: of the call.
-        criteria: stopping criteria; all of them are called, once a step.
+        config: the call's settings.
+        criteria: stopping criteria; all of them are called once in each step.
 
     Attributes:
-        config: of the call.
+        config: as given.
         stopped: whether the search has ended.
-        length: of the beams, the prompt included.
+        length: tokens of each beam, including the prompt.
     """
 
     def __init__(
@@ -110,18 +111,18 @@ class BeamSearch:
         batch, device = prompt.shape[0] // config.beams, prompt.device
         ids = prompt.to(torch.int64).view(batch, config.beams, -1)
         nothing = torch.empty((*ids.shape[:2], 0), dtype=torch.int32, device=device)
-        lost = torch.full(ids.shape[:2], LOST, dtype=torch.float32, device=device)
-        first = lost.clone()  # all beams are equal, so only the first may be continued
+        excluded = torch.full(ids.shape[:2], EXCLUDED_SCORE, dtype=torch.float32, device=device)
+        first = excluded.clone()  # all beams are equal, so only the first may be continued
         first[:, 0] = 0.0
         self._running = Ranked(first, ids, nothing)
-        self._finished = Ranked(lost, ids, nothing)
+        self._finished = Ranked(excluded, ids, nothing)
         self._is_finished = torch.zeros(ids.shape[:2], dtype=torch.bool, device=device)
         self._improvable = torch.ones((batch, 1), dtype=torch.bool, device=device)
         self._in_front = torch.arange(config.candidates, device=device) < config.beams
         self._first_row = torch.arange(batch, device=device)[:, None] * config.beams
 
     def ids(self) -> torch.Tensor:
-        """The tokens of the beams, int64 (batch * beams, length); the prompt in its own dtype."""
+        """The beams' tokens, int64 (batch * beams, length); at first in the prompt's dtype."""
         new = self.length > self._prompt_length
         return self._running.ids.flatten(0, 1) if new else self._prompt
 
@@ -132,16 +133,16 @@ class BeamSearch:
 
         Args:
             log_probs: float32 (batch * beams, vocab), processed.
-            scores: those of all steps, as ``generate`` passes them to criteria; or None.
+            scores: the scores of all steps, which ``generate`` passes to criteria, or None.
 
         Returns:
-            for each of the new beams the beam that it continues, and its last token.
+            For each new beam the beam that it continues, and its last token.
         """
         beams = self.config.beams
         best = self._continuations(log_probs)
         self.length += 1
         ended = self._ended(best, scores)
-        open_scores = best.scores + ended.to(torch.float32) * LOST
+        open_scores = best.scores + ended.to(torch.float32) * EXCLUDED_SCORE
         self._running = Ranked(open_scores, best.ids, best.origins).take(
             torch.topk(open_scores, k=beams)[1]
         )
@@ -172,29 +173,29 @@ class BeamSearch:
         return ended.reshape(best.scores.shape)
 
     def _finish(self, best: Ranked, ended: torch.Tensor) -> None:
-        """Keep the best finished sequences, those that have just ended among them."""
+        """Update the best finished sequences with those that have just ended."""
         config = self.config
         new = ended & self._in_front
         scores = best.scores / (self._new_length**config.length_penalty)
         full = self._is_finished.all(dim=-1, keepdim=True) & (config.early_stopping is True)
-        scores = scores + full.to(torch.float32) * LOST
-        scores = scores + (~self._improvable).to(torch.float32) * LOST
-        scores = scores + (~new) * LOST
+        scores = scores + full.to(torch.float32) * EXCLUDED_SCORE
+        scores = scores + (~self._improvable).to(torch.float32) * EXCLUDED_SCORE
+        scores = scores + (~new) * EXCLUDED_SCORE
         fill = torch.full_like(self._is_finished, config.filler, dtype=torch.int64)
         self._finished.followed_by(fill, torch.full_like(fill, -1))
-        merged = self._finished.beside(Ranked(scores, best.ids, best.origins))
+        merged = self._finished.concatenated(Ranked(scores, best.ids, best.origins))
         kept = torch.topk(merged.scores, k=config.beams)[1]
         self._finished = merged.take(kept)
         self._is_finished = torch.cat((self._is_finished, new), dim=1).take_along_dim(kept, dim=1)
 
     def _stop(self, ended: torch.Tensor) -> None:
-        """Find out whether any beam may still become better than what is finished."""
+        """Stop if no beam can become better than the finished sequences."""
         config, length = self.config, self._new_length
         if config.early_stopping == "never" and config.length_penalty > 0.0:
             length = config.max_length - self._prompt_length
         possible = self._running.scores[:, :1] / (length**config.length_penalty)
         worst = self._finished.scores.min(dim=1, keepdim=True)[0]
-        worst = torch.where(self._is_finished, worst, LOST)
+        worst = torch.where(self._is_finished, worst, EXCLUDED_SCORE)
         self._improvable = self._improvable & (possible > worst).any(dim=-1, keepdim=True)
         done = self._is_finished.all() & (config.early_stopping is True)
         self.stopped = bool(~self._improvable.any() | done | ended.all())
@@ -205,18 +206,20 @@ class BeamSearch:
         return self.length - self._prompt_length
 
     def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None]:
-        """What ``generate`` returns beside the sequences, by its names.
+        """The additional outputs of ``generate``, by their names.
 
         Args:
-            scores: whether scores are asked for.
+            scores: whether the call returns scores.
         """
         result = self.result()
         found = result.scores if scores else None
         return {"sequences_scores": found, "beam_indices": result.origins}
 
     def result(self) -> Ranked:
-        """The sequences that are returned, best first: scores, ids and origins without a batch
-        dimension, (batch * returned, ...), cut to the longest."""
+        """The returned sequences, best first, cut to the longest.
+
+        Scores, ids and origins have no batch dimension: (batch * returned, ...).
+        """
         returned = slice(self.config.returned)
         origins = self._finished.origins[:, returned].flatten(0, 1)
         new = int((origins >= 0).sum(dim=1).max())

@@ -1,4 +1,4 @@
-"""The batch and the drafting of a call that searches with beams."""
+"""The batch and the drafting of a call with beam search."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def make_beams(
     nodes: int,
     drafting: dict[str, Any],
 ) -> tuple[Batch, BatchDrafting]:
-    """The beams of a call, and what drafts for them.
+    """Make the beams of a call, and their drafting.
 
     Args:
-        call: with num_beams > 1; its prompts are there once for each beam.
-        sampler: of the batch.
+        call: a call with num_beams > 1, whose prompts are repeated for each beam.
+        sampler: the batch's sampler.
         observer: is notified of streaming.
-        nodes: how many nodes a beam's draft may have with its branches; 0: it has none.
+        nodes: maximum nodes of a beam's draft with its branches; 0: no branches.
         drafting: the keyword arguments of BatchDrafting.
     """
     config, prompt = call.generation_config, drafting["target"].prompt
