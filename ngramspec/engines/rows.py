@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from ngramspec.costs.engine_rows import EngineCosts
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32
 from ngramspec.draft_length.batch_choice import (
-    LAG,
+    LAG_POWER,
     generous_cost,
     may_pay,
     progress_weights,
@@ -230,5 +230,5 @@ class Rows:
         if len(texts) > 1:
             emitted = [text.emitted for _, text in texts]
             steps = [text.steps for _, text in texts]
-            weights = progress_weights(emitted, steps, LAG * (1.0 - self._pace.refilled))
+            weights = progress_weights(emitted, steps, LAG_POWER * (1.0 - self._pace.refilled))
         return worthwhile_rows(found, curve, LASTING, weights, price)
