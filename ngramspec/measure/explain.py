@@ -206,7 +206,8 @@ def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:
     Returns:
         ``prompt``, ``index``, ``width``; ``drafted``, ``emitted``: texts of the tokens;
         ``source``, ``parents``: of the drafted ones; ``accepted``: indices of the accepted ones;
-        ``tested``: number of verified ones; ``draft_seconds``, ``forward_seconds``, ``other_seconds``.
+        ``tested``: number of verified ones; ``draft_seconds``, ``forward_seconds``,
+        ``other_seconds``.
     """
 
     def texts(tokens: Sequence[int]) -> list[str]:
