@@ -31,7 +31,7 @@ COMMANDS = (
     "wrap",
 )
 
-NAMES = 28  # columns before the descriptions of a help text, at most
+MAX_NAME_COLUMNS = 28  # before the descriptions in a help text
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
@@ -39,7 +39,7 @@ class Help(argparse.HelpFormatter):
     """Help with names and descriptions side by side."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=NAMES)
+        super().__init__(prog, max_help_position=MAX_NAME_COLUMNS)
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)

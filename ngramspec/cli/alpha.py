@@ -1,7 +1,7 @@
 """Measure how often drafts are accepted: alpha, the mean of sum min(p, q) at the target's own
-positions (Leviathan et al. 2023, Corollary 3.6), by exact sums, with standard errors; by position
-in the draft; beside it what decoding with the drafter counts. The drafters are those of the
-paper's Table 3 that any model has, and this package's own; --lenience gives Table 5."""
+positions (Leviathan et al. 2023, Corollary 3.6), by exact sums, with standard errors, overall and
+by position in the draft, next to the rate counted while decoding. The drafters are those of the
+paper's Table 3 that need no second model, and this package's own. --lenience measures Table 5."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ngramspec.measure.models import LoadedModel
     from ngramspec.measure.record import Prompt
 
-SUMMARY = "measure alpha of any drafter on a model, beside what decoding counts"
+SUMMARY = "measure alpha of any drafter on a model"
 SETTINGS = ("dtype", "tokens", "gamma", "train", "lenience", "top_k", "top_p", "repetition_penalty")
 SAMPLING = ("top_k", "top_p", "repetition_penalty")
 TYPES, LIBRARY = "types", "library"
@@ -70,13 +70,13 @@ def _add_reals(
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure; print tables; write and draw them."""
+    """Measure; print, write and draw the results."""
     import warnings
 
     from ngramspec.measure.alpha_run import default_drafters, measure
     from ngramspec.measure.machine import machine
 
-    warnings.simplefilter("ignore")  # the library's sources have some
+    warnings.simplefilter("ignore")  # parsing the library's sources causes some
     check(arguments)
     screen = console()
     loaded = load_model(arguments)
@@ -104,10 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse numbers out of their bounds.
+    """Check the numbers.
 
     Raises:
-        UsageError: one is.
+        UsageError: one is out of bounds.
     """
     need_plots(arguments.plots)
     check_least(arguments, count=1, train=0, tokens=2, gamma=1)
@@ -122,7 +122,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
-    """The prompts in the model's tokens, and what else is measured.
+    """The encoded prompts and all other settings of the measurement.
 
     Raises:
         OSError, ValueError: the prompts cannot be read, or are too few.
@@ -151,7 +151,7 @@ def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
 
 
 def read_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prompt]]:
-    """The prompts to measure on, and those to train on; of a file these are the library's."""
+    """The prompts to measure, and those to train on; the latter are empty if a file is given."""
     from ngramspec.measure.content import TYPES as KINDS
     from ngramspec.measure.content import content_prompts
     from ngramspec.measure.prompts import library_prompts
@@ -174,7 +174,7 @@ def read_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prom
 
 
 def tables(rows: list[Row], plan: Plan) -> list[tuple[str, Table]]:
-    """Table 3 of the rows; by depth; by group; and Table 5, if lenience was asked for."""
+    """Titles and tables: Table 3, by depth, by group, and Table 5 if lenience was requested."""
     from ngramspec.measure.alpha_run import ALL
 
     whole = [row for row in rows if row.group == ALL]
@@ -240,8 +240,8 @@ def _by_group(rows: list[Row]) -> Table:
 
 def _lenient(rows: list[Row], leniences: Any) -> Table:
     names = ("T", "l", "alpha", "± s.e.", "total variation", "perplexity")
-    said = ("observed", "tokens per call", "its variation", "its perplexity", "of texts")
-    table = _table(("drafter",), (*names, *said))
+    decoding = ("observed", "tokens per call", "its variation", "its perplexity", "of texts")
+    table = _table(("drafter",), (*names, *decoding))
     for row in rows:
         for k, lenience in enumerate(leniences):
             alpha = row.alpha

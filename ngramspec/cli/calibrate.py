@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, save.
+    """Measure, print a table, and save the costs.
 
     Raises:
-        UsageError: an argument that cannot be used.
+        UsageError: an argument cannot be used.
     """
     check_least(arguments, contexts=1, repeats=1)
     need_rich("the table needs")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ngramspec.stores import Corpus
 
 SUMMARY = "make a file of texts to draft from"
-SHOWN = 5  # files left out that are named, for each reason
+MAX_NAMED_FILES = 5  # named files per reason for leaving them out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def add_max_file(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def run_build(arguments: argparse.Namespace) -> int:
-    """Build a corpus; print what was left out and what there is."""
+    """Build a corpus; print the files left out and the result."""
     recipe = {
         "tokenizer": arguments.tokenizer,
         "paths": [str(path.absolute()) for path in arguments.paths],
@@ -96,7 +96,7 @@ def run_watch(arguments: argparse.Namespace) -> int:
 
 
 def recipe_of(path: Path) -> dict[str, Any]:
-    """How a corpus was built.
+    """The arguments that a corpus was built with.
 
     Raises:
         UsageError: it cannot be read, or was not built by this command.
@@ -109,10 +109,10 @@ def recipe_of(path: Path) -> dict[str, Any]:
 
 
 def with_max_file(recipe: dict[str, Any], max_file: int | None) -> dict[str, Any]:
-    """A recipe with another size of the largest file; None: with the one that it has.
+    """The recipe with another maximum file size; None: with its own.
 
     Raises:
-        UsageError: the size is none.
+        UsageError: the size is not an integer >= 1.
     """
     if max_file is None:
         max_file = recipe.get("max_file", MAX_FILE)
@@ -121,7 +121,7 @@ def with_max_file(recipe: dict[str, Any], max_file: int | None) -> dict[str, Any
 
 
 def run_info(arguments: argparse.Namespace) -> int:
-    """Print what a corpus holds, as JSON."""
+    """Print the contents of a corpus as JSON."""
     with usable(), opened(arguments.corpus) as corpus:
         fields = corpus.info().to_dict() | {"recipe": corpus.recipe()}
     print(json.dumps(fields, indent=1))
@@ -129,7 +129,7 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Check a corpus; 1 if it is broken."""
+    """Check a corpus; return 1 if it is broken."""
     from ngramspec.stores import StoreFileError
 
     with usable(), opened(arguments.corpus) as corpus:
@@ -144,7 +144,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Corpus]:
-    """A corpus that the user names."""
+    """Open a corpus that the user named."""
     from ngramspec.stores import Corpus
 
     with installed():
@@ -154,7 +154,7 @@ def opened(path: Path) -> Iterator[Corpus]:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Raise an ImportError, whose message says what to install, as a UsageError."""
+    """Convert an ImportError, whose message names the package to install, to a UsageError."""
     try:
         yield
     except ImportError as error:
@@ -196,7 +196,7 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
 
 
 class LeftOut:
-    """What was left out, by reason."""
+    """Files that were left out, by reason."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -207,10 +207,10 @@ class LeftOut:
         self.names.setdefault(why, []).append(path)
 
     def show(self, console: Any) -> None:
-        """Print how many, and the first of each reason."""
+        """Print the number of files and the first names for each reason."""
         for why, count in self.counts.most_common():
-            names = ", ".join(str(path) for path in self.names[why][:SHOWN])
-            more = ", ..." if count > SHOWN else ""
+            names = ", ".join(str(path) for path in self.names[why][:MAX_NAMED_FILES])
+            more = ", ..." if count > MAX_NAMED_FILES else ""
             console.print(
                 f"left out, {why}: {count} ({names}{more})", markup=False, highlight=False
             )
@@ -220,7 +220,7 @@ class LeftOut:
 def progress(
     console: Any, total: int
 ) -> Iterator[tuple[Callable[[list[Path]], Iterator[Path]], Callable[[str], None]]]:
-    """A progress bar over files, then over the stages of building."""
+    """Show a progress bar over the files and the stages of building."""
     from rich.progress import Progress
 
     with Progress(console=console, transient=True) as bar:
@@ -235,7 +235,7 @@ def progress(
 
 
 def load_tokenizer(model: str | None) -> Any:
-    """The tokenizer of a model; None: of the embedded one."""
+    """The tokenizer of a model; None: of the embedded model."""
     from transformers import AutoTokenizer
 
     from ngramspec.measure.models import locate

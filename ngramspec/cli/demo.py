@@ -30,9 +30,9 @@ DTYPES = {
     "float16": ("float16",),
     "both": ("float32", "bfloat16"),
 }
-EXACT = "float32"  # where the text must be identical; narrower types may round ties differently
+EXACT = "float32"  # the text must be identical; narrower dtypes may round ties differently
 MAX_NEW_TOKENS = 96
-REPEAT_UNTIL = 90.0  # seconds into the run; a busy machine gets a shorter demo, not a longer one
+MAX_REPEAT_START_SECONDS = 90.0  # no repeats after this time, so slow machines end sooner
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         view.outcome(stats)
     different = 0
     for dtype in dtypes:
-        late = perf_counter() - begin > REPEAT_UNTIL
+        late = perf_counter() - begin > MAX_REPEAT_START_SECONDS
         rows = measure_all(measurement, texts, prompts, dtype, view, late=late)
         if dtype == EXACT:
             different = sum(row.difference is not None for row in rows)
@@ -109,8 +109,8 @@ def measure_all(
     *,
     late: bool,
 ) -> list[Row]:
-    """Measure every text in one dtype, only once if it is ``late``, and show the table."""
-    repeats = 1 if dtype == EXACT or late else 2  # float32 is there for the identity, and slow
+    """Measure every text in one dtype, only once if ``late``, and show the table."""
+    repeats = 1 if dtype == EXACT or late else 2  # float32 only shows identity, and is slow
     rows = []
     with view.progress(f"Measuring in {dtype}", len(texts)) as step:
         measurement.prepare(dtype, prompts[0])
@@ -122,10 +122,10 @@ def measure_all(
 
 
 def read_texts(prompt_file: Path | None) -> list[SampleText]:
-    """The demo's own texts, or the one in ``prompt_file``.
+    """The demo's texts, or the one in ``prompt_file``.
 
     Raises:
-        UsageError: the file cannot be read, is not UTF-8, or holds nothing but white space.
+        UsageError: the file cannot be read, is not UTF-8, or holds only white space.
     """
     if prompt_file is None:
         return demo_texts()

@@ -1,4 +1,4 @@
-"""How the demo looks: the streamed texts, progress bars and tables, with and without colour."""
+"""The demo's output: streamed texts, progress bars and tables, with and without colour."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from ngramspec.measure.measurement import Row
 from ngramspec.measure.wording import counted
 
 STYLES = {ACCEPTED: "green", REJECTED: "red strike", CORRECTED: "bright_blue", PLAIN: ""}
-WIDTH = 100  # columns at most
+MAX_COLUMNS = 100
 INDENT = "  "
-PROMPT_ROWS = 3  # of the prompt's last paragraph, at most, are shown
+MAX_PROMPT_ROWS = 3  # shown of the prompt's last paragraph
 
 
 class Stream:
-    """Prints pieces as they come, word-wrapped and indented; on a terminal the last row is live.
+    """Prints pieces at once, word-wrapped and indented. On a terminal the last row is live.
 
     Args:
-        console: where they are printed.
-        colour: mark pieces by colour; otherwise only rejected ones are marked, by [-...-].
+        console: the console to print on.
+        colour: mark pieces by colour. Otherwise rejected pieces are marked by [-...-].
     """
 
     def __init__(self, console: Console, *, colour: bool) -> None:
         self._console = console
         self._colour = colour
-        self._width = min(console.width, WIDTH) - len(INDENT)
+        self._width = min(console.width, MAX_COLUMNS) - len(INDENT)
         self._line = Text()  # since the last newline
-        self._rows = 0  # how many of its rows are printed
+        self._rows = 0  # number of its rows that are printed
         self._begun = False
         self._live = Live(console=console, auto_refresh=False, transient=True) if colour else None
 
@@ -89,7 +89,7 @@ class Stream:
 
 
 def indented(row: Text) -> Text:
-    """``row`` two columns to the right, without spaces at its end."""
+    """``row`` indented by two columns, without trailing spaces."""
     row = Text.assemble(INDENT, row)
     row.rstrip()
     return row
@@ -108,7 +108,7 @@ class View:
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
-        """A bar of ``total`` steps; the yielded function begins the next one, by name."""
+        """Show a bar of ``total`` steps. The yielded function starts the next step, by name."""
         if not self.err.is_terminal:
             self.err.print(f"{title} ...", highlight=False)
             yield lambda name: None
@@ -134,7 +134,7 @@ class View:
             yield step
 
     def header(self, model: str, drafter: str, gamma: int | str) -> None:
-        """What runs here, and what the colours mean."""
+        """Print the versions and the legend of the colours."""
         self._line(Text.assemble(("ngramspec", "bold"), f" {__version__}, {model}"))
         versions = f"torch {torch.__version__}, transformers {version('transformers')}"
         threads = f"{torch.get_num_threads()} threads"
@@ -148,26 +148,26 @@ class View:
         self._line(legend)
 
     def title(self, title: str, prompt: str, tokens: int) -> None:
-        """A text's title and the end of its prompt."""
+        """Print a text's title and the end of its prompt."""
         self.out.print()
         self._line(
             Text.assemble((title, "bold"), (f"  (prompt of {counted(tokens, 'token')})", "dim"))
         )
         end = Text(printable(prompt.rsplit("\n\n", 1)[-1]).strip("\n"), "dim")
         rows = list(end.wrap(self.out, self._width() - len(INDENT)))
-        for row in rows[-PROMPT_ROWS:]:
+        for row in rows[-MAX_PROMPT_ROWS:]:
             self._line(indented(row))
         self.out.print()
 
     @contextmanager
     def stream(self, tokenizer: Any, ids: Sequence[int]) -> Iterator[Callable[[StepEvent], None]]:
-        """Show a generation; the yielded function takes its events."""
+        """Show a generation. The yielded function takes its events."""
         pieces = Pieces(tokenizer, ids)
         with Stream(self.out, colour=self.colour) as stream:
             yield lambda event: stream.add(pieces.of(event))
 
     def outcome(self, stats: DecodeStats) -> None:
-        """The counts of a text just shown."""
+        """Print the counts of the last shown text."""
         self.out.print()
         self._line(
             Text(
@@ -179,7 +179,7 @@ class View:
         )
 
     def table(self, dtype: str, rows: Sequence[Row], repeats: int) -> None:
-        """The measurements in one dtype, and where texts differ."""
+        """Print the measurements in one dtype, and where texts differ."""
         self.out.print()
         runs = "one run each" if repeats == 1 else f"medians of {repeats} runs each, in turn"
         self._line(Text.assemble((dtype, "bold"), (f"  ({runs})", "dim")))
@@ -196,7 +196,7 @@ class View:
                 self._line(Text(note(row), "yellow"))
 
     def verdict(self, dtype: str, different: int, total: int) -> None:
-        """Whether the texts are those of plain ``generate``; the exit code tells the same."""
+        """Print whether the texts are the baseline's, as the exit code also shows."""
         if different:
             differ = f"{different} of {counted(total, 'text')} differ{'s' * (different == 1)}"
             line = f"In {dtype}, {differ} from plain generate."
@@ -207,7 +207,7 @@ class View:
             self._line(Text(line, "green"))
 
     def _width(self) -> int:
-        return min(self.out.width, WIDTH)
+        return min(self.out.width, MAX_COLUMNS)
 
     def _line(self, text: Text) -> None:
         for row in text.wrap(self.out, self._width()):
@@ -233,7 +233,7 @@ def cells(row: Row) -> list[Text]:
 
 
 def note(row: Row) -> str:
-    """Where a text differs from plain ``generate``, in one sentence."""
+    """One sentence about where a text differs from the baseline's."""
     found = row.difference
     assert found is not None
     ulps = f"{found.ulps:.1f}".removesuffix(".0")
@@ -246,9 +246,9 @@ def note(row: Row) -> str:
 
 
 def make_console(file: Any) -> Console:
-    """A console on ``file`` that colours only a terminal which wants colour."""
+    """A console on ``file`` with colour only if it is a terminal that supports it."""
     if hasattr(file, "reconfigure"):
-        file.reconfigure(errors="replace")  # a character the terminal lacks is no reason to fail
+        file.reconfigure(errors="replace")  # do not fail if the terminal lacks a character
     console = Console(file=file, highlight=False)
     if console.is_terminal and not console.no_color and not console.is_dumb_terminal:
         return console

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure; print tables; write the page, the JSON and the figures."""
+    """Measure; print tables; write the page, the JSON file and the figures."""
     from dataclasses import asdict
 
     from ngramspec.measure.explain import explain
@@ -157,20 +157,20 @@ def encoded_prompts(
 
 
 def rung_table(rungs: Sequence[Rung]) -> Table:
-    """Predictions, and what each adds to the one before."""
+    """A table of the predictions and their differences."""
     from ngramspec.measure.explain_predict import rung_rows
 
-    table = _table("speed to plain", ("takes into account", "speed", "change", "from"))
+    table = _table("speedup over baseline", ("takes into account", "speed", "change", "from"))
     for row in rung_rows(rungs):
         table.add_row(*row)
     return table
 
 
 def acceptance_table(run: Run) -> Table:
-    """Acceptance by position, and by source."""
+    """A table of acceptance by source and by position."""
     from ngramspec.measure.explain_predict import by_depth, by_tier
 
-    table = _table("acceptance", ("of", "accepted / tested", "tested"))
+    table = _table("acceptance", ("of", "accepted / verified", "verified"))
     depths = {f"position {depth + 1}": share for depth, share in by_depth(run.steps).items()}
     for name, share in {**by_tier(run), **dict(list(depths.items())[:8])}.items():
         table.add_row(name, f"{share.rate:.3f}", f"{share.tested:,}")
@@ -178,7 +178,7 @@ def acceptance_table(run: Run) -> Table:
 
 
 def advice_table(advice: Sequence[Advice]) -> Table:
-    """Changes, the most helpful first."""
+    """A table of changes, sorted by gain."""
     table = _table("what would help most", ("change", "predicted gain", "by"))
     for each in advice:
         table.add_row(each.name, f"{each.gain:.2f}", each.basis)
@@ -186,7 +186,7 @@ def advice_table(advice: Sequence[Advice]) -> Table:
 
 
 def rows_table(found: Sequence[Batch]) -> Table:
-    """Predictions for batches."""
+    """A table of predictions for batches."""
     table = _table(
         "batches, predicted", ("rows", "cost(n)", "speed", "tokens/s, plain", "tokens/s")
     )

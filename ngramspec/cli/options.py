@@ -1,4 +1,4 @@
-"""Options that several commands share, and the model that they name."""
+"""Options that several commands share, and loading of the model that they name."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def make_speculator(drafter: str, gamma: int | str) -> Speculator:
     """The Speculator of ``--drafter`` and ``--gamma``.
 
     Raises:
-        UsageError: it refuses them.
+        UsageError: an option is wrong.
     """
     from ngramspec import Speculator
 
@@ -110,7 +110,7 @@ def make_speculator(drafter: str, gamma: int | str) -> Speculator:
 
 @contextmanager
 def usable_model(option: str = "--model") -> Iterator[None]:
-    """Raise errors about the model that an option names as a UsageError."""
+    """Convert errors about the model of an option to a UsageError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -132,12 +132,12 @@ def load_model(
 
     Args:
         arguments: with ``model`` and ``dtype``.
-        dtype: instead of ``--dtype``.
-        option: how the command calls the model, for errors.
+        dtype: overrides ``--dtype``.
+        option: name of the model's option in error messages.
         on_stage: see ``load``.
 
     Raises:
-        UsageError: there is none, it cannot be loaded, or the device cannot be used.
+        UsageError: the model does not exist or cannot be loaded, or the device cannot be used.
     """
     from ngramspec.measure import models
 

@@ -1,4 +1,4 @@
-"""Where results go: tables on the screen, everything measured in a JSON file."""
+"""Output of results: tables on the screen, and all measurements in a JSON file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PACKAGES = ("ngramspec", "numpy", "torch", "transformers", "arctic-inference")
-WIDTH = 150  # columns of a table that is not printed on a terminal
+TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
 
 
 def console() -> Console:
-    """Where tables go; wide enough for them if it is no terminal.
+    """The console for tables; wide enough for them if it is not a terminal.
 
     Raises:
         UsageError: rich is not installed.
@@ -31,20 +31,20 @@ def console() -> Console:
     from rich.console import Console
 
     screen = Console()
-    return screen if screen.is_terminal else Console(width=WIDTH)
+    return screen if screen.is_terminal else Console(width=TABLE_COLUMNS)
 
 
 @contextmanager
 def stages(screen: Console) -> Iterator[Callable[[str], None]]:
-    """Show what a command is doing, for as long as the context lasts.
+    """Show the stages of a command.
 
-    On a terminal it is one line that changes. Elsewhere, each stage is a line on stderr.
+    On a terminal they share one line. Otherwise each stage is a line on stderr.
 
     Args:
-        screen: where the results go.
+        screen: the console for results.
 
     Yields:
-        what is called with each stage as it begins.
+        A function to call with each stage as it begins.
     """
     if screen.is_terminal:
         with screen.status("") as status:
@@ -56,12 +56,12 @@ def stages(screen: Console) -> Iterator[Callable[[str], None]]:
 def write_json(
     arguments: argparse.Namespace, fields: dict[str, Any], option: str = "--json"
 ) -> None:
-    """Write what was measured, with the command and the machine, as JSON.
+    """Write the measurements, the command and the machine as JSON.
 
     Args:
-        arguments: as ``execute`` parsed them.
-        fields: values that JSON can hold.
-        option: names the file; without it nothing is written.
+        arguments: the result of ``execute``'s parser.
+        fields: JSON values.
+        option: the option with the file. If it was not given, nothing is written.
 
     Raises:
         UsageError: the file cannot be written.

@@ -9,22 +9,22 @@ from ngramspec import StepEvent
 
 ACCEPTED, REJECTED, CORRECTED, PLAIN = "accepted", "rejected", "corrected", "plain"
 
-Piece = tuple[str, str]  # what became of a token (one of the above), and its text
+Piece = tuple[str, str]  # outcome of a token (one of the above), and its text
 
 
 class Pieces:
-    """The text of each step's tokens, decoded as they come.
+    """The text of each step's tokens, decoded step by step.
 
-    A token that ends inside a character yields no text; the one that completes the character
-    yields all of it. Only the last few tokens are decoded again, so a step costs the same at any
-    length.
+    A token that ends inside a character has no text. The token that completes the character has
+    all of it. Only the last few tokens are decoded again, so the cost of a step does not depend on
+    the length.
 
     Args:
         tokenizer: the model's tokenizer.
         ids: the prompt.
     """
 
-    CONTEXT = 8  # tokens decoded along, so that a tokenizer knows whether a space comes before
+    CONTEXT = 8  # tokens decoded together with new ones, so that leading spaces are kept
 
     def __init__(self, tokenizer: Any, ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -32,9 +32,9 @@ class Pieces:
         self._pending: list[int] = []
 
     def of(self, event: StepEvent) -> list[Piece]:
-        """What the step proposed and emitted, in order.
+        """The drafted and emitted tokens of a step, in order.
 
-        Of the rejected tokens only the one that another replaced, not its children or siblings.
+        It contains only the rejected token that was replaced, not its children or siblings.
         """
         verdict = event.verdict
         accepted = len(verdict.accepted)
@@ -64,6 +64,6 @@ class Pieces:
 
 
 def printable(text: str) -> str:
-    """``text`` with tabs as spaces and no control characters but the newline."""
+    """``text`` with tabs as spaces and without control characters except the newline."""
     text = text.replace("\r\n", "\n").expandtabs(4)
     return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)

@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw.
+    """Draw the figures.
 
     Raises:
-        UsageError: a number that is no figure's, or a run that cannot be read.
+        UsageError: there is no figure of a given number, or the run cannot be read.
     """
     need_matplotlib("the figures need")
     for number in arguments.figures:
@@ -72,10 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """What ``ngramspec explain --json`` wrote.
+    """Read a file of ``ngramspec explain --json``.
 
     Raises:
-        UsageError: it cannot be read, or is something else.
+        UsageError: it cannot be read, or is not such a file.
     """
     with usable("--run"):
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Contenders = dict[str, tuple[Callable[[], Drafter], int | str]]
 
 SUMMARY = "replay recorded outputs through drafters"
-MOST_GAMMA = 4096
+MAX_GAMMA = 4096  # of --gamma-max and --tree; not tuned
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -199,9 +199,9 @@ def most_tokens(arguments: argparse.Namespace) -> int:
     from ngramspec.draft_length.schedule import NAMED
 
     gamma = arguments.gamma
-    most = check_int("--gamma-max", arguments.gamma_max, 1, MOST_GAMMA)
+    most = check_int("--gamma-max", arguments.gamma_max, 1, MAX_GAMMA)
     if arguments.tree is not None:
-        most = check_int("--tree", arguments.tree, 1, MOST_GAMMA)
+        most = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
     if isinstance(gamma, int):
         check_int("--gamma", gamma, 1, most)
     elif gamma not in NAMED:

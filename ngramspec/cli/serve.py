@@ -23,7 +23,8 @@ SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
 INSTALL = "pip install 'ngramspec[serve]'"
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "openai")
 MIB = 1 << 20
-CHUNK_OF_CPU, CHUNK = 128, 1024  # prompt tokens of a forward: a fraction of a second each
+# Prompt tokens of a prefill forward; each takes a fraction of a second. Not tuned.
+CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C.
 
     Raises:
-        UsageError: what cannot be used, by name.
+        UsageError: an argument cannot be used. The message names it.
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     keys = read_keys(arguments.api_key, os.environ.get("NGRAMSPEC_API_KEYS", ""))
     with usable():
         check_host(arguments.host, keys)
-    check_allowed(arguments.allowed_hosts)  # before the model is loaded, which takes long
+    check_allowed(arguments.allowed_hosts)  # before the slow loading of the model
     corpora = open_corpora(arguments.corpus)
     loaded = load_model(arguments, option="MODEL")
     check_corpora(corpora, loaded.tokenizer)
@@ -119,7 +120,7 @@ def settings_of(
     keys: dict[str, str],
     corpora: dict[str, Corpus],
 ) -> ServerSettings:
-    """The settings of the command line."""
+    """The server's settings from the command line."""
     from ngramspec.server.settings import Limits, ServerSettings
     from ngramspec.server.shared import SharedText
 
@@ -134,7 +135,7 @@ def settings_of(
         pool=arguments.cache * MIB,
         pool_of_key=arguments.cache_of_key * MIB,
         grammar_seconds=arguments.grammar_seconds,
-        chunk=CHUNK_OF_CPU if arguments.device == "cpu" else CHUNK,
+        chunk=CPU_CHUNK_TOKENS if arguments.device == "cpu" else CHUNK_TOKENS,
     )
     return ServerSettings(
         name=arguments.name or loaded.name,
@@ -164,7 +165,7 @@ def check_allowed(given: Sequence[str]) -> list[str]:
 
 
 def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
-    """API keys by user, of the options and of the environment variable.
+    """API keys by user, from the options and the environment variable.
 
     Raises:
         UsageError: one is not USER=KEY, or a user has two.
@@ -181,7 +182,7 @@ def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
 
 
 def open_corpora(given: Sequence[str]) -> dict[str, Corpus]:
-    """Corpora by name: the one given, or their file's.
+    """Corpora by the given name, or by the stem of their file.
 
     Raises:
         UsageError: one cannot be opened, or two have one name.
@@ -210,7 +211,7 @@ def check_corpora(corpora: dict[str, Corpus], tokenizer: Any) -> None:
 def listen(
     arguments: argparse.Namespace, model: Any, tokenizer: Any, settings: ServerSettings
 ) -> int:
-    """Serve a model; running answers end before the server does, if they are quick enough."""
+    """Serve a model. On shutdown, running answers have ``--drain`` seconds to end."""
     import uvicorn
 
     from ngramspec.server.app import make_app

@@ -1,4 +1,4 @@
-"""What the user gave and cannot be used: errors of one line."""
+"""One-line errors about the user's arguments, and checks that raise them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ INSTALL_PLOTS = "pip install 'ngramspec[plots]'"
 
 
 class UsageError(ValueError):
-    """What the user gave cannot be used; the message is one line that says why."""
+    """An argument of the user cannot be used. The message is one line."""
 
 
 @contextmanager
 def usable(name: str = "") -> Iterator[None]:
-    """Raise errors about what the user gave as a UsageError.
+    """Convert errors about the user's arguments to a UsageError.
 
     Args:
-        name: the option to blame, put before the reason; empty: the reason names it.
+        name: the option, put before the reason; empty: the reason names it.
     """
     prefix = f"{name}: " if name else ""
     try:
@@ -44,7 +44,7 @@ def writable(option: str, path: Path) -> Iterator[None]:
 
 
 def check_least(arguments: argparse.Namespace, **bounds: int) -> None:
-    """Check that options are integers of at least a bound; in lists, each of them.
+    """Check that options, or all entries of lists, are integers >= a bound.
 
     Raises:
         UsageError: one is not.
@@ -57,13 +57,13 @@ def check_least(arguments: argparse.Namespace, **bounds: int) -> None:
 
 
 def need_plots(folder: Path | None) -> None:
-    """Refuse ``--plots`` without matplotlib, before anything is measured."""
+    """Raise a UsageError for ``--plots`` without matplotlib, before measuring."""
     if folder is not None:
         need_matplotlib("--plots needs")
 
 
 def need_matplotlib(what: str) -> None:
-    """Refuse to draw where matplotlib is not installed.
+    """Raise a UsageError if matplotlib is not installed.
 
     Args:
         what: begins the message, such as "--plots needs".
@@ -73,7 +73,7 @@ def need_matplotlib(what: str) -> None:
 
 
 def need_rich(what: str) -> None:
-    """Refuse output that needs rich where it is not installed.
+    """Raise a UsageError if rich is not installed.
 
     Args:
         what: begins the message, such as "the demo needs".

@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="outputs",
         choices=("outputs", "all"),
-        help="all requests share a store in memory of what earlier ones said: outputs, or all:"
-        " prompts too. Who can time requests can tell something of what it holds",
+        help="all requests share a store in memory of earlier outputs, or with all:"
+        " prompts, too. Clients who can time requests can infer some of its contents",
     )
     parser.add_argument(
         "--corpus",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--copy",
         action="store_true",
         help="copy the weights. By default they are hard links (symbolic ones between disks),"
-        " which take no space; then what overwrites OUT_DIR's weights overwrites MODEL_DIR's",
+        " which take no space; then overwriting OUT_DIR's weights overwrites MODEL_DIR's",
     )
     parser.add_argument(
         "--force",
@@ -61,10 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the folder, and say how it is used.
+    """Write the folder, and print how to use it.
 
     Raises:
-        UsageError: what cannot be used, by name.
+        UsageError: an argument cannot be used. The message names it.
     """
     from ngramspec.wrap.folder import wrap
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         "gamma": arguments.gamma,
         "gamma_max": arguments.gamma_max,
         "policy": arguments.policy,
-        "unsupported": "plain",  # a served model takes every request that it took before
+        "unsupported": "plain",  # a served model must not refuse requests
     } | stores(arguments)
     out = arguments.out_dir.expanduser()
     model = arguments.model_dir.expanduser()
@@ -97,7 +97,7 @@ def stores(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(wrapped: Wrapped) -> str:
-    """What was written, and the commands that use it."""
+    """The contents of the folder, and the commands to use it."""
     settings = ", ".join(f"{name} {value}" for name, value in wrapped.settings.items())
     lines = [f"{wrapped.folder}: {wrapped.model}, speculative"]
     lines += [f"  weights   {group_line(group)}, {how}" for how, group in wrapped.weights.items()]
@@ -113,7 +113,7 @@ def summary(wrapped: Wrapped) -> str:
 
 
 def group_line(group: Group) -> str:
-    """How many files and bytes.
+    """The number of files and bytes.
 
     Example:
         >>> from ngramspec.wrap.folder import Group

@@ -1,4 +1,4 @@
-"""What the forwards of a batch cost while its rows leave: a curve for each number of rows."""
+"""Costs of a batch's forwards, with one curve per number of remaining rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ngramspec.draft import Float32
 
 
 class StepCosts(Protocol):
-    """What tells the costs of a generation's next step; the methods are StepCostTracker's."""
+    """Costs of a generation's next step. The methods are StepCostTracker's."""
 
     def at(self, length: int, pending: int | None = None) -> None: ...
 
@@ -31,15 +31,15 @@ class StepCosts(Protocol):
 
 
 class DelegatedCosts:
-    """A generation's costs, told by one thing now and by another later. For one thread.
+    """A generation's costs, delegated to a replaceable object. Not thread-safe.
 
-    Its methods are StepCostTracker's.
+    The methods are StepCostTracker's.
 
     Args:
-        now: what tells the costs of the next step.
+        now: the costs of the next step.
 
     Attributes:
-        now: as given; it may be replaced between two steps.
+        now: as given. It may be replaced between two steps.
     """
 
     def __init__(self, now: StepCosts) -> None:
@@ -75,15 +75,14 @@ class DelegatedCosts:
 
 
 class BatchStepCosts(DelegatedCosts):
-    """One generation's current costs, for the rows that are left. One thread at a time.
+    """A batch's current costs, for the rows that remain. Not thread-safe.
 
-    It is used as a StepCostTracker is. One of these is kept for each number of rows that occurs.
-    Plain steps are only run to be timed while all rows are there: a curve of fewer rows begins
-    with that of more.
+    It has one StepCostTracker per number of rows that occurs. A curve for fewer rows starts from
+    the curve for more rows.
 
     Args:
-        make: makes the tracker of a number of rows.
-        rows: of the batch, >= 1.
+        make: makes the tracker for a number of rows.
+        rows: number of rows of the batch, >= 1.
     """
 
     def __init__(self, make: Callable[[int], StepCostTracker], rows: int) -> None:
@@ -94,14 +93,14 @@ class BatchStepCosts(DelegatedCosts):
         self.rows = rows
         self._trackers = {rows: make(rows)}
         super().__init__(self._trackers[rows])
-        self._alone: tuple[Float32, Float32] | None = None  # the costs, and a row's own
+        self._alone: tuple[Float32, Float32] | None = None  # the costs, and one row's share of them
 
     @property
     def _tracker(self) -> StepCostTracker:
         return self._trackers[self.rows]
 
     def keep_rows(self, rows: int) -> None:
-        """From the next step on, forwards have ``rows`` rows."""
+        """Set the number of rows of the following forwards."""
         if rows not in self._trackers:
             fresh = self._trackers[rows] = self._make(rows)
             fresh.at(self._length, self._pending)
@@ -115,15 +114,15 @@ class BatchStepCosts(DelegatedCosts):
         self.now.at(length, pending)
 
     def plain(self) -> bool:
-        """See StepCostTracker."""
+        """See StepCostTracker. With fewer rows than at first, only if a plain step was timed."""
         due = self.now.plain()
         return due and (self.rows == self._all or self._tracker.curve.learned.count(1) > 0)
 
     def cost_alone(self) -> Float32:
-        """cost[n] for one row's own draft, float32: the least that any batch would end it by.
+        """Lower bound on the costs of one row's draft, float32 (limit + 1,).
 
-        A row's width may be paid for by the others, so each row bears its share of what a wider
-        forward costs. Which width it is, is decided with all drafts at hand.
+        A wider forward may be worth its cost because of other rows, so each row bears only its
+        share. The width is chosen later, when all drafts are known.
         """
         cost = self.now.cost()
         if self._alone is None or self._alone[0] is not cost:
@@ -132,16 +131,16 @@ class BatchStepCosts(DelegatedCosts):
 
 
 def alone(cost: Float32, rows: int) -> Float32:
-    """One row's share of what the forwards of a batch cost: see ``BatchStepCosts.cost_alone``."""
+    """One row's share of a batch's costs: see ``BatchStepCosts.cost_alone``."""
     return _scaled(cost, 1.0 / rows)
 
 
 def _scaled(cost: Float32, share: float) -> Float32:
-    """A curve of a share of the rows: a wider forward has that share of the further positions."""
+    """The curve of a share of the rows: that share of the cost of further positions."""
     scaled: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
     return scaled
 
 
 def _share_of(curve: CostCurve, share: float) -> Assumed:
-    """The costs of a share of a curve's rows, for contexts of any length."""
+    """``_scaled`` of the curve in a context of any length."""
     return lambda length, limit: _scaled(curve.cost(limit, length), share)

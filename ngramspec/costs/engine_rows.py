@@ -1,8 +1,8 @@
-"""What a step of an engine costs, by its rows and by the tokens drafted in all of them.
+"""Costs of an engine's steps, by rows and by the tokens drafted in the whole batch.
 
-A step of R rows takes as long as it takes; each drafted token adds a position. How much that is
-depends on R: on a GPU positions are nearly free up to some hundreds, on a CPU every one is paid.
-So there is a curve for each number of rows, over the drafted tokens of the whole batch.
+Each drafted token adds a position to a step. Its cost depends on the number of rows: on a GPU
+positions are nearly free up to some hundreds, on a CPU each one adds compute. So there is one curve
+per number of rows, over the drafted tokens of all rows.
 """
 
 from __future__ import annotations
@@ -15,34 +15,38 @@ import numpy as np
 from ngramspec.costs.engine_steps import EngineStepCosts
 from ngramspec.draft import Float32
 
-MOST_DRAFTED = 1024  # tokens in a batch; the curve's last value holds behind
-MOST_POSITIONS = 4096  # of a step
-OFTEN = 24, 64  # a curve is read anew after this part of all steps, and after so many at most
+# The limits are not tuned.
+MAX_DRAFTED_TOKENS = 1024  # in a batch; beyond, the curve's last value is used
+MAX_STEP_POSITIONS = 4096
+# A curve is computed again after (steps so far / REFRESH_DIVISOR) steps, within this maximum.
+REFRESH_DIVISOR, MAX_STEPS_BETWEEN_REFRESHES = 24, 64
 
 
 class EngineCosts(Protocol):
-    """The costs that ``Rows`` goes by. One thread at a time."""
+    """The step costs that ``Rows`` uses. Not thread-safe."""
 
     def curve(self, rows: int) -> Float32 | None:
-        """float32 (n,): [d] of a step of ``rows`` rows and d drafted tokens, in all, n >= 1.
+        """Relative costs of steps of ``rows`` rows, or None if this step must have no draft.
 
-        In steps without a draft, so [0] is 1. None: nothing is to be drafted in this step.
+        Returns:
+            float32 (n,), n >= 1: [d] is the cost of a step with d drafted tokens over all rows,
+            relative to a step without a draft, so [0] is 1.
         """
 
     def record_time(self, rows: int, drafted: int, seconds: float) -> None:
-        """A step of ``rows`` rows and ``drafted`` tokens took so long."""
+        """Record the time of a step of ``rows`` rows and ``drafted`` tokens."""
 
 
 class GivenEngineCosts:
     """Curves from a table.
 
     Args:
-        table: number of rows -> drafted tokens in all rows -> time of the step, in steps of as
-            many rows without a draft. Linear in between and behind; for other numbers of rows the
-            nearest one's.
+        table: number of rows -> drafted tokens in all rows -> time of the step relative to a step
+            of equally many rows without a draft. Interpolated and extrapolated linearly. Other
+            numbers of rows use the nearest entry.
 
     Raises:
-        ValueError: which entry is wrong.
+        ValueError: an entry is wrong. The message names it.
 
     Example:
         >>> GivenEngineCosts({1: {4: 1.25, 8: 1.75}}).curve(2)[[0, 4, 8, 12]].tolist()
@@ -74,7 +78,7 @@ def _given(rows: int, points: Mapping[int, float]) -> Float32:
     if not known:
         raise ValueError(f"costs of {rows} rows must have at least one entry, got none")
     x, y = (np.array(each) for each in zip((0, 1.0), *known, strict=True))
-    at = np.arange(MOST_DRAFTED + 1)
+    at = np.arange(MAX_DRAFTED_TOKENS + 1)
     slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
     curve: Float32 = (np.interp(at, x, y) + slope * np.maximum(at - x[-1], 0)).astype(np.float32)
     return curve
@@ -84,34 +88,39 @@ class LearnedEngineCosts:
     """Curves learned from the engine's own steps: see ``EngineStepCosts``.
 
     Args:
-        k: most drafted tokens of a row.
+        k: maximum number of drafted tokens of a row.
         device: "cpu" or "gpu".
-        dtype: of the model, by name.
+        dtype: name of the model's dtype.
     """
 
-    STALE = 128  # timed steps after which one without a draft is run, to be timed: at first
-    SOON = 2  # so many, and half as many as there were so far;
-    PATIENCE = 6  # or so many in a row, if they cannot be timed
-    MARGIN = 0.02  # by which a draft must be worth more than it costs
+    # A step without a draft is run to be timed after MIN_STEPS_WITHOUT_PLAIN timed steps plus half
+    # of all timed steps, and after MAX_STEPS_WITHOUT_PLAIN at most. Not tuned.
+    MIN_STEPS_WITHOUT_PLAIN = 2
+    MAX_STEPS_WITHOUT_PLAIN = 128
+    MAX_UNTIMED_PLAIN_STEPS = 6  # such steps in a row that could not be timed
+    MARGIN = 0.02  # by which a draft's expected gain must exceed its cost
 
     def __init__(self, k: int, device: str = "gpu", dtype: str = "bfloat16") -> None:
         self._k = k
-        self._costs = EngineStepCosts(device, dtype, MOST_POSITIONS)
-        self._plain = -self.SOON  # the timed step without a draft that was the last
+        self._costs = EngineStepCosts(device, dtype, MAX_STEP_POSITIONS)
+        self._plain = -self.MIN_STEPS_WITHOUT_PLAIN  # number of the last timed step without a draft
         self._waits = 0
         self._curves: dict[int, tuple[int, Float32]] = {}  # rows -> (step, curve)
 
     def curve(self, rows: int) -> Float32 | None:
         steps = self._costs.steps
         if (
-            steps - self._plain >= min(self.STALE, self.SOON + steps // 2)
-            and self._waits < self.PATIENCE
+            steps - self._plain
+            >= min(self.MAX_STEPS_WITHOUT_PLAIN, self.MIN_STEPS_WITHOUT_PLAIN + steps // 2)
+            and self._waits < self.MAX_UNTIMED_PLAIN_STEPS
         ):
             self._waits += 1
             return None
         known = self._curves.get(rows)
-        if known is None or steps - known[0] > min(steps // OFTEN[0], OFTEN[1]):
-            curve = self._costs.curve(rows, min(rows * self._k, MOST_DRAFTED))
+        if known is None or steps - known[0] > min(
+            steps // REFRESH_DIVISOR, MAX_STEPS_BETWEEN_REFRESHES
+        ):
+            curve = self._costs.curve(rows, min(rows * self._k, MAX_DRAFTED_TOKENS))
             curve[1:] *= np.float32(1.0 + self.MARGIN)
             known = self._curves[rows] = (steps, curve)
         return known[1]

@@ -1,9 +1,9 @@
-"""What an engine's steps cost, learned from their times for all numbers of rows at once.
+"""Learns the costs of an engine's steps, for all numbers of rows at once.
 
-A step's time is taken to depend on its rows, on its drafted tokens, and on whether anything is
-drafted: attention, sampling and bookkeeping may take another path then. So a step of any number of
-rows says something of all others: a serving engine, whose batches change at every step, is known
-after a few dozen steps.
+A step's time is modelled as a function of its rows, its drafted tokens, and whether anything is
+drafted (attention, sampling and bookkeeping may then take another path). A step of any number of
+rows is therefore evidence for all others. The batches of a serving engine change at every step, and
+the model needs only a few dozen steps.
 """
 
 from __future__ import annotations
@@ -20,44 +20,48 @@ from ngramspec.draft import Float32
 
 Int64 = NDArray[np.int64]
 
-OCTAVES = 13  # doublings of the positions with a correction of their own
+OCTAVES = 13  # doublings of the number of positions that have a separate correction
 
-# Of a CPU: what a row, and a drafted token, add to a step of one row without a draft; and the
-# standard deviation of the logarithm of what having drafted anything costs. Measured in float32:
-# 0.057 and 0.035 (vLLM, SmolLM2-135M, one core). In bfloat16 they are guessed. "quantized" is
-# llama.cpp's: 0.1 to 0.7, by the type of the weights.
-CPU = {
+# On a CPU: relative cost that a row and a drafted token add to a step of one row without a draft,
+# and the standard deviation of the log cost of drafting anything. Measured in float32: 0.057 and
+# 0.035 (vLLM, SmolLM2-135M, one core). bfloat16 is guessed. "quantized" is for llama.cpp, where
+# the costs are 0.1 to 0.7, depending on the type of the weights.
+CPU_ADDED_COSTS = {
     "float32": (0.06, 0.04, 0.01),
     "bfloat16": (0.04, 0.03, 0.01),
     "quantized": (0.3, 0.2, 0.05),
 }
 
-# Standard deviations, of the logarithm of a step's time, before anything is measured:
-NEARLY = 0.01  # of each doubling of the positions, by itself: a CPU's steps are nearly linear
-APART = 0.7  # of the logarithm of what a CPU's row, or drafted token, adds
-GPU = 0.5, 0.1, 0.05  # of each doubling, the same for all of them; of each by itself; of having
-# drafted anything; all on a GPU,
-DRAFTED_SPREAD = 0.1  # as that of positions that are all drafted
-FADE = 1 / 8192  # of what is known, forgotten at each step
-REVIVED = 0.01  # see Corrections; with 0.1, stalls and swings of the machine's speed made the cost
-# of drafted tokens twice as uncertain, in simulated steps of which a tenth stalled
-EARLY = 1.0  # the same, at the first step; then less by the number of steps
-CAUTION = {"cpu": 0.0, "gpu": 0.5}  # so many of them are added to what is believed,
-BOLDER = 64  # and after so many steps half as many: what is never drafted is never measured
+# Prior standard deviations of the logarithm of a step's time. Not tuned.
+CPU_OCTAVE_SPREAD = 0.01  # of each doubling of the positions; a CPU's steps are nearly linear
+CPU_ADDED_COST_SPREAD = 0.7  # of the log cost that a row or a drafted token adds on a CPU
+# On a GPU: common to all doublings; of each doubling independently; of drafting anything.
+GPU_SPREADS = 0.5, 0.1, 0.05
+DRAFTED_SPREAD = 0.1  # on a GPU, of the share of drafted positions
+
+FORGOTTEN_PER_STEP = 1 / 8192  # share of the knowledge that is forgotten at each step; not tuned
+# See Corrections. With 0.1, stalls and changes of the machine's speed doubled the uncertainty of
+# the cost of drafted tokens, in simulated steps of which a tenth stalled.
+REVIVED_SHARE = 0.01
+FIRST_REVIVED_SHARE = 1.0  # at the first step; divided by the number of steps afterwards
+# Posterior deviations added to the believed costs. They are halved every CAUTION_HALVING_STEPS,
+# because what is never drafted is never measured. Not tuned.
+CAUTION_DEVIATIONS = {"cpu": 0.0, "gpu": 0.5}
+CAUTION_HALVING_STEPS = 64
 
 
 class EngineStepCosts:
-    """The costs of steps of all numbers of rows. One thread at a time.
+    """The costs of steps for all numbers of rows. Not thread-safe.
 
-    Learning from a step takes some 5 microseconds, reading a curve some 20.
+    Learning from a step takes about 5 microseconds, reading a curve about 20.
 
     Args:
         device: "cpu" or "gpu".
-        dtype: of the model, by name; of a CPU also "quantized".
-        most: positions of a step whose costs are told apart.
+        dtype: name of the model's dtype; on a CPU also "quantized".
+        most: maximum number of positions of a step; larger steps count as this large.
 
     Attributes:
-        steps: that were learned from.
+        steps: number of steps learned from.
     """
 
     def __init__(self, device: str, dtype: str, most: int) -> None:
@@ -65,26 +69,28 @@ class EngineStepCosts:
         self._most = most
         self._assumed: _Assumed = _Linear(dtype) if device == "cpu" else _Table(most, dtype)
         self._basis = _hats(most + 1)
-        self._model = Corrections(_covariance(*self._assumed.spreads), FADE, EARLY)
+        self._model = Corrections(
+            _covariance(*self._assumed.spreads), FORGOTTEN_PER_STEP, FIRST_REVIVED_SHARE
+        )
         self._before = Comparison()
-        self._caution = CAUTION[device]
+        self._caution = CAUTION_DEVIATIONS[device]
 
     def record_time(self, rows: int, drafted: int, seconds: float) -> float:
         """Learn from the time of a step.
 
         Returns:
-            the probability that it was not changed by a swing of the machine's speed.
+            The probability that the time was not affected by a change of the machine's speed.
         """
         self.steps += 1
-        self._model.revived = max(REVIVED, EARLY / self.steps)
+        self._model.revived = max(REVIVED_SHARE, FIRST_REVIVED_SHARE / self.steps)
         rows = min(rows, self._most)
         drafted = min(drafted, self._most - rows)
         log, own = self._assumed.step(rows, drafted, self._model.mean[OCTAVES + 1 :])
         features = _octaves(rows + drafted)
         if drafted:
             features.append((OCTAVES, 1.0))
-        # What is learned is linear in the form's own coefficients near those believed (an extended
-        # Kalman filter): the residual is of coefficients of 0.
+        # The assumed form is linearized in its coefficients at their current estimates (an extended
+        # Kalman filter). The residual is relative to coefficients of 0.
         residual = math.log(max(seconds, 1e-9)) - log
         for at, value in enumerate(own, OCTAVES + 1):
             features.append((at, value))
@@ -92,33 +98,37 @@ class EngineStepCosts:
         return self._model.learn(self._before, features, residual)
 
     def curve(self, rows: int, most: int) -> Float32:
-        """float32 (n,), [d] a step of d drafted tokens, in steps without; it never falls.
+        """Relative costs of steps of ``rows`` rows, non-decreasing.
 
-        What is hardly known counts as dearer than it probably is, at first.
+        At first, uncertain costs are overestimated.
 
         Args:
-            rows: of the step, >= 1.
-            most: drafted tokens; n is most + 1, or less where steps have no more positions.
+            rows: number of rows of the step, >= 1.
+            most: maximum number of drafted tokens.
+
+        Returns:
+            float32 (n,): [d] is the cost of a step with d drafted tokens relative to one without;
+            n is most + 1, or less if a step cannot have so many positions.
         """
         rows = min(rows, self._most)
         most = min(most, self._most - rows)
         logs, features = self._steps(rows, np.arange(most + 1))
         logs -= logs[0]
-        if self._caution and self.steps < 8 * BOLDER:
-            caution = self._caution * 0.5 ** (self.steps / BOLDER)
+        if self._caution and self.steps < 8 * CAUTION_HALVING_STEPS:
+            caution = self._caution * 0.5 ** (self.steps / CAUTION_HALVING_STEPS)
             logs += caution * self._deviations(features - features[0])
         curve: Float32 = np.maximum.accumulate(np.exp(logs)).astype(np.float32)
         return curve
 
     def _steps(self, rows: int, drafted: Int64) -> tuple[Float64, Float64]:
-        """Steps of so many rows, as far as they are known.
+        """Estimate steps of ``rows`` rows.
 
         Args:
-            drafted: int64 (n,), tokens of each step.
+            drafted: int64 (n,), drafted tokens of each step.
 
         Returns:
-            float64 (n,), the logarithms of their times in any unit; and float64 (n, coefficients),
-            the derivatives of those.
+            The logarithms of their times in an arbitrary unit, float64 (n,), and their derivatives
+            by the coefficients, float64 (n, coefficients).
         """
         mean, own = self._model.mean, OCTAVES + 1
         logs, assumed = self._assumed.steps(rows, drafted, mean[own:])
@@ -130,34 +140,40 @@ class EngineStepCosts:
         return logs, features
 
     def _deviations(self, features: Float64) -> Float64:
-        """Standard deviations of logarithms of times, as far as they are known, float64 (n,)."""
+        """Posterior standard deviations of logarithms of times, float64 (n,)."""
         variances = np.einsum("ij,ij->i", features @ self._model.covariance, features)
         deviations: Float64 = np.sqrt(np.maximum(variances, 0.0))
         return deviations
 
 
 class _Assumed(Protocol):
-    """The form that times are taken to have, with coefficients of its own, 0 at first.
+    """The assumed form of step times, with coefficients that start at 0.
 
     Attributes:
-        spreads: standard deviations before anything is measured, as ``_covariance`` takes them.
+        spreads: prior standard deviations, the arguments of ``_covariance``.
     """
 
     spreads: tuple[float, ...]
 
     def step(self, rows: int, drafted: int, own: Float64) -> tuple[float, tuple[float, ...]]:
-        """As ``steps``, of a single one: cold caches make arrays dear."""
+        """``steps`` for one step, without arrays, which are slow while caches are cold."""
 
     def steps(self, rows: int, drafted: Int64, own: Float64) -> tuple[Float64, Float64]:
-        """Logarithms of times and their derivatives in ``own``, as ``_steps`` returns them."""
+        """Logarithms of times and their derivatives by ``own``, as ``_steps`` returns them."""
 
 
 class _Linear:
-    """Of a CPU: each row and each drafted token adds something, more or less than assumed."""
+    """For a CPU: each row and each drafted token adds a constant, to be corrected."""
 
     def __init__(self, dtype: str) -> None:
-        self._row, self._token, drafted = CPU.get(dtype, CPU["float32"])
-        self.spreads: tuple[float, ...] = (0.0, NEARLY, drafted, APART, APART)
+        self._row, self._token, drafted = CPU_ADDED_COSTS.get(dtype, CPU_ADDED_COSTS["float32"])
+        self.spreads: tuple[float, ...] = (
+            0.0,
+            CPU_OCTAVE_SPREAD,
+            drafted,
+            CPU_ADDED_COST_SPREAD,
+            CPU_ADDED_COST_SPREAD,
+        )
 
     def step(self, rows: int, drafted: int, own: Float64) -> tuple[float, tuple[float, ...]]:
         more = self._row * math.exp(own[0]) * (rows - 1), self._token * math.exp(own[1]) * drafted
@@ -173,9 +189,9 @@ class _Linear:
 
 
 class _Table:
-    """Of a GPU: positions as of ``assumed_cost``, and a share of drafted ones that may differ."""
+    """For a GPU: ``assumed_cost`` of the positions, with a correction for drafted ones."""
 
-    spreads: tuple[float, ...] = (*GPU, DRAFTED_SPREAD)
+    spreads: tuple[float, ...] = (*GPU_SPREADS, DRAFTED_SPREAD)
 
     def __init__(self, most: int, dtype: str) -> None:
         self._known = np.log(assumed_cost("gpu", most, dtype=dtype)).astype(np.float64)
@@ -190,7 +206,7 @@ class _Table:
 
 
 def _octaves(positions: int) -> list[tuple[int, float]]:
-    """(octave, how much of its correction a number of positions has), as of ``_hats``."""
+    """(octave, weight of its correction) for a number of positions; a sparse row of ``_hats``."""
     log = min(math.log2(positions), OCTAVES)
     below = math.floor(log)
     hats = (below - 1, 1.0 - (log - below)), (below, log - below)
@@ -198,9 +214,9 @@ def _octaves(positions: int) -> list[tuple[int, float]]:
 
 
 def _hats(size: int) -> Float64:
-    """How much of each octave's correction numbers of positions have, float64 (size, OCTAVES).
+    """Weights of the octaves' corrections for 0..size - 1 positions, float64 (size, OCTAVES).
 
-    Linear in the logarithm of the positions between 2, 4, 8 ...; 0 for a single one.
+    Linear in the logarithm of the positions between 2, 4, 8 ...; 0 for one position.
     """
     logs = np.log2(np.maximum(np.arange(size), 1)).clip(max=OCTAVES)
     hats: Float64 = np.maximum(1.0 - np.abs(logs[:, None] - np.arange(1, OCTAVES + 1)), 0.0)
@@ -208,7 +224,7 @@ def _hats(size: int) -> Float64:
 
 
 def _covariance(trend: float, wider: float, drafted: float, *own: float) -> Float64:
-    """Of all corrections before anything is measured."""
+    """Prior covariance of all corrections, float64 (OCTAVES + 1 + own, OCTAVES + 1 + own)."""
     octaves = np.arange(1.0, OCTAVES + 1)
     nearer = np.minimum(octaves[:, None], octaves[None, :])
     covariance = np.diag(np.square((0.0,) * OCTAVES + (drafted, *own)))

@@ -1,8 +1,9 @@
-"""What steps cost whose forward several generations share.
+"""Costs of joint steps, in which several generations share a forward.
 
-Such a forward runs each generation's last committed token and its draft, so its cost is one of the
-number of generations and of all drafted tokens together. The curve of a number of generations
-begins with what as many positions cost one of them, and every joint step corrects it.
+A joint forward runs each generation's last committed token and its draft. Its cost depends on the
+number of generations and on the total number of drafted tokens. The curve for a number of
+generations starts with one generation's costs for the same number of positions. Every joint step
+corrects it.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from typing import Any
 import numpy as np
 
 from ngramspec.costs.batch import BatchStepCosts, DelegatedCosts
-from ngramspec.costs.curve import Assumed, CostCurve, ForwardKind, behind
+from ngramspec.costs.curve import Assumed, CostCurve, ForwardKind, joint_cost
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import Float32
 
-MAX_DRAFTED_TOKENS = 128  # drafted tokens of a joint step for which a cost is known
-UNLIMITED_TOKENS = 1 << 20  # joint steps have no last token of their own
+MAX_DRAFTED_TOKENS = 128  # drafted tokens of a joint step that have a known cost; not tuned
+UNLIMITED_TOKENS = 1 << 20  # the number of joint steps has no known limit
 
 
 class SwitchedCosts(DelegatedCosts):
-    """One generation's costs, alone or in joint steps.
+    """One generation's costs, in separate or in joint steps.
 
     Args:
-        alone: its own costs.
+        alone: its costs in separate steps.
 
     Attributes:
-        alone: as given; ``now`` is this, or a JointShare while a joint step runs.
+        alone: as given. ``now`` is this, or a JointShare while a joint step runs.
     """
 
     def __init__(self, alone: StepCostTracker) -> None:
@@ -37,15 +38,15 @@ class SwitchedCosts(DelegatedCosts):
 
 
 class JointShare:
-    """The costs of a joint step as one of its generations sees them before drafts are compared.
+    """The costs of a joint step for one of its generations, before drafts are compared.
 
-    A drafted token costs what it adds to the forward. That is compared with a generation's share of
-    a joint step without drafts. All drafts at hand, ``worthwhile_rows`` cuts them further.
+    A drafted token costs what it adds to the joint forward. The unit is one generation's share of
+    a joint step without drafts. Once all drafts are known, ``worthwhile_rows`` cuts them further.
 
     Args:
-        tracker: of joint steps of so many generations.
-        generations: that share a forward.
-        plain: whether the step is to have no drafts.
+        tracker: costs of joint steps of this many generations.
+        generations: number of generations that share the forward.
+        plain: whether the step must have no drafts.
     """
 
     def __init__(self, tracker: StepCostTracker, generations: int, plain: bool) -> None:
@@ -55,7 +56,7 @@ class JointShare:
         self._cost: Float32 = (1.0 + (joint - 1.0) * generations).astype(np.float32)
 
     def at(self, length: int, pending: int | None = None) -> None:
-        """The joint step knows the lengths of all."""
+        """Ignored: the joint step sets its own context length."""
 
     def plain(self) -> bool:
         """See StepCostTracker."""
@@ -70,21 +71,21 @@ class JointShare:
         return self._surcharge
 
     def width(self, positions: int, room: int) -> int:
-        """No position is padding."""
+        """``positions``: joint steps have no padding."""
         return positions
 
     def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
-        """The joint step is timed as a whole."""
+        """Ignored: the joint step is timed as a whole."""
 
     def record_acceptance(self, drafted: int, accepted: int) -> None:
-        """As ``record_time``."""
+        """Ignored, as in ``record_time``."""
 
 
 class JointCosts:
-    """The costs of one model's joint steps, for each number of generations. One thread at a time.
+    """The costs of one model's joint steps, per number of generations. Not thread-safe.
 
     Args:
-        model: that runs the forwards.
+        model: the model that runs the forwards.
     """
 
     def __init__(self, model: Any) -> None:
@@ -92,11 +93,11 @@ class JointCosts:
         self._trackers: dict[ForwardKind, StepCostTracker] = {}
 
     def of(self, alone: StepCostTracker, generations: int) -> StepCostTracker:
-        """The costs of joint steps, where a width is 1 + all drafted tokens.
+        """The tracker of joint steps, where a width is 1 + all drafted tokens.
 
         Args:
             alone: the costs of one of the generations.
-            generations: that share a forward.
+            generations: number of generations that share the forward.
         """
         kind = replace(alone.kind, rows=generations, joint=True)
         if kind not in self._trackers:
@@ -109,8 +110,10 @@ class JointCosts:
 
 
 def _beginning(alone: CostCurve, generations: int) -> Assumed:
-    """What one generation's forwards of as many positions cost."""
-    return lambda length, limit: behind(alone.cost(limit + generations, length), generations, limit)
+    """Initial costs of joint steps, from one generation's forwards of equally many positions."""
+    return lambda length, limit: joint_cost(
+        alone.cost(limit + generations, length), generations, limit
+    )
 
 
 AnyCosts = SwitchedCosts | StepCostTracker | BatchStepCosts

@@ -1,16 +1,17 @@
-"""What forwards of a model cost, learned from steps on a machine whose speed is not constant.
+"""Learns the costs of a model's forwards from step times on a machine of varying speed.
 
-The cost of a forward is a function of its width, of the context's length and of whether its draft
-has branches. Its logarithm is what was assumed, corrected by a linear model: a correction for each
-width, one that grows with the context's length, and a surcharge for branches. The corrections are
-learned by recursive least squares (a Kalman filter without dynamics of its own), with neighbouring
-widths taken to be alike until they are measured.
+The cost of a forward depends on its width, the context length, and whether the draft has branches.
+Its logarithm is the assumed one plus a linear model: a correction per width, a second one that
+grows with the context length, and a surcharge for branches. The corrections are learned by
+recursive least squares (a Kalman filter without dynamics). Neighbouring widths are assumed to be
+correlated until they are measured.
 
-Two things make that work on a shared machine. A step is compared with those just before it, and
-what is learned is the difference of their forwards: steps of one kind say nothing, however the
-machine's speed changes, and a plain step among them says what drafts cost. And a difference that is
-hard to believe counts as much as it is probably no swing of the machine's (probabilistic data
-association, Bar-Shalom and Tse 1975): stalls teach nothing.
+Two measures make this work on a shared machine. First, a step is compared with the steps just
+before it, and only the difference between their forwards is learned from. Steps of equal forwards
+therefore teach nothing, whatever the machine's speed does; a plain step between drafted ones shows
+the cost of drafts. Second, an observation is weighted by the probability that it is not caused by
+a change of the machine's speed (probabilistic data association, Bar-Shalom and Tse 1975), so
+stalls teach nothing.
 """
 
 from __future__ import annotations
@@ -29,66 +30,70 @@ __all__ = ["Comparison", "Corrections", "CurveCorrections", "Forward"]
 
 Float64 = NDArray[np.float64]
 
-KNOTS = (*range(2, 25), 32, 48, 64, 128, 512, 2048)  # widths with a correction of their own
-HALF = 2048.0  # positions of context at which half of the correction for long contexts counts
+KNOTS = (*range(2, 25), 32, 48, 64, 128, 512, 2048)  # widths with a separate correction
+# Context length, in positions, at which the long-context correction has half its weight. Not tuned.
+LONG_CONTEXT_HALF_WEIGHT_POSITIONS = 2048.0
 
-# Standard deviations, of the logarithm of a cost, before anything is measured:
-SECOND = 0.15  # of a forward's second position
-TREND = 0.15  # of each further e-fold of the width, the same for all of them
-WIDER = 0.08  # of each by itself
-SINGLE = 0.05  # of each width by itself
-LONG_CONTEXT_SPREADS = 0.25, 0.2, 0.1, 0.02  # the same four, of the correction for long contexts
-BRANCHES = 0.1, 0.2  # of the surcharge for branches, in short and in long contexts
+# Prior standard deviations of the logarithm of a cost. Not tuned one by one: see
+# tests/costs/test_simulated_clock.py.
+SECOND_POSITION_SPREAD = 0.15  # of a forward's second position
+COMMON_WIDTH_SPREAD = 0.15  # of each further e-fold of the width, common to all of them
+WIDTH_SPREAD = 0.08  # of each further e-fold, independently
+SINGLE_WIDTH_SPREAD = 0.05  # of each width, independently
+LONG_CONTEXT_SPREADS = 0.25, 0.2, 0.1, 0.02  # the same four, of the long-context correction
+BRANCH_SPREADS = 0.1, 0.2  # of the surcharge for branches, in short and in long contexts
 
-REVIVED = 0.1  # share of what was unknown that is so again after a swing of the machine's speed
-FADE = 1 / 1024  # of what is known, forgotten at each step
+REVIVED_SHARE = 0.1  # share of the prior uncertainty restored after a change of the machine's speed
+FORGOTTEN_PER_STEP = 1 / 1024  # share of the knowledge that is forgotten at each step
 
 
 def positions_weight(length: int) -> float:
-    """How much of the correction for long contexts counts at ``length`` positions, 0..1."""
-    return length / (length + HALF)
+    """Weight of the long-context correction in contexts of ``length`` positions, 0..1."""
+    return length / (length + LONG_CONTEXT_HALF_WEIGHT_POSITIONS)
 
 
 class CurveCorrections:
-    """The corrections of one model's forwards of one kind. Threads may share it.
+    """The corrections of one curve. Thread-safe.
 
-    Learning from a step and reading a curve each cost O(knots^2) and O(limit * knots) at most,
-    some 20 microseconds. Memory: O(knots^2), some 60 KB.
+    Learning from a step costs O(knots^2), reading a curve O(limit * knots): each about 20
+    microseconds. Memory: O(knots^2), about 60 KB.
 
     Args:
-        certainty: what the standard deviations before anything is measured are divided by.
+        certainty: divisor of the prior standard deviations.
 
     Attributes:
-        steps: how many have been learned from.
+        steps: number of steps learned from.
     """
 
     def __init__(self, certainty: float = 1.0) -> None:
-        self._corrections = Corrections(_covariance() / certainty**2, FADE, REVIVED)
+        self._corrections = Corrections(
+            _covariance() / certainty**2, FORGOTTEN_PER_STEP, REVIVED_SHARE
+        )
         self._counts: dict[int, int] = {}
         self.steps = 0
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Begin anew, with the usual certainty."""
+        """Start again with a certainty of 1."""
         with self._lock:
-            self._corrections = Corrections(_covariance(), FADE, REVIVED)
+            self._corrections = Corrections(_covariance(), FORGOTTEN_PER_STEP, REVIVED_SHARE)
             self._counts.clear()
             self.steps += 1
 
     def count(self, width: int) -> int:
-        """How many forwards of a width were learned from."""
+        """Number of forwards of this width that were learned from."""
         return self._counts.get(width, 0)
 
     def learn(self, before: Comparison, now: Forward, residual: float) -> float:
         """Learn from the time of a step.
 
         Args:
-            before: what it is compared with; the step is taken in.
-            now: its forward.
-            residual: the logarithm of its time / what was assumed that its forward costs.
+            before: the steps that it is compared with; the step is added to them.
+            now: the step's forward.
+            residual: log(time in seconds / assumed cost of the forward).
 
         Returns:
-            the probability that its time was not changed by a swing of the machine's speed.
+            The probability that the time was not affected by a change of the machine's speed.
         """
         features = now.features()
         with self._lock:
@@ -97,7 +102,7 @@ class CurveCorrections:
             return self._corrections.learn(before, features, residual)
 
     def corrections(self, limit: int, length: int) -> Float64:
-        """Of the logarithms of costs at widths 0..limit without branches, float64 (limit + 1,)."""
+        """Corrections of log costs of widths 0..limit without branches, float64 (limit + 1,)."""
         count, weight = len(KNOTS), positions_weight(length)
         with self._lock:
             known = (
@@ -107,13 +112,13 @@ class CurveCorrections:
         return corrected
 
     def surcharge(self, length: int) -> float:
-        """Of the logarithm of a cost, for branches; at least 0."""
+        """Surcharge for branches on the logarithm of a cost, >= 0."""
         weight = positions_weight(length)
         with self._lock:
             return max(float(self._corrections.mean[-2] + weight * self._corrections.mean[-1]), 0.0)
 
     def deviation(self, forward: Forward) -> float:
-        """Standard deviation of the logarithm of a forward's cost, as far as it is known."""
+        """Posterior standard deviation of the logarithm of a forward's cost."""
         features = forward.features()
         with self._lock:
             covariance = self._corrections.covariance
@@ -123,12 +128,12 @@ class CurveCorrections:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward that costs something.
+    """What the cost of a forward depends on.
 
     Attributes:
-        width: positions, >= 1.
-        length: of the context.
-        branches: whether the draft has some.
+        width: number of positions, >= 1.
+        length: context length in positions.
+        branches: whether the draft has branches.
     """
 
     width: int
@@ -136,7 +141,7 @@ class Forward:
     branches: bool = False
 
     def features(self) -> list[tuple[int, float]]:
-        """What its cost is linear in: (which of 2 * knots + 2, value); none for a plain step."""
+        """Sparse features: (index in 0..2 * knots + 1, value). Empty for a plain step."""
         weight, count = positions_weight(self.length), len(KNOTS)
         own = _knots(self.width)
         found = own + [(count + at, weight * share) for at, share in own]
@@ -149,7 +154,7 @@ _bases: dict[int, Float64] = {}
 
 
 def _basis(limit: int) -> Float64:
-    """How much of each knot's correction widths have, float64 (limit + 1, knots)."""
+    """Weights of the knots' corrections for widths 0..limit, float64 (limit + 1, knots)."""
     basis = _bases.get(limit)
     if basis is None:
         basis = _bases[limit] = np.array([_row(width) for width in range(limit + 1)])
@@ -157,7 +162,7 @@ def _basis(limit: int) -> Float64:
 
 
 def _row(width: int) -> Float64:
-    """How much of each knot's correction a width has, float64 (knots,)."""
+    """Weights of the knots' corrections for a width, float64 (knots,)."""
     row = np.zeros(len(KNOTS))
     for at, share in _knots(width):
         row[at] = share
@@ -165,7 +170,7 @@ def _row(width: int) -> Float64:
 
 
 def _knots(width: int) -> list[tuple[int, float]]:
-    """(knot, how much of its correction a width has): at most two."""
+    """(knot index, weight) of the at most two knots around a width."""
     at = bisect_right(KNOTS, width) - 1
     if at < 0:
         return []
@@ -176,16 +181,21 @@ def _knots(width: int) -> list[tuple[int, float]]:
 
 
 def _covariance() -> Float64:
-    """Of all corrections before anything is measured."""
+    """Prior covariance of all corrections, float64 (2 * knots + 2, 2 * knots + 2)."""
     logs = np.log(np.array(KNOTS) / 2)
     nearer = np.minimum(logs[:, None], logs[None, :])
     count = len(KNOTS)
     covariance = np.zeros((2 * count + 2, 2 * count + 2))
-    for at, spreads in enumerate(((SECOND, TREND, WIDER, SINGLE), LONG_CONTEXT_SPREADS)):
+    for at, spreads in enumerate(
+        (
+            (SECOND_POSITION_SPREAD, COMMON_WIDTH_SPREAD, WIDTH_SPREAD, SINGLE_WIDTH_SPREAD),
+            LONG_CONTEXT_SPREADS,
+        )
+    ):
         here = slice(at * count, (at + 1) * count)
         second, trend, wider, single = (each**2 for each in spreads)
         covariance[here, here] = (
             second + trend * np.outer(logs, logs) + wider * nearer + single * np.eye(count)
         )
-    covariance[-2, -2], covariance[-1, -1] = BRANCHES[0] ** 2, BRANCHES[1] ** 2
+    covariance[-2, -2], covariance[-1, -1] = BRANCH_SPREADS[0] ** 2, BRANCH_SPREADS[1] ** 2
     return covariance

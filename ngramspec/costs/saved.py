@@ -1,4 +1,4 @@
-"""Costs measured beforehand by ``ngramspec calibrate``: a JSON file, and what it depends on."""
+"""Costs saved by ``ngramspec calibrate``: a JSON file with what the costs depend on."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def processor() -> str:
 
 
 def described(model: Any, attention: str) -> dict[str, Any]:
-    """What the costs of a model's forwards depend on, as plain JSON values.
+    """What the costs of a model's forwards depend on, as JSON values.
 
     Args:
         model: a transformers model.
-        attention: name of its decoder's attention implementation.
+        attention: name of the attention implementation of its decoder.
     """
     import torch
 
@@ -52,10 +52,10 @@ def described(model: Any, attention: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SavedCosts:
-    """Seconds of forwards of one sequence, by context length and width.
+    """Forward times of one sequence, by context length and width.
 
     Attributes:
-        depends: what ``described`` returned for the model they were measured on.
+        depends: the result of ``described`` for the measured model.
         seconds: positions in the cache -> width -> seconds.
     """
 
@@ -63,7 +63,7 @@ class SavedCosts:
     seconds: dict[int, dict[int, float]]
 
     def write(self, path: Path) -> None:
-        """Write them as JSON."""
+        """Write a JSON file."""
         seconds = {str(at): {str(w): t for w, t in each.items()} for at, each in self._rows()}
         fields = {"format": FORMAT, "depends": self.depends, "seconds": seconds}
         path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
@@ -73,11 +73,11 @@ class SavedCosts:
 
     @classmethod
     def read(cls, path: Path) -> SavedCosts:
-        """Read what ``write`` wrote.
+        """Read a file that ``write`` wrote.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is not such a file; the message says what is wrong.
+            ValueError: it is not such a file. The message names the cause.
         """
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ class SavedCosts:
             }
             depends = dict(fields["depends"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"{path} is no file of ngramspec calibrate: {error}") from error
+            raise ValueError(f"{path} is not a file of ngramspec calibrate: {error}") from error
         for at, of in seconds.items():
             if 1 not in of or not all(0 < each < float("inf") for each in of.values()):
                 raise ValueError(f"{path}: context {at} needs a time for width 1, all times > 0")
@@ -98,7 +98,7 @@ class SavedCosts:
         return cls(depends, seconds)
 
     def differences(self, model: Any, attention: str) -> list[str]:
-        """What of ``depends`` differs here; empty: the costs are this model's."""
+        """The differences of this model and machine to ``depends``. Empty: the costs apply."""
         here = described(model, attention)
         return [
             f"{name} is {here[name]}, was {self.depends.get(name)}"
@@ -107,9 +107,9 @@ class SavedCosts:
         ]
 
     def curve(self, length: int, limit: int) -> Float32:
-        """cost[n] in contexts of about ``length`` positions, float32 (limit + 1,).
+        """Relative costs in contexts of about ``length`` positions, float32 (limit + 1,).
 
-        Linear between the measured widths, and behind the last one by its cost per position.
+        Linear between the measured widths. After the last one, each position adds its mean cost.
         """
         nearest = min(self.seconds, key=lambda at: abs(np.log(max(at, 1) / max(length, 1))))
         times = dict(sorted(self.seconds[nearest].items()))

@@ -1,9 +1,8 @@
-"""How wide one generation's forwards run, by what its steps cost.
+"""Current step costs of one generation, and the width of its forwards.
 
-A shared machine runs faster and slower by turns. So a step is compared with those just before it,
-whatever their widths, see ``learned_costs``. And because a curve can be wrong for a while, drafts
-must promise more than they cost, by a margin that grows with each drafted step of which no token is
-accepted.
+The speed of a shared machine varies, so each step is compared with the steps just before it: see
+``costs.learned``. A curve can be wrong for a while, so the expected gain of a draft must exceed its
+cost by a margin. The margin grows with each drafted step that has no accepted token.
 """
 
 from __future__ import annotations
@@ -12,42 +11,47 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.costs.curve import NEAR, ForwardKind, Saved, curve_of
+from ngramspec.costs.curve import CONTEXT_BUCKET_POSITIONS, ForwardKind, Saved, curve_of
 from ngramspec.costs.learned import Comparison, Forward
 from ngramspec.draft import Float32
 
-PAYS = 0.98  # a wider forward runs in place of a narrower one if it costs at most this share of it
+# A wider forward replaces a narrower one if its relative cost is at most this. Not tuned.
+MAX_PADDED_COST = 0.98
 
 
 class StepCostTracker:
-    """One generation's current costs, and how wide its forwards run. One thread at a time.
+    """Tracks the step costs of one generation. Not thread-safe.
+
+    The constants below are not tuned one by one. Together they are checked on the simulated
+    machines of ``tests/costs/test_simulated_clock.py``.
 
     Args:
-        model: that runs the forwards.
-        kind: of forwards.
-        limit: most positions of a forward.
-        tokens: how many tokens may be generated: short generations run no plain steps to be timed.
-        saved: costs to start with in place of the assumed ones, or None.
-        sizes: the only widths that forwards run at, ascending; empty: any.
+        model: the model that runs the forwards.
+        kind: the kind of forwards.
+        limit: maximum number of positions of a forward.
+        tokens: maximum number of generated tokens. Short generations run no plain steps for timing.
+        saved: initial costs instead of the assumed ones, or None.
+        sizes: the only allowed widths of forwards, ascending. Empty: any width.
 
     Attributes:
         kind, limit: as given.
-        curve: of the kind, for the whole process.
+        curve: the cost curve of the kind, shared by the whole process.
     """
 
     LONG_GENERATION_TOKENS = 48  # shorter generations run no undrafted steps for timing
-    PROBES = 1  # plain steps at first, if none was ever timed
-    STALE = 128  # steps without a plain one after which one is run to be timed,
-    AGAIN = 16  # and after one that is hard to believe
-    UNSURE = 0.12  # standard deviation of a draft's cost from which one is,
-    DOUBT = 0.5  # unless drafts gain so many of these deviations
-    MEMORY = 0.7  # weight of the earlier drafts in the share of those accepted as a whole
-    NEWEST = 0.1  # least weight of a drafted step in the average of what they gained
-    REJECTED = 8  # drafted steps without an accepted token after which one is
-    MARGIN = 0.02  # by which a draft's tokens per cost must be above a plain step's
-    RISE = 0.01  # of the margin, for each drafted step without an accepted token
-    MOST = 0.2  # margin at most
-    FALL = 1 / 16  # of such a step, forgotten at each undrafted step
+    # A plain step (one without a draft) is run to be timed:
+    INITIAL_PLAIN_STEPS = 1  # at the start, until this many were timed in the process
+    MAX_STEPS_WITHOUT_PLAIN = 128  # after this many steps without one
+    MAX_STEPS_AFTER_OUTLIER = 16  # after this many, if the last plain step's time was improbable
+    MAX_COST_DEVIATION = 0.12  # if the log cost of the last forward has a larger standard deviation
+    MIN_GAIN_DEVIATIONS = 0.5  # and the mean log gain of drafts is below this many deviations
+    MAX_REJECTED_STEPS = 8  # after this many drafted steps without an accepted token
+    WHOLE_MEMORY = 0.7  # weight of earlier drafts in the share that was not accepted whole
+    MIN_GAIN_WEIGHT = 0.1  # minimum weight of a drafted step in the average gain
+    MARGIN = 0.02  # by which a draft's tokens per cost must exceed a plain step's
+    MARGIN_PER_REJECTION = 0.01  # added for each drafted step without an accepted token
+    MAX_MARGIN = 0.2
+    REJECTION_DECAY = 1 / 16  # of a rejected step, forgotten at each undrafted step
 
     def __init__(
         self,
@@ -59,7 +63,9 @@ class StepCostTracker:
         sizes: tuple[int, ...] = (),
     ) -> None:
         self.kind = kind
-        self._run = np.arange(limit + 1)  # int64 (limit + 1,): the width that n positions run at
+        self._run = np.arange(
+            limit + 1
+        )  # int64 (limit + 1,): [n] is the width at which n positions run
         if sizes:
             places = np.searchsorted(sizes, self._run).clip(max=len(sizes) - 1)
             self._run = np.minimum(np.array(sizes)[places], limit)
@@ -68,57 +74,60 @@ class StepCostTracker:
         self._long = tokens >= self.LONG_GENERATION_TOKENS
         self._length = 0
         self._pending: int | None = None
-        self._undone = 0.5  # share of drafts that were not accepted as a whole, decaying
+        self._undone = 0.5  # share of drafts that were not accepted whole, decaying
         self._steps = 0
         self._before = Comparison()
-        self._last: Forward | None = None  # of the last step that was timed
-        self._plain_ago, self._patience = (
-            0,
-            self.STALE,
-        )  # steps since a plain one, and how many may be
-        self._gain = 1.0  # tokens per cost of drafted steps, on average; 1 is taken for one of them
-        self._drafted = 1  # how many there were, that one included
-        self._rejected = 0.0  # drafted steps in a row without an accepted token; decaying
-        self._since_plain = 0  # the same, since a plain step
+        self._last: Forward | None = None  # of the last timed step
+        self._plain_ago = 0  # steps since the last plain one
+        self._patience = self.MAX_STEPS_WITHOUT_PLAIN  # maximum of _plain_ago
+        self._gain = 1.0  # mean tokens per cost of drafted steps; starts with one step of gain 1
+        self._drafted = 1  # number of steps in _gain
+        self._rejected = 0.0  # consecutive drafted steps without an accepted token, decaying
+        self._since_plain = 0  # the same, since the last plain step
         self._chains: tuple[tuple[int, int], Float32] | None = None
         self._seen: tuple[Float32, float] | None = None
         self.curve = curve_of(model, kind, saved)
 
     def at(self, length: int, pending: int | None = None) -> None:
-        """Use the costs in contexts of ``length`` positions from the next step on.
+        """Set the context of the next step.
 
         Args:
-            length: of the context.
-            pending: accepted tokens that the next forward runs again, in front of the last
-                committed one; None: a rejected draft never leaves any.
+            length: context length in positions.
+            pending: accepted tokens that the next forward runs again, before the last committed
+                one. None: rejected drafts never leave such tokens.
         """
         self._length, self._pending = length, pending
 
     def plain(self) -> bool:
-        """Whether the next step should be a plain one, to time it."""
+        """Whether the next step should be a plain one, so that it can be timed."""
         self._steps += 1
         self._plain_ago += 1
         if not self._long or self._last is None or self._last.width == 1:
             return False
-        if self._plain_ago > self._patience or self.curve.learned.count(1) < self.PROBES:
+        if (
+            self._plain_ago > self._patience
+            or self.curve.learned.count(1) < self.INITIAL_PLAIN_STEPS
+        ):
             return True
         unsure = self.curve.learned.deviation(self._last)
-        matters = unsure > self.UNSURE and self._gain < np.exp(self.DOUBT * unsure)
-        return bool(matters) or self._since_plain >= self.REJECTED
+        matters = unsure > self.MAX_COST_DEVIATION and self._gain < np.exp(
+            self.MIN_GAIN_DEVIATIONS * unsure
+        )
+        return bool(matters) or self._since_plain >= self.MAX_REJECTED_STEPS
 
     def chains(self) -> Float32:
-        """cost[n] of n positions without branches, in forwards of one, float32 (limit + 1,)."""
-        key = self.curve.learned.steps, self._length // NEAR
+        """Relative costs of chains, float32 (limit + 1,): [n] of n positions, [1] is 1."""
+        key = self.curve.learned.steps, self._length // CONTEXT_BUCKET_POSITIONS
         if self._chains is None or key != self._chains[0]:
             self._chains = key, self.curve.cost(self.limit, self._length)
         return self._chains[1]
 
     def cost(self) -> Float32:
-        """The least cost of n or more positions, with the margin, float32 (limit + 1,).
+        """Minimum relative cost of n or more positions, with the margin, float32 (limit + 1,).
 
-        It is at least 1: no draft makes a forward cheaper.
+        Every value is at least 1, because a draft never makes a forward cheaper.
         """
-        margin = min(self.MARGIN + self.RISE * self._rejected, self.MOST)
+        margin = min(self.MARGIN + self.MARGIN_PER_REJECTION * self._rejected, self.MAX_MARGIN)
         seen = self._priced(), margin
         if self._seen is None or self._seen[0] is not seen[0] or self._seen[1] != margin:
             self._seen = seen
@@ -129,10 +138,10 @@ class StepCostTracker:
         return self._envelope
 
     def _priced(self) -> Float32:
-        """``chains``, with what pending tokens cost, in steps without a draft.
+        """``chains`` plus the cost of pending tokens, in steps without a draft.
 
-        They widen the forward of any step. A plain step leaves none of them. A draft that is not
-        accepted as a whole leaves all of them, and those that it was right in, to the next step.
+        Pending tokens widen the forward of any step. A plain step leaves none. A draft that is not
+        accepted whole leaves them and its own accepted tokens to the next step.
         """
         cost = self.chains()
         if self._pending is None:
@@ -145,51 +154,55 @@ class StepCostTracker:
         return priced
 
     def surcharge(self) -> float:
-        """By what the cost of a forward is multiplied if its draft has branches, >= 1."""
+        """Factor on the cost of a forward whose draft has branches, >= 1."""
         return self.curve.surcharge(self._length) if self.kind.tree else 1.0
 
     def width(self, positions: int, room: int) -> int:
-        """How many positions to run where ``positions`` are needed and ``room`` fit."""
+        """The width to run if ``positions`` are needed and at most ``room`` fit."""
         last = min(room, self.limit)
         if positions >= last or positions == 1 or self._sizes:
             return positions
         cost, count = self.chains(), self.curve.learned.count
         widths = [each for each in range(positions + 1, last + 1) if count(each) > 1]
         best = min(widths, key=lambda each: cost[each], default=positions)
-        return best if cost[best] < PAYS * cost[positions] else positions
+        return best if cost[best] < MAX_PADDED_COST * cost[positions] else positions
 
     def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
-        """Add a step's time, unless something was compiled in it.
+        """Record a step's time. Steps that compiled something must not be recorded.
 
         Args:
-            width: positions of its forward.
-            seconds: what the step took.
-            tree: whether the forward had a tree's mask.
+            width: positions of the forward.
+            seconds: duration of the step.
+            tree: whether the forward had a tree mask.
         """
-        if self._steps < 2:  # the first one after a prefill finds caches cold
+        if self._steps < 2:  # caches are cold in the first step after a prefill
             return
         forward = Forward(int(self._run[min(width, self.limit)]), self._length, tree)
         likely = self.curve.learn(self._before, forward, seconds, self.limit)
         self._last = forward
         if forward.width == 1:
             self._plain_ago = 0
-            self._patience = self.STALE if likely > 0.5 else self.AGAIN
+            self._patience = (
+                self.MAX_STEPS_WITHOUT_PLAIN if likely > 0.5 else self.MAX_STEPS_AFTER_OUTLIER
+            )
 
     def record_acceptance(self, drafted: int, accepted: int) -> None:
-        """Count a step's drafted and accepted tokens, over all rows; after ``record_time``."""
+        """Record a step's drafted and accepted tokens over all rows. Call after ``record_time``."""
         if drafted:
-            self._undone += (1 - self.MEMORY) * ((accepted < drafted) - self._undone)
+            self._undone += (1 - self.WHOLE_MEMORY) * ((accepted < drafted) - self._undone)
         if drafted and self._last is not None:
             cost, plain = self.chains(), min(1 + (self._pending or 0), self.limit)
             times = max(float(cost[self._last.width] / cost[plain]), 1.0)
             gained = (1 + accepted / self.kind.rows) / times
             self._drafted += 1
-            self._gain += max(1 / self._drafted, self.NEWEST) * (gained - self._gain)
+            self._gain += max(1 / self._drafted, self.MIN_GAIN_WEIGHT) * (gained - self._gain)
         if not drafted:
-            self._rejected = max(self._rejected - self.FALL, 0.0)
+            self._rejected = max(self._rejected - self.REJECTION_DECAY, 0.0)
             self._since_plain = 0
         elif accepted:
             self._rejected, self._since_plain = 0.0, 0
         else:
-            self._rejected = min(self._rejected + 1.0, (self.MOST - self.MARGIN) / self.RISE)
+            self._rejected = min(
+                self._rejected + 1.0, (self.MAX_MARGIN - self.MARGIN) / self.MARGIN_PER_REJECTION
+            )
             self._since_plain += 1

@@ -148,7 +148,7 @@ class BatchDrafting:
         left = [self.tokens_left(group) for group in groups]
         weights = urgencies(left, [group.new for group in groups], self._steps)
         surcharge = 1.0 if self._runners[0].always_branches else costs.surcharge()
-        if surcharge < CostGamma.NOTICED:
+        if surcharge < CostGamma.MIN_SURCHARGE:
             surcharge = 1.0
         length, branches = common_length(going, weights, costs.cost(), surcharge)
         for row in rows:

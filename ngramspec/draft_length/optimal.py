@@ -1,4 +1,4 @@
-"""Closed forms: how long a draft should be (Leviathan et al. 2023, Theorem 3.8)."""
+"""The optimal draft length (Leviathan et al. 2023, Theorem 3.8)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Float64 = NDArray[np.float64]
 
 
 def worthwhile(confidences: Sequence[NDArray[np.float32]], cost: NDArray[np.float32]) -> int:
-    """The length with the highest expected tokens per cost, the longest of equals.
+    """The chain length with the highest expected tokens per cost, the longest if several are equal.
 
-    Theorem 3.8 with a probability for each position and a measured cost, for one chain or for the
-    chains of a batch, which all run at the longest one's width.
+    Theorem 3.8 with a probability for each position and a measured cost. The chains of a batch all
+    run at the width of the longest.
 
     Args:
-        confidences: of each row's chain, float32 (n,): P(accepted | those before accepted).
-        cost: float32 (longest + 2,) or longer, cost[k] of a forward of k positions in every row.
+        confidences: for each row's chain, float32 (n,): P(accepted | all before are accepted).
+        cost: float32 (longest + 2,) or longer: [k] is the cost of k positions in every row.
 
     Returns:
-        0..longest: where to cut the chains.
+        The length at which to cut the chains, 0..longest.
 
     Example:
         >>> worthwhile([np.array([0.9, 0.1], np.float32)], np.array([0, 1, 1.2, 1.4], np.float32))
@@ -37,11 +37,11 @@ def worthwhile(confidences: Sequence[NDArray[np.float32]], cost: NDArray[np.floa
 
 
 def reach_of(parents: NDArray[np.int32] | None, confidence: NDArray[np.float32]) -> Float64:
-    """P(accepted) of each node of a draft with all those above it, float64 (n,).
+    """P(accepted) of each node of a draft and all its ancestors, float64 (n,).
 
     Args:
         parents: int32 (n,), parents[i] < i, -1 for the last committed token; None: a chain.
-        confidence: float32 (n,), of each node: P(accepted | its parent is, and no sibling before).
+        confidence: float32 (n,): P(node accepted | parent accepted, no earlier sibling accepted).
 
     Example:
         >>> parents = np.array([-1, -1, 0], np.int32)
@@ -58,10 +58,10 @@ def reach_of(parents: NDArray[np.int32] | None, confidence: NDArray[np.float32])
 
 
 def likeliest_path(parents: NDArray[np.int32], confidence: NDArray[np.float32]) -> list[int]:
-    """The most probable child of each node, from the last committed token on.
+    """The path of the most probable child of each node, from the last committed token on.
 
     Args:
-        parents, confidence: of a tree, as in ``reach_of``.
+        parents, confidence: see ``reach_of``.
     """
     best: dict[int, int] = {}
     for node, above in enumerate(parents.tolist()):
@@ -75,11 +75,11 @@ def likeliest_path(parents: NDArray[np.int32], confidence: NDArray[np.float32]) 
 
 
 def worthwhile_nodes(reach: NDArray[np.float64], cost: NDArray[np.float32]) -> int:
-    """How many nodes of a draft have the highest expected tokens per cost, the most of equals.
+    """The number of leading nodes with the highest expected tokens per cost, the largest if equal.
 
     Args:
-        reach: float64 (n,), falling: P(accepted) of each node with all those above it.
-        cost: float32 (n + 2,) or longer, cost[k] of a forward of k positions.
+        reach: float64 (n,), non-increasing: P(accepted) of each node and all its ancestors.
+        cost: float32 (n + 2,) or longer: [k] is the cost of a forward of k positions.
     """
     return _best(1 + np.cumsum(np.concatenate(([0.0], reach))), cost)
 
@@ -90,19 +90,18 @@ def worthwhile_path(
     cost: NDArray[np.float32],
     surcharge: float,
 ) -> list[int] | None:
-    """Which path of a tree, if any, promises more tokens per cost than the whole tree.
+    """The path of a tree with at least as many expected tokens per cost as the whole tree, if any.
 
-    Paths that are looked at follow the most probable child of each node, to any depth, 0 included:
-    then the step is a plain one.
+    Only prefixes of ``likeliest_path`` are considered. The empty one stands for a plain step.
 
     Args:
         parents: int32 (n,), parents[i] < i, -1 for the last committed token.
         confidence: float32 (n,), see ``reach_of``.
-        cost: float32 (n + 2,) or longer, cost[k] of a forward of k positions without branches.
-        surcharge: times that it costs with branches.
+        cost: float32 (n + 2,) or longer: [k] is the cost of k positions without branches.
+        surcharge: factor on the cost of a forward with branches.
 
     Returns:
-        indices of the path's nodes, in order; None: the whole tree is best.
+        Indices of the path's nodes, in order; None if the whole tree is best.
     """
     reach, path = reach_of(parents, confidence), likeliest_path(parents, confidence)
     whole = (1.0 + float(reach.sum())) / float(cost[1 + len(reach)]) / surcharge

@@ -1,4 +1,4 @@
-"""How many tokens to draft in the next step."""
+"""Controllers of the draft length ``gamma`` (num_speculative_tokens)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import worthwhile_path
 from ngramspec.errors import check_int
 
-NAMED = ("auto", "heuristic", "threshold")  # gammas that are no integers
+NAMED = ("auto", "heuristic", "threshold")  # values of gamma other than integers
 
 
 class GammaController(Protocol):
-    """One generation's choice of gamma. One thread at a time."""
+    """Chooses gamma in one generation. Not thread-safe."""
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
-        """The next draft's length.
+        """The length of the next draft.
 
         Args:
             estimates: whether the drafter ends its drafts by cost.
 
         Returns:
-            (gamma, 0 for no draft; cost as ``DraftSession.propose`` takes it, or None).
+            gamma, 0 for no draft; and the ``cost`` argument of ``DraftSession.propose``, or None.
         """
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a step that drafted ``drafted`` >= 1 tokens."""
 
     def keep(self, draft: Draft) -> Draft:
-        """As much of a draft as is verified: all of it, unless a controller says otherwise."""
+        """The part of a draft to verify. By default all of it."""
         return draft
 
 
@@ -50,17 +50,17 @@ class FixedGamma(GammaController):
 class HeuristicGamma(GammaController):
     """Doubles when a whole draft was accepted, else moves half way to the accepted length.
 
-    A draft shorter than gamma that was accepted whole says nothing about longer ones, and changes
-    nothing. Gamma stays between ``LOWEST`` (or gamma_max, if that is less) and gamma_max: below
-    LOWEST a forward hardly gets cheaper.
+    A draft shorter than gamma that was accepted whole changes nothing, because it is no evidence
+    about longer drafts. Gamma stays between ``MIN_GAMMA`` (or gamma_max, if that is less) and
+    gamma_max.
     """
 
-    FIRST = 8
-    LOWEST = 6
+    INITIAL_GAMMA = 8  # not tuned
+    MIN_GAMMA = 6  # a narrower forward is hardly cheaper
 
     def __init__(self, gamma_max: int) -> None:
         self._max = gamma_max
-        self._gamma = min(self.FIRST, gamma_max)
+        self._gamma = min(self.INITIAL_GAMMA, gamma_max)
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
         return self._gamma, None
@@ -72,30 +72,30 @@ class HeuristicGamma(GammaController):
             wanted = 2 * self._gamma
         else:
             return
-        self._gamma = min(max(wanted, self.LOWEST), self._max)
+        self._gamma = min(max(wanted, self.MIN_GAMMA), self._max)
 
 
 class ThresholdGamma(GammaController):
     """Ends a chain before the first token whose confidence is below a threshold.
 
-    As transformers' ``assistant_confidence_threshold``, from 0.4 on. The threshold adapts: it is
-    half the fading share of drafts that were not accepted whole, so that drafts get shorter where
-    they fail, and longer where they do not. It falls while it leaves nothing to draft. Trees, and
-    stochastic drafts, whose tokens must not decide their length, are verified as they are; drafters
-    without estimates get the heuristic.
+    The initial threshold is transformers' default ``assistant_confidence_threshold``. It then
+    follows half the decaying share of drafts that were not accepted whole, so drafts get shorter
+    where they fail. It falls while it leaves nothing to draft. Trees are verified whole, and so are
+    stochastic drafts, because their tokens must not decide their length. Drafters without estimates
+    use the heuristic.
 
     Args:
-        gamma_max: most tokens in a draft.
+        gamma_max: maximum number of tokens in a draft.
     """
 
-    FIRST, LOWEST, HIGHEST = 0.4, 0.05, 0.5
-    MEMORY = 0.95  # of the threshold, at the next draft
+    INITIAL_THRESHOLD, MIN_THRESHOLD, MAX_THRESHOLD = 0.4, 0.05, 0.5  # the last two not tuned
+    THRESHOLD_MEMORY = 0.95  # weight of the threshold at the next draft; not tuned
 
     def __init__(self, gamma_max: int) -> None:
         self._max = gamma_max
         self._heuristic = HeuristicGamma(gamma_max)
         self._by_confidence = True
-        self.threshold = self.FIRST
+        self.threshold = self.INITIAL_THRESHOLD
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
         self._by_confidence = estimates
@@ -103,7 +103,7 @@ class ThresholdGamma(GammaController):
 
     def observe(self, drafted: int, accepted: int) -> None:
         if self._by_confidence:
-            self._move(self.HIGHEST * (accepted < drafted))
+            self._move(self.MAX_THRESHOLD * (accepted < drafted))
         else:
             self._heuristic.observe(drafted, accepted)
 
@@ -116,27 +116,27 @@ class ThresholdGamma(GammaController):
         return draft.first(int(low[0])) if len(low) else draft
 
     def _move(self, towards: float) -> None:
-        moved = self.MEMORY * self.threshold + (1 - self.MEMORY) * towards
-        self.threshold = max(moved, self.LOWEST)
+        moved = self.THRESHOLD_MEMORY * self.threshold + (1 - self.THRESHOLD_MEMORY) * towards
+        self.threshold = max(moved, self.MIN_THRESHOLD)
 
 
 class CostGamma(GammaController):
-    """By expected tokens per cost where the drafter estimates them, else the heuristic.
+    """Maximizes expected tokens per cost if the drafter estimates them, else uses the heuristic.
 
-    A drafter without estimates whose drafts give less than they cost drafts only now and then.
+    A drafter without estimates whose drafts gain less than they cost drafts only occasionally.
 
     Args:
-        gamma_max: most tokens in a draft.
-        cost: returns float32 (gamma_max + 2,), the current cost[n] of a forward of n
-            positions.
-        surcharge: returns by what a cost is multiplied if the draft has branches, >= 1: where a
-            chain of the tree promises more per cost, or no draft does, that is verified. None: all
-            branches are verified.
+        gamma_max: maximum number of tokens in a draft.
+        cost: returns float32 (gamma_max + 2,): [n] is the current cost of n positions.
+        surcharge: returns the factor on the cost of a draft with branches, >= 1. If a path of the
+            tree, or no draft, has more expected tokens per cost, that is verified instead. None:
+            all branches are verified.
     """
 
-    TRIED_EVERY = 8  # plans, while drafting does not pay
-    NOTICED = 1.01  # times that branches cost, below which a tree is not compared with its chains
-    MEMORY = 0.9  # weight of the earlier drafted steps beside the next one
+    # Not tuned:
+    STEPS_BETWEEN_TRIALS = 8  # calls of plan per draft, while drafting gains less than it costs
+    MIN_SURCHARGE = 1.01  # below, a tree is not compared with its paths
+    SURPLUS_MEMORY = 0.9  # weight of earlier drafted steps in the average surplus
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class CostGamma(GammaController):
             return self._max, self._cost()
         if self._surplus < 0:
             self._skipped += 1
-            if self._skipped % self.TRIED_EVERY:
+            if self._skipped % self.STEPS_BETWEEN_TRIALS:
                 return 0, None
         return self._heuristic.plan(estimates)
 
@@ -165,14 +165,14 @@ class CostGamma(GammaController):
         cost = self._cost()
         positions = min(1 + drafted, len(cost) - 1)  # another rank's draft may be longer
         surplus = (1 + accepted) / float(cost[positions]) - 1
-        self._surplus = self.MEMORY * self._surplus + (1 - self.MEMORY) * surplus
-        self._surplus = max(self._surplus, -(1 - self.MEMORY))  # one good draft resumes it
+        self._surplus = self.SURPLUS_MEMORY * self._surplus + (1 - self.SURPLUS_MEMORY) * surplus
+        self._surplus = max(self._surplus, -(1 - self.SURPLUS_MEMORY))  # one good draft resumes it
 
     def keep(self, draft: Draft) -> Draft:
         if self._surcharge is None or draft.parents is None or draft.confidence is None:
             return draft
         times = self._surcharge()
-        if times < self.NOTICED or draft.proposal is not None:
+        if times < self.MIN_SURCHARGE or draft.proposal is not None:
             return draft
         nodes = worthwhile_path(draft.parents, draft.confidence, self._cost(), times)
         return draft if nodes is None else draft.path(nodes)
@@ -182,8 +182,8 @@ class RowGamma(CostGamma):
     """CostGamma for one of several rows whose drafts are cut together afterwards.
 
     Args:
-        gamma_max: most tokens in a draft.
-        costs: of the batch's forwards.
+        gamma_max: maximum number of tokens in a draft.
+        costs: costs of the batch's forwards.
     """
 
     def __init__(self, gamma_max: int, costs: BatchStepCosts) -> None:
@@ -197,27 +197,30 @@ class RowGamma(CostGamma):
 
 
 class PrefillDraftLength:
-    """How many tokens to draft behind a prompt, by how earlier such drafts were accepted.
+    """The maximum draft length after a prompt, learned from earlier such drafts.
 
     Whether answers begin predictably depends on the task, so the length is learned over a
-    Speculator's calls: doubled when a whole draft is accepted, halved when nothing of it is. One
-    count, no text. Threads may share it: a lost update changes a length, never a text.
+    Speculator's calls: doubled when a whole draft is accepted, halved when none of it is. It keeps
+    one number and no text. Threads may share it: a lost update changes a length, never the output.
 
     Args:
-        most: tokens at most.
+        most: upper bound in tokens.
+
+    Attributes:
+        limit: the current maximum length.
     """
 
-    FIRST = 32
-    LEAST = 2  # costs little, and notices when answers become predictable
+    INITIAL_LENGTH = 32  # not tuned
+    MIN_LENGTH = 2  # is cheap and still detects that answers become predictable
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.limit = min(self.FIRST, most)
+        self.limit = min(self.INITIAL_LENGTH, most)
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Learn from a prefill that verified ``drafted`` tokens."""
         if drafted and accepted == 0:
-            self.limit = max(self.limit // 2, min(self.LEAST, self._most))
+            self.limit = max(self.limit // 2, min(self.MIN_LENGTH, self._most))
         elif drafted and accepted == drafted >= self.limit:
             self.limit = min(2 * self.limit, self._most)
 
@@ -245,11 +248,11 @@ def make_controller(
     cost: Callable[[], Float32],
     surcharge: Callable[[], float] | None = None,
 ) -> GammaController:
-    """A controller for one row of a generation.
+    """Make the controller for one row of a generation.
 
     Args:
-        gamma: an integer; "heuristic"; "threshold", by confidence; or "auto", by cost.
-        gamma_max: most tokens in a draft.
+        gamma: an integer, "heuristic", "threshold" (by confidence) or "auto" (by cost).
+        gamma_max: maximum number of tokens in a draft.
         cost, surcharge: see CostGamma.
     """
     if isinstance(gamma, int):

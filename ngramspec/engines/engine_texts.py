@@ -1,4 +1,4 @@
-"""Texts of requests with ids, kept for engines that hand over lists and not one buffer."""
+"""Texts of requests with ids, for engines that pass lists instead of one buffer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ngramspec.engines.rows import Row
 
 
 class EngineTexts:
-    """Grows each request's text by what is new, so that no step copies a whole text."""
+    """Appends new tokens to each request's text, so that no step copies a whole text."""
 
     def __init__(self) -> None:
         self._texts: dict[Hashable, tuple[Int32, int]] = {}
@@ -20,7 +20,7 @@ class EngineTexts:
         return len(self._texts)
 
     def known(self, key: Hashable) -> int:
-        """How many tokens of a request are known."""
+        """Number of known tokens of a request."""
         return self._texts[key][1] if key in self._texts else 0
 
     def row(self, key: Hashable, tail: Sequence[int], total: int) -> Row:
@@ -28,9 +28,9 @@ class EngineTexts:
 
         Args:
             key: the request's id.
-            tail: the last tokens of the text, at least one; those behind the ones that are known,
-                or more. Where they do not join, the text begins anew with them.
-            total: of the text.
+            tail: the last tokens of the text, at least one: those after the known ones, or more. If
+                they do not continue the known text, it is replaced by them.
+            total: number of tokens of the text.
         """
         buffer, count = self._texts.get(key, (np.empty(0, np.int32), 0))
         new = total - count
@@ -47,7 +47,7 @@ class EngineTexts:
         return Row(key, buffer, end, added)
 
     def drop(self, key: Hashable) -> None:
-        """Forget a request. Unknown ones are legal."""
+        """Forget a request. Unknown keys are ignored."""
         self._texts.pop(key, None)
 
     def clear(self) -> None:
@@ -56,7 +56,7 @@ class EngineTexts:
 
 
 def _joins(text: Int32, tail: Sequence[int], new: int) -> bool:
-    """Whether the tail's tokens before the new ones are the text's last."""
+    """Whether the tail's tokens before its last ``new`` ones equal the end of the text."""
     both = min(len(tail) - new, len(text))
     start = len(tail) - new - both
     mine: list[int] = text[len(text) - both :].tolist()

@@ -1,7 +1,7 @@
 """llama-cpp-python: drafts for ``Llama(..., draft_model=NgramspecDraft(...))``.
 
-llama-cpp-python calls its draft model with all committed tokens, for one text at a time, and tells
-neither what was accepted nor that another text begins. Both are seen from the tokens.
+llama-cpp-python calls its draft model with all committed tokens of one text at a time. It reports
+neither accepted tokens nor the start of another text. Both are inferred from the tokens.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ except ImportError as error:
         "ngramspec.engines.llama_cpp needs llama-cpp-python: pip install llama-cpp-python"
     ) from error
 
-MOST_IDS = (1 << 31) - 1
+MAX_ID = (1 << 31) - 1
 
 
 class LlamaCosts(LearnedEngineCosts):
-    """What evaluations of one text cost, and what a draft may cost at most.
+    """Costs of evaluations of one text, with a budget for drafts.
 
-    On a CPU a wide evaluation is dear, with quantized weights above all, and what was accepted in
-    one text says little of the next one: prose behind copied code would lose up to a tenth of its
-    first hundred tokens. So each text begins with a stake, and a draft may cost no more than what
-    is left of it: drafts that were accepted raise it, others take from it. What a text can lose is
-    bounded: the stake, and what it regains. All is in evaluations of one token. The values were
+    On a CPU a wide evaluation is expensive, especially with quantized weights, and acceptance in
+    one text predicts little about the next one: prose after copied code would lose up to a tenth of
+    its first hundred tokens. So each text starts with a budget, and no draft may cost more than
+    what is left of it. Gains of drafts are added to the budget, and losses are subtracted. This
+    bounds the total loss of a text. The unit is the evaluation of one token. The constants were
     chosen on recorded texts with the costs of five types of weights.
 
     Args:
-        k: most drafted tokens.
+        k: maximum number of drafted tokens.
     """
 
-    SLOPE = 0.7  # what a drafted token costs until that is measured: half of the difference is
-    # believed for each drafted step that was timed
-    EXTRA = 0.1  # by which a draft must be worth more than it costs
-    STAKE = 0.75  # of a text that begins: enough for one token
-    REGAINED = 0.01  # in each step, while there is less
-    MOST = 6.0  # of what was won that is kept
+    # Assumed cost of a drafted token. Each timed drafted step halves its excess over the measured.
+    TOKEN_COST = 0.7
+    MARGIN = 0.1  # by which a draft's expected gain must exceed its cost
+    INITIAL_BUDGET = 0.75  # enough for one token
+    REGAINED_PER_STEP = 0.01  # added in each step, up to INITIAL_BUDGET
+    MAX_BUDGET = 6.0
 
     def __init__(self, k: int) -> None:
         super().__init__(k, "cpu", "quantized")
-        self._dear = k + 1.0  # more than all tokens of a draft are worth
-        self._assumed = (1.0 + self.SLOPE * np.arange(k + 1)).astype(np.float32)
+        self._prohibitive = k + 1.0  # exceeds the gain of any draft
+        self._assumed = (1.0 + self.TOKEN_COST * np.arange(k + 1)).astype(np.float32)
         self._believed = self._assumed
-        self._tried = 0  # drafted steps that were timed
-        self._stake = self.STAKE
+        self._tried = 0  # number of timed drafted steps
+        self._budget = self.INITIAL_BUDGET
 
     def begin(self) -> None:
-        """Another text, or another turn of one, begins."""
-        self._stake = self.STAKE
+        """Start another text, or another turn of one."""
+        self._budget = self.INITIAL_BUDGET
 
     def judged(self, drafted: int, accepted: int) -> None:
-        """Of a draft so many tokens were accepted."""
+        """Record how many draft tokens were accepted."""
         if drafted:
             gain = accepted + 1.0 - float(self._believed[drafted])
-            self._stake = min(max(self._stake + gain, 0.0), self.MOST)
-        if self._stake < self.STAKE:
-            self._stake = min(self._stake + self.REGAINED, self.STAKE)
+            self._budget = min(max(self._budget + gain, 0.0), self.MAX_BUDGET)
+        if self._budget < self.INITIAL_BUDGET:
+            self._budget = min(self._budget + self.REGAINED_PER_STEP, self.INITIAL_BUDGET)
 
     def curve(self, rows: int) -> Float32 | None:
         known = super().curve(rows)
@@ -75,8 +75,8 @@ class LlamaCosts(LearnedEngineCosts):
             return None
         doubt = np.float32(0.5**self._tried)
         self._believed = known + doubt * np.maximum(self._assumed - known, 0)
-        curve: Float32 = self._believed * np.float32(1.0 + self.EXTRA)
-        curve[self._believed - 1.0 > self._stake] += self._dear
+        curve: Float32 = self._believed * np.float32(1.0 + self.MARGIN)
+        curve[self._believed - 1.0 > self._budget] += self._prohibitive
         curve[0] = 1.0
         return curve
 
@@ -86,22 +86,21 @@ class LlamaCosts(LearnedEngineCosts):
 
 
 class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
-    """A draft model of llama-cpp-python without a model.
+    """A draft model for llama-cpp-python that needs no model.
 
-    ``Llama`` needs ``logits_all=True``, or n_batch >= n_ctx: with any draft model it keeps every
-    position's logits, in a buffer that is else only n_batch positions long. Behind them
+    ``Llama`` needs ``logits_all=True``, or n_batch >= n_ctx. With any draft model it keeps the
+    logits of every position, but otherwise in a buffer of only n_batch positions. After these
     ``Llama.eval`` fails ("could not broadcast"), whatever is drafted.
 
-    What a wider evaluation costs is learned from the times between the calls: see ``LlamaCosts``.
+    Costs of wider evaluations are learned from the times between calls: see ``LlamaCosts``.
 
     Args:
-        num_pred_tokens: most tokens drafted, >= 1.
-        n_ctx: the context's length, as ``Llama`` has it. Drafts leave room for the token behind
-            them, so that the context is never full before plain decoding fills it.
-        vocab: size of the vocabulary, ``Llama.n_vocab()``; None: any id may be drafted that was
-            seen, which are those of the text.
-        options: as ``EngineOptions`` names them.
-        clock: seconds.
+        num_pred_tokens: maximum number of drafted tokens, >= 1.
+        n_ctx: context length of the ``Llama``. Drafts leave room for the token after them, so the
+            context is not full earlier than with plain decoding.
+        vocab: size of the vocabulary, ``Llama.n_vocab()``. None: any id of the text may be drafted.
+        options: fields of ``EngineOptions``.
+        clock: returns seconds.
 
     Raises:
         TypeError, ValueError: an argument or option is wrong.
@@ -116,7 +115,7 @@ class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
         self,
         num_pred_tokens: int = 10,
         *,
-        n_ctx: int = MOST_IDS,
+        n_ctx: int = MAX_ID,
         vocab: int | None = None,
         options: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -125,7 +124,7 @@ class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
         known = EngineOptions.read(given, "options")
         self.rows = known.rows(
             num_pred_tokens,
-            vocab=MOST_IDS if vocab is None else vocab,
+            vocab=MAX_ID if vocab is None else vocab,
             max_len=n_ctx,
             device="cpu",
             dtype="float32",
@@ -133,12 +132,12 @@ class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
         )
         if known.costs == "learned":
             self.rows.costs = LlamaCosts(num_pred_tokens)
-        self._last = np.empty(0, np.int32)  # the text of the last call,
-        self._drafted = 0  # and what was drafted behind it
+        self._last = np.empty(0, np.int32)  # the text of the last call
+        self._drafted = 0  # number of tokens drafted after it
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        """What may follow all committed tokens, int32 (n,); an empty array for no draft."""
-        tokens = np.array(input_ids, np.int32)  # a copy: llama.cpp writes over its own
+        """Draft the tokens after all committed ones, int32 (n,); empty for no draft."""
+        tokens = np.array(input_ids, np.int32)  # a copy, because llama.cpp reuses its buffer
         length, new = len(tokens), self._generated(tokens)
         if isinstance(self.rows.costs, LlamaCosts):
             if new:
@@ -151,10 +150,10 @@ class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
         return draft.tokens.astype(np.intc)
 
     def _generated(self, tokens: Int32) -> int:
-        """How many of the last of these tokens, int32 (n,), the last call's draft led to; 0: none.
+        """Number of tokens, int32 (n,), generated since the last call.
 
-        Then it is another text, or has another prompt in it: it does not begin with that of the
-        last call, or goes on by more than its draft and another token.
+        0 for another text or another prompt: if the tokens do not begin with the text of the last
+        call, or are longer by more than its draft and one token.
         """
         known = len(self._last)
         new = len(tokens) - known

@@ -1,4 +1,4 @@
-"""What became of a row's draft."""
+"""Finds the accepted nodes of a row's draft."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ngramspec.draft import Draft, Int32
 
 
 def accepted_nodes(draft: Draft, committed: Int32, begin: int, end: int) -> list[int]:
-    """The nodes of a draft that committed[begin:end], int32, agrees with, in order."""
+    """The nodes of a draft that agree with committed[begin:end], int32, in order."""
     if draft.parents is None:
         return list(range(agreed(draft.tokens, committed, begin, end)))
     tokens = draft.tokens.tolist()

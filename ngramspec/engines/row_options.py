@@ -1,4 +1,4 @@
-"""The options that all engine integrations take, from a dict of JSON values."""
+"""The options of all engine integrations, read from a dict of JSON values."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ngramspec.errors import check_int
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How an engine's rows are drafted for.
+    """Options for drafting in an engine.
 
     Attributes:
-        drafter: as ``build_drafter`` takes it.
-        policy: likewise.
-        costs: "learned", from the engine's own steps; "none": all drafts have up to k tokens; or
-            a table, number of rows -> drafted tokens in all rows -> time of the step in steps
+        drafter: description of the drafter for ``build_drafter``.
+        policy: policy of the drafter, also for ``build_drafter``.
+        costs: "learned" from the engine's steps; "none": all drafts have up to k tokens; or a
+            table, number of rows -> drafted tokens in all rows -> time of the step relative to one
             without a draft: ``{"1": {"8": 1.2, "24": 1.5}, "16": {"16": 1.9}}``.
-        max_sessions: most texts that are known at a time.
-        max_mib: most MiB of texts and sessions.
-        stores: what all requests draft from: paths of corpora, and dicts that name shared stores,
-            to which all requests add what they say: see ``named_stores``.
+        max_sessions: maximum number of known texts.
+        max_mib: maximum size of texts and sessions in MiB.
+        stores: draft sources of all requests: paths of corpora, and dicts that name shared stores,
+            to which all requests add their output: see ``named_stores``.
         log_every: seconds between two log lines with counts; 0: none.
     """
 
@@ -42,14 +42,14 @@ class EngineOptions:
 
     @classmethod
     def read(cls, given: object, where: str) -> EngineOptions:
-        """Check what a user gave.
+        """Read and check a user's options.
 
         Args:
             given: a dict.
-            where: names it in errors.
+            where: its name in error messages.
 
         Raises:
-            TypeError, ValueError: an option is unknown or wrong; the known ones are named.
+            TypeError, ValueError: an option is unknown or wrong.
         """
         known = [each.name for each in fields(cls)]
         if not isinstance(given, Mapping):
@@ -65,7 +65,7 @@ class EngineOptions:
         return options
 
     def check(self) -> None:
-        """Raise what is wrong with the values."""
+        """Raise a TypeError or ValueError if a value is wrong."""
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be a string, got {self.drafter!r}")
         if self.policy not in POLICIES:
@@ -82,12 +82,12 @@ class EngineOptions:
         """The drafter, with its stores.
 
         Args:
-            tokenizer: of the model; the stores must have been built with it. None: not known.
-            vocab: size of the vocabulary; None: not known.
+            tokenizer: the model's tokenizer, to check that the stores were built with it, or None.
+            vocab: size of the vocabulary, to check the stores, or None.
 
         Raises:
-            TypeError, ValueError: the drafter takes no stores, or a store is none, or one of
-                another tokenizer.
+            TypeError, ValueError: the drafter accepts no stores, or a store is invalid or was built
+                with another tokenizer.
             OSError: a store cannot be read.
         """
         drafter = build_drafter(self.drafter, policy=self.policy, stores=named_stores(self.stores))
@@ -99,7 +99,11 @@ class EngineOptions:
         return drafter
 
     def batch_costs(self, k: int, device: str, dtype: str) -> EngineCosts | None:
-        """The costs to go by."""
+        """The step costs that ``costs`` selects, or None.
+
+        Raises:
+            ValueError: ``costs`` is wrong.
+        """
         if isinstance(self.costs, Mapping):
             table = self.costs.items()
             return GivenEngineCosts(
@@ -121,17 +125,17 @@ class EngineOptions:
         tokenizer: Any = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Rows:
-        """The drafts for an engine's rows by these options.
+        """Make the ``Rows`` with these options.
 
         Args:
-            k: most tokens drafted for a row.
+            k: maximum number of tokens drafted for a row.
             vocab: size of the vocabulary.
-            max_len: most tokens of a text.
+            max_len: maximum number of tokens of a text.
             device: "cpu" or "gpu".
-            dtype: of the model, by name.
-            tree: whether drafts may be trees: always of k nodes then, whatever that costs.
-            tokenizer: of the model, for the stores; None: not at hand.
-            clock: seconds.
+            dtype: name of the model's dtype.
+            tree: whether drafts may be trees. Then ``costs`` is ignored.
+            tokenizer: the model's tokenizer, to check the stores, or None.
+            clock: returns seconds.
         """
         return Rows(
             self.build_drafter(tokenizer, vocab),

@@ -1,26 +1,27 @@
-"""What the steps of an engine's batch give, and whether requests follow those that ended."""
+"""Tracks the tokens per cost of an engine's steps, and whether ended requests are replaced."""
 
 from __future__ import annotations
 
 from collections import deque
 
-STEPS = 64  # of the past that a rate is of, in the mean
-PLAIN = 8.0  # steps of one token each, without drafts, that it begins with, in each batch
-PATIENCE = 16  # steps in which the request that follows another one comes
-HEARD = 0.1  # weight of an ended request in what is expected of the next
-# Where requests begin together, a step is saved only if the slowest rows need one less: a token
-# must be worth so much more than its part of a step's cost.
-TOGETHER = 0.2
+# These constants are not tuned.
+RATE_WINDOW_STEPS = 64  # time constant of the exponential average of the rate
+PRIOR_PLAIN_STEPS = 8.0  # plain steps of one token each that every batch's rate starts with
+MAX_REFILL_STEPS = 16  # steps within which a new request counts as replacing an ended one
+REFILL_WEIGHT = 0.1  # weight of one ended request in the share of replaced ones
+# If requests start together, a step is saved only if the slowest rows need one step less. So a
+# token's gain must exceed its share of the step's cost by this fraction.
+UNREFILLED_MARGIN = 0.2
 
 
 class Pace:
-    """What drafts are judged by, beside their probabilities and costs.
+    """The criteria for drafts in addition to their probabilities and costs.
 
     Attributes:
-        rate: tokens of a row per cost of its steps, >= 1, a plain step's cost being 1.
-        refilled: share of ended requests, 0 at first, that were followed by others while the batch
-            went on. Where it is 1 a server is busy all the time, and any token of any row is worth
-            the same; where it is 0 requests begin together, and who asked waits for the slowest.
+        rate: a row's tokens per cost of its steps, >= 1, where a plain step costs 1.
+        refilled: share of ended requests that were replaced while the batch continued, at first 0.
+            1: the server is always busy, and tokens of all rows have the same value. 0: requests
+            start together, and all wait for the slowest.
 
     Example:
         >>> pace = Pace()
@@ -33,51 +34,51 @@ class Pace:
 
     def __init__(self) -> None:
         self.refilled = 0.0
-        self._tokens = self._cost = PLAIN
-        self._last = 1.0  # cost of the step that is under way
+        self._tokens = self._cost = PRIOR_PLAIN_STEPS
+        self._last = 1.0  # cost of the current step
         self._rows = 0
         self._steps = 0
-        self._ended: deque[int] = deque()  # when those did that nobody followed yet
+        self._ended: deque[int] = deque()  # steps at which requests ended that are not replaced yet
 
     @property
     def rate(self) -> float:
-        """See the class."""
+        """See the class's attributes."""
         return max(self._tokens / self._cost, 1.0)
 
     def price(self, rows: int) -> float:
-        """Tokens of each of so many rows that the cost of a step without drafts must give."""
-        return self.rate * (1.0 if rows == 1 else 1.0 + TOGETHER * (1.0 - self.refilled))
+        """Tokens per row that each unit of cost must yield in a batch of ``rows`` rows."""
+        return self.rate * (1.0 if rows == 1 else 1.0 + UNREFILLED_MARGIN * (1.0 - self.refilled))
 
     def step(self, rows: int, kept: int, tokens: int) -> None:
-        """Take a step of the engine in.
+        """Record a step of the engine.
 
         Args:
-            rows: that have tokens now.
-            kept: of those, the ones that had some in the step before.
-            tokens: new ones of the kept rows.
+            rows: number of rows with new tokens.
+            kept: number of these that had new tokens in the step before, too.
+            tokens: total number of new tokens of the kept rows.
         """
         self._steps += 1
         if kept:
-            fade = 1.0 - 1.0 / STEPS
+            fade = 1.0 - 1.0 / RATE_WINDOW_STEPS
             self._tokens = fade * self._tokens + tokens / kept
             self._cost = fade * self._cost + self._last
-        came, ended = rows - kept, self._rows - kept
+        started, ended = rows - kept, self._rows - kept
         self._rows = rows
-        if not kept:  # the batch has ended: who comes now follows nobody, and has other texts
-            self._hear(0.0, len(self._ended))
-            self._tokens = self._cost = PLAIN
+        if not kept:  # the batch has ended; new requests replace none and have other texts
+            self._record_ended(0.0, len(self._ended))
+            self._tokens = self._cost = PRIOR_PLAIN_STEPS
             return
         self._ended.extend([self._steps] * ended)
-        self._hear(1.0, min(came, len(self._ended)))
-        late = sum(self._steps - each >= PATIENCE for each in self._ended)
-        self._hear(0.0, late)
+        self._record_ended(1.0, min(started, len(self._ended)))
+        late = sum(self._steps - each >= MAX_REFILL_STEPS for each in self._ended)
+        self._record_ended(0.0, late)
 
     def drafted(self, cost: float) -> None:
-        """The step that begins costs so much, in steps of as many rows without drafts."""
+        """Set the next step's cost, relative to one of equally many rows without drafts."""
         self._last = cost
 
-    def _hear(self, followed: float, many: int) -> None:
-        """So many requests, those that ended first, were followed by others, or were not."""
+    def _record_ended(self, followed: float, many: int) -> None:
+        """Record of the ``many`` oldest ended requests whether they were replaced: 1 or 0."""
         for _ in range(many):
             self._ended.popleft()
-            self.refilled += HEARD * (followed - self.refilled)
+            self.refilled += REFILL_WEIGHT * (followed - self.refilled)

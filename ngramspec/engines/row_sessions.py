@@ -1,4 +1,4 @@
-"""The drafting sessions of an engine's rows: begun, asked, fed, closed, and bounded."""
+"""The drafting sessions of an engine's rows, and the limits on them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ngramspec.stores.shared import Namespace
 
 logger = logging.getLogger("ngramspec")
 
-IDLE_CALLS = 4096  # calls after which a text that was not seen is dropped
-MEASURED_TOKENS = 64  # tokens after which a text's bytes are counted again
+MAX_IDLE_CALLS = 4096  # a text that was not seen in so many calls is dropped; not tuned
+TOKENS_BETWEEN_MEASUREMENTS = 64  # after which a text's bytes are counted again; not tuned
 
 
 @dataclass(slots=True)
 class RowsStats:
-    """Counts of ``Rows`` since it began.
+    """Counts of a ``Rows`` since its creation.
 
     Attributes:
-        calls: of ``step``.
+        calls: calls of ``step``.
         row_steps: rows with new tokens, over all calls.
-        emitted: new tokens that were told, first ones behind prompts included.
-        drafted: draft tokens that were returned.
-        accepted: of those, as many as the next new tokens agreed with.
-        opened: sessions begun, those begun anew included.
-        moved: texts found again in another row, or after a pause.
-        dropped: texts dropped because they were not seen for long, or for want of room.
-        faults: drafts lost because the drafter raised or returned what cannot be verified.
-        crowded: row-steps without a draft since all room was taken by rows of the same call.
-        seconds: in ``step``.
+        emitted: new tokens, including the first ones after prompts.
+        drafted: returned draft tokens.
+        accepted: draft tokens that agreed with the next new tokens.
+        opened: opened sessions, including those opened again.
+        moved: texts found in another row, or after a pause.
+        dropped: texts dropped because they were idle for long, or exceeded a limit.
+        faults: drafts lost because the drafter raised an error or returned an invalid draft.
+        crowded: row-steps without a draft because rows of the same call filled all sessions.
+        seconds: time in ``step``.
     """
 
     calls: int = 0
@@ -55,16 +55,15 @@ class RowsStats:
 
 
 class RowSessions:
-    """The texts of all rows with a session each, at most so many and so large.
-
-    Not for several threads at once.
+    """The texts of all rows with one session each, within limits. Not thread-safe.
 
     Args:
-        drafter: whose sessions they are.
-        vocab: size of the target's vocabulary: no other ids are told to a session, or drafted.
+        drafter: makes the sessions.
+        vocab: size of the target's vocabulary. Other ids are neither passed to a session nor
+            drafted.
         tree: whether drafts may be trees.
-        max_sessions: most texts.
-        max_bytes: most bytes of texts and sessions, as far as they tell their size.
+        max_sessions: maximum number of texts.
+        max_bytes: maximum bytes of texts and sessions that report their size.
     """
 
     def __init__(
@@ -79,14 +78,14 @@ class RowSessions:
         self._shared = CallDrafter(lambda: drafter, None, None, logger.warning) if shares else None
         self.texts = RowTexts(lambda: GuardedSession(vocab, self._report_fault))
         self.stats = RowsStats()
-        self.open = 0  # sessions
-        self._per_token = 64.0  # bytes, of the texts that were opened
+        self.open = 0  # number of open sessions
+        self._per_token = 64.0  # average bytes of a token of an opened text
 
     def advance(self, place: int, row: Row, text: RowText | None) -> RowText:
-        """The text of row ``place``, brought up to date.
+        """Update and return the text of row ``place``.
 
         Args:
-            text: which the row continues, as ``RowTexts.find`` says; None: one that is new.
+            text: the text that the row continues, from ``RowTexts.find``; None: a new text.
         """
         if text is None:
             known = None if row.key is None else self.texts.of_key(row.key)
@@ -104,13 +103,14 @@ class RowSessions:
             _store(text.stored, new, len(row.new), begin)
         if text.guarded.session is not None:
             self._learn(text, draft, row, begin, new)
-            if row.length // MEASURED_TOKENS != begin // MEASURED_TOKENS:
+            if row.length // TOKENS_BETWEEN_MEASUREMENTS != begin // TOKENS_BETWEEN_MEASUREMENTS:
                 self.texts.measure(text)
         return text
 
     def rows_known(self) -> None:
-        """All rows of a call were told. Texts that have none any more may have ended: what they
-        said is added to shared stores.
+        """Call after all rows of a call were advanced.
+
+        Texts without a row may have ended, so their output is added to shared stores.
         """
         self.stats.moved = self.texts.moves
         if self._shared is not None:
@@ -119,7 +119,7 @@ class RowSessions:
                     text.stored.pause()
 
     def store_counts(self) -> dict[str, int]:
-        """As ``Rows.store_counts``."""
+        """See ``Rows.store_counts``."""
         shared = [each for each in self.drafter.stores if isinstance(each, Namespace)]
         counts = [each.statistics() for each in shared]
         return {
@@ -140,12 +140,12 @@ class RowSessions:
         self._settle(text)
 
     def ask(self, text: RowText, room: int, cost: Float32 | None) -> Draft:
-        """A draft of at most ``room`` nodes that can be verified.
+        """A valid draft for a text.
 
         Args:
-            text: whose.
-            room: >= 1.
-            cost: float32 (room + 2,) or longer, for ``DraftSession.propose``; None: none is known.
+            text: the text to continue.
+            room: maximum number of nodes, >= 1.
+            cost: float32 (room + 2,) or longer, for ``DraftSession.propose``; None: not known.
         """
         guarded = text.guarded
         guarded.use(self.drafter if text.stored is None else text.stored())
@@ -164,7 +164,7 @@ class RowSessions:
             return EMPTY_DRAFT
 
     def _open(self, text: RowText) -> bool:
-        """Begin the text's session; False: there is no room."""
+        """Open the text's session. False: there is no room."""
         tokens = text.text.copy()
         tokens = tokens[(tokens >= 0) & (tokens < self.vocab)]
         wanted = int(self._per_token * text.count)
@@ -182,24 +182,24 @@ class RowSessions:
         return True
 
     def shrink(self) -> None:
-        """Drop what was not seen for long, and what is too much; last, texts of this call."""
+        """Drop idle texts, and texts beyond the limits: those of this call last."""
         texts = self.texts
         while (oldest := texts.oldest()) is not None and (
             len(texts) > self.max_sessions
             or texts.bytes > self.max_bytes
-            or oldest.seen + IDLE_CALLS < texts.call
+            or oldest.seen + MAX_IDLE_CALLS < texts.call
         ):
             self.drop(oldest, counted=True)
         if len(texts) > self.max_sessions or texts.bytes > self.max_bytes:
             texts_of_call = texts.all()[::-1]
             texts_of_call.sort(key=lambda text: text.guarded.session is not None)
-            for text in texts_of_call:  # their rows go without
+            for text in texts_of_call:  # their rows get no draft
                 if len(texts) <= self.max_sessions and texts.bytes <= self.max_bytes:
                     break
                 self.drop(text, counted=True)
 
     def drop(self, text: RowText, counted: bool = False) -> None:
-        """Close a text's session and forget it; ``counted`` in the statistics."""
+        """Close a text's session and forget it. ``counted``: add it to ``stats.dropped``."""
         self.texts.drop(text)
         self.stats.dropped += counted
         text.guarded.close()
@@ -208,7 +208,7 @@ class RowSessions:
             text.stored.end(well=True)
 
     def _settle(self, text: RowText) -> None:
-        """Stop counting a text's session if it was closed."""
+        """Stop counting a text's session as open if it was closed."""
         if text.counted and text.guarded.session is None:
             text.counted = False
             self.open -= 1
@@ -222,16 +222,16 @@ class RowSessions:
         self.stats.faults += 1
         if self.stats.faults == 1:
             name = type(drafter).__name__
-            logger.warning("%s failed, rows go on undrafted: %r", name, error, exc_info=error)
+            logger.warning("%s failed, so rows get no draft: %r", name, error, exc_info=error)
 
 
-def _store(stored: RowDrafter, tokens: Int32, said: int, begin: int) -> None:
-    """Tell shared stores what follows a text's first ``begin`` tokens.
+def _store(stored: RowDrafter, tokens: Int32, emitted: int, begin: int) -> None:
+    """Add to shared stores the tokens that follow a text's first ``begin`` tokens.
 
-    All but the last ``said`` are a prompt: of a request that begins, or goes on with an earlier
-    one's text.
+    All but the last ``emitted`` tokens are a prompt, either of a new request or of one that
+    continues an earlier request's text.
     """
-    prompt = max(len(tokens) - said, 0)
+    prompt = max(len(tokens) - emitted, 0)
     if prompt:
         if begin:
             stored.end(well=True)

@@ -1,4 +1,4 @@
-"""Stores as an engine's options name them: paths of corpora, and stores that its requests share."""
+"""The stores in an engine's options: corpora by path, and stores that requests share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ngramspec.stores.shared import DEFAULT_BYTES, Namespace, SharedStore, made_namespace
 
-SAVED = ("path", "namespace", "max_bytes", "namespace_bytes")
+SAVED_STORE_OPTIONS = ("path", "namespace", "max_bytes", "namespace_bytes")
 
 
 def named_stores(given: object) -> list[str | Namespace]:
@@ -15,11 +15,11 @@ def named_stores(given: object) -> list[str | Namespace]:
 
     Args:
         given: a list of paths of corpora, and dicts of SharedStore's arguments and ``namespace``.
-            With ``path`` the store begins as the file that ``SharedStore.save`` wrote, which is not
+            With ``path``, the store is loaded from a file of ``SharedStore.save``. The file is not
             written again.
 
     Raises:
-        TypeError, ValueError: no such list, or what is wrong with an entry.
+        TypeError, ValueError: ``given`` is not such a list, or an entry is wrong.
         OSError: a file cannot be read.
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -36,7 +36,7 @@ def _named(at: int, given: Any) -> str | Namespace:
 
 
 def _saved(at: int, given: Mapping[str, Any]) -> Namespace:
-    unknown = [str(name) for name in given if name not in SAVED]
+    unknown = [str(name) for name in given if name not in SAVED_STORE_OPTIONS]
     if unknown or "namespace" not in given or not isinstance(given["path"], str):
         raise ValueError(
             f"stores[{at}]: a store with a path must have 'path' and 'namespace', and may have"

@@ -1,4 +1,4 @@
-"""The texts of an engine's rows: which of the known ones a row continues, and how many are kept."""
+"""The texts of an engine's rows, and the search for the known text that a row continues."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from ngramspec.drafters.stored import RowDrafter
 
 
 class Row(NamedTuple):
-    """One row of an engine's batch, as it stands after a step.
+    """One row of an engine's batch after a step.
 
     Attributes:
-        key: the engine's id of the request, or None where it does not tell.
-        tokens: int32, contiguous, the row's committed tokens; what lies behind ``length`` is
-            ignored.
-        length: how many tokens are committed, the new ones included.
-        new: the tokens that the step committed; none for a row that is still in its prefill.
+        key: the engine's id of the request, or None if it does not provide one.
+        tokens: int32, contiguous, the row's committed tokens. Those after ``length`` are ignored.
+        length: number of committed tokens, including the new ones.
+        new: tokens that the step committed; empty for a row in its prefill.
     """
 
     key: Hashable | None
@@ -36,15 +35,15 @@ class RowText:
         key: the engine's id, or None.
         text: its committed tokens.
         guarded: the session that drafts for it.
-        counted: whether its session is counted as an open one.
-        draft: what was drafted in the last call, as it was returned.
+        counted: whether its session is counted as open.
+        draft: the draft returned in the last call.
         seen: number of the last call that had this row.
-        size: bytes, as counted last.
-        live: whether it is known still.
-        stored: what it adds to shared stores, and the drafter that reads them; None: none.
-        listed: (count, hash) by which ``RowTexts`` finds it; None: by none.
-        steps: of the engine in which it got tokens.
-        emitted: tokens that it got in them.
+        size: bytes at the last count.
+        live: whether it is still known.
+        stored: adds to shared stores and makes the drafter that reads them; None: no such stores.
+        listed: (count, hash) under which ``RowTexts`` lists it, or None.
+        steps: number of engine steps that committed tokens of it.
+        emitted: number of tokens committed in them.
     """
 
     __slots__ = (
@@ -63,11 +62,11 @@ class RowText:
 
     @property
     def count(self) -> int:
-        """Committed tokens."""
+        """Number of committed tokens."""
         return self.text.count
 
     def measure(self) -> int:
-        """Count the bytes of the text and of the session's structures again."""
+        """Count and return the bytes of the text and of the session's structures."""
         session = self.guarded.session
         own = None if session is None else session.sizeof()
         self.size = self.text.sizeof() + (own or 0)
@@ -75,13 +74,12 @@ class RowText:
 
 
 class RowTexts:
-    """The known texts: found by id, by row or by hash; the least recently seen are dropped.
+    """The known texts, found by id, by row or by hash. Not thread-safe.
 
-    With ids a text is its id's. Without, a row continues the text that the same row had in the
-    last call, if it begins with it; else any text that equals what the row held before its new
-    tokens: equal texts are interchangeable. No text is given to two rows in one call.
-
-    Not for several threads at once.
+    A row with an id continues the text of that id. A row without an id continues the text that the
+    same row had in the last call, if its tokens begin with that text. Otherwise it continues any
+    text equal to its tokens before the new ones, since equal texts are interchangeable. No text is
+    used for two rows in one call.
 
     Args:
         make_session: makes the guarded session of a new text.
@@ -90,8 +88,8 @@ class RowTexts:
     def __init__(self, make_session: Callable[[], GuardedSession]) -> None:
         self._make_session = make_session
         self._by_key: dict[Hashable, RowText] = {}
-        self._by_hash: dict[tuple[int, int], list[RowText]] = {}  # but for those that grew
-        self._grown: set[RowText] = set()  # since they were listed there
+        self._by_hash: dict[tuple[int, int], list[RowText]] = {}  # except those in _grown
+        self._grown: set[RowText] = set()  # texts that have grown since they were listed
         self._rows: dict[int, RowText] = {}  # the texts of the last call, by row
         self._last: dict[int, RowText] = {}
         self._order: OrderedDict[int, RowText] = OrderedDict()  # least recently seen first
@@ -103,12 +101,12 @@ class RowTexts:
         return len(self._order)
 
     def begin_call(self) -> None:
-        """Begin a call: rows are those of the call before from now on."""
+        """Start a call: the current rows become those of the last call."""
         self.call += 1
         self._last, self._rows = self._rows, {}
 
     def find(self, place: int, row: Row) -> RowText | None:
-        """The text that row ``place`` continues, or None if it is new or its text another one."""
+        """The known text that row ``place`` continues, or None."""
         key, tokens, length, new = row
         text = self._last.get(place) if key is None else self._by_key.get(key)
         if (
@@ -132,7 +130,7 @@ class RowTexts:
         return self._by_key.get(key)
 
     def add(self, key: Hashable | None) -> RowText:
-        """A new text, empty as yet."""
+        """Add and return an empty text."""
         text = RowText(key, self._make_session())
         if key is not None:
             self._by_key[key] = text
@@ -140,7 +138,7 @@ class RowTexts:
         return text
 
     def take(self, place: int, text: RowText, row: Row, vocab: int) -> Int32:
-        """Let row ``place`` have the text, and append what was committed.
+        """Assign the text to row ``place``, and append the committed tokens.
 
         Returns:
             A copy of the new tokens that are ids of the vocabulary, int32 (n,).
@@ -154,7 +152,7 @@ class RowTexts:
         return new
 
     def keep_row(self, place: int) -> None:
-        """Let row ``place`` have the text it had, though nothing was committed."""
+        """Keep the text of row ``place``, for which nothing was committed."""
         text = self._last.get(place)
         if text is not None:
             self._rows.setdefault(place, text)
@@ -165,7 +163,7 @@ class RowTexts:
         return [text for text in self._last.values() if text.live and text not in here]
 
     def _list_grown(self) -> None:
-        """List the texts that grew by their hashes; done only when one is looked for."""
+        """List texts that grew under their new hashes. Deferred until a look-up by hash."""
         for text in self._grown:
             self._unlist(text)
             text.listed = (text.text.count, text.text.hash)
@@ -182,17 +180,17 @@ class RowTexts:
         text.listed = None
 
     def measure(self, text: RowText) -> None:
-        """Count a text's bytes anew."""
+        """Update the count of a text's bytes."""
         if text.live:
             self.bytes += -text.size + text.measure()
 
     def oldest(self) -> RowText | None:
-        """The least recently seen text, unless that is of this call."""
+        """The least recently seen text, or None if all were seen in this call."""
         text = next(iter(self._order.values()), None)
         return None if text is None or text.seen == self.call else text
 
     def drop(self, text: RowText) -> None:
-        """Forget a text. Its session is the caller's to close."""
+        """Forget a text. The caller must close its session."""
         if not text.live:
             return
         text.live = False

@@ -1,7 +1,7 @@
-"""Drafts for the rows of a serving engine's batch: the one core of all engine integrations.
+"""Drafts for the rows of a serving engine's batch: the common core of all engine integrations.
 
-An engine calls ``Rows.step`` once after every step with the rows as they stand, and verifies the
-drafts that come back in the next one. It needs neither torch nor transformers.
+An engine calls ``Rows.step`` once after every step with the current rows, and verifies the returned
+drafts in the next step. This module needs neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from ngramspec.costs.engine_rows import EngineCosts
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32
 from ngramspec.draft_length.batch_choice import (
-    LAG,
+    LAG_POWER,
     generous_cost,
     may_pay,
     progress_weights,
@@ -28,38 +28,38 @@ from ngramspec.errors import check_bool, check_int
 
 __all__ = ["Row", "Rows", "RowsStats"]
 
-# P(a drafted token is still wanted): a request's last draft reaches beyond its end. Chosen by
-# replaying answers of 48 tokens; in simulated answers of 200, 0.98 makes sure copies 5 to 15 %
-# faster, and loses where tokens are less sure.
-LASTING = 0.9
+# P(a drafted token is still needed): a request's last draft exceeds its end. Chosen by replaying
+# answers of 48 tokens. In simulated answers of 200 tokens, 0.98 makes confident copies 5 to 15 %
+# faster, but uncertain drafts slower.
+STILL_NEEDED_PROBABILITY = 0.9
 
 
 class Rows:
-    """Drafts for an engine's rows, which come, move, pause, and leave without a notice.
+    """Drafts for an engine's rows, which may start, move, pause and end without notice.
 
-    A row's text is found by the request's id if there is one; else by its tokens: see
-    ``RowTexts``. A drafter's fault costs a row its draft and nothing else: ``step`` never raises
-    an Exception. The first fault is logged, all are counted.
+    A row's text is found by the request's id, or else by its tokens: see ``RowTexts``. If a drafter
+    fails, only that row's draft is lost: ``step`` never raises an Exception. The first fault is
+    logged, and all are counted.
 
-    Sessions are bounded in number and bytes. The least recently seen are closed; one that returns
-    is opened again from its tokens. A row for which there is no room goes undrafted.
+    The number and bytes of sessions are bounded. The least recently seen are closed. If such a row
+    returns, its session is opened again from its tokens. A row without room gets no draft.
 
-    Drafts end where the expected tokens of the whole batch are worth most, at the tokens per cost
-    of all its steps: each row's next token competes with those of all others. Where requests that
-    end are not followed by others, tokens of the slowest rows count more: the others wait for them.
+    Drafts are cut so that the expected tokens per cost of the whole batch are highest: each row's
+    next token competes with those of all others. If ended requests are not replaced, tokens of the
+    slowest rows count more, because the others wait for them.
 
-    Not for several threads at once.
+    Not thread-safe.
 
     Args:
-        drafter: or its description, as ``build_drafter`` takes it.
-        k: most tokens (nodes of a tree) drafted for a row, >= 1.
+        drafter: a drafter, or its description for ``build_drafter``.
+        k: maximum number of tokens (nodes of a tree) drafted for a row, >= 1.
         vocab: size of the target's vocabulary.
-        max_len: most tokens of a text; drafts leave room for the token behind them.
-        costs: of steps; None: drafts have up to ``k`` tokens, whatever that costs.
+        max_len: maximum number of tokens of a text. Drafts leave room for the token after them.
+        costs: costs of steps; None: drafts have up to ``k`` tokens, whatever their cost.
         tree: whether drafts may be trees.
-        max_sessions: most texts that are known at a time.
-        max_bytes: most bytes of texts and sessions, as far as they tell their size.
-        clock: seconds, for the engine's steps and ``stats.seconds``.
+        max_sessions: maximum number of known texts.
+        max_bytes: maximum bytes of texts and sessions that report their size.
+        clock: returns seconds; used for the engine's steps and ``stats.seconds``.
 
     Example:
         >>> import numpy as np
@@ -97,35 +97,35 @@ class Rows:
         self._texts = self._sessions.texts
         self._pace = Pace()
         self._clock = clock
-        self._returned: float | None = None  # when the last call did
+        self._returned: float | None = None  # time at which the last call returned
 
     @property
     def stats(self) -> RowsStats:
-        """Counts since it began."""
+        """Counts since the object was created."""
         return self._sessions.stats
 
     def __len__(self) -> int:
-        """How many texts are known."""
+        """Number of known texts."""
         return len(self._texts)
 
     @property
     def bytes(self) -> int:
-        """Of texts and sessions, as counted last."""
+        """Bytes of texts and sessions, at the last count."""
         return self._texts.bytes
 
     def store_counts(self) -> dict[str, int]:
-        """Of the shared stores: tokens in them, look-ups that found some, and accepted tokens."""
+        """Counts of the shared stores: tokens, look-ups with a match, and accepted tokens."""
         return self._sessions.store_counts()
 
     def step(self, rows: Sequence[Row]) -> list[Draft]:
         """Learn what the engine's step committed, and draft for the next one.
 
         Args:
-            rows: of the batch, in the engine's order; at best always the same row for a request.
+            rows: rows of the batch in the engine's order. A request should keep its row.
 
         Returns:
-            A draft for each row, of at most ``k`` nodes and of ids of the vocabulary, chains unless
-            ``tree``. Empty for rows in their prefill.
+            One draft per row, with at most ``k`` nodes and valid ids, a chain unless ``tree``.
+            Empty for rows in their prefill.
         """
         began = self._clock()
         try:
@@ -145,7 +145,7 @@ class Rows:
             self._sessions.drop(text)
 
     def fault(self, error: Exception) -> None:
-        """Count a fault of the integration's own, and log the first."""
+        """Count a fault of the integration, and log the first one."""
         self._sessions.fault(error)
 
     def close(self) -> None:
@@ -176,16 +176,16 @@ class Rows:
         return drafts
 
     def _advance(self, rows: Sequence[Row]) -> tuple[list[tuple[int, RowText]], int, bool]:
-        """Bring the texts up to date.
+        """Update the texts.
 
         Returns:
-            (row, its text) of those with new tokens; how many tokens the engine's step had drafted
-            for them; and whether that was all that the step did.
+            (row index, text) of each row with new tokens; the number of tokens drafted for them in
+            the engine's last step; and whether that step did nothing else, such as a prefill.
         """
         self._texts.begin_call()
         texts: list[tuple[int, RowText]] = []
         drafted, timed = 0, True
-        kept = tokens = 0  # rows of the last call, and what they got
+        kept = tokens = 0  # rows that the last call had too, and their new tokens
         for place, row in enumerate(rows):
             if not len(row.new):
                 self._texts.keep_row(place)
@@ -194,7 +194,7 @@ class Rows:
             try:
                 text = self._texts.find(place, row)
                 if text is None or text.seen != self._texts.call - 1:
-                    timed = False  # it came, or came back, with a prefill
+                    timed = False  # new or resumed, so it had a prefill
                 else:
                     asked = len(text.draft.tokens)
                     told = row.length - text.text.count
@@ -217,7 +217,7 @@ class Rows:
         curve: Float32 | None,
         price: float,
     ) -> list[Draft]:
-        """Ask every row's session, and cut what is not worth its cost; see ``Pace.price``."""
+        """Draft for every row, and cut what is not worth its cost: see ``Pace.price``."""
         cost = None if curve is None else generous_cost(curve, len(texts), self.k)
         found: list[Draft] = []
         ask, k, most = self._sessions.ask, self.k, self.max_len - 1
@@ -230,5 +230,5 @@ class Rows:
         if len(texts) > 1:
             emitted = [text.emitted for _, text in texts]
             steps = [text.steps for _, text in texts]
-            weights = progress_weights(emitted, steps, LAG * (1.0 - self._pace.refilled))
-        return worthwhile_rows(found, curve, LASTING, weights, price)
+            weights = progress_weights(emitted, steps, LAG_POWER * (1.0 - self._pace.refilled))
+        return worthwhile_rows(found, curve, STILL_NEEDED_PROBABILITY, weights, price)

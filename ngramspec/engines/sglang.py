@@ -1,10 +1,10 @@
-"""SGLang: the speculative algorithm NGRAMSPEC, by a plugin of the group ``sglang.srt.plugins``.
+"""SGLang: the speculative algorithm NGRAMSPEC, a plugin of the group ``sglang.srt.plugins``.
 
     NGRAMSPEC_OPTIONS='{"drafter": "auto"}' python -m sglang.launch_server --model-path MODEL \
         --speculative-algorithm NGRAMSPEC --speculative-num-draft-tokens 12
 
-It is SGLang's own n-gram worker with another source of drafts: trees of a fixed number of nodes,
-the best first. Checked against SGLang 0.5.23's registry, worker and corpus; not run on a GPU.
+It is SGLang's n-gram worker with another draft source: trees of a fixed number of nodes, the most
+probable first. Checked against SGLang 0.5.23's registry, worker and corpus; not run on a GPU.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import Rows
 
 NAME = "NGRAMSPEC"
-OPTIONS = "NGRAMSPEC_OPTIONS"  # environment variable: JSON of EngineOptions
+OPTIONS = "NGRAMSPEC_OPTIONS"  # environment variable with EngineOptions as JSON
 
 
 def register() -> None:
-    """Register the algorithm; SGLang calls it in every process, and more than once may be."""
+    """Register the algorithm. SGLang may call this repeatedly in every process."""
     from sglang.srt.speculative.spec_info import CustomSpecAlgo, SpeculativeAlgorithm
 
     try:
@@ -37,7 +37,7 @@ def register() -> None:
         pass
 
     class NgramspecAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
-        """Treated as SGLang's own n-gram algorithm wherever it matters."""
+        """Behaves like SGLang's n-gram algorithm wherever SGLang distinguishes algorithms."""
 
         def is_ngram(self) -> bool:
             return True
@@ -60,19 +60,19 @@ def register() -> None:
 
 
 def options() -> EngineOptions:
-    """What the environment variable says.
+    """Read the options from the environment variable.
 
     Raises:
-        TypeError, ValueError: it is no JSON, or an option is unknown or wrong.
+        TypeError, ValueError: it is not JSON, or an option is unknown or wrong.
     """
     return EngineOptions.read(json.loads(os.environ.get(OPTIONS) or "{}"), OPTIONS)
 
 
 def check_server_args(server_args: Any) -> None:
-    """Refuse what cannot be served.
+    """Check SGLang's arguments.
 
     Raises:
-        ValueError: which argument, and the remedy.
+        ValueError: an argument is not supported. The message names the remedy.
     """
     options()
     if getattr(server_args, "tp_size", 1) != 1:
@@ -85,11 +85,11 @@ def check_server_args(server_args: Any) -> None:
 
 
 def worker_class(server_args: Any) -> type:
-    """The class of SGLang's workers for the algorithm."""
+    """Make the worker class of the algorithm."""
     from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
     class NgramspecWorker(NGRAMWorker):  # type: ignore[misc]
-        """SGLang's n-gram worker, whose drafts come from ``NgramspecCorpus``."""
+        """SGLang's n-gram worker with drafts of ``NgramspecCorpus``."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -105,7 +105,7 @@ def worker_class(server_args: Any) -> type:
             self.ngram_corpus = NgramspecCorpus(rows, self.draft_token_num)
 
         def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-            """As SGLang's, but of each text only what the corpus does not know yet."""
+            """Like SGLang's, but passes only those tokens that the corpus does not know yet."""
             previous = self._previous_tokens(batch)
             keys, tails, totals = [], [], []
             for request, accepted in zip(batch.reqs, previous, strict=True):
@@ -118,7 +118,7 @@ def worker_class(server_args: Any) -> type:
             return self.ngram_corpus.batch_get(keys, tails, totals)
 
         def _previous_tokens(self, batch: Any) -> list[list[int]]:
-            """Each row's tokens that were accepted and are not in its request yet."""
+            """Each row's accepted tokens that are not yet in its request."""
             if not self.enable_overlap or batch.grammar_needs_sync():
                 return [[] for _ in batch.reqs]
             tokens = batch.spec_info.accept_tokens.cpu().tolist()
@@ -127,13 +127,13 @@ def worker_class(server_args: Any) -> type:
             return [tokens[at : at + n] for at, n in zip(starts, lengths, strict=True)]
 
         def _update_ngram_corpus(self, batch: Any) -> None:
-            """Texts are told when they are drafted for."""
+            """Does nothing: ``_prepare_draft_tokens`` passes the new tokens."""
 
     return NgramspecWorker
 
 
 def last_tokens(parts: Sequence[Sequence[int]], count: int) -> list[int]:
-    """The last ``count`` tokens of the parts one behind another."""
+    """The last ``count`` tokens of the concatenated parts."""
     found: list[list[int]] = []
     for part in reversed(parts):
         if count > 0 and len(part):
@@ -143,11 +143,11 @@ def last_tokens(parts: Sequence[Sequence[int]], count: int) -> list[int]:
 
 
 class NgramspecCorpus:
-    """What SGLang's n-gram worker asks for drafts, in place of its ``NgramCorpus``.
+    """Replaces the ``NgramCorpus`` that SGLang's n-gram worker asks for drafts.
 
     Args:
-        rows: of trees, with ``nodes - 1`` tokens at most.
-        nodes: of each tree, the last committed token included; always so many.
+        rows: makes trees of at most ``nodes - 1`` tokens.
+        nodes: fixed number of nodes of each tree, including the last committed token.
     """
 
     def __init__(self, rows: Rows, nodes: int) -> None:
@@ -156,7 +156,7 @@ class NgramspecCorpus:
         self._texts = EngineTexts()
 
     def known(self, key: Hashable) -> int:
-        """How many tokens of a request are known."""
+        """Number of known tokens of a request."""
         return self._texts.known(key)
 
     def batch_get(
@@ -165,16 +165,16 @@ class NgramspecCorpus:
         batch_tokens: Sequence[Sequence[int]],
         total_lens: Sequence[int],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Trees for a batch.
+        """Draft trees for a batch.
 
         Args:
             req_ids: the requests' ids.
-            batch_tokens: the last tokens of each text: at least those that are not known yet.
-            total_lens: the length of each text.
+            batch_tokens: the last tokens of each text, at least those that are not known yet.
+            total_lens: length of each text.
 
         Returns:
-            (tokens, int64 (rows * nodes,), [0] of each row its last committed token, padded by 0
-            behind it; mask, int64 (rows * nodes * nodes,), 1 for a node's ancestors and itself).
+            tokens, int64 (rows * nodes,): each row's last committed token and its draft, padded
+            with 0; and mask, int64 (rows * nodes * nodes,): 1 for a node's ancestors and itself.
         """
         rows = list(map(self._texts.row, req_ids, batch_tokens, total_lens))
         drafts = self.rows.step(rows)
@@ -198,36 +198,36 @@ class NgramspecCorpus:
         self.rows.close()
 
     def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
-        """Nothing: ``batch_get`` is told all that was committed."""
+        """Does nothing: ``batch_get`` gets all committed tokens."""
 
     def synchronize(self) -> None:
-        """Nothing runs in the background."""
+        """Does nothing: nothing runs in the background."""
 
     @property
     def remaining_token_budget(self) -> int:
-        """Tokens that external corpora may still have: none."""
+        """0: external corpora are not supported."""
         return 0
 
     def load_external_corpus_named(self, corpus_id: str, chunks: Iterable[Sequence[int]]) -> int:
-        """Refused with a ValueError."""
+        """Raises a ValueError: external corpora are not supported."""
         raise ValueError(f"{NAME} has no external corpora, got {corpus_id!r}; use NGRAM")
 
     def commit_external_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
-        """Nothing was loaded."""
+        """Does nothing."""
 
     def remove_external_corpus(self, corpus_id: str) -> None:
-        """There is none."""
+        """Does nothing."""
 
     def list_external_corpora(self) -> dict[str, int]:
-        """None."""
+        """An empty dict."""
         return {}
 
 
 def ancestors(draft: Draft, nodes: int) -> NDArray[np.int64]:
-    """The mask of a tree behind the last committed token, int64 (nodes, nodes).
+    """The attention mask of a tree after the last committed token, int64 (nodes, nodes).
 
-    Node 0 is the committed token, the draft's nodes follow; those behind them are padding, as
-    SGLang's own: children of node 0.
+    Node 0 is the committed token, followed by the draft's nodes. The remaining ones are padding.
+    As in SGLang, they are children of node 0.
     """
     mask = np.eye(nodes, dtype=np.int64)
     mask[:, 0] = 1

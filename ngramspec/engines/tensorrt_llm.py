@@ -5,8 +5,9 @@
     llm = LLM(MODEL, speculative_config=UserProvidedDecodingConfig(
         max_draft_len=16, drafter=drafter))
 
-Written by TensorRT-LLM's documented interface and the source of its own n-gram drafter, and tested
-with stand-ins only; it has not been run. For one rank: several would each draft for themselves.
+It follows TensorRT-LLM's documented interface and the source of its n-gram drafter. It is tested
+only with stand-ins and has not been run with TensorRT-LLM. It supports one rank only, because
+several ranks would each draft separately.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from ngramspec.engines.rows import Rows
 def make_drafter(
     max_draft_len: int, *, vocab: int, max_len: int, options: Mapping[str, Any] | None = None
 ) -> Any:
-    """A ``tensorrt_llm._torch.speculative.drafter.Drafter``.
+    """Make a ``tensorrt_llm._torch.speculative.drafter.Drafter``.
 
     Args:
-        max_draft_len: most tokens drafted for a request, as the decoding configuration has it.
+        max_draft_len: maximum number of tokens drafted for a request, as in the configuration.
         vocab: size of the vocabulary.
-        max_len: most tokens of a text.
-        options: as ``EngineOptions`` names them.
+        max_len: maximum number of tokens of a text.
+        options: fields of ``EngineOptions``.
 
     Raises:
         ImportError: TensorRT-LLM is not installed.
@@ -46,7 +47,7 @@ def make_drafter(
     requests = Requests(rows)
 
     class NgramspecDrafter(Drafter):  # type: ignore[misc]
-        """Sets ``py_draft_tokens`` of every request that generates."""
+        """Sets ``py_draft_tokens`` of every generating request."""
 
         def __init__(self) -> None:
             super().__init__(max_draft_len=max_draft_len, max_total_draft_tokens=max_draft_len)
@@ -60,7 +61,7 @@ def make_drafter(
 
 
 class Requests:
-    """The drafts of requests that tell their ids and texts."""
+    """Drafts for requests that provide their ids and texts."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows

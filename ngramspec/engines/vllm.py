@@ -4,8 +4,8 @@
         "model": "ngramspec.engines.vllm.NgramspecProposer", "num_speculative_tokens": 24}'
         --additional-config '{"ngramspec": {"drafter": "auto"}}'
 
-vLLM imports this module in every worker; nothing of vLLM is imported here but the number of the
-tensor parallel rank, at run time.
+vLLM imports this module in every worker. The module imports only vLLM's function for the tensor
+parallel rank, at run time.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ngramspec.draft import Int32
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import Row, Rows
 
-logger = logging.getLogger("vllm.ngramspec")  # vLLM shows what its own loggers say
+logger = logging.getLogger("vllm.ngramspec")  # vLLM shows only messages of its own loggers
 
 
 class NgramspecProposer:
-    """What vLLM's runner asks for drafts after every step (``create_custom_proposer``).
+    """Proposer that vLLM's runner calls for drafts after every step (``create_custom_proposer``).
 
-    vLLM tells no request ids: rows are recognised by their tokens. In a tensor parallel group only
-    the first rank's drafts are used, so only that one drafts.
+    vLLM provides no request ids, so rows are recognized by their tokens. A tensor parallel group
+    uses only the first rank's drafts, so only that rank drafts.
 
     Args:
-        vllm_config: vLLM's whole configuration. Read are the number of speculative tokens, the
-            model's vocabulary, length and dtype, the device, and ``additional_config["ngramspec"]``
-            (see ``EngineOptions``).
+        vllm_config: vLLM's configuration. It provides the number of speculative tokens, the model's
+            vocabulary, length and dtype, the device, and ``additional_config["ngramspec"]`` (see
+            ``EngineOptions``).
 
     Raises:
         ValueError, TypeError: an option is unknown or wrong.
@@ -57,7 +57,7 @@ class NgramspecProposer:
         self._logged = time.monotonic()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """There is none to load."""
+        """Does nothing: there is no model to load."""
 
     def propose(
         self,
@@ -66,11 +66,11 @@ class NgramspecProposer:
         token_ids_cpu: Int32,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Drafts for all rows, [] for none. Never raises an Exception.
+        """Draft for all rows; [] is no draft. Never raises an Exception.
 
         Args:
-            sampled_token_ids: for each row the tokens that the step committed; none for a row in
-                its prefill.
+            sampled_token_ids: tokens that the step committed, per row; none for a row in its
+                prefill.
             num_tokens_no_spec: int32 (rows or more,), committed tokens of each row.
             token_ids_cpu: int32 (rows or more, max_model_len), the rows' tokens.
             slot_mappings: not used.
@@ -91,7 +91,7 @@ class NgramspecProposer:
 def propose(
     rows: Rows, sampled: Sequence[Sequence[int]], lengths: Int32, tokens: Int32
 ) -> list[list[int]]:
-    """As ``NgramspecProposer.propose``, whatever it is told."""
+    """See ``NgramspecProposer.propose``. Faults are counted in ``rows``."""
     try:
         told = [
             Row(None, row, length, new)
@@ -106,7 +106,7 @@ def propose(
 
 
 def tokenizer_of(model: Any) -> Any:
-    """The tokenizer of vLLM's model configuration; None where it cannot be loaded."""
+    """The tokenizer of vLLM's model configuration, or None if it cannot be loaded."""
     try:
         from transformers import AutoTokenizer
 
@@ -121,7 +121,7 @@ def tokenizer_of(model: Any) -> Any:
 
 
 def tensor_parallel_rank() -> int:
-    """This process's rank in its tensor parallel group; 0 where there is none."""
+    """This process's rank in its tensor parallel group; 0 without a group."""
     try:
         from vllm.distributed import get_tensor_model_parallel_rank
 

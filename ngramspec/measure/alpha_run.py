@@ -32,7 +32,7 @@ TRAINED = {"trained-unigram": 1, "trained-bigram": 2}
 RANDOM, MODEL = "random", "draft-model"
 ORDERS = (2, 3, 4, 8)
 ALL = "all"  # the group of all texts together
-MOST_GAMMA = 64  # of the best gamma that is named
+MAX_REPORTED_GAMMA = 64  # limit of the optimal gamma in the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Everything, with the speed that Theorem 3.8 predicts at c = 0 and its gamma."""
         rate = self.alpha.drafted * (self.alpha.alpha[0] if self.alpha.alpha else 0.0)
-        best = int(optimal_gamma(rate, 0.02, most=MOST_GAMMA))
+        best = int(optimal_gamma(rate, 0.02, most=MAX_REPORTED_GAMMA))
         return {
             **asdict(self),
             "effective_alpha": rate,  # as if an empty draft were a rejected one

@@ -1,4 +1,4 @@
-"""How far lossy verification moves whole texts, measured while decoding with it.
+"""Measures how much lossy verification changes whole texts, while decoding with it.
 
 A step verifies the tokens of its draft in order. So each token of the text was chosen either with a
 drafted token x, sampled from q, or without a draft. Its distribution follows from p, q and the
@@ -24,7 +24,7 @@ from ngramspec.theory.arrays import Float64
 
 @dataclass(slots=True)
 class Change:
-    """What was measured on the texts of one Speculator.
+    """The measurements on the texts of one Speculator.
 
     Attributes:
         moved: total variation between p and the distribution of the token, for each token.
@@ -48,12 +48,12 @@ class Change:
 
     @property
     def perplexity(self) -> float:
-        """Of the texts, under the target."""
+        """The perplexity of the texts under the target."""
         return float(np.exp(np.mean(self.surprise))) if self.surprise else 1.0
 
     @property
     def text_moved(self) -> float | None:
-        """The mean over the texts; None if one of them has none, or there are none."""
+        """The mean of ``texts``; None if an entry is None, or there is no text."""
         known = [each for each in self.texts if each is not None]
         return float(np.mean(known)) if known and len(known) == len(self.texts) else None
 
@@ -93,11 +93,11 @@ class _RecordedSession(ForwardingSession):
 def decode(
     model: Any, prompt: Sequence[int], speculator: Speculator, change: Change, **arguments: Any
 ) -> list[int]:
-    """Generate one text by chains, and add what verification changed in it.
+    """Generate one text with chains, and add its measurements.
 
     Args:
-        model: of transformers.
-        prompt: token ids; of an encoder-decoder those that the encoder reads.
+        model: a transformers model.
+        prompt: token ids; for an encoder-decoder model, those of the encoder.
         speculator: its drafter is a Recorder, its verification "exact".
         change: added to.
         arguments: of ``generate``; "do_sample" is among them.
@@ -142,7 +142,7 @@ def add(
     lenience: float,
     do_sample: bool,
 ) -> None:
-    """Add what verification changed in one text.
+    """Add the measurements of one text.
 
     Args:
         change: added to.

@@ -27,7 +27,7 @@ class Configuration:
         name: its name in tables.
         arguments: of ``generate``, JSON values.
         speculator: arguments of a new Speculator for each call; or one for all calls; None: none.
-        compiled: whether ``generate`` is to compile the forward, on a CPU too.
+        compiled: whether ``generate`` must compile the forward, on a CPU, too.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Prompts by content type, from Python's own library: how repetitive a text is decides alpha.
+"""Prompts by content type, from Python's own library: alpha depends on repetition in the text.
 
 The types of akunu's chapter on n-gram drafts: natural text, code, structured data, repeated text.
 Each prompt is the beginning of a text of its type, to be continued without a chat template.
@@ -16,16 +16,16 @@ from ngramspec.measure.texts import modules
 
 NATURAL, CODE, STRUCTURED, REPEATED = "natural text", "code", "structured data", "repeated text"
 TYPES = (NATURAL, CODE, STRUCTURED, REPEATED)
-WORDS = range(80, 300)  # of a module's docstring that is taken
-LINES = range(12, 60)  # of a function that is used
-RECORDS = 6  # that a prompt of structured data shows
+DOCSTRING_WORDS = range(80, 300)  # lengths of docstrings that are used
+FUNCTION_LINES = range(12, 60)  # lengths of functions that are used
+RECORDS_PER_PROMPT = 6  # of structured data
 
 
 def content_prompts(count: int) -> list[Prompt]:
     """``count`` prompts of each type, in the order of TYPES; the same for one release of Python.
 
     Raises:
-        ValueError: the library has fewer.
+        ValueError: the library has too few.
     """
     found: dict[str, list[Prompt]] = {kind: [] for kind in TYPES}
     for number, module in enumerate(modules()):
@@ -39,21 +39,21 @@ def content_prompts(count: int) -> list[Prompt]:
 
 
 def _beginnings(module: tuple[str, ast.Module]) -> Iterator[tuple[str, str]]:
-    """(type, text) of the prompts that one module gives."""
+    """(type, text) of the prompts from one module."""
     source, tree = module
     prose = ast.get_docstring(tree) or ""
     words = prose.split(" ")
-    if len(prose.split()) in WORDS:
+    if len(prose.split()) in DOCSTRING_WORDS:
         yield NATURAL, " ".join(words[: len(words) // 2])
         yield REPEATED, f"{prose}\n\n{prose}\n\n{prose[: len(prose) // 8]}"
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     for node in functions:
         lines = (ast.get_source_segment(source, node) or "").splitlines()
-        if len(lines) in LINES:
+        if len(lines) in FUNCTION_LINES:
             yield CODE, "\n".join(lines[: len(lines) // 2]) + "\n"
             break
-    if len(functions) >= RECORDS:
-        yield STRUCTURED, _records(list(islice(functions, RECORDS)))
+    if len(functions) >= RECORDS_PER_PROMPT:
+        yield STRUCTURED, _records(list(islice(functions, RECORDS_PER_PROMPT)))
 
 
 def _records(functions: list[ast.FunctionDef]) -> str:

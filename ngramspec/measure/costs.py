@@ -1,4 +1,4 @@
-"""The cost of a forward of n positions, in forwards of one position."""
+"""Cost curves of replays: the cost of a forward of n positions relative to one position."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ngramspec.draft import Float32
 
 
 def cost_curve(name: str, gamma_max: int) -> Float32:
-    """A curve as ``DraftSession.propose`` takes it.
+    """The ``cost`` argument of ``DraftSession.propose``.
 
     Args:
         name: "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``.
-        gamma_max: most tokens in a draft.
+        gamma_max: maximum number of tokens in a draft.
 
     Returns:
         float32 (gamma_max + 2,): linear between the given positions, constant after the last;
         index 0 is unused.
 
     Raises:
-        OSError, ValueError: the file cannot be read, or is no cost curve.
+        OSError, ValueError: the file cannot be read, or is not a cost curve.
     """
     at, cost = (POSITIONS, COSTS[name]) if name in COSTS else _read(Path(name))
     return np.interp(np.arange(gamma_max + 2), at, cost).astype(np.float32)
@@ -35,7 +35,7 @@ def _read(path: Path) -> tuple[list[float], list[float]]:
     at, cost = (each if isinstance(each, list) else [] for each in lists)
     numbers = all(isinstance(each, int | float) for each in (*at, *cost))
     if not (numbers and at and len(at) == len(cost) and at[0] == 1 and min(cost) > 0):
-        raise ValueError(f"{path}: needs as many costs > 0 as positions, the first for 1 position")
+        raise ValueError(f"{path}: needs one cost > 0 per position, the first for 1 position")
     if sorted(set(at)) != at:
         raise ValueError(f"{path}: positions must rise, got {at}")
     return at, cost

@@ -1,4 +1,4 @@
-"""Explaining a model's speed: whole calls, plain and speculative, with every step written down."""
+"""Measures whole calls of the baseline and of speculation, and records every step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ngramspec.measure.turns import PLAIN, take_turns
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32, 48, 65)
 ROW_WIDTHS = (1, 2, 3, 5, 9, 17, 33)
-MOST_POSITIONS = 4097  # of a curve
-LEAST_NOISE = 0.01  # of a time; no measurement here is better than that
+CURVE_POSITIONS = 4097  # entries of a cost curve
+MIN_NOISE = 0.01  # share of a time; no measurement here is more precise; not tuned
 FIRST, OURS = "first token", "speculative"  # FIRST: calls of the baseline for a single token
 
 Calls = dict[str, Callable[[Sequence[int]], Outcome]]
@@ -29,20 +29,20 @@ Calls = dict[str, Callable[[Sequence[int]], Outcome]]
 
 @dataclass(slots=True)
 class Run:
-    """What was measured of one model and Speculator.
+    """The measurements of one model and Speculator.
 
     Attributes:
-        model: its name.
-        settings: of the Speculator, and what else the run was asked for.
-        seconds: of a forward of n positions, by n, at ``context`` positions in the cache.
+        model: name of the model.
+        settings: settings of the Speculator and of the run.
+        seconds: seconds of a forward of n positions, by n, with ``context`` positions in the cache.
         context: see above.
-        traces: the prompts, and what the model said, by speculation, in the last repeat.
-        same: whether that is plain ``generate``'s text, for each prompt.
-        steps: of the last repeat, as JSON values; see ``step_of``.
-        stats: of the last repeat.
-        plain_seconds, speculative_seconds: of whole calls, medians, for each prompt.
-        plain_first_seconds: of calls for a single token, for each prompt: the prefill.
-        row_seconds: as ``seconds``, for batches, by their rows; empty if none were asked for.
+        traces: the prompts and the outputs of speculation in the last repeat.
+        same: whether the output is the baseline's, for each prompt.
+        steps: steps of the last repeat as JSON values; see ``step_of``.
+        stats: statistics of the last repeat.
+        plain_seconds, speculative_seconds: median seconds of whole calls, for each prompt.
+        plain_first_seconds: median seconds of calls for one token (the prefill), for each prompt.
+        row_seconds: ``seconds`` of batches, by rows; empty if not requested.
         plain_rounds, speculative_rounds: seconds of every timed call, by prompt and round.
     """
 
@@ -63,22 +63,22 @@ class Run:
 
     @property
     def plain_token_seconds(self) -> float:
-        """Seconds of a plain step, its overhead included."""
+        """Seconds of a plain step, including overhead."""
         tokens = sum(len(trace.output) - 1 for trace in self.traces)
         spent = sum(self.plain_seconds) - sum(self.plain_first_seconds)
         return spent / max(tokens, 1)
 
     @property
     def measured(self) -> float:
-        """Plain seconds / speculative seconds, of all calls together."""
+        """The measured speedup: baseline seconds / speculative seconds of all calls."""
         return sum(self.plain_seconds) / sum(self.speculative_seconds)
 
     @property
     def noise(self) -> float | None:
-        """By what share of their median the rounds of equal calls differ; None: there is one round.
+        """Range of the times of equal rounds / their median; None: there is only one round.
 
-        Each round's time is that of all prompts together. The larger of the two ranges counts,
-        that of plain calls or that of speculative ones.
+        A round's time is the sum over all prompts. This is the larger of the values of plain and of
+        speculative calls.
         """
         found: list[float] = []
         for rounds in (self.plain_rounds, self.speculative_rounds):
@@ -86,7 +86,7 @@ class Run:
             if len(totals) < 2:
                 return None
             found.append((max(totals) - min(totals)) / median(totals))
-        return max(*found, LEAST_NOISE)
+        return max(*found, MIN_NOISE)
 
     @property
     def noise_says(self) -> str:
@@ -99,17 +99,15 @@ class Run:
         )
 
     def cost(self) -> Float32:
-        """cost[n] of a forward of n positions, in forwards of one; see ``curve``."""
+        """The relative cost of a forward of n positions; see ``curve``."""
         return curve(self.seconds)
 
 
 def curve(seconds: Mapping[int, float]) -> Float32:
-    """Costs in forwards of one position, linear between the measured widths.
-
-    Beyond the last width the last slope goes on.
+    """Costs relative to one position, interpolated linearly and extrapolated by the last slope.
 
     Args:
-        seconds: of a forward of n positions, by n; 1 is among them.
+        seconds: seconds of a forward of n positions, by n, including 1.
 
     Returns:
         float32 (4097,), by n; index 0 is unused.
@@ -117,7 +115,7 @@ def curve(seconds: Mapping[int, float]) -> Float32:
     at = np.array(sorted(seconds), np.float64)
     found = np.array([seconds[int(n)] for n in at]) / seconds[1]
     slope = max(0.0, (found[-1] - found[-2]) / (at[-1] - at[-2])) if len(at) > 1 else 0.0
-    positions = np.arange(MOST_POSITIONS, dtype=np.float64)
+    positions = np.arange(CURVE_POSITIONS, dtype=np.float64)
     beyond = np.maximum(0.0, positions - at[-1]) * slope
     return np.asarray(np.interp(positions, at, found) + beyond, np.float32)
 
@@ -132,22 +130,22 @@ def explain(
     rows: int = 1,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Run:
-    """Measure costs of forwards, and whole greedy calls, plain and speculative, all in turn.
+    """Measure costs of forwards, and whole greedy calls of the baseline and of speculation.
 
-    So a machine that gets slower makes all of them slower.
+    They take turns, so that a slow moment of the machine affects all of them.
 
     Args:
         loaded: the model.
         prompts: (name, token ids) of each.
         speculator: how to speculate; its ``on_step`` is used.
-        new: tokens of each call, at most.
-        repeats: timed rounds, >= 1, after one of the first prompt that is not timed.
-        rows: of the batches whose forwards are measured too, and those of half as many and so on;
-            1: none. Whole calls are of one sequence.
-        on_stage: called with what begins.
+        new: maximum number of new tokens of each call.
+        repeats: timed rounds, >= 1. Before them, the first prompt is run without timing.
+        rows: forwards of batches of this number of rows, of half of it and so on are measured too;
+            1: none. Whole calls have one sequence.
+        on_stage: called with the name of each stage as it begins.
 
     Returns:
-        The run; prompts after which the model said nothing more than one token are left out.
+        The run. Prompts after which the model generated fewer than two tokens are left out.
     """
     context = int(median(len(ids) for _, ids in prompts)) + new // 2
     settings = {**speculator.to_dict(), "new": new, "repeats": repeats}
@@ -182,7 +180,7 @@ def _measure_prompt(
     turns = take_turns(
         {each: partial(call, ids) for each, call in calls.items()}, repeats, warm_up=0
     )
-    output, said = (turns.last(each) for each in (OURS, PLAIN))
+    output, plain = (turns.last(each) for each in (OURS, PLAIN))
     if len(output.tokens) < 2:
         return
     assert output.stats is not None
@@ -192,7 +190,7 @@ def _measure_prompt(
     number = len(run.traces)
     recorded = np.array(output.tokens, np.int32)
     run.traces.append(Trace(name, str(number), np.array(ids, np.int32), recorded))
-    run.same.append(output.tokens == said.tokens)
+    run.same.append(output.tokens == plain.tokens)
     run.steps += [step_of(event, number, loaded.tokenizer) for event in output.events]
     run.stats.add(output.stats)
     run.plain_rounds.append(seconds[PLAIN])
@@ -203,12 +201,13 @@ def _measure_prompt(
 
 
 def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:
-    """A step as JSON values, its tokens decoded one by one.
+    """A step as JSON values, with tokens decoded one by one.
 
     Returns:
         ``prompt``, ``index``, ``width``; ``drafted``, ``emitted``: texts of the tokens;
-        ``source``, ``parents``: of the drafted ones; ``accepted``: their indices; ``tested``: how
-        many were judged; ``draft_seconds``, ``forward_seconds``, ``other_seconds``.
+        ``source``, ``parents``: of the drafted ones; ``accepted``: indices of the accepted ones;
+        ``tested``: number of verified ones; ``draft_seconds``, ``forward_seconds``,
+        ``other_seconds``.
     """
 
     def texts(tokens: Sequence[int]) -> list[str]:

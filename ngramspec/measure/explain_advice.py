@@ -1,8 +1,8 @@
-"""What would help most: other settings on the same texts, and other machines, by prediction.
+"""Predicts the gain of other settings and other machines on the same texts.
 
-Settings are replayed without the model on what it said, and judged by tokens per cost with the
-costs that were measured. So a gain is the predicted ratio of speeds after the prefill, overhead
-left out, and it holds for texts like these.
+Settings are replayed on the recorded outputs without the model, and compared by tokens per cost at
+the measured costs. A gain is the predicted ratio of speeds after the prefill, without overhead. It
+holds for similar texts.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ngramspec.measure.traces import Trace
 from ngramspec.theory.walltime import oracle_improvement_at
 
 GAMMAS = (2, 4, 8, 16, 32)
-NODES = 64  # most tokens of a draft that is tried
+MAX_REPLAYED_NODES = 64  # of a draft in replays; not tuned
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change.
+    """A possible change.
 
     Attributes:
-        name: what to change.
-        gain: predicted speed / the predicted speed as it is.
-        basis: "replay", or "closed form" for what no setting brings about.
+        name: the change.
+        gain: predicted speed with the change / without it.
+        basis: "replay", or "closed form" for changes that no setting makes.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Advice:
 
 
 def advise(run: Run) -> list[Advice]:
-    """Every change that was tried, the best first; some are losses, with a gain below 1."""
+    """All evaluated changes, sorted by decreasing gain. A gain below 1 is a loss."""
     found = [*_settings(run), *_limits(run), *_fewer_rows(run)]
     return sorted(found, key=lambda each: -each.gain)
 
 
 def reliability(run: Run) -> Acceptance:
-    """Acceptance in detail, confidences included, of the drafter replayed on the texts."""
+    """Detailed acceptance, including confidences, of the drafter replayed on the texts."""
     acceptance = Acceptance()
     for trace in run.traces:
         Player(_drafter(run)(), _plan(run), acceptance).play([trace])
@@ -83,7 +83,7 @@ def _settings(run: Run) -> Iterator[Advice]:
 
 
 def with_store(traces: list[Trace]) -> list[Trace]:
-    """Each text with all those before it, and their prompts, read ahead of its own prompt."""
+    """The traces, each with all earlier prompts and outputs before its prompt."""
     found, before = [], np.empty(0, np.int32)
     for trace in traces:
         found.append(replace(trace, prompt=np.concatenate((before, trace.prompt))))
@@ -92,14 +92,14 @@ def with_store(traces: list[Trace]) -> list[Trace]:
 
 
 def _limits(run: Run) -> Iterator[Advice]:
-    """What no setting brings about, and what a wider forward would."""
+    """Bounds that no setting reaches, and the gain of wider forwards."""
     steps, cost = decoding_steps(run.steps), run.cost()
     if not steps:
         return
     spent = np.array([cost[step["width"]] for step in steps], np.float64)
     drafting = run.stats.draft_seconds / len(steps) / run.seconds[1]
     now = float(spent.mean()) + drafting
-    cheapest = np.minimum.accumulate(cost[::-1])[::-1]  # of a width and all above it
+    cheapest = np.minimum.accumulate(cost[::-1])[::-1]  # of a width and all larger ones
     padded = float(np.mean([cheapest[step["width"]] for step in steps]))
     yield Advice("wider forwards where they are cheaper", now / (padded + drafting), "closed form")
     yield Advice("forwards of equal cost at any width", now / (1 + drafting), "closed form")
@@ -115,7 +115,7 @@ def _limits(run: Run) -> Iterator[Advice]:
 
 
 def _fewer_rows(run: Run) -> Iterator[Advice]:
-    """Batches of fewer rows: of the speed to plain in the largest that was measured."""
+    """Batches of fewer rows: their speedup relative to that of the largest measured batch."""
     found = batches(run)
     for batch in found[:-1]:
         name = f"fewer rows: {batch.rows} in place of {found[-1].rows}"
@@ -129,9 +129,9 @@ def _drafter(run: Run) -> Callable[[], Drafter]:
 
 def _plan(run: Run) -> Plan:
     gamma, tree = run.settings["gamma"], run.settings["tree"]
-    most = tree if isinstance(tree, int) else min(run.settings["gamma_max"], NODES)
+    most = tree if isinstance(tree, int) else min(run.settings["gamma_max"], MAX_REPLAYED_NODES)
     trees = isinstance(tree, int) or (tree == "auto" and gamma == "auto")
-    cost: Float32 = run.cost()[: most + NODES + 2]
+    cost: Float32 = run.cost()[: most + MAX_REPLAYED_NODES + 2]
     return Plan(cost=cost, gamma=gamma, gamma_max=most, tree=trees)
 
 

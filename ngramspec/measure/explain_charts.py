@@ -10,7 +10,7 @@ from ngramspec.measure.wording import counted
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 42
 PARTS = ("draft", "forward", "other")
-MOST_STEPS = 400  # of a timeline; the later ones are left out
+MAX_TIMELINE_STEPS = 400  # later steps are left out
 
 
 def bars(
@@ -19,9 +19,9 @@ def bars(
     """Bars with their values above them.
 
     Args:
-        values: (label, height, what hovering shows).
-        top: the least upper end of the axis.
-        mark: where a line is drawn across.
+        values: (label, height, text on hover).
+        top: minimum upper end of the axis.
+        mark: height of a horizontal line, or None.
     """
     if not values:
         return "<p>Nothing was measured.</p>"
@@ -44,7 +44,7 @@ def bars(
 
 
 def points(values: Sequence[tuple[float, float, str]]) -> str:
-    """Points in the unit square, and its diagonal: (x, y, what hovering shows)."""
+    """Points (x, y, text on hover) in the unit square, and its diagonal."""
     size = HEIGHT - 60
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -65,8 +65,8 @@ def points(values: Sequence[tuple[float, float, str]]) -> str:
 
 
 def timeline(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Steps over time: each a block as long as it took and as high as its forward was wide."""
-    shown = steps[:MOST_STEPS]
+    """Steps over time as blocks; length is the duration, height the width of the forward."""
+    shown = steps[:MAX_TIMELINE_STEPS]
     total = sum(step[f"{part}_seconds"] for step in shown for part in PARTS)
     if not total:
         return "<p>Nothing was measured.</p>"

@@ -1,7 +1,8 @@
-"""One self-contained page about a run: no network, no script, no file beside it.
+"""One self-contained HTML page about a run, without network, scripts or other files.
 
-The text coloured as in Figure 1 of Leviathan et al. 2023, with each step's tree on hover; where the
-time went; acceptance by position; reliability of confidences; predicted and measured speed.
+It shows the text coloured as in Figure 1 of Leviathan et al. 2023, with each step's tree
+on hover, times, acceptance by position, reliability of confidences, and predicted and measured
+speed.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from ngramspec.measure.explain import Run
 from ngramspec.measure.explain_advice import Advice, reliability
 from ngramspec.measure.explain_charts import bars, points, timeline
 from ngramspec.measure.explain_predict import Rung, batches, by_depth, by_tier, rung_rows
-from ngramspec.measure.replay import BINS
+from ngramspec.measure.replay import CONFIDENCE_BINS
 from ngramspec.measure.wording import counted
 
-DEPTHS = 12  # shown
-COLOURS = ("#1a7f37", "#0b7285", "#9a6700", "#8250df", "#bf3989", "#57606a")  # by tier, in order
+MAX_SHOWN_DEPTHS = 12
+COLOURS = (
+    "#1a7f37",
+    "#0b7285",
+    "#9a6700",
+    "#8250df",
+    "#bf3989",
+    "#57606a",
+)  # of draft sources, in order
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #fff; --soft: #f6f8fa;
@@ -51,10 +59,10 @@ svg text { font-size: 11px; fill: var(--ink); text-anchor: middle; }
 
 
 def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
-    """The whole page, HTML 5.
+    """The page as HTML 5.
 
     Args:
-        run: what was measured.
+        run: the measurements.
         rungs: see ``ladder``.
         advice: see ``advise``.
     """
@@ -76,7 +84,7 @@ def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
         steps = [step for step in run.steps if step["prompt"] == number]
         parts.append(f"<h3>{escape(trace.group)}</h3>")
         if not run.same[number]:
-            note = "Plain generate says something else here; see Exactness and dtypes."
+            note = "The baseline's text differs here; see Exactness and dtypes."
             parts.append(f"<p>{note}</p>")
         parts.append(_text(steps, tiers))
         parts.append(timeline(steps))
@@ -109,7 +117,7 @@ def _advice_table(advice: Sequence[Advice]) -> str:
 
 
 def _batches(run: Run) -> list[str]:
-    """A table of the batches whose forwards were measured; nothing without any."""
+    """A table of the measured batches; empty without any."""
     if not run.row_seconds:
         return []
     rows = [
@@ -141,7 +149,8 @@ def _legend(tiers: Mapping[str, str]) -> str:
     words.append('<span class="own">the target\'s own</span>')
     words.append('<span class="rejected">rejected</span>')
     hint = (
-        "Hover over a step to see its draft. Below each text: its steps over time, as high as wide."
+        "Hover over a step to see its draft. The chart below each text shows its steps over time;"
+        " the height is the forward's width."
     )
     return f"<p>accepted from {', '.join(words)}. {hint}</p>"
 
@@ -166,7 +175,7 @@ def _step(step: Mapping[str, Any], tiers: Mapping[str, str]) -> str:
 
 
 def first_rejected(step: Mapping[str, Any]) -> int | None:
-    """The first node that follows the accepted ones and is not accepted; None without one."""
+    """The first rejected node after the accepted ones, or None."""
     nodes = len(step["drafted"])
     parents = step["parents"] or range(-1, nodes - 1)
     last = step["accepted"][-1] if step["accepted"] else -1
@@ -175,7 +184,7 @@ def first_rejected(step: Mapping[str, Any]) -> int | None:
 
 
 def tree_text(step: Mapping[str, Any]) -> str:
-    """A step's draft as indented lines: accepted nodes are ticked."""
+    """A step's draft as indented lines with marks at accepted nodes."""
     nodes = len(step["drafted"])
     milliseconds = 1000 * (step["draft_seconds"] + step["forward_seconds"] + step["other_seconds"])
     head = f"step {step['index']}: {counted(step['width'], 'position')}, {milliseconds:.1f} ms"
@@ -191,7 +200,7 @@ def tree_text(step: Mapping[str, Any]) -> str:
         mark = "✓" if node in step["accepted"] else "·"
         indent = "  " * min(depth, 20)
         lines.append(f"{indent}{mark} {step['drafted'][node]!r} ({step['source'][node]})")
-        deeper = 0 if step["parents"] is None else 1  # a chain needs no stairs
+        deeper = 0 if step["parents"] is None else 1  # chains are not indented
         open_ += [(child, depth + deeper) for child in reversed(children.get(node, []))]
     return "\n".join(lines)
 
@@ -200,7 +209,7 @@ def _acceptance(run: Run) -> list[str]:
     depths = [
         (str(depth + 1), share.rate, f"{share.accepted} of {share.tested}")
         for depth, share in by_depth(run.steps).items()
-        if depth < DEPTHS
+        if depth < MAX_SHOWN_DEPTHS
     ]
     tiers = [
         (name, share.rate, f"{share.accepted} of {share.tested}")
@@ -217,6 +226,6 @@ def _acceptance(run: Run) -> list[str]:
         bars(depths, top=1.0),
         "<h2>Acceptance by source</h2>",
         bars(tiers, top=1.0),
-        f"<h2>Reliability of the confidences ({BINS} bins, replayed)</h2>",
-        points(dots) if dots else "<p>This drafter states no confidences.</p>",
+        f"<h2>Reliability of the confidences ({CONFIDENCE_BINS} bins, replayed)</h2>",
+        points(dots) if dots else "<p>This drafter reports no confidences.</p>",
     ]

@@ -1,7 +1,7 @@
-"""From alpha and costs to the measured speed: a ladder of predictions, each with one cause more.
+"""A sequence of predictions from alpha and costs to the measured speed, each with one more cause.
 
-The first is Theorem 3.8 of Leviathan et al. 2023 from one alpha, one gamma and c. Each further one
-replaces an assumption by what was measured; the differences are the parts of the gap.
+The first is Theorem 3.8 of Leviathan et al. 2023 from one alpha, gamma and c. Each further one
+replaces an assumption by a measurement. Their differences are the parts of the total gap.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import Float32
-from ngramspec.measure.explain import LEAST_NOISE, Run, curve
+from ngramspec.measure.explain import MIN_NOISE, Run, curve
 from ngramspec.theory.walltime import improvement_at
 
 
@@ -22,11 +22,11 @@ class Rung:
     """One prediction.
 
     Attributes:
-        name: what it takes into account, beside those before.
-        speed: plain time / speculative time.
-        says: what was put in, in words.
-        noise: a change from the rung before that is not larger, as a share of its speed, is noise.
-        resolved: whether the measurement gives the speed at all; if not, ``says`` tells why.
+        name: the cause that it adds to the rungs before.
+        speed: speedup over the baseline.
+        says: the inputs, in words.
+        noise: a relative change of the speed from the rung before is noise if it is not larger.
+        resolved: whether the measurements determine the speed. If not, ``says`` gives the reason.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Judged draft tokens of one depth or tier."""
+    """Verified draft tokens of one depth or draft source."""
 
     tested: int
     accepted: int
@@ -52,9 +52,9 @@ class Share:
 def ladder(run: Run) -> list[Rung]:
     """The predictions, from the paper's to the measured speed.
 
-    Steps after the prefill count; the last two rungs are of whole calls. A plain step takes longer
-    than the forward in it. If it is measured shorter by more than the noise, the machine did other
-    work during one of the two measurements, and the rungs that combine them are not resolved.
+    The last two rungs are for whole calls, the others for steps after the prefill. A plain step
+    takes longer than its forward. If it is measured shorter by more than the noise, the machine did
+    other work during one of the measurements, and the rungs that combine them are not resolved.
     """
     stats, steps = run.stats, decoding_steps(run.steps)
     calls = max(stats.target_calls, 1)
@@ -64,7 +64,7 @@ def ladder(run: Run) -> list[Rung]:
     tokens = stats.tokens_per_call or 1.0
     wide = float(np.mean([cost[step["width"]] for step in steps])) if steps else 1.0
     forwards = wide * one * calls
-    plain, noise = run.plain_token_seconds, run.noise or LEAST_NOISE
+    plain, noise = run.plain_token_seconds, run.noise or MIN_NOISE
     resolved = plain - one >= -noise * one
     decode = forwards + stats.draft_seconds + stats.other_seconds
     emitted = max(stats.emitted, 1)
@@ -107,7 +107,7 @@ def ladder(run: Run) -> list[Rung]:
 
 
 def _overhead(plain: float, one: float, noise: float) -> str:
-    """A plain step's time outside of its forward, in words; no figure if the noise is larger."""
+    """A plain step's time outside its forward in words, without a figure if the noise is larger."""
     if plain - one <= noise * one:
         return f"below the noise of {1000 * noise * one:.2f} ms"
     return f"{1000 * (plain - one):.2f} ms"
@@ -121,7 +121,7 @@ def _contradiction(plain: float, one: float) -> str:
 
 
 def rung_rows(rungs: Sequence[Rung]) -> list[tuple[str, str, str, str]]:
-    """(name, speed, change from the last resolved one before, what was put in) of each rung."""
+    """(name, speed, change from the last resolved rung, inputs) of each rung."""
     rows, before = [], None
     for rung in rungs:
         speed, change = "-", "-"
@@ -138,13 +138,13 @@ def rung_rows(rungs: Sequence[Rung]) -> list[tuple[str, str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is predicted of batches of some rows, each of which drafts as the measured one did.
+    """The prediction for a batch whose rows draft as the measured sequence did.
 
     Attributes:
-        rows: of the batch.
-        cost: mean cost(n) of its forwards, in forwards of one position of as many rows.
-        speed: tokens per cost: plain time / speculative time.
-        plain, speculative: tokens a second of all rows together, prefill and overhead left out.
+        rows: number of rows of the batch.
+        cost: mean cost(n) of its forwards, relative to one position per row.
+        speed: tokens per cost, the speedup over the baseline.
+        plain, speculative: tokens per second of all rows, without prefill and overhead.
     """
 
     rows: int
@@ -155,7 +155,7 @@ class Batch:
 
 
 def batches(run: Run) -> list[Batch]:
-    """Of one row and of all that were measured, rising."""
+    """Predictions for one row and all measured numbers of rows, ascending."""
     steps = decoding_steps(run.steps)
     tokens = run.stats.tokens_per_call
     if not steps or not tokens:
@@ -172,14 +172,14 @@ def batches(run: Run) -> list[Batch]:
 
 
 def _at_gamma(alpha: float, gamma: float) -> float:
-    """Equation 1 at a mean gamma that is not whole: linear between its neighbours."""
+    """Equation 1 at a fractional mean gamma, interpolated linearly."""
     least = int(gamma)
     values = improvement_at(np.full(least + 1, alpha), np.ones(least + 3))
     return float(np.interp(gamma, [least, least + 1], values[-2:]))
 
 
 def decoding_steps(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those after the prefill."""
+    """The steps after the prefill."""
     return [step for step in steps if step["index"]]
 
 
@@ -194,21 +194,21 @@ def depths_of(parents: Sequence[int] | None, nodes: int) -> list[int]:
 
 
 def judged(step: Mapping[str, Any]) -> list[tuple[int, int, bool]]:
-    """(node, depth, accepted) of the nodes that a step judged, at most one right at each depth.
+    """(node, depth, accepted) of the nodes that a step verified; one per depth at most is accepted.
 
-    Those are the children of the last committed token and of accepted nodes.
+    These are the children of the last committed token and of accepted nodes.
     """
     nodes = len(step["drafted"])
     depths = depths_of(step["parents"], nodes)
     parents = list(range(-1, nodes - 1)) if step["parents"] is None else step["parents"]
     above, right = {-1, *step["accepted"]}, set(step["accepted"])
     found = [(node, depths[node], node in right) for node in range(nodes) if parents[node] in above]
-    ended = len(step["emitted"]) <= len(step["accepted"])  # by a stop: nothing came after
+    ended = len(step["emitted"]) <= len(step["accepted"])  # by a stop criterion
     return [each for each in found if each[2] or not (ended and each[1] >= len(right))]
 
 
 def by_depth(steps: Sequence[Mapping[str, Any]]) -> dict[int, Share]:
-    """Steps whose draft reached a depth with all before accepted, and those that passed it."""
+    """By depth: steps that verified a token there, and those that accepted one."""
     found: dict[int, list[int]] = {}
     for step in decoding_steps(steps):
         hits: dict[int, bool] = {}
@@ -222,12 +222,12 @@ def by_depth(steps: Sequence[Mapping[str, Any]]) -> dict[int, Share]:
 
 
 def by_tier(run: Run) -> dict[str, Share]:
-    """Judged draft tokens by the tier they came from."""
+    """Verified draft tokens by draft source."""
     return {name: Share(tier.tested, tier.accepted) for name, tier in run.stats.tiers.items()}
 
 
 def acceptance_of(shares: Mapping[int, Share], least: int = 1) -> Float32:
-    """P(accepted | those before accepted) by depth, up to the first depth that was seldom seen."""
+    """P(accepted | all before accepted) by depth, up to the first with < ``least`` tokens."""
     rates = []
     for depth in range(len(shares)):
         share = shares.get(depth)

@@ -1,4 +1,4 @@
-"""Figures 1 to 5 of Leviathan et al. 2023: by the closed forms, and of runs that were measured."""
+"""Figures 1 to 5 of Leviathan et al. 2023, by the closed forms and from measured runs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1)
 FONT, FONT_WIDTH = 9, 0.602  # points, and a monospace letter's share of them
 COLUMNS = int(13 * 72 / (FONT * FONT_WIDTH))  # letters of a line of Figure 1, 13 inches wide
-TAIL = 80  # characters of the text so far that a line shows
-LINES = 24  # steps in Figure 1
+MAX_EARLIER_CHARACTERS = 80  # of the text so far that a line of Figure 1 shows
+MAX_LINES = 24  # steps in Figure 1
 TRACE_ALPHA, TRACE_C, TRACE_TOKENS, TRACE_GAMMAS = 0.75, 0.05, 24, (7, 3)
 
 Step = Mapping[str, Any]  # one of the ``steps`` that ``ngramspec explain --json`` writes
@@ -72,7 +72,7 @@ def figure_1(steps: Sequence[Step], folder: Path) -> list[Path]:
         steps: of one prompt, in order; the first lines are drawn.
         folder: where the files go.
     """
-    shown = steps[:LINES]
+    shown = steps[:MAX_LINES]
     figure = plt.figure(figsize=(13, 0.27 * len(shown) + 0.7))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, COLUMNS), ylim=(len(shown) + 0.2, -1.2))
@@ -81,14 +81,14 @@ def figure_1(steps: Sequence[Step], folder: Path) -> list[Path]:
     _write(axes, -0.7, [(f"{word}  ", colour) for word, colour in legend])
     text = ""
     for line, step in enumerate(shown):
-        parts = [(text[-TAIL:], PLAIN), *step_parts(step)]
+        parts = [(text[-MAX_EARLIER_CHARACTERS:], PLAIN), *step_parts(step)]
         _write(axes, line, parts)
         text += "".join(step["emitted"])
     return save(figure, folder, "figure-1")
 
 
 def step_parts(step: Step) -> list[tuple[str, str]]:
-    """What one step did to the text: (piece, colour) of accepted, rejected and own tokens.
+    """(text, colour) of the accepted, rejected and target's own tokens of a step.
 
     Of a tree's rejected nodes only the first that was tested is shown.
     """

@@ -1,4 +1,4 @@
-"""Text that the drafters of a replay know in addition to each request, the same for all."""
+"""Text that all drafters of a replay know in addition to each request."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.measure.traces import Trace
 from ngramspec.stores import Corpus, SharedStore
 
-BORDER = 0  # the id after each document of an .npy file
+SEPARATOR_ID = 0  # after each document of an .npy file
 NAMESPACE = "replay"
 STORE_BYTES = 256 << 20  # bytes of a store of earlier requests
 
 
 class Known(Protocol):
-    """What drafters know in addition to each request.
+    """Text that drafters know in addition to each request.
 
     Attributes:
-        shares: whether requests add their text: then the first token of an output does not come
-            with the prompt.
+        shares: whether requests add their text. Then the first token of an output is not part of
+            the prompt.
     """
 
     shares: bool
@@ -34,10 +34,10 @@ class Known(Protocol):
 
 
 class Earlier:
-    """What the traces before said, for drafters that can know it.
+    """The outputs of earlier traces, for drafters that support stores.
 
     Args:
-        write: "outputs", or "all": prompts too (which peers always leave out).
+        write: "outputs", or "all" for prompts, too (which other projects always leave out).
     """
 
     shares = True
@@ -47,9 +47,9 @@ class Earlier:
         self._last: tuple[Drafter, Drafter] | None = None
 
     def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
-        """A drafter that shares a store of its own between all traces of one run.
+        """A drafter with a store that all traces of one run share.
 
-        Ours gets a namespace; one that has ``sharing``, as Arctic's, keeps the responses.
+        Ours get a namespace. One that has ``sharing``, as Arctic's, keeps the responses.
         """
         if self._last is None or self._last[0] is not drafter:
             self._last = (drafter, self._with(drafter))
@@ -74,7 +74,7 @@ class Knowledge:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no corpus.
+        ValueError: it is not a corpus.
     """
 
     shares = False
@@ -88,10 +88,10 @@ class Knowledge:
             self._corpora[""] = Corpus.open(place)
 
     def corpus(self, repo: str) -> Corpus:
-        """A repository's corpus; one of an .npy file is built, once.
+        """A repository's corpus. From an .npy file it is built once.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
         """
         name = repo if self.place.is_dir() else ""
         if name not in self._corpora:
@@ -99,14 +99,14 @@ class Knowledge:
             if not path.is_file():
                 tokens = np.load(path.with_suffix(".npy"))
                 path = Path(self._folder.name) / path.name
-                Corpus.build(np.split(tokens, np.flatnonzero(tokens == BORDER) + 1), path)
+                Corpus.build(np.split(tokens, np.flatnonzero(tokens == SEPARATOR_ID) + 1), path)
             self._corpora[name] = Corpus.open(path)
         return self._corpora[name]
 
     def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
-        """A drafter that knows what belongs to a trace; itself where it can know nothing more.
+        """A drafter that knows the trace's corpus, or the same drafter if it supports none.
 
-        Ours gets the corpus as a store; one that has ``with_documents``, as Arctic's, reads each
+        Ours get the corpus as a store. One that has ``with_documents``, as Arctic's, reads each
         document as an earlier response.
         """
         repo = trace.repo if self.place.is_dir() else ""

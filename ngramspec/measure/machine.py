@@ -1,4 +1,4 @@
-"""What figures depend on: the machine and the versions; and the peak memory of a call."""
+"""The machine and the versions that figures depend on, and the peak memory of a call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = ("ngramspec", "torch", "transformers", "numpy", "triton")
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed."""
+    """The versions of the installed ones of these packages."""
     found = {}
     for name in packages:
         try:
@@ -61,11 +61,11 @@ def synchronize(device: torch.device) -> None:
 
 
 class PeakMemory:
-    """The most memory in use since ``reset``: the device's, or this process's resident set.
+    """The peak memory since ``reset``: the device's, or this process's resident set.
 
     Args:
-        device: where the model is. On a CPU the kernel's high-water mark is read, which only Linux
-            can reset.
+        device: device of the model. On a CPU this reads the kernel's high-water mark, which only
+            Linux can reset.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class PeakMemory:
         self.known = True
 
     def reset(self) -> None:
-        """Start again from the memory that is in use now."""
+        """Start again from the memory in use now."""
         if self.device.type == "cuda":
             import torch
 

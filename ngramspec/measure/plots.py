@@ -17,17 +17,17 @@ from matplotlib import pyplot as plt
 WIDTH, HEIGHT = 9.0, 4.8  # inches
 FORMATS = ("png", "svg")
 DPI = 120  # at which letters of Figure 1 are whole pixels wide
-MOST_POSITIONS = 32
-LEAST_TESTED = 30  # a share of fewer is noise
-# Colours that stay apart with every kind of colour blindness (Okabe and Ito), without green: ours
-# are shades of blue, what nothing is drafted in is grey, and the other projects' have the rest.
+MAX_DRAFT_POSITIONS = 32
+MIN_VERIFIED_TOKENS = 30  # shares of fewer tokens are noise; not tuned
+# Colours that differ with every kind of colour blindness (Okabe and Ito), without green. Ours are
+# shades of blue, configurations without drafts are grey, and other projects have the rest.
 OURS = ("#0072B2", "#56B4E9", "#003A5C", "#A6D8F5")
 OTHERS = ("#E69F00", "#D55E00", "#CC79A7", "#000000")
 GREY = "#B8BDC3"
 BASELINES = ("plain", "none")
-PEERS = ("prompt lookup", "arctic", "twin")  # how their names begin
+PEERS = ("prompt lookup", "arctic", "twin")  # prefixes of their names
 plt.rcParams["axes.prop_cycle"] = cycler(color=(OURS[0], *OTHERS, OURS[1]))
-E2E = {  # column -> what its axis says
+E2E = {  # column -> label of its axis
     "ratio": "speed / plain generate's",
     "tokens_per_second": "new tokens / s, prefill included",
     "tokens_per_call": "tokens per call",
@@ -37,7 +37,7 @@ E2E = {  # column -> what its axis says
 
 
 def save(figure: Any, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG; the folder is made if need be."""
+    """Write a figure as PNG and SVG. The folder is created if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{kind}" for kind in FORMATS]
     for path in paths:
@@ -47,8 +47,10 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """The colour of each way or drafter of a plot, by its name. Only the first four of ours, and of
-    the others, differ."""
+    """The colour of each configuration or drafter of a plot, by its name.
+
+    Only the first four of ours, and the first four others, have different colours.
+    """
     ours, others = cycle(OURS), cycle(OTHERS)
     return {
         name: GREY if name in BASELINES else next(others if name.startswith(PEERS) else ours)
@@ -60,8 +62,8 @@ def plot_replay(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Acceptance by position, tokens per call by group, and reliability, of one curve's results.
 
     Args:
-        results: what ``ngramspec replay`` writes as ``results``.
-        folder: where the files go, PNG and SVG; made if need be.
+        results: ``results`` of ``ngramspec replay``.
+        folder: folder of the PNG and SVG files, created if necessary.
 
     Returns:
         The files written, named after the curve.
@@ -131,7 +133,7 @@ def _positions(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None
         shares = {
             int(at) + 1: share["accepted"] / share["tested"]
             for at, share in result["positions"].items()
-            if share["tested"] >= LEAST_TESTED and int(at) < MOST_POSITIONS
+            if share["tested"] >= MIN_VERIFIED_TOKENS and int(at) < MAX_DRAFT_POSITIONS
         }
         name = result["drafter"]
         axes.plot(list(shares), list(shares.values()), marker=".", color=colour[name], label=name)
@@ -146,10 +148,10 @@ def _positions(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None
 
 
 def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="what it should be")
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="ideal")
     colour = colours([result["drafter"] for result in results])
     for result in results:
-        shares = [s for s in result["confidence"].values() if s["tested"] >= LEAST_TESTED]
+        shares = [s for s in result["confidence"].values() if s["tested"] >= MIN_VERIFIED_TOKENS]
         if shares:
             axes.plot(
                 [share["expected"] / share["tested"] for share in shares],
@@ -170,11 +172,11 @@ def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> No
 
 
 def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Bars of every figure by task and way; lines of the ratio by length, where lengths were set.
+    """Bars of all figures by task and configuration, and the ratio by prompt length if set.
 
     Args:
-        rows: what ``ngramspec bench`` writes as ``summary``.
-        folder: where the files go, PNG and SVG; made if need be.
+        rows: ``summary`` of ``ngramspec bench``.
+        folder: folder of the PNG and SVG files, created if necessary.
 
     Returns:
         The files written.
@@ -187,8 +189,8 @@ def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
             _bars(axes, mine, column)
             axes.set(ylabel=label, title="" if length is None else f"prompts of {length} tokens")
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-            behind = "" if length is None else f"-{length}"
-            written += save(figure, folder, f"e2e-{column.replace('_', '-')}{behind}")
+            suffix = "" if length is None else f"-{length}"
+            written += save(figure, folder, f"e2e-{column.replace('_', '-')}{suffix}")
     lengths = {row["length"] for row in rows} - {None}
     if len(lengths) > 1:
         written += _by_length(rows, folder)
@@ -196,7 +198,7 @@ def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def plot_costs(costs: dict[int, dict[int, float]], folder: Path, name: str) -> list[Path]:
-    """What a forward of n positions costs, in forwards of one: a line for each context."""
+    """The relative cost of a forward of n positions: a line for each context."""
     figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
     for context, seconds in costs.items():
         relative = [each / seconds[1] for each in seconds.values()]

@@ -1,4 +1,4 @@
-"""Prompts that every machine has: passages of Python's own library, each with a task."""
+"""Prompts available on every machine: passages of Python's library, each with a task."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PROSE_TASKS = (
     "{}\n\nWhat is this text about? Use words of the text in your answer.",
     "Write a list of five points about this text:\n\n{}",
 )
-LINES = range(8, 25)  # of a function that is used
-WORDS = range(40, 200)  # of a module's docstring that is used
+FUNCTION_LINES = range(8, 25)  # lengths of functions that are used
+DOCSTRING_WORDS = range(40, 200)  # lengths of docstrings that are used
 
 
 def library_prompts(count: int) -> list[Prompt]:
     """``count`` prompts, code and prose in turn, the same for one release of Python.
 
     Raises:
-        ValueError: the library has fewer.
+        ValueError: the library has too few.
     """
     found = {"code": _prompts("code", CODE_TASKS), "prose": _prompts("prose", PROSE_TASKS)}
     kinds = [*found]
@@ -53,12 +53,12 @@ def _function(source: str, tree: ast.Module) -> str | None:
     """A module's first function of the right length."""
     for node in tree.body:
         lines = 1 + (node.end_lineno or 0) - node.lineno
-        if isinstance(node, ast.FunctionDef) and lines in LINES:
+        if isinstance(node, ast.FunctionDef) and lines in FUNCTION_LINES:
             return ast.get_source_segment(source, node)
     return None
 
 
 def _docstring(tree: ast.Module) -> str | None:
-    """A module's docstring, if it is of the right length."""
+    """A module's docstring, if it has the right length."""
     text = ast.get_docstring(tree)
-    return text if text is not None and len(text.split()) in WORDS else None
+    return text if text is not None and len(text.split()) in DOCSTRING_WORDS else None

@@ -1,4 +1,4 @@
-"""Recording traces: the tokens that a model generates after the user's own prompts."""
+"""Records traces: the tokens that a model generates after the user's prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: a line that holds no prompt, named by its number; or no prompt at all.
+        ValueError: a line has no prompt, and the message gives its number; or there is no prompt.
     """
     prompts = []
     for number, fields in json_lines(path):
@@ -51,11 +51,11 @@ def record(
     """One trace for each prompt, as it is generated.
 
     Args:
-        prompts: what to continue.
-        encode: text to the model's token ids.
-        generate: token ids to those that the model generates greedily.
-        take: called after it with the output's length; returns the target's most probable tokens
-            at its positions, or None.
+        prompts: the texts to continue.
+        encode: converts a text to token ids.
+        generate: returns the tokens that the model greedily generates after token ids.
+        take: called after ``generate`` with the output's length; returns the target's most probable
+            tokens at its positions, or None.
     """
     for prompt in prompts:
         ids = encode(prompt.text)

@@ -23,8 +23,8 @@ from ngramspec.measure.runners_up import replayed
 from ngramspec.measure.traces import Trace
 from ngramspec.stats import DecodeStats
 
-MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # the least length of each
-BINS = 20  # of confidence
+MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # minimum length of each
+CONFIDENCE_BINS = 20
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Acceptance:
         matches: by the length of the longest suffix that had occurred before the step, whatever
             the drafter; keys are the least lengths of the buckets.
         positions: by the position in the draft (in a tree, the depth), from 0 on.
-        confidence: by the drafter's confidence, in ``BINS`` equal bins.
+        confidence: by the drafter's confidence, in ``CONFIDENCE_BINS`` equal bins.
     """
 
     tiers: dict[str, Share] = field(default_factory=dict)
@@ -98,13 +98,13 @@ class Acceptance:
             self.matches.setdefault(bucket, Share()).add(right, expected)
             self.positions.setdefault(depth, Share()).add(right, expected)
             if draft.confidence is not None:
-                bin = min(int(expected * BINS), BINS - 1)
+                bin = min(int(expected * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)
                 self.confidence.setdefault(bin, Share()).add(right, expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a drafter is asked for drafts.
+    """How drafts are requested from a drafter.
 
     Attributes:
         gamma: tokens asked for: an integer; "heuristic"; "threshold"; or "auto", gamma_max with the
@@ -125,10 +125,10 @@ class Player:
 
     Args:
         drafter: shared by all traces.
-        plan: how it is asked for drafts.
+        plan: how drafts are requested.
         acceptance: where acceptance is counted in detail; None: not at all. Counting disturbs the
             times, so figures and details are measured in different runs.
-        knowledge: what it knows in addition to each request; None: nothing.
+        knowledge: text that it knows in addition to each request, or None.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Player:
         estimates = drafter.estimates
         if plan.gamma != "auto":
             controller = make_controller(plan.gamma, plan.gamma_max, lambda: plan.cost)
-        elif plan.tree and not estimates:  # of a tree much is rejected, whatever is right
+        elif plan.tree and not estimates:  # most nodes of any tree are rejected
             controller = FixedGamma(plan.gamma_max)
         seen = None if self.acceptance is None else CopyIndex()
         if seen is not None:
@@ -213,7 +213,7 @@ class PlayedRow:
     Attributes:
         output: int32 (n,), the text after the prompt.
         session: drafts for it; it was started with the output's first token.
-        at: how much of the output is committed.
+        at: number of committed tokens of the output.
     """
 
     output: Int32

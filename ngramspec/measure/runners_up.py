@@ -1,4 +1,4 @@
-"""The target's most probable tokens in recordings: recorded while a model generates; replayed."""
+"""Records and replays the target's top-k candidates."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RecordingDrafter(Drafter):
         return RecordingSession(self, self.inner.start(tokens))
 
     def take(self, length: int) -> RunnersUp | None:
-        """What was recorded since the last call, of an output of ``length`` tokens.
+        """Return the candidates recorded since the last call, for an output of ``length`` tokens.
 
         The first position is missing if the prefill verified no draft, because no session ran.
         """
@@ -79,20 +79,20 @@ class RecordingDrafter(Drafter):
 
 
 def replayed(
-    runners_up: RunnersUp, said: Sequence[int], before: int, at: int, emitted: int
+    runners_up: RunnersUp, output: Sequence[int], before: int, at: int, emitted: int
 ) -> Evidence:
-    """The evidence of a step that a recording has: that of the accepted positions.
+    """The evidence of a step from a recording: that of the accepted positions.
 
     Args:
-        runners_up: of the output.
-        said: the output's tokens.
+        runners_up: candidates of the output.
+        output: the output's tokens.
         before: the last committed token.
-        at: how many tokens of the output were committed before the step.
-        emitted: how many the step commits.
+        at: number of tokens of the output that were committed before the step.
+        emitted: number of tokens that the step commits.
     """
     rows = slice(at, at + emitted)
     return Evidence(
-        np.array([before, *said[at : at + emitted - 1]], np.int32),
+        np.array([before, *output[at : at + emitted - 1]], np.int32),
         np.arange(-1, emitted - 1, dtype=np.int32),
         tuple(range(emitted)),
         runners_up.ids[rows],

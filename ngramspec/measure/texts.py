@@ -1,4 +1,4 @@
-"""Text that every machine has: the source of Python's own library."""
+"""Text available on every machine: the source of Python's library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def library() -> Iterator[str]:
-    """The source of Python's own library, file by file."""
+    """The source of Python's library, file by file."""
     found: list[Path] = []
     for top in Path(sysconfig.get_path("stdlib")).iterdir():
         if top.name != "site-packages":
@@ -22,7 +22,7 @@ def library() -> Iterator[str]:
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """The source and the syntax tree of each file of Python's own library that can be parsed."""
+    """The source and the syntax tree of each file of Python's library that can be parsed."""
     for source in library():
         try:
             yield source, ast.parse(source)

@@ -1,8 +1,8 @@
-"""How often a drafted token is accepted, from the target's distribution p and the draft's q.
+"""The acceptance of a drafted token, from the target's distribution p and the draft's q.
 
 Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section 3.2 and
 appendices A.2 and A.5; Stratos, "Speculative Decoding", section 2. Distributions are arrays of
-shape (..., vocab); everything before the last axis is a batch.
+shape (..., vocab); all axes before the last are batch axes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ngramspec.theory.arrays import Float64, distribution, real
 
 
 def divergence(p: ArrayLike, q: ArrayLike) -> Float64:
-    """D_LK(p, q), half of the summed difference (Definition 3.2, Lemma 3.3).
+    """D_LK(p, q), the total variation distance (Definition 3.2, Lemma 3.3).
 
-    It is symmetric, 0 where p = q, and 1 where p and q have no token in common (Corollary 3.4): the
-    total variation distance.
+    It is half of the summed absolute difference: symmetric, 0 if p = q, and 1 if p and q have no
+    token in common (Corollary 3.4).
 
     Args:
         p: (..., vocab).
@@ -33,12 +33,12 @@ def divergence(p: ArrayLike, q: ArrayLike) -> Float64:
 def acceptance(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
     """beta: the probability that a token drawn from q is accepted (Theorem 3.5; A.5).
 
-    It is sum min(p / l, q), with l = 1 the complement of D_LK. Its mean over positions is alpha
+    It is sum min(p / l, q); with l = 1, 1 - D_LK. Its mean over positions is alpha
     (Corollary 3.6).
 
     Args:
-        p: (..., vocab), the target's.
-        q: (..., vocab), the draft's; one-hot for a deterministic draft.
+        p: (..., vocab), the target's distribution.
+        q: (..., vocab), the draft's distribution; one-hot for a deterministic draft.
         lenience: l in (0, 1].
 
     Returns:
@@ -54,7 +54,7 @@ def acceptance(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
 
 
 def exact_match(p: ArrayLike, q: ArrayLike) -> Float64:
-    """P(a token drawn from q equals one drawn from p), sum p q: never above ``acceptance``.
+    """P(a token drawn from q equals one drawn from p), sum p q: at most ``acceptance``.
 
     Returns:
         float64 (...), in 0..1.
@@ -65,7 +65,7 @@ def exact_match(p: ArrayLike, q: ArrayLike) -> Float64:
 def rejection_sampling(p: ArrayLike, q: ArrayLike) -> Float64:
     """P(accepted) of one round of ordinary rejection sampling, min over x of q(x) / p(x) (A.2).
 
-    It is never above ``acceptance``, and 0 where q leaves out a token of p.
+    It is at most ``acceptance``, and 0 if q lacks a token of p.
 
     Returns:
         float64 (...), in 0..1.
@@ -77,9 +77,9 @@ def rejection_sampling(p: ArrayLike, q: ArrayLike) -> Float64:
 
 
 def residual(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
-    """What the token is drawn from after a rejection: norm(max(0, p / l - q)) (section 2.3).
+    """The distribution of the token after a rejection: norm(max(0, p / l - q)) (section 2.3).
 
-    Where that has no mass (p = q with l = 1) no token is rejected, and p is returned.
+    If that has no mass (p = q with l = 1), no token is rejected, and p is returned.
 
     Returns:
         float64 (..., vocab), summing to 1.
@@ -91,7 +91,7 @@ def residual(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
 
 
 def output(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
-    """The distribution of the token that a step puts at the first drafted position (A.1; A.5).
+    """The distribution of the token that a step emits at the first drafted position (A.1; A.5).
 
     With l = 1 it is p. With l < 1 no token's probability exceeds p / l, and the distance from p is
     ``divergence(p, output(p, q, l))``.
@@ -108,12 +108,12 @@ def output(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
 def greedy_acceptance(p: ArrayLike, token: ArrayLike, lenience: float = 1.0) -> Float64:
     """1 where a token is accepted at temperature 0: p(x) >= l max p (A.5, corrected), else 0.
 
-    The paper prints the inequality the other way round; the docs derive why it cannot be meant.
+    The paper prints the opposite inequality. The docs derive why that is an error.
 
     Args:
-        p: (..., vocab), the target's before standardisation.
+        p: (..., vocab), the target's distribution before standardisation.
         token: int (...), the drafted tokens.
-        lenience: l in (0, 1]; 1 accepts the most probable token only (and its equals).
+        lenience: l in (0, 1]; 1 accepts only the most probable tokens.
 
     Returns:
         float64 (...), 0 or 1.
@@ -124,10 +124,10 @@ def greedy_acceptance(p: ArrayLike, token: ArrayLike, lenience: float = 1.0) -> 
 
 
 def iterative_acceptance(p: ArrayLike, proposals: ArrayLike) -> Float64:
-    """P(the k-th of K drawn children is the accepted one) (Stratos, section 2; SpecInfer).
+    """P(the k-th of K drawn children is accepted) (Stratos, section 2; SpecInfer).
 
-    Child k is drawn from q_k and tried after k - 1 rejections, each of which has made p the
-    residual of what it was. The residual does not depend on the tokens drawn.
+    Child k is drawn from q_k and verified after k - 1 rejections. Each rejection replaces p by its
+    residual, which does not depend on the drawn tokens.
 
     Args:
         p: (vocab,).

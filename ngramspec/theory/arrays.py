@@ -1,4 +1,4 @@
-"""Arguments of the closed forms as arrays, checked at the edge."""
+"""Conversion and checks of the closed forms' arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
-SUM_TOLERANCE = 1e-4  # what rounding to float32 may take from a sum of many probabilities
+SUM_TOLERANCE = 1e-4  # rounding error of a sum of many float32 probabilities
 
 
 def real(name: str, value: ArrayLike, low: float, high: float) -> Float64:
@@ -74,7 +74,7 @@ def chain(name: str, value: ArrayLike) -> Float64:
 
 
 def costs(name: str, value: ArrayLike, positions: int) -> Float64:
-    """``value`` as float64, cost[n] of a forward of n positions; cost[0] is not looked at.
+    """``value`` as float64, cost[n] of a forward of n positions; cost[0] is ignored.
 
     Raises:
         ValueError: fewer than positions + 1 entries, or a cost that is not > 0.
@@ -88,6 +88,6 @@ def costs(name: str, value: ArrayLike, positions: int) -> Float64:
 
 
 def product(length: Float64, each: Float64) -> Float64:
-    """``length`` times ``each``, 0 where each costs nothing however many there are."""
+    """``length`` * ``each``, but 0 for infinity * 0."""
     length, each = np.broadcast_arrays(length, each)
     return np.multiply(length, each, where=each > 0, out=np.zeros(each.shape))

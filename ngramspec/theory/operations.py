@@ -18,7 +18,7 @@ def operations_factor(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike = 0.0
         c_hat: >= 0, operations of drafting one token / of one token of the target.
 
     Returns:
-        float64, (gamma c_hat + gamma + 1) / Equation 1; 1 where all is accepted and c_hat is 0.
+        float64, (gamma c_hat + gamma + 1) / Equation 1; 1 if alpha = 1 and c_hat = 0.
 
     Example:
         >>> round(float(operations_factor(0.6, 2)), 2)
@@ -29,9 +29,9 @@ def operations_factor(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike = 0.0
 
 
 def memory_factor(alpha: ArrayLike, gamma: ArrayLike, draft_ratio: ArrayLike = 0.0) -> Float64:
-    """The expected factor in reading the weights and the KV cache (section 3.4, last paragraph).
+    """The expected factor on reads of the weights and the KV cache (section 3.4, last paragraph).
 
-    The target's are read once for a whole step, so reading them shrinks by Equation 1.
+    A step reads the target's weights and cache once, so Equation 1 divides these reads.
 
     Args:
         alpha: in 0..1.
@@ -39,14 +39,14 @@ def memory_factor(alpha: ArrayLike, gamma: ArrayLike, draft_ratio: ArrayLike = 0
         draft_ratio: >= 0, bytes read to draft one token / to run the target once.
 
     Returns:
-        float64, (gamma draft_ratio + 1) / Equation 1; below 1 memory traffic is saved.
+        float64, (gamma draft_ratio + 1) / Equation 1; below 1, memory traffic is saved.
     """
     length, ratio = whole("gamma", gamma, 0), real("draft_ratio", draft_ratio, 0.0, np.inf)
     return np.asarray((product(length, ratio) + 1) / expected_tokens(alpha, gamma))
 
 
 def wasted_share(alpha: ArrayLike, gamma: ArrayLike) -> Float64:
-    """The share of the target's computed positions that give no token.
+    """The share of the target's computed positions that yield no token.
 
     Returns:
         float64 in 0..1: 1 - Equation 1 / (gamma + 1).

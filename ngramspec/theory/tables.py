@@ -1,7 +1,7 @@
-"""The published tables that closed forms can be compared with.
+"""Published tables to compare the closed forms with.
 
 Leviathan et al. 2023: Table 1 (operations and speed), Table 4 (predicted against measured speed on
-T5-XXL, 11B), Table 5 and appendix A.5 (lenience). Figures as printed.
+T5-XXL, 11B), Table 5 and appendix A.5 (lenience). Figures are as printed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Tradeoff:
 
     Attributes:
         alpha, gamma: as in the closed forms.
-        operations: the total of arithmetic operations / the baseline's, as printed.
-        speed: the inference speed / the baseline's, as printed.
+        operations: arithmetic operations / the baseline's, as printed.
+        speed: inference speed / the baseline's, as printed.
     """
 
     alpha: float
@@ -42,7 +42,7 @@ class Walltime:
     Attributes:
         task, draft: the task, and the approximation model.
         temperature: 0 (argmax) or 1.
-        gamma, alpha, c: what the prediction is made from, alpha and c rounded to two digits.
+        gamma, alpha, c: inputs of the prediction; alpha and c are rounded to two digits.
         expected, measured: improvement factors, as printed, rounded to one digit.
     """
 
@@ -60,7 +60,7 @@ class Walltime:
         return float(improvement(self.alpha, self.gamma, self.c))
 
     def computed_range(self) -> tuple[float, float]:
-        """The least and the highest improvement that rounding alpha and c to two digits allows."""
+        """Minimum and maximum improvement, given that alpha and c are rounded to two digits."""
         half = 0.005
         return (
             float(improvement(self.alpha - half, self.gamma, self.c + half)),
@@ -102,8 +102,8 @@ TABLE_5 = {
     "T5-base": (0.68, 0.80, 0.83, 0.90),
 }
 
-# The speeds that appendix A.5 names for T5-small with c = 0.015: sampled, beside Table 5's alpha,
-# and greedy, from an alpha of its own with gamma = 8.
+# Speeds in appendix A.5 for T5-small with c = 0.015: sampled, from Table 5's alpha; and greedy,
+# from the separate alpha below with gamma = 8.
 LENIENCE_C = 0.015
 LENIENCE_SPEED = (2.5, 3.1, 3.6, 5.0)
 GREEDY_LENIENCE_ALPHA = (0.75, 0.75, 0.80, 0.87)

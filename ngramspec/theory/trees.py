@@ -1,8 +1,8 @@
 """Expected tokens of a tree of drafts, and the best tree of a size.
 
 Expected length: Stratos, "Speculative Decoding", section 1.1.1, from a chain to a tree; Miao et al.
-2024 (SpecInfer). Best tree: the dynamic programme of Chen et al. 2024 (Sequoia), over acceptance by
-a child's rank among its siblings, here by depth too.
+2024 (SpecInfer). Best tree: the dynamic programme of Chen et al. 2024 (Sequoia), with acceptance by
+a child's rank among its siblings and, in addition, by depth.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tree:
 
 
 def reach(parents: ArrayLike, acceptance: ArrayLike) -> Float64:
-    """P(a node is accepted with all above it), of every node.
+    """P(a node and all its ancestors are accepted), for every node.
 
     Args:
         parents: int (n,) with parents[i] < i and -1 for the last committed token.
@@ -41,8 +41,8 @@ def reach(parents: ArrayLike, acceptance: ArrayLike) -> Float64:
         float64 (n,).
 
     Raises:
-        ValueError: a parent that does not come before its child, or children of one parent whose
-            probabilities sum to more than 1: one of them at most is accepted.
+        ValueError: a parent does not precede its child, or the probabilities of siblings sum to
+            more than 1, although at most one of them is accepted.
     """
     above = np.asarray(parents, np.int64)
     own = probability("acceptance", acceptance)
@@ -70,9 +70,9 @@ def expected_tokens_of_tree(parents: ArrayLike, acceptance: ArrayLike) -> float:
 def best_tree(acceptance: ArrayLike, nodes: int) -> Tree:
     """The tree of a number of nodes with the highest expected tokens (Sequoia, section 3.1).
 
-    A child of rank r is there only if those of lower ranks are. The programme: the best subtree of
-    k nodes under a node of depth d splits k - 1 of them between its first child's subtree and what
-    the further children get. Time: depths x ranks x nodes^2.
+    A child of rank r requires its siblings of lower ranks. The best subtree of k nodes under a node
+    of depth d splits k - 1 of them between its first child's subtree and those
+    of the further children. Time: depths x ranks x nodes^2.
 
     Args:
         acceptance: (depths, ranks): P(the child of that rank is the accepted one | its parent is),
@@ -81,8 +81,8 @@ def best_tree(acceptance: ArrayLike, nodes: int) -> Tree:
         nodes: the nodes of the tree, >= 0.
 
     Returns:
-        The tree, smaller only if depths and ranks have no room for as many nodes. Nodes that add
-        nothing (acceptance 0) may be among them.
+        The tree. It is smaller only if depths and ranks allow fewer nodes. It may contain nodes
+        with acceptance 0.
 
     Example:
         >>> tree = best_tree([0.6, 0.3], nodes=3)
@@ -98,18 +98,18 @@ def best_tree_values(acceptance: ArrayLike, nodes: int) -> Float64:
     """E(tokens) of the best tree of every size.
 
     Returns:
-        float64 (nodes + 1,): of trees of 0 to ``nodes`` nodes; rising, from 1.
+        float64 (nodes + 1,): for trees of 0 to ``nodes`` nodes; non-decreasing from 1.
     """
     values, _ = _programme(_rates(acceptance, nodes), nodes)
     return np.asarray(np.maximum.accumulate(1 + values))
 
 
 def best_tree_size(acceptance: ArrayLike, nodes: int, cost: ArrayLike) -> int:
-    """How many nodes give the most tokens per cost (Sequoia, section 3.3), the least of equals.
+    """The number of nodes with the most tokens per cost (Sequoia, section 3.3), smallest if equal.
 
     Args:
         acceptance: as in ``best_tree``.
-        nodes: the most to think of.
+        nodes: maximum number of nodes.
         cost: (nodes + 2,) or longer, cost[k] of a forward of k positions, any unit.
     """
     values = best_tree_values(acceptance, nodes)
@@ -117,7 +117,7 @@ def best_tree_size(acceptance: ArrayLike, nodes: int, cost: ArrayLike) -> int:
 
 
 def _rates(acceptance: ArrayLike, nodes: int) -> Float64:
-    """(depths, ranks), no deeper and no wider than the nodes could fill."""
+    """float64 (depths, ranks), without depths and ranks that ``nodes`` nodes cannot reach."""
     whole("nodes", nodes, 0)
     rates = probability("acceptance", acceptance)
     if rates.ndim == 1:
@@ -136,12 +136,12 @@ def _check_siblings(totals: Float64) -> None:
 
 
 def _programme(rates: Float64, nodes: int) -> tuple[Float64, NDArray[np.int64]]:
-    """The value of every number of nodes, and where each is split best.
+    """The value of every number of nodes, and its best split.
 
     Returns:
         float64 (nodes + 1,), the summed reach below the root; and int64 (depths, ranks, nodes + 1):
-        of m nodes that children of this depth from this rank on share, how many the first of these
-        children and its subtree get.
+        if children of this depth from this rank on share m nodes, [m] is the number of nodes in the
+        subtree of the first of these children.
     """
     depths, ranks = rates.shape
     splits = np.zeros((depths, ranks, nodes + 1), np.int64)
@@ -163,7 +163,7 @@ def _programme(rates: Float64, nodes: int) -> tuple[Float64, NDArray[np.int64]]:
 
 
 def _worthless(subtree: Float64) -> Float64:
-    """0 x the value, without 0 x infinity where there is no such subtree."""
+    """0 * value, but -infinity where there is no such subtree."""
     return np.where(np.isinf(subtree), -np.inf, 0.0)
 
 

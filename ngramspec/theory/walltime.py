@@ -1,9 +1,9 @@
-"""How many tokens a step gives and how much faster decoding gets.
+"""Expected tokens per step, and the speedup over the baseline.
 
 Leviathan et al. 2023, sections 3.1, 3.3 and 3.5. alpha is the acceptance rate, gamma the number of
-drafted tokens, c the cost of drafting one in forwards of the target. Where the paper assumes one
-alpha for all positions and a forward that costs the same at any width, the functions that end in
-``_at`` take acceptance by position and the measured cost(n) in their place.
+drafted tokens, c the cost of drafting one in forwards of the target. The paper assumes one alpha
+for all positions and a forward that costs the same at any width. The functions that end in ``_at``
+take acceptance by position and the measured cost(n) instead.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike = 0.0) -> Float
         c: >= 0, the cost of drafting one token in forwards of the target.
 
     Returns:
-        float64, Equation 1 / (gamma c + 1); below 1 speculation is a loss.
+        float64, Equation 1 / (gamma c + 1); below 1, speculation is slower.
 
     Example:
         >>> round(float(improvement(0.75, 7, 0.02)), 1)
@@ -72,15 +72,15 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike = 0.0) -> Float
 
 
 def least_improvement(alpha: ArrayLike, c: ArrayLike) -> Float64:
-    """(1 + alpha) / (1 + c): what gamma = 1 gives, and the best gamma at least (Corollary 3.9).
+    """(1 + alpha) / (1 + c): the improvement at gamma = 1, a lower bound (Corollary 3.9).
 
-    Above 1 exactly where alpha > c, and only there any gamma gives an improvement.
+    It is above 1 exactly if alpha > c. Otherwise no gamma gives an improvement.
     """
     return np.asarray((1 + probability("alpha", alpha)) / (1 + real("c", c, 0.0, np.inf)))
 
 
 def gamma_bound(alpha: ArrayLike, c: ArrayLike) -> Float64:
-    """No gamma above this one is the best.
+    """An upper bound on the optimal gamma.
 
     Equation 1 stays below 1 / (1 - alpha), so the improvement at gamma stays below
     1 / ((1 - alpha) (gamma c + 1)), and the best is at least max(1, (1 + alpha) / (1 + c)).
@@ -98,23 +98,23 @@ def gamma_bound(alpha: ArrayLike, c: ArrayLike) -> Float64:
 
 
 def optimal_gamma(alpha: ArrayLike, c: ArrayLike, most: int | None = None) -> Int64:
-    """The gamma with the highest improvement (section 3.5, Figure 3), the least of equals.
+    """The gamma with the highest improvement (section 3.5, Figure 3), the smallest if equal.
 
     With S for Equation 1, another drafted token helps exactly if
-    alpha^(gamma + 1) (1 + c gamma) > c S(gamma). The difference of the two sides falls as gamma
-    grows, by alpha^(gamma + 1) (1 - alpha) (1 + c (gamma + 1)) a token. So the first gamma at which
-    another does not help is the best, and bisection between 0 and ``gamma_bound`` finds it.
+    alpha^(gamma + 1) (1 + c gamma) > c S(gamma). The difference of the two sides decreases by
+    alpha^(gamma + 1) (1 - alpha) (1 + c (gamma + 1)) per token. So the first gamma at which another
+    token does not help is optimal. Bisection between 0 and ``gamma_bound`` finds it.
 
     Args:
         alpha: in 0..1.
         c: >= 0, broadcast with alpha.
-        most: the highest gamma allowed; None: no limit, which needs c > 0 and alpha < 1.
+        most: maximum gamma; None: no limit, which requires c > 0 and alpha < 1.
 
     Returns:
         int64 of the broadcast shape.
 
     Raises:
-        ValueError: without a limit where every further token helps.
+        ValueError: there is no limit, and every further token helps.
 
     Example:
         >>> int(optimal_gamma(0.8, 0.05))
@@ -143,7 +143,7 @@ def _another_helps(alpha: Float64, gamma: Float64, c: Float64) -> NDArray[np.boo
 def oracle_improvement(alpha: ArrayLike, c: ArrayLike = 0.0) -> Float64:
     """The improvement if each step drafted exactly the tokens that are accepted (section 3.5).
 
-    The steps give 1 / (1 - alpha) tokens on average and draft alpha / (1 - alpha) of them, so the
+    A step emits 1 / (1 - alpha) tokens on average and drafts alpha / (1 - alpha) of them, so the
     factor is 1 / (1 - alpha + c alpha). Every step is still verified. With c >= 1 a drafted token
     costs more than it saves, and the oracle drafts none.
 
@@ -190,9 +190,9 @@ def improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> Fl
 
 
 def optimal_gamma_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> int:
-    """The length with the highest ``improvement_at``, the least of equals.
+    """The length with the highest ``improvement_at``, the smallest if equal.
 
-    With a cost that is not flat the improvement may have several peaks, so all lengths are tried.
+    If the cost is not flat, the improvement may have several peaks, so all lengths are tried.
     """
     return int(improvement_at(acceptance, cost, c).argmax())
 
@@ -200,9 +200,9 @@ def optimal_gamma_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> 
 def oracle_improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> float:
     """The improvement of an oracle that knows how many of n tokens each step would accept.
 
-    It drafts as many of these as make it fastest: all, unless costs rise too steeply. How many
-    follows from the improvement r itself: the length with the highest tokens - r x cost. Starting
-    from r = 1 each round raises r, until it stays (Dinkelbach's method for a ratio).
+    It drafts the number of these that makes it fastest: all, unless costs rise too steeply. That
+    number maximizes tokens - r * cost, where r is the improvement. Starting from r = 1, each round
+    raises r until it is constant (Dinkelbach's method for a ratio).
 
     Args:
         acceptance: (n,), P(position i accepted | those before it accepted).
@@ -223,6 +223,6 @@ def oracle_improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0
         found = ratio
         value = lengths + 1 - found * spent
         taken = np.where(value >= np.maximum.accumulate(value), lengths, 0)
-        taken = np.maximum.accumulate(taken)  # of 0 to i tokens the most valuable number
+        taken = np.maximum.accumulate(taken)  # [i]: best number of drafted tokens if i are accepted
         ratio = float((exactly @ (taken + 1)) / (exactly @ spent[taken]))
     return found

@@ -1,1 +1,1 @@
-"""Model folders that speculate by themselves."""
+"""Model folders whose ``generate`` speculates."""

@@ -1,4 +1,4 @@
-"""Writing a model folder whose ``generate`` speculates, for ``from_pretrained`` and servers."""
+"""Writes a model folder whose ``generate`` speculates, for ``from_pretrained`` and servers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ngramspec.persistence import FOLDER, SETTINGS
 from ngramspec.speculator import Speculator
 
 GGUF = ".gguf"
-LINKED = (".safetensors", ".bin", GGUF, ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ckpt")
-INDEX = ".index.json"  # the shard of each weight
-SKIPPED = (".git", ".cache", "__pycache__")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", GGUF, ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ckpt")
+INDEX_SUFFIX = ".index.json"  # files that map weights to shards
+SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
 HARD, SYMBOLIC, COPIED = "hard links", "symbolic links", "copies"
 
 
 @dataclass(slots=True)
 class Group:
-    """Files that were linked or copied in one way: how many, and their bytes."""
+    """Number and bytes of files that were linked or copied by one method."""
 
     files: int = 0
     bytes: int = 0
@@ -35,15 +35,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """What was written.
+    """Summary of a written folder.
 
     Attributes:
-        folder: where.
-        model: the class that the model's config names.
-        encodes: whether the model is an encoder-decoder one.
-        settings: the Speculator's arguments, as stored.
-        weights: the weight files, by HARD, SYMBOLIC or COPIED.
-        others: the other files of the model, which are always copies.
+        folder: the folder.
+        model: name of the class in the model's config.
+        encodes: whether it is an encoder-decoder model.
+        settings: stored arguments of the Speculator.
+        weights: weight files by method: HARD, SYMBOLIC or COPIED.
+        others: the model's other files, which are always copied.
     """
 
     folder: Path
@@ -64,21 +64,21 @@ def wrap(
 ) -> Wrapped:
     """Write a folder with the model of ``model_dir`` and a ``generate`` that speculates.
 
-    Weights are hard links, which take no space and stay valid if ``model_dir`` is deleted; where
-    hard links are impossible, as between two disks, they are symbolic links. Everything else is
-    copied. Nothing is ever written into ``model_dir``. After an error no new file is left.
+    Weights are hard links, which need no space and stay valid if ``model_dir`` is deleted. If hard
+    links are impossible, for example between two disks, they are symbolic links. Everything else is
+    copied. ``model_dir`` is never written to. After an error no new file is left.
 
     Args:
-        model_dir: holds config.json and weights.
-        out_dir: is made, or empty.
+        model_dir: folder with config.json and weights.
+        out_dir: new or empty folder.
         settings: arguments of a Speculator.
-        copy: copy the weights too.
-        force: write into an ``out_dir`` that is not empty; files of the same names are replaced,
-            others stay.
+        copy: copy the weights, too.
+        force: allow an ``out_dir`` that is not empty. Files of the same names are replaced, others
+            are kept.
 
     Raises:
-        TypeError, ValueError: what cannot be wrapped, and why.
-        UnsupportedError: the model's class cannot be speculated with.
+        TypeError, ValueError: an argument is wrong, or the folder cannot be wrapped.
+        UnsupportedError: the model's class does not support speculation.
         OSError: a file cannot be read or written.
     """
     Speculator(**settings)
@@ -104,19 +104,19 @@ def wrap(
 
 
 class _Undo:
-    """Removes the files and folders that it made, if the block raises an error."""
+    """Context manager that removes the files and folders it made if its block raises."""
 
     def __init__(self) -> None:
         self._made: list[Path] = []
 
     def folder(self, path: Path) -> None:
-        """Make a folder and those above it."""
+        """Make a folder and its parents."""
         missing = [each for each in (path, *path.parents) if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
         self._made += reversed(missing)
 
     def file(self, path: Path) -> None:
-        """Make room for a file: a link is removed first, so that its target is not overwritten."""
+        """Prepare to write a file. A link is removed, so that its target is not overwritten."""
         self.folder(path.parent)
         path.unlink(missing_ok=True)
         self._made.append(path)
@@ -128,7 +128,7 @@ class _Undo:
         if kind is None:
             return
         for path in reversed(self._made):
-            with suppress(OSError):  # the first error is the one to report
+            with suppress(OSError):  # report the first error
                 if path.is_dir() and not path.is_symlink():
                     path.rmdir()
                 else:
@@ -136,12 +136,12 @@ class _Undo:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files of a model folder by their relative names, without other settings for it."""
+    """The files of a model folder by relative name, without files of an earlier wrap."""
     if not folder.is_dir():
         raise ValueError(f"MODEL_DIR: there is no folder {folder}")
     for place, folders, names in os.walk(folder, followlinks=True):
         at = Path(place)
-        skipped = (*SKIPPED, FOLDER) if at == folder else SKIPPED
+        skipped = (*SKIPPED_FOLDERS, FOLDER) if at == folder else SKIPPED_FOLDERS
         folders[:] = sorted(name for name in folders if name not in skipped)
         for name in sorted(names):
             if not (at / name).is_file():
@@ -151,23 +151,23 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _check_model_dir(folder: Path, sources: dict[str, Path]) -> dict[str, Any]:
-    """The model's config; an error if the folder cannot be wrapped."""
+    """Return the model's config. Raise an error if the folder cannot be wrapped."""
     if "adapter_config.json" in sources:
         raise ValueError(
             f"MODEL_DIR: {folder} holds an adapter; merge it and save the model, or wrap the"
             " model it adapts"
         )
-    weights = [name for name in sources if name.endswith(LINKED)]
+    weights = [name for name in sources if name.endswith(WEIGHT_SUFFIXES)]
     if weights and all(name.endswith(GGUF) for name in weights):
         raise ValueError(
-            f"MODEL_DIR: {folder} holds GGUF files only, beside which transformers ignores"
+            f"MODEL_DIR: {folder} holds only GGUF files, with which transformers ignores"
             f" {FOLDER}; save the model as safetensors, or use ngramspec.enabled(model)"
         )
     if not weights:
         raise ValueError(f"MODEL_DIR: {folder} holds no weights, such as model.safetensors")
     own = folder / FOLDER
     if own.exists() and not (own / SETTINGS).is_file():
-        raise ValueError(f"MODEL_DIR: {folder} has a {FOLDER} of its own, which would be lost")
+        raise ValueError(f"MODEL_DIR: {folder} has its own {FOLDER}, which would be lost")
     if "config.json" not in sources:
         raise ValueError(f"MODEL_DIR: {folder} holds no config.json")
     path = sources["config.json"]
@@ -183,16 +183,16 @@ def _check_model_dir(folder: Path, sources: dict[str, Path]) -> dict[str, Any]:
 
 
 def _check_kind(name: str) -> None:
-    """Raise an UnsupportedError for a class of transformers that cannot be speculated with."""
+    """Raise an UnsupportedError if a class of transformers does not support speculation."""
     import transformers
 
     kind = getattr(transformers, name, None)
-    if kind is None:  # the folder's own
+    if kind is None:  # defined in the model's folder
         return
     if not hasattr(kind, "generate"):
-        raise UnsupportedError(f"MODEL_DIR: {name} generates no text")
+        raise UnsupportedError(f"MODEL_DIR: {name} cannot generate text")
     if kind.generate is not transformers.GenerationMixin.generate:
-        raise UnsupportedError(f"MODEL_DIR: {name} has a generate of its own")
+        raise UnsupportedError(f"MODEL_DIR: {name} overrides generate")
     try:
         check_model(kind.__new__(kind), {})
     except UnsupportedError as error:
@@ -204,7 +204,7 @@ def _check_out_dir(
 ) -> None:
     model, out = model_dir.resolve(), out_dir.resolve()
     if model == out or model in out.parents or out in model.parents:
-        raise ValueError(f"OUT_DIR: {out_dir} must lie neither in MODEL_DIR nor around it")
+        raise ValueError(f"OUT_DIR: {out_dir} must be neither inside MODEL_DIR nor a parent of it")
     if out_dir.exists() and not out_dir.is_dir():
         raise ValueError(f"OUT_DIR: {out_dir} is a file")
     if not out_dir.is_dir() or not any(out_dir.iterdir()):
@@ -216,17 +216,17 @@ def _check_out_dir(
             if path.is_symlink():  # writing through it would change another folder
                 raise ValueError(f"OUT_DIR: {path} is a link to a folder; remove it")
     for path in sorted(out_dir.iterdir()):
-        if path.name.endswith((*LINKED, INDEX)) and path.name not in sources:
+        if path.name.endswith((*WEIGHT_SUFFIXES, INDEX_SUFFIX)) and path.name not in sources:
             raise ValueError(
-                f"OUT_DIR: {path} is none of MODEL_DIR's and might be loaded in their place;"
+                f"OUT_DIR: {path} is not in MODEL_DIR and might be loaded instead of its files;"
                 " remove it"
             )
 
 
 def _place(source: Path, target: Path, done: Wrapped, undo: _Undo, *, link: bool) -> None:
-    """Link or copy one of the model's files, and count it."""
+    """Link or copy one file of the model, and count it."""
     undo.file(target)
-    how, is_weights = COPIED, source.name.endswith(LINKED)
+    how, is_weights = COPIED, source.name.endswith(WEIGHT_SUFFIXES)
     if is_weights and link:
         how = _link(source.resolve(), target)
     else:

@@ -1,4 +1,4 @@
-"""What a wrapped model folder runs: its ``generate``, with one Speculator per loaded model."""
+"""The ``generate`` of wrapped model folders, with one Speculator per loaded model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 class _Running(threading.local):
-    """The models that this thread is generating with, by id."""
+    """The ids of the models that this thread is generating with."""
 
     def __init__(self) -> None:
         self.models: set[int] = set()
@@ -33,11 +33,11 @@ _running = _Running()
 
 
 def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The ``generate`` of ``model``'s class, speculative where it can be.
+    """``generate`` with speculation if it is supported.
 
-    A call from within a call, as an assistant that is the model itself makes it, goes straight
-    to the class, and so does one with a ``custom_generate`` of its own: ``ngramspec.generate``
-    and ``enabled`` end there.
+    Nested calls go directly to the class's ``generate``, for example if the model is its own
+    assistant, or if ``ngramspec.generate`` or ``enabled`` calls it. So do calls with their own
+    ``custom_generate``.
 
     Args:
         model: a transformers model loaded from a wrapped folder.
@@ -46,7 +46,7 @@ def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     plain = partial(type(model).generate, model)
     speculator = speculator_of(model)
     if _overrides_generate(type(model)):
-        speculator.log_once(f"{type(model).__name__} has a generate of its own: not speculative")
+        speculator.log_once(f"{type(model).__name__} overrides generate: not speculative")
         return plain(*args, **kwargs)
     if id(model) in _running.models:
         return plain(*args, **kwargs)
@@ -60,10 +60,10 @@ def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
 def speculator_of(model: Any) -> Speculator:
     """The Speculator of a model loaded from a wrapped folder, for its ``stats``.
 
-    The first call makes it from the folder's settings; it lives as long as the model.
+    The first call makes it from the folder's settings. It is kept as long as the model.
 
     Raises:
-        ValueError: the settings cannot be used; the message names the file and what is wrong.
+        ValueError: the settings are invalid. The message names the file and the cause.
     """
     with _lock:
         if model not in _speculators:
@@ -77,9 +77,9 @@ def speculator_of(model: Any) -> Speculator:
 
 
 def _settings_file(model: Any) -> Path | None:
-    """The settings beside the model's generate.py; None, which is logged, if they are gone.
+    """The settings file next to the model's generate.py. If it is missing, log that; return None.
 
-    transformers runs a copy of generate.py in its module cache, so they are not beside __file__.
+    transformers runs a copy of generate.py in its module cache, so ``__file__`` does not help.
     """
     folder, name = Path(model.name_or_path), f"{FOLDER}/{SETTINGS}"
     commit = commit_hash(model.config)
@@ -99,7 +99,7 @@ def _overrides_generate(kind: Any) -> bool:
 
 
 def _log_as_asked() -> None:
-    """Let the package's log through at the level that the environment names, if it does."""
+    """Show the package's log at the level in the environment variable, if it is set."""
     level = os.environ.get(LOG_VARIABLE, "").upper()
     if not level:
         return

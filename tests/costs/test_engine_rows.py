@@ -213,8 +213,8 @@ def test_a_number_of_rows_begins_with_what_is_known_of_others():
 def test_steps_that_cannot_be_timed_are_drafted_for_in_the_end():
     costs = LearnedEngineCosts(K)
     plans = [costs.curve(3) is None for _ in range(20)]
-    assert plans == [True] * LearnedEngineCosts.PATIENCE + [False] * (
-        20 - LearnedEngineCosts.PATIENCE
+    assert plans == [True] * LearnedEngineCosts.MAX_UNTIMED_PLAIN_STEPS + [False] * (
+        20 - LearnedEngineCosts.MAX_UNTIMED_PLAIN_STEPS
     )
 
 

@@ -32,7 +32,7 @@ def test_saved_costs_are_begun_with_and_dropped_when_wrong(tmp_path, caplog):
     assert not caplog.records
     fed(costs, {1: 0.01, 9: 0.011}, 40)
     assert costs.chains()[17] < 3
-    assert caplog.text.count("measuring anew") == 1
+    assert caplog.text.count("measured again") == 1
     assert costs.curve.dropped
 
 
@@ -49,7 +49,7 @@ def test_wrong_saved_costs_are_found_out_and_the_text_is_as_ever(tmp_path, caplo
     costs = tracker(model)
     costs.at(400)
     fed(costs, {1: 0.01, 5: 0.01 * float(assumed[5]), 9: 0.01 * float(assumed[9])}, 40)
-    assert caplog.text.count("measuring anew") == 1
+    assert caplog.text.count("measured again") == 1
     curve = curve_of(model, KIND)
     assert curve.dropped
     assert curve.cost(9, 400)[1:10] == pytest.approx(assumed[1:10], rel=0.3)
@@ -71,8 +71,8 @@ def test_costs_of_something_else_are_not_used(tmp_path, caplog):
 
 
 BAD = [
-    ("{", "no file of ngramspec calibrate"),
-    ("[]", "no file of ngramspec calibrate"),
+    ("{", "is not a file of ngramspec calibrate"),
+    ("[]", "is not a file of ngramspec calibrate"),
     ('{"format": "other"}', "format must be"),
     ('{"format": "ngramspec costs 1", "depends": {}, "seconds": {}}', "holds no times"),
     (

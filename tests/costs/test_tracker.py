@@ -46,7 +46,7 @@ def test_few_plain_steps_are_timed_while_drafts_gain_much():
             planned.append(costs.plain())
             costs.record_time(1 if planned[-1] else 9, 0.02)
             costs.record_acceptance(0 if planned[-1] else 8, 8)
-    assert sum(planned[:20]) == StepCostTracker.PROBES
+    assert sum(planned[:20]) == StepCostTracker.INITIAL_PLAIN_STEPS
     assert 1 <= sum(planned[20:200]) <= 2
     assert sum(planned[200:]) == 1
 

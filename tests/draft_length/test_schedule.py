@@ -23,7 +23,7 @@ def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does()
         drafted.append(gamma > 0)
         if gamma:
             controller.observe(gamma, 0)
-    assert sum(drafted[-80:]) == 80 // CostGamma.TRIED_EVERY
+    assert sum(drafted[-80:]) == 80 // CostGamma.STEPS_BETWEEN_TRIALS
     steps = 0
     while sum(drafted[-3:]) < 3 and steps < 20:
         gamma, _ = controller.plan(False)
@@ -31,7 +31,7 @@ def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does()
         if gamma:
             controller.observe(gamma, gamma)
         steps += 1
-    assert steps <= CostGamma.TRIED_EVERY + 3
+    assert steps <= CostGamma.STEPS_BETWEEN_TRIALS + 3
 
 
 def test_a_draft_of_another_rank_may_be_longer_than_any_of_one_s_own():

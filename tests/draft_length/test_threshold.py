@@ -42,12 +42,12 @@ def test_the_threshold_follows_failures_within_its_bounds():
     controller = ThresholdGamma(16)
     for _ in range(500):
         controller.observe(4, 3)
-    assert controller.threshold == pytest.approx(controller.HIGHEST)
+    assert controller.threshold == pytest.approx(controller.MAX_THRESHOLD)
     assert len(controller.keep(chain(0.45))) == 0  # nothing is drafted, and it falls
-    assert controller.threshold < controller.HIGHEST
+    assert controller.threshold < controller.MAX_THRESHOLD
     for _ in range(500):
         controller.observe(4, 4)
-    assert controller.threshold == controller.LOWEST
+    assert controller.threshold == controller.MIN_THRESHOLD
 
 
 def test_drafters_without_estimates_get_the_heuristic():

@@ -227,7 +227,7 @@ def test_a_draft_costs_no_more_than_was_won(module):
     assert longest() == 6
     for _ in range(100):
         costs.judged(6, 6)
-    assert longest() == 8  # no more than MOST
+    assert longest() == 8  # no more than MAX_BUDGET
     costs.judged(8, 0)
     assert longest() == 0
     for _ in range(25):

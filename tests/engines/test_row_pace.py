@@ -7,7 +7,7 @@ import doctest
 import pytest
 
 from ngramspec.engines import row_pace
-from ngramspec.engines.row_pace import PATIENCE, Pace
+from ngramspec.engines.row_pace import MAX_REFILL_STEPS, Pace
 
 
 def run(pace, *counts):
@@ -38,9 +38,9 @@ def test_requests_that_follow_others_refill_the_batch():
 
 def test_one_that_comes_some_steps_later_follows_too():
     pace = Pace()
-    run(pace, (4, 0), *[(3, 3), *[(3, 3)] * (PATIENCE - 2), (4, 3)] * 60)
+    run(pace, (4, 0), *[(3, 3), *[(3, 3)] * (MAX_REFILL_STEPS - 2), (4, 3)] * 60)
     assert pace.refilled > 0.99
-    run(pace, *[(3, 3), *[(3, 3)] * PATIENCE, (4, 3)] * 60)
+    run(pace, *[(3, 3), *[(3, 3)] * MAX_REFILL_STEPS, (4, 3)] * 60)
     assert pace.refilled < 0.01
 
 

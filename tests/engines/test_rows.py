@@ -159,7 +159,7 @@ def test_sessions_are_bounded_in_bytes():
 
 
 def test_texts_unseen_for_long_are_dropped(monkeypatch):
-    monkeypatch.setattr("ngramspec.engines.row_sessions.IDLE_CALLS", 10)
+    monkeypatch.setattr("ngramspec.engines.row_sessions.MAX_IDLE_CALLS", 10)
     drafter = Recorder()
     engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]])
     engine.step([[1], [1]])

@@ -115,7 +115,7 @@ def test_out_dir_has_to_be_empty_unless_forced(plain, folder, tmp_path):
         wrap(folder, out, SETTINGS, force=True)
     (out / "custom_generate").unlink()
     (out / "model-00001-of-00002.safetensors").write_text("another's")
-    with pytest.raises(ValueError, match=r"OUT_DIR: .*00002\.safetensors is none of MODEL_DIR's"):
+    with pytest.raises(ValueError, match=r"OUT_DIR: .*00002\.safetensors is not in MODEL_DIR"):
         wrap(folder, out, SETTINGS, force=True)
 
 
@@ -130,7 +130,7 @@ def test_out_dir_lies_neither_in_model_dir_nor_around_it(folder, tmp_path):
     (tmp_path / "link").symlink_to(folder)
     before = snapshot(folder)
     for out in (folder, folder / "out", folder.parent, tmp_path / "link/out"):
-        with pytest.raises(ValueError, match="OUT_DIR: .* neither in MODEL_DIR nor around it"):
+        with pytest.raises(ValueError, match="OUT_DIR: .* neither inside MODEL_DIR nor"):
             wrap(folder, out, SETTINGS, force=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="OUT_DIR: .* is a file"):
@@ -142,13 +142,13 @@ REFUSED = {
     "is no folder": (None, "there is no folder"),
     "nothing": ({}, "holds no weights"),
     "no config": ({WEIGHTS: ""}, "holds no config.json"),
-    "gguf": ({"model.gguf": ""}, "GGUF files only.* save the model as safetensors"),
+    "gguf": ({"model.gguf": ""}, "only GGUF files.* save the model as safetensors"),
     "adapter": ({"adapter_config.json": "{}", "adapter_model.safetensors": ""}, "an adapter"),
     "torn config": ({WEIGHTS: "", "config.json": "{"}, r"config\.json is not JSON: "),
     "odd config": ({WEIGHTS: "", "config.json": "[]"}, "must hold an object, got list"),
     "generate of its own": (
         {WEIGHTS: "", "config.json": "{}", "custom_generate/generate.py": ""},
-        "has a custom_generate of its own",
+        "has its own custom_generate",
     ),
     "recurrent": (
         {WEIGHTS: "", "config.json": '{"architectures": ["RwkvForCausalLM"]}'},
@@ -156,11 +156,11 @@ REFUSED = {
     ),
     "no generator": (
         {WEIGHTS: "", "config.json": '{"architectures": ["BertForMaskedLM"]}'},
-        "BertForMaskedLM generates no text",
+        "BertForMaskedLM cannot generate text",
     ),
     "overriding": (
         {WEIGHTS: "", "config.json": '{"architectures": ["MusicgenForConditionalGeneration"]}'},
-        "MusicgenForConditionalGeneration has a generate of its own",
+        "MusicgenForConditionalGeneration overrides generate",
     ),
 }
 

@@ -1,6 +1,6 @@
 """Speculative ``generate`` for the model of this folder, by the installed package ngramspec.
 
-``ngramspec wrap`` wrote this file. ngramspec.json beside it holds the Speculator's arguments.
+``ngramspec wrap`` wrote this file. ngramspec.json in this folder holds the Speculator's arguments.
 """
 
 from typing import Any

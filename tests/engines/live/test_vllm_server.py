@@ -214,7 +214,7 @@ def test_a_faulty_drafter_harms_no_request(answers, smollm2_folder, logs, reques
     with serve(smollm2_folder, faulty, {"log_every": 0.5}, log=log, path=request.path.parent) as s:
         check(answers, s, 8)
         assert s.counts()["faults"] > 20
-        assert log.read_text(errors="replace").count("rows go on undrafted") == 1
+        assert log.read_text(errors="replace").count("so rows get no draft") == 1
 
 
 def test_an_unknown_option_is_refused_at_the_start(smollm2_folder, logs):
