@@ -266,8 +266,10 @@ def test_files_that_have_no_place_are_not_encoded(tokenizer):
         family_of,
         shortened,
     )
+    from ngramspec.server.special_tokens import TextEncoder
 
-    fim = FillInTheMiddle(family_of(tokenizer), tokenizer)
+    encoder = TextEncoder(tokenizer)
+    fim = FillInTheMiddle(family_of(tokenizer), tokenizer, encoder.encode)
     files = [Snippet("x" * 20, f"{each}.py") for each in range(50)]
     whole = fim.prompt("def f():\n", "\n", files=files[-3:], name="a.py")
     encoded, encode = [], fim.encode
