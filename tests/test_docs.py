@@ -160,6 +160,29 @@ def test_a_newcomer_finds_the_parts_of_the_algorithm():
         assert part in asked
 
 
+def located() -> list[tuple[str, str]]:
+    """Each pair of "`NAME` in `path`" in CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return re.findall(r"`([A-Za-z_][\w.]*)`\s+in\s+`([\w/]+\.\w+)`", text)
+
+
+@pytest.mark.parametrize(("name", "file"), located())
+def test_contributing_says_where_names_are_defined(name, file):
+    source = (ROOT / file).read_text(encoding="utf-8")
+    for word in name.split("."):
+        assert re.search(
+            rf"^ *(?:def|class|cdef class) {word}\b|^{word}\b[^=\n]*=", source, re.MULTILINE
+        )
+
+
+def test_contributing_locates_names_and_files():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert {"VERIFICATIONS", "KVCache.keep_paths", "_factories"} <= {name for name, _ in located()}
+    files = re.findall(r"`((?:[\w.]+/)+[\w.]+\.\w+)`", text)
+    assert len(files) > 30
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
 SOURCES = "".join(
     path.read_text(encoding="utf-8")
     for folder in ("ngramspec", "tests", "benchmarks")

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, keys, limits; and what starts and ends the engine."""
+"""The FastAPI application: its routes, and starting and stopping the engine."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from ngramspec.server.service import Service
 from ngramspec.server.settings import ServerSettings
 from ngramspec.server.speculators import Speculators
 
-LAST_WORDS = 1.0  # seconds in which clients of cancelled requests can take their errors
+SHUTDOWN_GRACE_SECONDS = 1.0  # for clients of cancelled requests to receive their errors
 
 
 def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: Metrics) -> Engine:
-    """What runs a model for a server; it is not started.
+    """The engine that runs a model for a server; it is not started.
 
     Raises:
         UnsupportedError: the model cannot be speculated with.
@@ -55,17 +55,17 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
 
 
 def try_out(runner: ModelRunner) -> None:
-    """Generate a token: what is loaded at first use is loaded, and what cannot be served says so.
+    """Generate one token, to load what is loaded at first use and to refuse unusable models.
 
     Raises:
         UnsupportedError: the model cannot be speculated with.
     """
     if runner.model.config.is_encoder_decoder:
         raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")
-    order = CompletionRequest(
+    request = CompletionRequest(
         prompt=as_tokens([0, 0]), user="", sampling=Sampling(temperature=0), max_tokens=1
     )
-    with runner.open(order, runner.pool.make()) as generation:
+    with runner.open(request, runner.pool.make()) as generation:
         generation.step()
 
 
@@ -74,8 +74,8 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
 
     Args:
         model: a transformers model.
-        tokenizer: the model's.
-        settings: of the server.
+        tokenizer: the model's tokenizer.
+        settings: the server's settings.
 
     Raises:
         UnsupportedError: the model cannot be speculated with.
@@ -93,7 +93,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
             yield
         await asyncio.to_thread(engine.close)
         if running:
-            await asyncio.wait(running, timeout=LAST_WORDS)
+            await asyncio.wait(running, timeout=SHUTDOWN_GRACE_SECONDS)
         await service.grammars.close()
 
     app = FastAPI(
@@ -112,10 +112,10 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Keep the garbage collector off what exists already.
+    """Exclude existing objects from garbage collection.
 
-    A full collection visits every object of torch and transformers, and stops all threads for up to
-    a second. Large requests trigger full collections.
+    Large requests trigger full collections. A full collection visits every object of torch and
+    transformers and stops all threads for up to a second.
     """
     gc.freeze()
     try:
@@ -135,7 +135,7 @@ Asker = Annotated[Client, Depends(_client)]
 
 
 def _body(kind: type[Body]) -> Callable[[Request, Client], Awaitable[Body]]:
-    """What reads the body of a request whose key is right."""
+    """The dependency that reads the body of an authenticated request."""
 
     async def read(request: Request, client: Asker) -> Body:
         service: Service = request.app.state.service
@@ -152,7 +152,7 @@ ReadTokenize = Annotated[TokenizeBody, Depends(_body(TokenizeBody))]
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    """The routes that take a body."""
+    """Add the routes that take a body."""
     mode = service.settings.unknown_fields
 
     @app.post("/v1/completions", response_model=None)
@@ -183,7 +183,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
 
 def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    """The routes that only tell."""
+    """Add the read-only routes."""
     started = int(time.time())
     settings = service.settings
 
@@ -216,7 +216,7 @@ def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
 
 def _described(model: Model, service: Service) -> dict[str, Any]:
-    """A model with what clients like to know of it."""
+    """A model's JSON with additional fields for clients."""
     family = None if service.fim is None else service.fim.family.name
     more = {"max_model_len": service.context, "fill_in_the_middle": family}
     fields: dict[str, Any] = model.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""API keys: who asks, and which text is theirs."""
+"""API keys: authentication, and the namespace of each user's text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ngramspec.server.errors import ApiError
 
-ANYONE = ""  # the user where no keys are asked for
-NOBODY = "anyone"  # the name of this user's namespace
+ANYONE = ""  # the only user of a server without keys
+ANYONE_NAMESPACE = "anyone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Client:
     """Who sent a request.
 
     Attributes:
-        user: the name of the API key. Caches and shared text belong to it.
-        session: what the client named with X-Session, or None: a newer request of the same session
+        user: the name of the API key. Caches and shared text belong to a user.
+        session: the value of the header X-Session, or None. A newer request of the same session
             ends the older ones.
     """
 
@@ -26,22 +26,22 @@ class Client:
     session: str | None = None
 
     def namespace(self, name: str | None) -> str:
-        """The namespace of this client's shared text, its own unless it names one inside it."""
-        own = self.user or NOBODY
+        """The client's namespace of shared text, or the named one inside it."""
+        own = self.user or ANYONE_NAMESPACE
         return f"{own}/{name}" if name else own
 
 
 def authenticate(
     keys: Mapping[str, str], authorization: str | None, x_api_key: str | None = None
 ) -> str:
-    """The user whose key a request brings.
+    """The user whose key a request has.
 
-    All keys are compared, each in constant time, so that the time tells nothing of a key.
+    All keys are compared, each in constant time, so that the duration reveals nothing about a key.
 
     Args:
-        keys: by user; empty: nobody needs one.
-        authorization: the request's header, or None.
-        x_api_key: likewise, where there is no Authorization: llama.cpp's clients may send it.
+        keys: API keys by user; empty: no key is required.
+        authorization: the request's header Authorization, or None.
+        x_api_key: the header X-Api-Key, used without Authorization; llama.cpp's clients send it.
 
     Raises:
         ApiError: the key is missing or wrong.

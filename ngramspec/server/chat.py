@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: what a request asks for."""
+"""``/v1/chat/completions``: checking a request and encoding its prompt."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from ngramspec.server.tool_parsers import PlainParser
 
 
 async def chat(service: Service, body: ChatBody, client: Client, request: Request) -> Any:
-    """Answer a request, as one answer or as a stream.
+    """Answer a request, whole or as a stream.
 
     Raises:
-        ApiError: it cannot be answered; the error names the field.
+        ApiError: the request cannot be answered; the error names the field.
     """
     prompt = await service.reading.run(request, prompt_of, service, body)
     grammar = await while_connected(request, grammar_of(service, body, client))
-    orders, readers = await service.reading.run(
-        request, ordered, service, body, prompt, client, grammar
+    completions, readers = await service.reading.run(
+        request, completions_and_readers, service, body, prompt, client, grammar
     )
-    answers = service.submit(orders, client)
+    answers = service.submit(completions, client)
     head: dict[str, Any] = {
         "id": f"chatcmpl-{uuid4().hex}",
         "created": int(time.time()),
@@ -59,25 +59,25 @@ def whole(*given: Any) -> Response:
 
 
 def prompt_of(service: Service, body: ChatBody) -> Int32:
-    """Check a request, and encode its prompt. It may take seconds."""
+    """Check a request and encode its prompt. This can take seconds."""
     check(service, body)
     return service.check_prompt(encoded(service, body), "messages")
 
 
-def ordered(
+def completions_and_readers(
     service: Service,
     body: ChatBody,
     prompt: Int32,
     client: Client,
     grammar: Callable[[], Any] | None,
 ) -> tuple[list[CompletionRequest], list[Reader]]:
-    """What each answer shall be, and what reads it."""
-    orders = requests_of(service, body, prompt, client, grammar)
-    return orders, [reader_of(service, body, order) for order in orders]
+    """The completion request and the reader of each answer."""
+    completions = requests_of(service, body, prompt, client, grammar)
+    return completions, [reader_of(service, body, completion) for completion in completions]
 
 
 def check(service: Service, body: ChatBody) -> None:
-    """Refuse what is not supported, by the field's name."""
+    """Refuse unsupported fields by name."""
     service.check_model(body.model)
     service.check_count(body.n or 1, "n")
     refuse_unless(not body.functions, "functions", "not supported here; use tools")
@@ -102,7 +102,7 @@ def check(service: Service, body: ChatBody) -> None:
 def encoded(service: Service, body: ChatBody) -> list[int]:
     """The ids that the model's own template makes of the messages and tools.
 
-    What it refuses is put down to the tools if it takes the messages without them.
+    If the template fails with the tools but accepts the messages alone, the error names the tools.
     """
     given = [message_of(service, each) for each in body.messages]
     try:
@@ -119,7 +119,7 @@ def encoded(service: Service, body: ChatBody) -> list[int]:
 
 
 def words_of(error: Exception) -> str:
-    """What a template says of its input, in one line; of an error of Python only the type."""
+    """A template's own message about its input, in one line; for Python errors only the type."""
     found = str(getattr(error, "message", None) or "")  # of jinja2's errors
     own = type(error).__module__.startswith("jinja2.") and found
     return found.partition("\n")[0] if own else type(error).__name__
@@ -137,7 +137,7 @@ def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -
 
 
 def takes(service: Service, given: list[Any]) -> bool:
-    """Whether the model's template takes messages without tools."""
+    """Whether the model's template accepts the messages without tools."""
     try:
         return bool(templated(service, given, []))
     except Exception:  # whatever a template raises
@@ -145,7 +145,7 @@ def takes(service: Service, given: list[Any]) -> bool:
 
 
 def message_of(service: Service, message: Message) -> dict[str, Any]:
-    """A message as templates take it: the arguments of its calls are objects."""
+    """A message in the form for templates: the arguments of its calls are objects."""
     given: dict[str, Any] = message.model_dump(exclude_unset=True) | {"content": text_of(message)}
     if given.get("tool_calls"):
         refuse_unless(service.tool_format is not None, "messages", service.why_no_tools)
@@ -156,7 +156,7 @@ def message_of(service: Service, message: Message) -> dict[str, Any]:
 
 
 def call_of(call: Any, limits: Limits) -> dict[str, Any]:
-    """A call of an earlier answer, with its arguments read."""
+    """A call of an earlier answer, with its arguments parsed."""
     try:
         function = call["function"]
         arguments = function["arguments"]
@@ -172,7 +172,7 @@ def call_of(call: Any, limits: Limits) -> dict[str, Any]:
 
 
 def text_of(message: Message) -> str:
-    """A message's text; parts of text are joined."""
+    """A message's text; its text parts are joined."""
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     for part in message.content:
@@ -191,7 +191,7 @@ def requests_of(
     client: Client,
     grammar: Callable[[], Any] | None,
 ) -> list[CompletionRequest]:
-    """What each answer shall be."""
+    """The completion request of each answer."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     refuse_unless(asked != 0, name, "it must be >= 1, got 0")
@@ -217,18 +217,18 @@ def requests_of(
 
 
 def closing_of(service: Service, body: ChatBody) -> str | None:
-    """The stop string that ends an answer with its only call, or None."""
+    """The stop string that ends an answer after its only call, or None."""
     tools = service.tool_format
     if not body.offered or body.several or tools is None or tools.closing in body.stops:
         return None
     return tools.closing
 
 
-def reader_of(service: Service, body: ChatBody, order: CompletionRequest) -> Reader:
-    """What reads an answer."""
+def reader_of(service: Service, body: ChatBody, completion: CompletionRequest) -> Reader:
+    """The reader of one answer."""
     tools = service.tool_format
     if not body.offered or tools is None:
         return Reader(PlainParser())
-    prompt = service.decode(order.prompt.tolist())
+    prompt = service.decode(completion.prompt.tolist())
     parser = tools.parser(service.tokenizer, prompt, body.offered, body.must_call)
     return Reader(parser, body.several, closing_of(service, body))

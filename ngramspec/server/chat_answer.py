@@ -1,4 +1,4 @@
-"""The answers of ``/v1/chat/completions``, whole and as a stream."""
+"""The responses of ``/v1/chat/completions``, whole and streamed."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from ngramspec.server.usage import usage_of
 
 
 class Reader:
-    """One answer: what its pieces show.
+    """Converts the deltas of one answer to content, reasoning and calls.
 
     Args:
-        parser: of its text.
-        several: whether it may have more than one call; else it ends with the first.
-        closing: a stop string that ends a call, and is a part of it; or None.
+        parser: parser of the answer's text.
+        several: whether the answer may have more than one call; if not, it ends after the first.
+        closing: the stop string that ends a call and is part of it, or None.
     """
 
     def __init__(self, parser: Parser, several: bool = True, closing: str | None = None) -> None:
         self._parser, self._several, self._closing = parser, several, closing
-        self.calls = 0  # seen so far
+        self.calls = 0  # calls seen so far
 
-    def read(self, piece: Delta) -> list[Part]:
-        """What a piece shows; nothing is held back when the answer has ended."""
-        text = piece.text
-        if piece.stop is not None and piece.stop == self._closing:
-            text += piece.stop
+    def read(self, delta: Delta) -> list[Part]:
+        """The parts that a delta completes; nothing is held back once the answer has ended."""
+        text = delta.text
+        if delta.stop is not None and delta.stop == self._closing:
+            text += delta.stop
         shown = []
-        for part in self._parser.add(text, last=piece.ended is not None):
+        for part in self._parser.add(text, last=delta.ended is not None):
             if self._several or not self.calls:
                 shown.append(part)
                 self.calls += part.call is not None
         return shown
 
     def reason(self, ended: str) -> Any:
-        """Why it ended: calls are a reason of their own, unless the answer was cut off."""
+        """The finish reason: "tool_calls" if there are calls and the answer was not cut off."""
         return "tool_calls" if self.calls and ended == STOP else ended
 
 
@@ -68,33 +68,33 @@ def whole(
     readers: Sequence[Reader],
     head: dict[str, Any],
 ) -> ChatCompletion:
-    """The answer of a request that is not streamed.
+    """The response without streaming.
 
     Args:
-        service: that answered.
-        body: of the request.
-        answers: their jobs.
-        found: the pieces of each.
-        readers: of each.
+        service: the service that answered.
+        body: the request's body.
+        answers: the answers, for their jobs.
+        found: the deltas of each answer.
+        readers: the reader of each answer.
         head: id, time and model.
     """
-    hidden = answers.jobs[0].order.hidden
+    hidden = answers.jobs[0].request.hidden
     choices = [
         Choice(
             index=index,
-            message=message_of([part for piece in pieces for part in reader.read(piece)]),
-            finish_reason=reader.reason(pieces[-1].ended or STOP),
-            logprobs=logprobs(service, body, pieces, hidden),
+            message=message_of([part for delta in deltas for part in reader.read(delta)]),
+            finish_reason=reader.reason(deltas[-1].ended or STOP),
+            logprobs=logprobs(service, body, deltas, hidden),
         )
-        for index, (pieces, reader) in enumerate(zip(found, readers, strict=True))
+        for index, (deltas, reader) in enumerate(zip(found, readers, strict=True))
     ]
-    prompt = len(answers.jobs[0].order.prompt)
+    prompt = len(answers.jobs[0].request.prompt)
     usage = usage_of(answers.jobs, [prompt], speculation=body.ngramspec.usage)
     return ChatCompletion(object="chat.completion", choices=choices, usage=usage, **head)
 
 
 def message_of(parts: Sequence[Part]) -> ChatCompletionMessage:
-    """The message of an answer: no content where there are calls only."""
+    """The message of an answer; its content is None if there are only calls."""
     calls: list[Any] = [
         ChatCompletionMessageFunctionToolCall(
             id=new_id(),
@@ -122,35 +122,35 @@ async def chunks(
     readers: Sequence[Reader],
     head: dict[str, Any],
 ) -> AsyncIterator[ChatCompletionChunk]:
-    """The stream of a request: the role first, then text and calls, then why it ended."""
+    """The events of a streamed response: role, text and calls, then the finish reason."""
     head = {"object": "chat.completion.chunk", **head}
     with_usage = body.stream_options is not None and body.stream_options.include_usage
     if with_usage:
         head["usage"] = None
     for index in range(len(answers.jobs)):
-        delta = ChoiceDelta(role="assistant", content="")
-        yield ChatCompletionChunk.construct(choices=[_chunk(index, delta, None)], **head)
-    async for index, piece in answers.pieces():
+        choice_delta = ChoiceDelta(role="assistant", content="")
+        yield ChatCompletionChunk.construct(choices=[_chunk(index, choice_delta, None)], **head)
+    async for index, delta in answers.deltas():
         reader = readers[index]
-        deltas = _deltas(reader.read(piece), reader)
-        if not deltas and (piece.logprobs or piece.ended):
-            deltas = [ChoiceDelta()]
-        choices = [_chunk(index, delta, None) for delta in deltas]
-        if piece.ended:
-            choices[-1].finish_reason = reader.reason(piece.ended)
+        choice_deltas = _deltas(reader.read(delta), reader)
+        if not choice_deltas and (delta.logprobs or delta.ended):
+            choice_deltas = [ChoiceDelta()]
+        choices = [_chunk(index, choice_delta, None) for choice_delta in choice_deltas]
+        if delta.ended:
+            choices[-1].finish_reason = reader.reason(delta.ended)
         if body.logprobs and choices:
-            hidden = answers.jobs[index].order.hidden
-            choices[0].logprobs = logprobs(service, body, [piece], hidden)
+            hidden = answers.jobs[index].request.hidden
+            choices[0].logprobs = logprobs(service, body, [delta], hidden)
         for choice in choices:
             yield ChatCompletionChunk.construct(choices=[choice], **head)
     if with_usage:
-        prompt = len(answers.jobs[0].order.prompt)
+        prompt = len(answers.jobs[0].request.prompt)
         head["usage"] = usage_of(answers.jobs, [prompt], speculation=body.ngramspec.usage)
         yield ChatCompletionChunk.construct(choices=[], **head)
 
 
 def _deltas(parts: Sequence[Part], reader: Reader) -> list[ChoiceDelta]:
-    """What parts add to a message that is streamed: each call at once."""
+    """The streamed deltas of parts; each call is sent whole."""
     found = []
     number = reader.calls - sum(part.call is not None for part in parts)
     for part in parts:
@@ -172,30 +172,30 @@ def _deltas(parts: Sequence[Part], reader: Reader) -> list[ChoiceDelta]:
 
 
 def new_id() -> str:
-    """A new id of a call."""
+    """A new id for a call."""
     return f"call_{uuid4().hex[:24]}"
 
 
-def _chunk(index: int, delta: ChoiceDelta, ended: str | None) -> ChunkChoice:
+def _chunk(index: int, choice_delta: ChoiceDelta, ended: str | None) -> ChunkChoice:
     reason: Any = ended
-    return ChunkChoice.construct(index=index, delta=delta, finish_reason=reason)
+    return ChunkChoice.construct(index=index, delta=choice_delta, finish_reason=reason)
 
 
 def logprobs(
-    service: Service, body: ChatBody, pieces: Sequence[Delta], hidden: Container[int] | None
+    service: Service, body: ChatBody, deltas: Sequence[Delta], hidden: Container[int] | None
 ) -> ChoiceLogprobs | None:
-    """The log-probabilities of some pieces, in the form of this route.
+    """The log-probabilities of deltas, in this route's format.
 
     Args:
-        service: that answered.
-        body: of the request.
-        pieces: of one answer.
+        service: the service that answered.
+        body: the request's body.
+        deltas: deltas of one answer.
         hidden: see ``CompletionRequest``.
     """
     if not body.logprobs:
         return None
     found = []
-    for each in (each for piece in pieces for each in piece.logprobs):
+    for each in (each for delta in deltas for each in delta.logprobs):
         top = [
             TopLogprob(**_token(service, token, hidden), logprob=value) for token, value in each.top
         ]
@@ -206,6 +206,6 @@ def logprobs(
 
 
 def _token(service: Service, token: int, hidden: Container[int] | None) -> dict[str, Any]:
-    """A token's text and bytes. Joined, the bytes of all tokens are the answer's text."""
+    """A token's text and bytes. The joined bytes of all tokens are the answer's text."""
     found = service.bytes_of(token, hidden)
     return {"token": service.decode([token]), "bytes": None if found is None else list(found)}

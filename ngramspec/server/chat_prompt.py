@@ -1,9 +1,9 @@
-"""A chat's prompt: the model's template may write control tokens, the messages and tools may not.
+"""The prompt of a chat: the template may write control tokens, the messages and tools may not.
 
-The template gets the messages with a mark in place of each name of a control token, so the names
-that it then writes are its own. A name that comes about only in the template, because it puts two
-strings next to each other or changes them, is found by a second rendering: in it, all characters
-that names are made of are veiled in the messages.
+The template gets the messages with a mark in place of each name of a control token, so any name in
+its output is the template's. A template can also create a name by joining or changing strings of
+the messages. A second rendering finds these: in it, every character of control tokens' names is
+veiled in the messages.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 from ngramspec.server.special_tokens import Span, TextEncoder, random_digits
 
-VEIL = "\ue000"  # of the private use area: no name has it
-COMPARED = ("role", "type")  # fields whose values templates compare with their own strings
+VEIL = "\ue000"  # from the private use area; no control token's name contains it
+COMPARED_FIELDS = ("role", "type")  # templates compare their values, so they are not veiled
 
 
 class Marks:
-    """Puts marks in place of the names of control tokens.
+    """Replaces the names of control tokens by marks.
 
     Args:
-        encoder: whose names they are.
+        encoder: defines the names.
 
     Attributes:
-        names: by mark.
+        names: the name that each mark replaces.
     """
 
     def __init__(self, encoder: TextEncoder) -> None:
@@ -33,7 +33,7 @@ class Marks:
         self._marks: dict[str, str] = {}
 
     def put(self, value: Any) -> Any:
-        """A JSON value with marks in all of its strings, those that name fields included."""
+        """A JSON value with marks in all of its strings, including the names of fields."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, list):
@@ -67,21 +67,21 @@ def chat_ids(
 ) -> list[int]:
     """The ids of the prompt that the model's template makes of messages and tools.
 
-    Where they have no names of control tokens, these are the ids of
+    If they contain no names of control tokens, the ids are those of
     ``apply_chat_template(tokenize=True)``.
 
     Args:
-        tokenizer: of the model.
-        encoder: the tokenizer's.
-        messages: as templates take them.
-        tools: as templates take them.
+        tokenizer: the model's tokenizer.
+        encoder: the tokenizer's TextEncoder.
+        messages: messages in the form for templates.
+        tools: tools in the form for templates.
         encode: encodes a text with its control tokens; None: the tokenizer does.
-        most: tokens of a prompt with names of control tokens; None: no limit.
+        most: maximum tokens of a prompt that contains names of control tokens; None: no limit.
 
     Raises:
         NotTextError: the tokenizer cannot encode a name of a control token as text.
-        TooManyTokensError: the prompt has more tokens.
-        Exception: whatever the template raises.
+        TooManyTokensError: the prompt has more than ``most`` tokens.
+        Exception: any error that the template raises.
     """
     marks = Marks(encoder)
     messages, tools = marks.put(messages), marks.put(tools)
@@ -101,9 +101,9 @@ def chat_ids(
 def own_spans(
     tokenizer: Any, encoder: TextEncoder, messages: list[Any], tools: list[Any], text: str
 ) -> list[Span]:
-    """Where the text of a prompt has names of control tokens that the template wrote.
+    """The spans of control tokens' names that the template itself wrote.
 
-    If the template writes other text when the messages are veiled, these are all names in it.
+    If veiling the messages changes the template's own text, all names in the text are returned.
     """
     veil = str.maketrans({each: VEIL for each in "".join(encoder.names) if not _kept(each)})
     try:
@@ -117,20 +117,21 @@ def own_spans(
 
 
 def veiled(value: Any, veil: Mapping[int, str]) -> Any:
-    """A JSON value whose strings are translated, but for names of fields and COMPARED."""
+    """A JSON value with translated strings, except names of fields and COMPARED_FIELDS."""
     if isinstance(value, str):
         return value.translate(veil)
     if isinstance(value, list):
         return [veiled(each, veil) for each in value]
     if isinstance(value, dict):
         return {
-            name: each if name in COMPARED else veiled(each, veil) for name, each in value.items()
+            name: each if name in COMPARED_FIELDS else veiled(each, veil)
+            for name, each in value.items()
         }
     return value
 
 
 def prompt_text(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str:
-    """The text that the model's template makes."""
+    """The text that the model's template renders."""
     text: str = tokenizer.apply_chat_template(
         messages, tools=tools or None, add_generation_prompt=True, tokenize=False
     )

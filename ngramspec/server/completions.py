@@ -25,14 +25,14 @@ from ngramspec.server.usage import usage_of
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request that can be answered.
+class CheckedRequest:
+    """A request that passed all checks.
 
     Attributes:
-        body: of the request.
-        prompts: of its answers, int32 (n,) each.
-        texts: what ``echo`` shows of each prompt.
-        n: answers to each prompt.
+        body: the request's body.
+        prompts: token ids of each prompt, int32 (n,).
+        texts: the text of each prompt that ``echo`` shows; empty without ``echo``.
+        n: number of answers to each prompt.
     """
 
     body: CompletionBody
@@ -42,30 +42,32 @@ class Asked:
 
 
 async def complete(service: Service, body: CompletionBody, client: Client, request: Request) -> Any:
-    """Answer a request, as one answer or as a stream.
+    """Answer a request, whole or as a stream.
 
     Raises:
-        ApiError: it cannot be answered; the error names the field.
+        ApiError: the request cannot be answered; the error names the field.
     """
-    asked, orders = await service.reading.run(request, ordered, service, body, client)
-    answers = service.submit(orders, client)
+    checked, completions = await service.reading.run(
+        request, checked_and_completions, service, body, client
+    )
+    answers = service.submit(completions, client)
     name, key = service.settings.name, f"cmpl-{uuid4().hex}"
     head: dict[str, Any] = {"id": key, "created": int(time.time()), "model": name}
     if body.stream:
-        return stream_of(chunks(service, asked, answers, head), answers.cancel)
+        return stream_of(chunks(service, checked, answers, head), answers.cancel)
     found = await answers.whole(request)
-    return await run_sync(whole, service, asked, answers, found, head)
+    return await run_sync(whole, service, checked, answers, found, head)
 
 
-def ordered(
+def checked_and_completions(
     service: Service, body: CompletionBody, client: Client
-) -> tuple[Asked, list[CompletionRequest]]:
-    """Check and encode a request, and what each of its answers shall be. It may take seconds."""
-    asked = read(service, body)
-    return asked, requests_of(service, asked, client)
+) -> tuple[CheckedRequest, list[CompletionRequest]]:
+    """The checked request and the completion request of each answer. This can take seconds."""
+    checked = read(service, body)
+    return checked, requests_of(service, checked, client)
 
 
-def read(service: Service, body: CompletionBody) -> Asked:
+def read(service: Service, body: CompletionBody) -> CheckedRequest:
     """Check a request and encode its prompts."""
     service.check_model(body.model)
     n = body.n or 1
@@ -76,11 +78,11 @@ def read(service: Service, body: CompletionBody) -> Asked:
     prompts = [service.check_prompt(each) for each in ids]
     if body.max_tokens == 0 and not body.echo:
         raise bad("max_tokens", "0 is of use with echo only")
-    return Asked(body, prompts, texts, n)
+    return CheckedRequest(body, prompts, texts, n)
 
 
 def _encoded(service: Service, body: CompletionBody) -> tuple[list[str], list[list[int]]]:
-    """The prompts' texts, as far as ``echo`` needs them, and ids."""
+    """The prompts' texts, if ``echo`` needs them, and their ids."""
     given: Any = body.prompt
     many: list[Any] = [given]
     if isinstance(given, list) and given and not isinstance(given[0], int):
@@ -105,9 +107,11 @@ def _encoded(service: Service, body: CompletionBody) -> tuple[list[str], list[li
     return [each if isinstance(each, str) else service.decode(each) for each in many], ids
 
 
-def requests_of(service: Service, asked: Asked, client: Client) -> list[CompletionRequest]:
-    """What each answer shall be, prompt by prompt."""
-    body, sampling = asked.body, service.sampling(asked.body)
+def requests_of(
+    service: Service, checked: CheckedRequest, client: Client
+) -> list[CompletionRequest]:
+    """The completion request of each answer, prompt by prompt."""
+    body, sampling = checked.body, service.sampling(checked.body)
     common: dict[str, Any] = {
         "user": client.user,
         "stops": body.stops,
@@ -116,85 +120,85 @@ def requests_of(service: Service, asked: Asked, client: Client) -> list[Completi
         "reference": service.reference(body.ngramspec),
         "stores": service.stores(body.ngramspec, client),
     }
-    orders = []
-    for prompt in asked.prompts:
+    completions = []
+    for prompt in checked.prompts:
         room = service.max_tokens(body.max_tokens, prompt)
-        for index in range(asked.n):
+        for index in range(checked.n):
             own = sampling.of_answer(index)
             eos = service.ends_of(prompt)
-            orders.append(
+            completions.append(
                 CompletionRequest(prompt=prompt, sampling=own, max_tokens=room, eos=eos, **common)
             )
-    return orders
+    return completions
 
 
 def whole(
     service: Service,
-    asked: Asked,
+    checked: CheckedRequest,
     answers: Answers,
     found: Sequence[Sequence[Delta]],
     head: dict[str, Any],
 ) -> Response:
-    """The answer of a request that is not streamed. With log-probabilities it may take seconds."""
+    """The response without streaming. With log-probabilities this can take seconds."""
     choices = [
         CompletionChoice(
             index=index,
-            text=_echo(asked, index) + "".join(piece.text for piece in pieces),
-            finish_reason=_reason(pieces[-1].ended),
-            logprobs=_logprobs(service, asked, index, pieces, 0),
+            text=_echo(checked, index) + "".join(delta.text for delta in deltas),
+            finish_reason=_reason(deltas[-1].ended),
+            logprobs=_logprobs(service, checked, index, deltas, 0),
         )
-        for index, pieces in enumerate(found)
+        for index, deltas in enumerate(found)
     ]
-    usage = usage_of(answers.jobs, _sizes(asked), speculation=asked.body.ngramspec.usage)
+    usage = usage_of(answers.jobs, _sizes(checked), speculation=checked.body.ngramspec.usage)
     answer = Completion(object="text_completion", choices=choices, usage=usage, **head)
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
 async def chunks(
-    service: Service, asked: Asked, answers: Answers, head: dict[str, Any]
+    service: Service, checked: CheckedRequest, answers: Answers, head: dict[str, Any]
 ) -> AsyncIterator[Completion]:
-    """The stream of a request."""
-    body = asked.body
+    """The events of a streamed response."""
+    body = checked.body
     offsets = [0] * len(answers.jobs)
-    echoed = [_echo(asked, index) for index in range(len(answers.jobs))]
+    echoed = [_echo(checked, index) for index in range(len(answers.jobs))]
     with_usage = body.stream_options is not None and body.stream_options.include_usage
     empty: dict[str, Any] = {"usage": None} if with_usage else {}
-    async for index, piece in answers.pieces():
-        text, echoed[index] = echoed[index] + piece.text, ""
-        if not text and piece.ended is None and not piece.logprobs:
+    async for index, delta in answers.deltas():
+        text, echoed[index] = echoed[index] + delta.text, ""
+        if not text and delta.ended is None and not delta.logprobs:
             continue
         choice = CompletionChoice.construct(
             index=index,
             text=text,
-            finish_reason=_reason(piece.ended) if piece.ended else None,
-            logprobs=_logprobs(service, asked, index, [piece], offsets[index]),
+            finish_reason=_reason(delta.ended) if delta.ended else None,
+            logprobs=_logprobs(service, checked, index, [delta], offsets[index]),
         )
         offsets[index] += len(text)
         yield Completion.construct(object="text_completion", choices=[choice], **empty, **head)
     if with_usage:
-        usage = usage_of(answers.jobs, _sizes(asked), speculation=body.ngramspec.usage)
+        usage = usage_of(answers.jobs, _sizes(checked), speculation=body.ngramspec.usage)
         yield Completion.construct(object="text_completion", choices=[], usage=usage, **head)
 
 
-def _echo(asked: Asked, index: int) -> str:
-    return asked.texts[index // asked.n] if asked.body.echo else ""
+def _echo(checked: CheckedRequest, index: int) -> str:
+    return checked.texts[index // checked.n] if checked.body.echo else ""
 
 
 def _reason(ended: str | None) -> Any:
     return ended or "stop"
 
 
-def _sizes(asked: Asked) -> list[int]:
-    return [len(each) for each in asked.prompts]
+def _sizes(checked: CheckedRequest) -> list[int]:
+    return [len(each) for each in checked.prompts]
 
 
 def _logprobs(
-    service: Service, asked: Asked, index: int, pieces: Sequence[Delta], offset: int
+    service: Service, checked: CheckedRequest, index: int, deltas: Sequence[Delta], offset: int
 ) -> Logprobs | None:
-    """The log-probabilities of some pieces, in the form of this route."""
-    if asked.body.logprobs is None:
+    """The log-probabilities of deltas, in this route's format."""
+    if checked.body.logprobs is None:
         return None
-    found: list[TokenLogprobs] = [each for piece in pieces for each in piece.logprobs]
+    found: list[TokenLogprobs] = [each for delta in deltas for each in delta.logprobs]
     texts = [service.decode([each.token]) for each in found]
     offsets = []
     for text in texts:

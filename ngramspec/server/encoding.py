@@ -1,4 +1,4 @@
-"""Encoding text of any size without stopping the other threads."""
+"""Encoding text of any size without blocking other threads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class TooManyTokensError(ValueError):
-    """A text has more tokens than it may have.
+    """A text has more tokens than allowed.
 
     Args:
-        count: its tokens.
+        count: number of tokens of the text.
     """
 
     def __init__(self, count: int) -> None:
@@ -20,13 +20,13 @@ class TooManyTokensError(ValueError):
 
 
 def prompt_encoder(tokenizer: Any) -> Callable[[str, bool, int | None], list[int]]:
-    """What encodes a prompt. Names of special tokens are read as these tokens.
+    """A function that encodes a prompt, in which names of special tokens become these tokens.
 
-    It takes the text, whether to add the tokens that the tokenizer puts around every text, and the
-    most tokens, see ``without_gil``. Threads may share it.
+    Its arguments are the text, whether to add the tokens that the tokenizer adds to every text, and
+    the maximum number of tokens (see ``without_gil``). It is thread-safe.
 
     Args:
-        tokenizer: of the model, of transformers. It is copied, and not changed.
+        tokenizer: a transformers tokenizer. It is copied, not changed.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -51,19 +51,19 @@ def untruncated(backend: Any) -> Any:
 def without_gil(
     backend: Any, text: str, *, add_special_tokens: bool, most: int | None = None
 ) -> list[int]:
-    """The ids that a tokenizer of the tokenizers package makes of a text.
+    """Encode a text with a tokenizer of the tokenizers package, without holding the GIL.
 
-    Of its methods only the batched ones release the GIL. The list of the ids is made with it, so
-    the number of ids is checked first.
+    Only its batched methods release the GIL. Building the list of ids holds the GIL, so the number
+    of ids is checked first.
 
     Args:
         backend: the tokenizer.
         text: the text.
-        add_special_tokens: whether to add the tokens that it puts around every text.
-        most: tokens; None: no limit.
+        add_special_tokens: whether to add the tokens that the tokenizer adds to every text.
+        most: maximum number of tokens; None: no limit.
 
     Raises:
-        TooManyTokensError: the text has more.
+        TooManyTokensError: the text has more than ``most`` tokens.
     """
     (found,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     if most is not None and len(found) > most:
@@ -72,10 +72,10 @@ def without_gil(
 
 
 def longest_token(tokenizer: Any) -> int:
-    """The most characters of a text that one token can be.
+    """An upper bound on the characters of text that one token represents.
 
-    A name in the vocabulary has at least one character for each byte or character of its token's
-    text. A tokenizer that drops characters, or reads a run of unknown ones as one token, may make
-    fewer tokens of a text than its length divided by this number.
+    A vocabulary entry has at least one character for each byte or character of its token's text.
+    The bound does not hold for a tokenizer that drops characters or encodes a run of unknown
+    characters as one token.
     """
     return max(map(len, tokenizer.get_vocab()))

@@ -1,4 +1,4 @@
-"""The thread that runs the model: one forward at a time, in turns."""
+"""The thread that runs the model, one forward at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ logger = logging.getLogger("ngramspec.server")
 
 
 class Engine:
-    """Runs jobs in a thread of its own; its methods may be called from any thread.
+    """Runs jobs in a separate thread; its methods may be called from any thread.
 
     Args:
         runner: the model and its caches.
-        active: jobs that take turns.
-        waiting: jobs that wait for a place among them.
-        on_end: called in the thread with every job that has ended.
+        active: maximum number of jobs that take turns.
+        waiting: maximum number of jobs that wait to become active.
+        on_end: called in the engine's thread with every job that has ended.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Engine:
         waiting: int,
         on_end: Callable[[Job], None] | None = None,
     ) -> None:
-        self._maker, self._on_end = runner, on_end
+        self._runner, self._on_end = runner, on_end
         self._scheduler = Scheduler(active, waiting, joint=runner.steps.why_not is None)
         self._changed = threading.Condition()
         self._closing = False
@@ -43,24 +43,24 @@ class Engine:
 
     def submit(
         self,
-        orders: Sequence[CompletionRequest],
+        requests: Sequence[CompletionRequest],
         put: Callable[[int, Delta], None],
         session: tuple[str, str] | None = None,
     ) -> list[Job]:
-        """Begin the answers of one request.
+        """Start the answers of one client request.
 
         Args:
-            orders: what they shall be.
-            put: is given each answer's index and its pieces, in the engine's thread.
-            session: user and session, if a newer request of it is to end this one.
+            requests: what each answer must be.
+            put: receives each answer's index and its deltas, in the engine's thread.
+            session: user and session; a newer request of the same session ends this one.
 
         Raises:
-            QueueFullError: too many wait already, or the engine is closing.
+            QueueFullError: too many jobs are waiting, or the engine is closing.
         """
         jobs: list[Job] = []
-        for index, order in enumerate(orders):
-            same = next((job for job in jobs if job.order.prompt is order.prompt), None)
-            jobs.append(Job(order, _numbered(put, index), after=same))
+        for index, request in enumerate(requests):
+            same = next((job for job in jobs if job.request.prompt is request.prompt), None)
+            jobs.append(Job(request, _numbered(put, index), after=same))
         with self._changed:
             if self._closing:
                 raise QueueFullError
@@ -69,7 +69,7 @@ class Engine:
         return jobs
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """End jobs at their next turn, which is the next of all turns."""
+        """End jobs; the next turn is theirs."""
         with self._changed:
             for job in jobs:
                 job.cancelled = True
@@ -77,27 +77,27 @@ class Engine:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Jobs that take turns, and jobs that wait."""
+        """Number of active jobs and number of waiting jobs."""
         with self._changed:
             return self._scheduler.active, self._scheduler.waiting
 
     @property
     def pool_counts(self) -> PoolCounts:
-        """What the pool of caches did."""
-        return replace(self._maker.pool.counts)
+        """Counts of the cache pool."""
+        return replace(self._runner.pool.counts)
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of the idle caches, about."""
-        return self._maker.pool.bytes
+        """Approximate bytes of the idle caches."""
+        return self._runner.pool.bytes
 
     @property
     def closing(self) -> bool:
-        """Whether it takes no more jobs."""
+        """Whether new jobs are refused."""
         return self._closing
 
     def close(self) -> None:
-        """Take no more jobs, cancel those that there are, and wait for the current forward."""
+        """Refuse new jobs, cancel all existing ones and wait for the current forward."""
         with self._changed:
             self._closing = True
             self._scheduler.cancel_all()
@@ -122,9 +122,9 @@ class Engine:
 
     def _turn(self, jobs: Sequence[Job], alone: bool) -> None:
         if len(jobs) > 1:
-            turn_together(jobs, self._maker)
+            turn_together(jobs, self._runner)
         else:
-            jobs[0].turn(self._maker, alone)
+            jobs[0].turn(self._runner, alone)
 
     def _leave(self, job: Job) -> None:
         with self._changed:
@@ -137,4 +137,4 @@ class Engine:
 
 
 def _numbered(put: Callable[[int, Delta], None], index: int) -> Callable[[Delta], None]:
-    return lambda piece: put(index, piece)
+    return lambda delta: put(index, delta)

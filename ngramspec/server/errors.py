@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API answers them: JSON that names the field."""
+"""Errors in the format of OpenAI's API: JSON that names the field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-TYPES = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "invalid_request_error",
@@ -28,10 +28,10 @@ class ApiError(Exception):
     """A request is refused, or ended without an answer.
 
     Args:
-        status: of HTTP.
-        message: for the user.
-        param: the field to blame, or None.
-        code: a word that programs compare, or None.
+        status: HTTP status.
+        message: message for the user.
+        param: the invalid field, or None.
+        code: a machine-readable code, or None.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
 
     def body(self) -> dict[str, Any]:
-        """The answer's JSON."""
-        kind = TYPES.get(self.status, "server_error")
+        """The response's JSON."""
+        kind = ERROR_TYPES.get(self.status, "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
 def bad(param: str, message: str, code: str | None = None) -> ApiError:
-    """A field whose value cannot be used; the message says why, without the field's name."""
+    """The error for an invalid field; ``message`` gives the reason without the field's name."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
@@ -59,18 +59,18 @@ def refuse_unless(allowed: bool, param: str, message: str) -> None:
 
 
 def shutting_down() -> ApiError:
-    """A request that is not answered because the server ends."""
+    """The error for requests during the server's shutdown."""
     return ApiError(503, "the server is shutting down", code="shutting_down")
 
 
 def answer_of(error: ApiError) -> JSONResponse:
-    """What a client is sent."""
+    """The HTTP response of an error."""
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
     return JSONResponse(error.body(), error.status, headers)
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Have every error of an application answered in this shape."""
+    """Answer every error of an application in this format."""
 
     async def on_api_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
@@ -100,7 +100,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _depth(found: Any) -> tuple[bool, int]:
-    """How much of a body one of pydantic's findings has understood: of a union, the best counts."""
+    """Sort key that selects the deepest of pydantic's findings: a union's best match."""
     return found["type"] == "too_long", len(found["loc"])
 
 

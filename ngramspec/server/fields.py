@@ -1,4 +1,4 @@
-"""Fields of a request's body that the server does not know."""
+"""Unknown fields of a request's body."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import BaseModel
 
 from ngramspec.server.errors import bad
 
-MOST_NAMED = 8  # fields that the header of a warning names
-# Fields of OpenAI's and llama.cpp's interfaces that leave the answer's text as it is, so that it is
-# right to ignore them here: who asks, how it is billed and kept, and which slot or cache is used.
-WITHOUT_EFFECT = {
+MAX_NAMED_FIELDS = 8  # in a warning's header; not tuned
+# Fields of OpenAI's and llama.cpp's APIs that do not change the answer's text, so they can be
+# ignored: they concern the user, billing, storage, and the slot or cache to use.
+IGNORABLE_FIELDS = {
     *("metadata", "prediction", "prompt_cache_key", "prompt_cache_retention"),
     *("safety_identifier", "service_tier", "store"),
     *("cache_prompt", "id_slot", "n_cache_reuse", "samplers", "sse_ping_interval"),
@@ -22,27 +22,27 @@ WITHOUT_EFFECT = {
 
 
 def unknown_in(body: BaseModel) -> list[str]:
-    """The fields of a body that would be ignored although they ask for something."""
+    """The unknown fields of a body that might change the answer."""
     given = body.model_extra or {}
-    return [name for name in given if given[name] is not None and name not in WITHOUT_EFFECT]
+    return [name for name in given if given[name] is not None and name not in IGNORABLE_FIELDS]
 
 
 def check_fields(body: BaseModel, request: Request, mode: str) -> None:
-    """Refuse fields that are not known, or have a header of the answer name them.
+    """Refuse unknown fields, or name them in a header of the response.
 
     Args:
-        body: of the request.
-        request: whose answer has the header.
+        body: the request's body.
+        request: the request; its response gets the header.
         mode: "refuse" or "warn".
 
     Raises:
-        ApiError: there is such a field, and the mode is "refuse".
+        ApiError: there is an unknown field and the mode is "refuse".
     """
     unknown = unknown_in(body)
     if not unknown:
         return
     if mode == "warn":
-        named = [quote(name[:100], safe="") for name in unknown[:MOST_NAMED]]
+        named = [quote(name[:100], safe="") for name in unknown[:MAX_NAMED_FIELDS]]
         request.scope["state"]["ignored"] = ", ".join(named)
         return
     name = unknown[0]

@@ -1,6 +1,6 @@
-"""Fill-in-the-middle: a model's special tokens, and the prompt that they make.
+"""Fill-in-the-middle prompts with the special tokens of a model's family.
 
-Each family was trained with one order of prefix, suffix and middle, and some with a form for
+Each family was trained with one order of prefix, suffix and middle, and some with a format for
 several files of a repository. A family is recognized by the special tokens of the tokenizer.
 """
 
@@ -13,27 +13,27 @@ from typing import Any
 from ngramspec.draft import Int32
 from ngramspec.server.fim_families import FAMILIES, Family
 
-CHARACTERS = 16  # of a token: no text has more on average
-SMILE = "☺"  # a character that is a token of its own, to encode text behind it
+MAX_CHARACTERS_PER_TOKEN = 16  # assumed upper bound of a text's average; not tuned
+ANCHOR = "☺"  # encoded as separate tokens, so that text can be encoded as if it followed text
 
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """A file, or a part of one, that is shown before the text."""
+    """A file, or part of one, that the prompt shows before the edited text."""
 
     text: str
     name: str = ""
 
 
 class FillInTheMiddle:
-    """Makes prompts of a family's form with a tokenizer.
+    """Makes prompts in a family's format.
 
-    Text is encoded as text: a special token's name in a user's file is not that token.
+    The name of a special token in a user's file is encoded as text.
 
     Args:
         family: one of FAMILIES.
-        tokenizer: of the model, of transformers.
-        encode: returns the ids of a text in which no special token is read, see TextEncoder.
+        tokenizer: the model's transformers tokenizer.
+        encode: encodes text without reading special tokens, see TextEncoder.
     """
 
     def __init__(self, family: Family, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
@@ -58,13 +58,13 @@ class FillInTheMiddle:
         """The token ids of a prompt whose continuation is the middle.
 
         Args:
-            prefix: the text before.
-            suffix: the text behind.
-            line: more text before, which is encoded by itself: what is typed just now.
-            files: to be shown first.
-            name: of the file that is edited.
-            room: most tokens: files are left out, the least recent first, then the prefix loses its
-                beginning and the suffix its end; None: no limit.
+            prefix: the text before the middle.
+            suffix: the text after the middle.
+            line: text between prefix and middle that is encoded separately: the line being typed.
+            files: files to show first, the most recent last.
+            name: name of the edited file.
+            room: maximum number of tokens. The least recent files are left out first; then the
+                prefix loses its beginning and the suffix its end. None: no limit.
         """
         outside, inside = self._own(name) if files else ([], [])
         if room is not None:
@@ -74,9 +74,9 @@ class FillInTheMiddle:
                 shortened(suffix, room),
             )
         parts = [
-            self._behind(prefix) if inside else self.encode(prefix),
-            self._behind(line) if prefix else self.encode(line),
-            self._behind(suffix),
+            self._encode_after_text(prefix) if inside else self.encode(prefix),
+            self._encode_after_text(line) if prefix else self.encode(line),
+            self._encode_after_text(suffix),
         ]
         if room is not None:
             parts = fitted(parts, room - len(self._join(([], [], []), [], outside, inside)))
@@ -85,7 +85,7 @@ class FillInTheMiddle:
         return self._join(parts, shown, outside, inside)
 
     def asked(self, prompt: Int32) -> bool:
-        """Whether a prompt, int32 (n,), has this form: its client may have filled it in itself."""
+        """Whether a prompt, int32 (n,), is a fill-in-the-middle prompt, whoever made it."""
         return bool((prompt == self._ids[self.family.prefix]).any())
 
     def _join(
@@ -99,28 +99,27 @@ class FillInTheMiddle:
 
         Args:
             parts: prefix, line and suffix.
-            files: the others.
-            outside, inside: the name of the file that is edited, before and behind the prefix's
-                token.
+            files: ids of the other files.
+            outside, inside: ids of the edited file's name, before and after the prefix token.
         """
         family, ids = self.family, self._ids
-        before, line, behind = parts
+        before, line, after = parts
         shown = [token for each in files for token in each]
         if family.repository is not None and files:
             name = self.encode(f"repository{family.after_repository}")
             shown = [ids[family.repository], *name, *shown]
         within, around = (shown, []) if family.files_inside else ([], shown)
         front = [ids[family.prefix], *within, *inside, *before, *line]
-        back = [ids[family.suffix], *behind]
+        back = [ids[family.suffix], *after]
         middle = [] if family.middle is None else [ids[family.middle]]
         both = [*back, *front] if family.suffix_first else [*front, *back]
         return [*self._lead, *around, *outside, *both, *middle]
 
     def _fitting(self, files: Sequence[Snippet], room: int | None) -> list[list[int]]:
-        """The ids of the last files that have together at most ``room`` tokens; None: of all."""
+        """The ids of the last files that fit into ``room`` tokens; None: of all files."""
         shown: list[list[int]] = []
         for each in reversed(files):
-            if room is not None and len(each.text) > max(room, 0) * CHARACTERS:
+            if room is not None and len(each.text) > max(room, 0) * MAX_CHARACTERS_PER_TOKEN:
                 break
             shown.append(self._file(each))
             if room is not None:
@@ -131,18 +130,18 @@ class FillInTheMiddle:
         return shown[::-1]
 
     def _file(self, file: Snippet) -> list[int]:
-        """Another file: its name, its text, and what divides it from the next."""
+        """The ids of another file: its name, its text and the separator."""
         family = self.family
         end = "" if file.text.endswith(family.after_file) else family.after_file
-        behind = [] if family.separator is None else [self._ids[family.separator]]
+        after = [] if family.separator is None else [self._ids[family.separator]]
         if family.file is None:
             named = family.file_text.format(file.name)
-            return [*self.encode(named + file.text + end), *behind]
+            return [*self.encode(named + file.text + end), *after]
         text = self.encode(f"{file.name}\n{file.text}{end}")
-        return [self._ids[family.file], *text, *behind]
+        return [self._ids[family.file], *text, *after]
 
     def _own(self, name: str) -> tuple[list[int], list[int]]:
-        """The name of the file that is edited: what stands before and behind the prefix's token."""
+        """The edited file's name: its ids before and after the prefix token."""
         family = self.family
         mark = [] if family.file is None else [self._ids[family.file]]
         if not family.own_name:
@@ -150,37 +149,37 @@ class FillInTheMiddle:
         text = f"{name}\n" if family.file is not None else family.file_text.format(name)
         if not family.name_inside:
             return [*mark, *self.encode(text)], []
-        return mark, self._behind(text) if family.files_inside else self.encode(text)
+        return mark, self._encode_after_text(text) if family.files_inside else self.encode(text)
 
-    def _behind(self, text: str) -> list[int]:
-        """The ids of a text that stands behind other text."""
+    def _encode_after_text(self, text: str) -> list[int]:
+        """The ids of a text that follows other text."""
         if not self.family.bare:
             return self.encode(text)
-        return self.encode(SMILE + text)[len(self.encode(SMILE)) :]
+        return self.encode(ANCHOR + text)[len(self.encode(ANCHOR)) :]
 
 
 def shortened(text: str, room: int) -> str:
-    """A text without what certainly has no place in ``room`` tokens, so that it is not encoded.
+    """Cut what cannot fit into ``room`` tokens, before the text is encoded.
 
     Args:
         text: the text.
-        room: tokens at its beginning; negative: at its end.
+        room: number of tokens; positive keeps the beginning, negative the end.
     """
-    most = room * CHARACTERS
-    if len(text) <= abs(most) // 4:  # a character has four bytes at most
+    most = room * MAX_CHARACTERS_PER_TOKEN
+    if len(text) <= abs(most) // 4:  # a character has at most four bytes
         return text
     raw = text.encode()
     return (raw[:most] if most > 0 else raw[most:]).decode(errors="ignore")
 
 
 def fitted(parts: Sequence[list[int]], room: int) -> list[list[int]]:
-    """Prefix, line and suffix cut so that three quarters at most, or what is left, are prefix."""
+    """Cut prefix, line and suffix to ``room`` tokens; the suffix gets at least a quarter."""
     prefix, line, suffix = parts
     line = line[-max(room, 0) :] if room > 0 else []
     room = max(room - len(line), 0)
-    behind = min(len(suffix), max(room - len(prefix), room // 4))
-    before = min(len(prefix), room - behind)
-    return [prefix[len(prefix) - before :], line, suffix[:behind]]
+    after = min(len(suffix), max(room - len(prefix), room // 4))
+    before = min(len(prefix), room - after)
+    return [prefix[len(prefix) - before :], line, suffix[:after]]
 
 
 def family_of(tokenizer: Any) -> Family | None:
@@ -192,7 +191,7 @@ def family_of(tokenizer: Any) -> Family | None:
 
 
 def leading_tokens(tokenizer: Any) -> list[int]:
-    """What a tokenizer puts before every text: its beginning-of-sequence token, or nothing."""
+    """The tokens that a tokenizer adds before every text: its BOS token, or none."""
     first = list(tokenizer("")["input_ids"])[:1]
     bos = getattr(tokenizer, "bos_token_id", None)
     return first if bos is not None and first == [bos] else []

@@ -1,37 +1,37 @@
-"""The special tokens by which families of models fill in the middle, and the form of their prompts.
+"""The special tokens and prompt formats of fill-in-the-middle, by family of models.
 
-Each comment names the public place where a family's form was confirmed, and what was not.
+Each comment names the public source of a family's format and what the source leaves open.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for families without a form for them
+SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for families without a format for files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How one family of models fills in the middle.
+    """The fill-in-the-middle format of one family of models.
 
     Attributes:
-        name: of the family.
-        prefix, suffix: the tokens before the text's two parts.
-        middle: the token behind them; None: there is none.
-        suffix_first: whether the suffix comes first.
-        repository: the token before the name of a repository, or None.
-        after_repository: text behind that name.
+        name: the family's name.
+        prefix, suffix: the tokens before the prefix and before the suffix.
+        middle: the token after both, or None.
+        suffix_first: whether the suffix comes before the prefix.
+        repository: the token before a repository's name, or None.
+        after_repository: text after that name.
         file: the token before the name of each file, or None.
-        file_text: what stands before a file's text where there is no ``file`` token; ``{}`` is the
-            file's name.
-        after_file: text behind each other file, unless the file ends with it.
-        separator: the token behind each other file, or None.
-        own_name: whether the name of the file that is edited is written before its text, where
-            there are other files.
-        name_inside: whether that name stands behind ``prefix``.
-        files_inside: whether the other files do, too.
-        ends: tokens that end what is filled in, beside those above and the end of the text.
-        bare: whether text behind other text is encoded without a space in front.
+        file_text: text before a file's content if there is no ``file`` token; ``{}`` is replaced by
+            the file's name.
+        after_file: text after each other file, unless the file ends with it.
+        separator: the token after each other file, or None.
+        own_name: whether the edited file's name is written before its text if there are other
+            files.
+        name_inside: whether that name comes after the token ``prefix``.
+        files_inside: whether the other files also come after the token ``prefix``.
+        ends: tokens that end the middle, in addition to those above and the end of the text.
+        bare: whether text that follows other text is encoded without a leading space.
     """
 
     name: str
@@ -89,7 +89,7 @@ FAMILIES = (
     ),
     # Order: https://www.ibm.com/granite/docs/models/granite#fim, as Continue's template cites it
     # (https://github.com/continuedev/continue, core/autocomplete/templating). The tokenizer has
-    # the tokens of repository and file; how they are used is not documented: as StarCoder does.
+    # the tokens of repository and file; their use is not documented, so StarCoder's is assumed.
     Family(
         name="Granite 4",
         prefix="<|fim_prefix|>",
@@ -113,7 +113,7 @@ FAMILIES = (
         ends=("<fim_pad>",),
     ),
     # Tokens: https://huggingface.co/spaces/Fisharp/starcoder-playground (static/formats.md), and
-    # llama.cpp's src/llama-vocab.cpp for Granite Code. Files with filling in: not documented.
+    # llama.cpp's src/llama-vocab.cpp for Granite Code. Infilling with files: not documented.
     Family(
         name="StarCoder and Granite Code",
         prefix="<fim_prefix>",

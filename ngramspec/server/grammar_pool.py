@@ -1,4 +1,4 @@
-"""Compiled grammars: kept for each user, and compiled within a time limit."""
+"""Compiled grammars: cached for each user, and compiled within a time limit."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ from typing import Any
 from ngramspec.server import grammar_worker
 from ngramspec.server.errors import ApiError
 
-WORKER = "ngramspec.server.grammar_worker"
-WORKERS = 2  # processes, so that a user's slow grammar does not stop another user's
-MEMORY = 64 << 20  # bytes of compiled grammars that are kept, of all users together
+WORKER_MODULE = "ngramspec.server.grammar_worker"
+MAX_WORKERS = 2  # processes: a slow grammar must not block other users; not tuned
+MAX_KEPT_BYTES = 64 << 20  # of all users' compiled grammars; not tuned
 
 
 class UnusableGrammarError(Exception):
-    """A grammar cannot be compiled, or not within the time limit; the message says why."""
+    """A grammar cannot be compiled, or exceeds the time limit; the message says why."""
 
 
 class GrammarPool:
-    """Compiles grammars in processes that can be ended. Used in one event loop.
+    """Compiles grammars in processes that can be killed. Used in one event loop.
 
-    Compilation is native code: no thread that runs it can be stopped, and xgrammar has no limit of
-    its own. Its compiled form crosses to another process only as JSON, which takes longer to write
-    and read than most grammars take to compile, and is up to 90 times as large. So a process
-    compiles each grammar first, and is killed when the time is over or the client has gone. The
-    server compiles again what such a process finished, which takes as long as it took there.
+    Compilation is native code in a thread that cannot be stopped, and xgrammar has no time limit. A
+    compiled grammar can be sent between processes only as JSON, which is up to 90 times as large
+    and slower to convert than most grammars are to compile. So a worker process compiles each
+    grammar first, and is killed at the time limit or when the client disconnects. The server then
+    compiles a grammar that passed again, in about the same time.
 
     Args:
-        vocabulary: makes xgrammar's ``TokenizerInfo``, at first use.
-        seconds: that the compilation of one grammar may take.
-        users: by name; none: there is one for anyone. Each has an equal part of the memory and a
-            turn at a time, so that the time of an answer tells nothing of other users' grammars.
-        waiting: requests of a user that wait for a grammar; more are refused.
+        vocabulary: returns xgrammar's ``TokenizerInfo``; called at first use.
+        seconds: time limit of one grammar's compilation.
+        users: names of the users. Each has an equal share of the memory and compiles one grammar at
+            a time, so that response times reveal nothing about other users' grammars.
+        waiting: maximum number of a user's requests that wait for a grammar.
 
     Attributes:
-        workers: processes that compile, or wait for a grammar.
+        workers: running worker processes, busy or idle.
     """
 
     def __init__(
         self, vocabulary: Callable[[], Any], seconds: float, users: list[str], waiting: int
     ) -> None:
         self._vocabulary, self._seconds, self._most_waiting = vocabulary, seconds, waiting
-        self._kept = {user: _Kept(MEMORY // len(users)) for user in users}
+        self._kept = {user: _Kept(MAX_KEPT_BYTES // len(users)) for user in users}
         self._turns = {user: asyncio.Lock() for user in users}
         self._waiting = dict.fromkeys(users, 0)
-        self._places = asyncio.Semaphore(WORKERS)
-        self._threads = ThreadPoolExecutor(WORKERS, "ngramspec-grammar")
+        self._places = asyncio.Semaphore(MAX_WORKERS)
+        self._threads = ThreadPoolExecutor(MAX_WORKERS, "ngramspec-grammar")
         self._made: tuple[Any, Any] | None = None  # the vocabulary and the compiler
         self._making = asyncio.Lock()
         self._idle: list[_Worker] = []
         self.workers: set[_Worker] = set()
 
     async def compile(self, user: str, kind: str, text: str) -> Any:
-        """A compiled grammar. Cancelling this ends the compilation.
+        """A compiled grammar. Cancelling this call ends the compilation.
 
         Args:
-            user: who asks; one of those given.
+            user: one of the pool's users.
             kind: see ``grammar_worker.compiled``.
-            text: of the grammar.
+            text: the grammar's text.
 
         Raises:
-            UnusableGrammarError: it cannot be used.
-            ApiError: too many requests of this user wait already.
+            UnusableGrammarError: the grammar cannot be used.
+            ApiError: too many requests of this user are waiting.
         """
         kept = self._kept[user].get(kind, text)
         if kept is not None:
@@ -77,7 +77,7 @@ class GrammarPool:
         self._waiting[user] += 1
         try:
             async with self._turns[user]:
-                kept = self._kept[user].get(kind, text)  # the turn before may have compiled it
+                kept = self._kept[user].get(kind, text)  # the previous holder may have compiled it
                 if kept is None:
                     async with self._places:
                         kept = await self._compile(kind, text)
@@ -130,18 +130,18 @@ class GrammarPool:
 
 
 class _Worker:
-    """A process of ``grammar_worker``."""
+    """A worker process that runs ``grammar_worker``."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, seconds: float, vocabulary: Any) -> None:
-        """Start the process, unless it runs: some seconds, of its imports."""
+        """Start the process unless it is running. Its imports take some seconds."""
         if self._process is not None and self._process.returncode is None:
             return
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", WORKER),
+            *(sys.executable, "-P", "-m", WORKER_MODULE),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment,
@@ -179,7 +179,7 @@ class _Worker:
 
 
 class _Kept:
-    """Compiled grammars of one user; the least recently used ones go."""
+    """Compiled grammars of one user; the least recently used are dropped first."""
 
     def __init__(self, most: int) -> None:
         self._most, self._size = most, 0

@@ -1,7 +1,7 @@
-"""A process that compiles grammars, so that a compilation that takes too long can be ended.
+"""A process that compiles grammars and can be killed if a compilation takes too long.
 
-``GrammarPool`` starts it. It reads JSON lines from standard input, and answers each with one: first
-``[seconds, vocabulary]``, then ``[kind, text]`` of each grammar. An answer is null, or the reason
+``GrammarPool`` starts it. It reads JSON lines from standard input: first ``[seconds, vocabulary]``,
+then ``[kind, text]`` for each grammar. It answers each line with one JSON line: null, or the reason
 why the grammar cannot be used.
 """
 
@@ -15,8 +15,8 @@ import signal
 import sys
 from typing import Any
 
-MARGIN = 5  # seconds after the limit in which the server can end the process itself
-PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # xgrammar's errors begin with its own source line
+END_MARGIN_SECONDS = 5  # after the limit, before the process ends without the server; not tuned
+SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # the prefix of xgrammar's error messages
 
 
 def compiled(compiler: Any, kind: str, text: str) -> Any:
@@ -25,7 +25,7 @@ def compiled(compiler: Any, kind: str, text: str) -> Any:
     Args:
         compiler: xgrammar's ``GrammarCompiler``.
         kind: "json", "json_schema" or "structural_tag".
-        text: the schema or the tag, as JSON; of no meaning for "json".
+        text: the schema or the tag, as JSON; ignored for "json".
 
     Raises:
         RuntimeError: xgrammar cannot use the text.
@@ -42,12 +42,14 @@ def fault_of(compiler: Any, kind: str, text: str) -> str | None:
     try:
         allows_text = allows_any(compiled(compiler, kind, text))
     except Exception as error:  # xgrammar raises errors of several types
-        return PLACE.sub("", str(error).strip().partition("\n")[0])[:500] or type(error).__name__
+        return (
+            SOURCE_LINE.sub("", str(error).strip().partition("\n")[0])[:500] or type(error).__name__
+        )
     return None if allows_text else "no text matches it"
 
 
 def allows_any(grammar: Any) -> bool:
-    """Whether there is a token that an answer can begin with."""
+    """Whether the grammar allows any first token."""
     import xgrammar
 
     allowed = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
@@ -59,7 +61,7 @@ def main() -> None:
     """Compile until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # what a library prints must not be read as an answer
+        os.dup2(2, 1)  # output that a library prints must not be taken for an answer
         import xgrammar
 
         seconds, vocabulary = json.loads(sys.stdin.readline())
@@ -68,14 +70,14 @@ def main() -> None:
         print("null", file=answers, flush=True)
         for line in sys.stdin:
             kind, text = json.loads(line)
-            _end_after(math.ceil(seconds) + MARGIN)
+            _end_after(math.ceil(seconds) + END_MARGIN_SECONDS)
             fault = fault_of(compiler, kind, text)
             _end_after(0)
             print(json.dumps(fault), file=answers, flush=True)
 
 
 def _end_after(seconds: int) -> None:
-    """Have the system end this process, in case the server was killed; 0: never."""
+    """Have the system end this process after a delay, in case the server was killed; 0: never."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
 

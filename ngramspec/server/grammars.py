@@ -1,4 +1,4 @@
-"""Answers that xgrammar holds to a form: ``response_format``, and calls of tools."""
+"""Answers constrained by xgrammar: ``response_format`` and tool calls."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ngramspec.server.service import Service
 from ngramspec.server.tool_parsers import CLOSE, OPEN
 
 INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
-MOST_SCHEMA = 65536  # characters of a JSON schema: what larger ones compile to is not bounded
+MAX_SCHEMA_CHARACTERS = 65536  # bounds the size of the compiled grammar; not tuned
 
 
 async def grammar_of(service: Service, body: ChatBody, client: Client) -> Callable[[], Any] | None:
-    """What makes the processor of a request's form; None: any text. It may take seconds.
+    """The factory of a request's logits processor; None if any text is allowed.
 
-    Cancelling this ends the compilation.
+    It can take seconds. Cancelling this call ends the compilation.
 
     Raises:
-        ApiError: xgrammar is not installed, or cannot compile the schema, or not in time.
+        ApiError: xgrammar is not installed, or cannot compile the schema within the time limit.
     """
     form = await asyncio.to_thread(form_asked, service, body)
     if form is None:
@@ -40,10 +40,10 @@ async def grammar_of(service: Service, body: ChatBody, client: Client) -> Callab
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a grammar is compiled from.
+    """The source of a grammar.
 
     Attributes:
-        param: the field that asks for it.
+        param: the request's field that requires it.
         kind: see ``grammar_worker.compiled``.
         text: the schema or the structural tag, as JSON.
     """
@@ -54,10 +54,10 @@ class Form:
 
 
 def form_asked(service: Service, body: ChatBody) -> Form | None:
-    """The form that a request asks for; None: any text.
+    """The form that a request asks for; None if any text is allowed.
 
     Raises:
-        ApiError: there can be no such form here.
+        ApiError: the form is not supported here.
     """
     form, param = body.response_format, body.constrained_by
     if form is not None and form.type != "text":
@@ -78,16 +78,16 @@ def form_asked(service: Service, body: ChatBody) -> Form | None:
 
 
 def check(service: Service, param: str, value: str) -> None:
-    """Refuse what needs a grammar where there can be none."""
+    """Refuse a field that needs a grammar if grammars are not available."""
     if find_spec("xgrammar") is None:
         raise bad(param, f"{value} needs xgrammar on the server: {INSTALL}")
     refuse_unless(bool(service.eos), param, "the model has no token that ends a text")
 
 
 def form_of(body: ChatBody) -> dict[str, Any]:
-    """xgrammar's structural tag of the calls that a request allows.
+    """xgrammar's structural tag for the calls that a request allows.
 
-    Nothing but calls where there must be one, else text with calls in it.
+    If the request requires a call, only calls are allowed; otherwise text that may contain calls.
     """
     chosen = body.chosen
     tags = []
@@ -112,7 +112,11 @@ def form_of(body: ChatBody) -> dict[str, Any]:
 
 def _bounded(param: str, kind: str, given: Any) -> Form:
     text = json.dumps(given)
-    refuse_unless(len(text) <= MOST_SCHEMA, param, f"at most {MOST_SCHEMA} bytes of schema")
+    refuse_unless(
+        len(text) <= MAX_SCHEMA_CHARACTERS,
+        param,
+        f"at most {MAX_SCHEMA_CHARACTERS} bytes of schema",
+    )
     return Form(param, kind, text)
 
 

@@ -1,8 +1,7 @@
-"""The names under which a server answers, which a web page of another name cannot take on.
+"""The host names under which a server answers, as protection against DNS rebinding.
 
-A page whose name is resolved to this machine after it was loaded (DNS rebinding) may read the
-answers of a server here, because the browser takes both for one origin. The browser sends the
-page's name as ``Host``.
+A page whose name resolves to this machine after it was loaded could read a local server's answers,
+because the browser treats both as one origin. The browser sends the page's name as ``Host``.
 """
 
 from __future__ import annotations
@@ -11,27 +10,27 @@ import re
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-ANY = "*"
-HEADER = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")  # a name or an address, and a port
+ANY_HOST = "*"
+HOST_HEADER = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")  # a name or an address, and a port
 
 
 class AllowedHosts:
-    """Decides by a request's ``Host``.
+    """Decides by a request's ``Host`` whether it is answered.
 
     Localhost and loopback addresses are always allowed.
 
     Args:
-        names: names and addresses without ports that are allowed too. An unspecified address
-            (``0.0.0.0``) stands for every address; ``*`` for every name.
+        names: additional names and addresses, without ports. An unspecified address (``0.0.0.0``)
+            allows every address; ``*`` allows every name.
 
     Raises:
-        ValueError: one is neither a name nor an address.
+        ValueError: an entry is neither a name nor an address.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         given = set(names)
-        self._any = ANY in given
-        hosts = {each: _host_of(each) for each in given - {ANY}}
+        self._any = ANY_HOST in given
+        hosts = {each: _host_of(each) for each in given - {ANY_HOST}}
         for text, host in hosts.items():
             if host is None:
                 raise ValueError(
@@ -43,10 +42,10 @@ class AllowedHosts:
         )
 
     def allow(self, header: str | None) -> bool:
-        """Whether a request with this ``Host`` is answered; None: it has none."""
+        """Whether a request with this ``Host`` is answered; None: the header is missing."""
         if self._any:
             return True
-        found = HEADER.fullmatch(header or "")
+        found = HOST_HEADER.fullmatch(header or "")
         host = _host_of(found[1]) if found else None
         if host is None:
             return False
@@ -58,7 +57,7 @@ class AllowedHosts:
 
 
 def _host_of(text: str) -> str | IPv4Address | IPv6Address | None:
-    """A name in lower case, or an address; None: it is neither."""
+    """A lower-case name or an address; None if the text is neither."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         address = ip_address(bare)

@@ -1,8 +1,8 @@
 """llama.cpp's ``/infill`` and ``/completion``, as far as llama.vim and llama.vscode use them.
 
-What differs: ``/infill`` without ``temperature`` is greedy, as the sampler ``infill`` nearly is,
-and that sampler's merging of tokens is not done. ``t_max_prompt_ms``, ``id_slot`` and
-``cache_prompt`` have no meaning here and are ignored.
+Differences: ``/infill`` without ``temperature`` is greedy, because llama.cpp's sampler ``infill``
+nearly is; that sampler's merging of tokens is not implemented. ``t_max_prompt_ms``, ``id_slot`` and
+``cache_prompt`` have no effect here and are ignored.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ngramspec.server.service import Answers, Service
 from ngramspec.server.sse import stream_of
 from ngramspec.server.usage import speculation_of
 
-TEMPERATURE = 0.8  # of llama.cpp where a request does not say
+DEFAULT_TEMPERATURE = 0.8  # llama.cpp's default
 
 
 async def infill(service: Service, body: InfillBody, client: Client, request: Request) -> Any:
-    """Fill in what is between ``input_prefix`` with ``prompt``, and ``input_suffix``.
+    """Generate the text between ``input_prefix`` plus ``prompt`` and ``input_suffix``.
 
     A prompt that is too long loses the oldest of ``input_extra`` first, then the beginning of the
     prefix and the end of the suffix.
 
     Raises:
-        ApiError: it cannot be answered; the error names the field.
+        ApiError: the request cannot be answered; the error names the field.
     """
     refuse_unless(
         service.fim is not None,
@@ -45,7 +45,7 @@ async def infill(service: Service, body: InfillBody, client: Client, request: Re
 
 
 def infill_prompt(service: Service, body: InfillBody) -> list[int]:
-    """The ids of the prompt that asks for the middle."""
+    """The ids of the fill-in-the-middle prompt."""
     assert service.fim is not None
     answer = body.n_predict if body.n_predict >= 0 else service.settings.max_tokens
     return service.fim.prompt(
@@ -62,15 +62,15 @@ async def completion(service: Service, body: LlamaBody, client: Client, request:
     """Continue ``prompt``.
 
     Raises:
-        ApiError: it cannot be answered; the error names the field.
+        ApiError: the request cannot be answered; the error names the field.
     """
     return await _answer(
-        service, body, partial(prompt_of, service, body), client, request, TEMPERATURE
+        service, body, partial(prompt_of, service, body), client, request, DEFAULT_TEMPERATURE
     )
 
 
 def prompt_of(service: Service, body: LlamaBody) -> list[int]:
-    """The ids of the prompt that is continued."""
+    """The ids of the prompt to continue."""
     return service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
 
 
@@ -87,16 +87,16 @@ async def _answer(
     for name in ("grammar", "json_schema"):
         refuse_unless(getattr(body, name) is None, name, "not supported on this route")
     refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
-    orders = await service.reading.run(
+    completions = await service.reading.run(
         request, requests_of, service, body, encode, client, temperature
     )
-    answers = service.submit(orders, client)
+    answers = service.submit(completions, client)
     if body.stream:
         return stream_of(chunks(service, body, answers), answers.cancel, done=False)
     found = await answers.whole(request)
     made = [
-        picked(final(service, body, job, pieces), body.response_fields)
-        for job, pieces in zip(answers.jobs, found, strict=True)
+        picked(final(service, body, job, deltas), body.response_fields)
+        for job, deltas in zip(answers.jobs, found, strict=True)
     ]
     return made[0] if len(made) == 1 else made
 
@@ -108,7 +108,7 @@ def requests_of(
     client: Client,
     temperature: float,
 ) -> list[CompletionRequest]:
-    """What each answer shall be. It may take seconds."""
+    """The completion request of each answer. This can take seconds."""
     service.check_count(body.n_cmpl, "n_cmpl")
     prompt = service.check_prompt(encode())
     asked = None if body.n_predict < 0 else body.n_predict
@@ -145,29 +145,29 @@ def requests_of(
 async def chunks(
     service: Service, body: LlamaBody, answers: Answers
 ) -> AsyncIterator[dict[str, Any]]:
-    """The stream of a request: text, then everything else."""
+    """The events of a streamed response: text, then the final event with everything else."""
     job = answers.jobs[0]
-    async for _, piece in answers.pieces():
-        if piece.ended is None:
-            if piece.text:
-                yield {"content": piece.text, "tokens": [], "stop": False}
+    async for _, delta in answers.deltas():
+        if delta.ended is None:
+            if delta.text:
+                yield {"content": delta.text, "tokens": [], "stop": False}
             continue
-        yield final(service, body, job, [piece])
+        yield final(service, body, job, [delta])
 
 
-def final(service: Service, body: LlamaBody, job: Job, pieces: Sequence[Delta]) -> dict[str, Any]:
-    """What llama.cpp says of an answer that has ended."""
-    last, progress = pieces[-1], job.progress
+def final(service: Service, body: LlamaBody, job: Job, deltas: Sequence[Delta]) -> dict[str, Any]:
+    """llama.cpp's JSON of an answer that has ended."""
+    last, progress = deltas[-1], job.progress
     answer = {
-        "content": "".join(piece.text for piece in pieces),
+        "content": "".join(delta.text for delta in deltas),
         "tokens": list(progress.tokens) if body.return_tokens else [],
         "stop": True,
         "model": service.settings.name,
         "stop_type": stop_type(last),
         "stopping_word": last.stop or "",
         "tokens_predicted": len(progress.tokens),
-        "tokens_evaluated": len(job.order.prompt),
-        "tokens_cached": len(job.order.prompt) + max(len(progress.tokens) - 1, 0),
+        "tokens_evaluated": len(job.request.prompt),
+        "tokens_cached": len(job.request.prompt) + max(len(progress.tokens) - 1, 0),
         "truncated": False,
         "timings": timings(job),
     }
@@ -177,17 +177,17 @@ def final(service: Service, body: LlamaBody, job: Job, pieces: Sequence[Delta]) 
 
 
 def stop_type(last: Delta) -> str:
-    """Why an answer ended, in llama.cpp's words; a line that is indented too little is a limit."""
+    """Why an answer ended, in llama.cpp's terms; too little indentation counts as "limit"."""
     if last.stop:
         return "word"
     return "limit" if last.ended == LENGTH or last.stop is not None else "eos"
 
 
 def timings(job: Job) -> dict[str, Any]:
-    """Counts and milliseconds of an answer."""
+    """Token counts and milliseconds of an answer."""
     progress = job.progress
-    read = len(job.order.prompt) - progress.reused
-    made = max(len(progress.tokens) - 1, 0)  # the first one comes with the prompt
+    read = len(job.request.prompt) - progress.reused
+    made = max(len(progress.tokens) - 1, 0)  # the prefill's forward emits the first one
     reading = (progress.first or progress.ended) - progress.started
     making = progress.ended - progress.first if progress.first else 0.0
     found: dict[str, Any] = {"cache_n": progress.reused}
@@ -203,7 +203,7 @@ def timings(job: Job) -> dict[str, Any]:
 
 
 def picked(answer: dict[str, Any], fields: Sequence[str] | None) -> dict[str, Any]:
-    """The fields that ``response_fields`` names, each under the name given; None: all of them."""
+    """The fields that ``response_fields`` lists, under those names; None: all fields."""
     if fields is None:
         return answer
     found = {}

@@ -1,4 +1,4 @@
-"""One answer: prefill in chunks, then step by step, as text that a client may see."""
+"""One answer: a prefill in chunks, then decoding step by step into text for the client."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from ngramspec.stepwise import Added, JointSteps, OpenGeneration, open_generatio
 logger = logging.getLogger("ngramspec.server")
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
 
-ALONE = 4  # a job without others reads chunks so much longer: fewer passes over the weights
+LONE_CHUNK_FACTOR = 4  # times ``chunk`` while no other job waits: fewer passes; not tuned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """What one answer shall be.
+    """What one answer must be.
 
     Attributes:
         prompt: int32 (n,), at least one token.
-        user: whose caches are used.
+        user: the user whose caches are used.
         sampling: how tokens are chosen.
-        max_tokens: of the answer; 0: the prompt is read only.
-        stops: strings that end it, and are not in it.
-        indent: least indentation of its lines after the first, see ``StopText``.
-        eos: ids that end it.
-        hidden: ids of tokens that are not shown; None: the special ones.
-        top_logprobs: likeliest tokens to report at each token; None: no log-probabilities.
-        prompt_logprobs: whether they are reported for the prompt too.
-        seconds: after the first token, and a line end, it ends; None: no limit.
+        max_tokens: limit on the answer's tokens; 0 only reads the prompt.
+        stops: strings that end the answer and are not part of it.
+        indent: minimum indentation of the lines after the first, see ``StopText``.
+        eos: token ids that end the answer.
+        hidden: ids of tokens that are not shown; None: the special tokens.
+        top_logprobs: number of most probable tokens to report at each token; None reports no
+            log-probabilities.
+        prompt_logprobs: whether log-probabilities of the prompt are reported too.
+        seconds: the answer ends once this time has passed since its first token and it has a
+            whole line; None: no limit.
         reference: text to draft from, int32 (n,), or None.
-        stores: to draft from.
-        first: whether it goes before those that are not.
+        stores: stores to draft from.
+        first: whether the answer has priority (a completion); False for chats.
     """
 
     prompt: Int32
@@ -64,14 +66,14 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a turn adds to an answer.
+    """The part of an answer that one turn adds.
 
     Attributes:
-        text: to show.
-        logprobs: of the tokens of this turn, if asked for.
-        ended: why the answer has ended: "stop", "length" or "cancelled"; None: it has not.
-        stop: the stop string that ended it, or None.
-        error: what went wrong, or None.
+        text: text to show.
+        logprobs: log-probabilities of this turn's tokens, if requested.
+        ended: why the answer has ended ("stop", "length" or "cancelled"); None: it has not.
+        stop: the stop string that ended the answer, or None.
+        error: the error that ended the answer, or None.
     """
 
     text: str = ""
@@ -83,13 +85,14 @@ class Delta:
 
 @dataclass(slots=True)
 class Progress:
-    """What is known of an answer while it is made, and after.
+    """Times and counts of an answer, during generation and afterwards.
 
     Attributes:
-        submitted, started, first, ended: seconds of ``time.perf_counter``; 0.0: not yet.
-        reused: tokens of the prompt whose keys and values were there.
-        tokens: of the answer, the one that ended it included.
-        stats: of its speculation, or None.
+        submitted, started, first, ended: times in seconds of ``time.perf_counter`` (``first``: of
+            the first token); 0.0: not yet.
+        reused: number of prompt tokens whose keys and values were cached.
+        tokens: the answer's tokens, including the one that ended it.
+        stats: statistics of its speculation, or None.
     """
 
     submitted: float = field(default_factory=time.perf_counter)
@@ -102,55 +105,55 @@ class Progress:
 
 
 class Job:
-    """One answer that is made turn by turn. All but ``cancelled`` belongs to the engine's thread.
+    """One answer, generated turn by turn. Other threads may use only ``cancelled``.
 
     Args:
-        order: what it shall be.
-        put: is given every Delta; the last one says why it ended.
-        after: a job of the same prompt, whose cache is copied when it has read it; or None.
+        request: what the answer must be.
+        put: receives every Delta; the last one says why the answer ended.
+        after: a job with the same prompt, whose cache is copied after its prefill; or None.
 
     Attributes:
-        cancelled: set it from any thread; the job ends at its next turn.
+        cancelled: may be set from any thread; the job then ends at its next turn.
         progress: counts and times.
-        generation: behind the chunks of the prompt, until it ends; else None.
+        generation: the open generation, from the last chunk of the prompt to the end; else None.
     """
 
     def __init__(
-        self, order: CompletionRequest, put: Callable[[Delta], None], *, after: Job | None = None
+        self, request: CompletionRequest, put: Callable[[Delta], None], *, after: Job | None = None
     ) -> None:
-        self.order, self._put, self._after = order, put, after
+        self.request, self._put, self._after = request, put, after
         self.cancelled = False
         self.progress = Progress()
-        self.end: str | None = None  # why it ended; "error" if something went wrong
+        self.end: str | None = None  # "stop", "length", "cancelled" or "error"
         self._lease: Lease | None = None
         self.generation: OpenGeneration | None = None
         self._text: Detokenizer | None = None
-        self._stop = StopText(order.stops, order.indent)
+        self._stop = StopText(request.stops, request.indent)
         self._prompt_logprobs: list[TokenLogprobs] = []
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the answer has ended."""
         return self.end is not None
 
     @property
     def ready(self) -> bool:
-        """Whether it can take a turn."""
+        """Whether the job can take a turn: it does not wait for another job's cache."""
         after = self._after
         return after is None or after.ended or bool(after.progress.first)
 
     @property
     def joins(self) -> bool:
-        """Whether its next turn is a step that can share its forward with other jobs' steps."""
+        """Whether the next turn is a step that can share a forward with other jobs' steps."""
         generation = self.generation
         return generation is not None and not self.cancelled and generation.why_alone is None
 
     def turn(self, runner: ModelRunner, alone: bool = False) -> None:
-        """One forward: a chunk of the prompt, or a step. Errors end the job, and it says so.
+        """Run one forward: a chunk of the prompt or a step. An error ends the job and is reported.
 
         Args:
-            runner: of what jobs have in common.
-            alone: whether no other job waits for its turn.
+            runner: the model and its caches.
+            alone: whether no other job waits for a turn.
         """
         try:
             if self.cancelled:
@@ -158,16 +161,16 @@ class Job:
             elif self.generation is not None:
                 self._add(runner, self.generation.step())
             else:
-                self._prefill(runner, runner.chunk * (ALONE if alone else 1))
+                self._prefill(runner, runner.chunk * (LONE_CHUNK_FACTOR if alone else 1))
         except Exception as error:
             self._fail(runner, error)
 
     def take(self, runner: ModelRunner, added: Added) -> None:
-        """Go on behind a joint step, see ``turn_together``.
+        """Use the result of a joint step, see ``turn_together``.
 
         Args:
-            runner: of what jobs have in common.
-            added: what the step added, or the error that closed the generation.
+            runner: the model and its caches.
+            added: the tokens that the step added, or the error that closed the generation.
         """
         try:
             if isinstance(added, Exception):
@@ -177,7 +180,7 @@ class Job:
             self._fail(runner, error)
 
     def _fail(self, runner: ModelRunner, error: Exception) -> None:
-        """End it with an error; its client may be what failed."""
+        """End the job with an error, even if the client cannot be told."""
         logger.error("an answer failed", exc_info=error)
         try:
             self._end(runner, Delta(ended=STOP, error=error))
@@ -186,54 +189,60 @@ class Job:
             self.end = "error"
 
     def _prefill(self, runner: ModelRunner, chunk: int) -> None:
-        """A chunk of the prompt; the last one belongs to the generation's own prefill."""
-        order, progress = self.order, self.progress
+        """Read a chunk of the prompt; the generation's own prefill reads the last one."""
+        request, progress = self.request, self.progress
         if self._lease is None:
             progress.started = time.perf_counter()
-            self._lease = runner.pool.take(order.user, order.prompt, afresh=order.prompt_logprobs)
+            self._lease = runner.pool.take(
+                request.user, request.prompt, afresh=request.prompt_logprobs
+            )
             progress.reused = self._lease.reused
-        held, whole = len(self._lease.tokens), len(order.prompt)
-        reads_all = order.prompt_logprobs or not order.max_tokens
+        held, whole = len(self._lease.tokens), len(request.prompt)
+        reads_all = request.prompt_logprobs or not request.max_tokens
         end = min(held + chunk, whole - 1)
         if held < whole - 1 and (reads_all or (whole - held > chunk and runner.cuts)):
-            logits = runner.read(self._lease.cache, order.prompt[held:end], order.prompt_logprobs)
-            self._lease.tokens = order.prompt[:end]
-            if order.prompt_logprobs:
-                tokens = order.prompt[held + 1 : end + 1].tolist()
-                self._prompt_logprobs += logprobs_of(logits, tokens, order.top_logprobs or 0)
-        elif not order.max_tokens:
+            logits = runner.read(
+                self._lease.cache, request.prompt[held:end], request.prompt_logprobs
+            )
+            self._lease.tokens = request.prompt[:end]
+            if request.prompt_logprobs:
+                tokens = request.prompt[held + 1 : end + 1].tolist()
+                self._prompt_logprobs += logprobs_of(logits, tokens, request.top_logprobs or 0)
+        elif not request.max_tokens:
             self._end(runner, Delta(logprobs=self._first_logprobs(), ended=LENGTH))
         else:
-            self.generation = runner.open(order, self._lease.cache)
+            self.generation = runner.open(request, self._lease.cache)
             progress.stats = self.generation.stats
-            self._text = Detokenizer(runner.tokenizer, order.prompt.tolist(), hidden=order.hidden)
+            self._text = Detokenizer(
+                runner.tokenizer, request.prompt.tolist(), hidden=request.hidden
+            )
             self._add(runner, self.generation.step())
 
     def _first_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Those of the prompt, once."""
-        if not self.order.prompt_logprobs:
+        """The log-probabilities of the prompt, returned only once."""
+        if not self.request.prompt_logprobs:
             return ()
-        first = TokenLogprobs(int(self.order.prompt[0]), None)
+        first = TokenLogprobs(int(self.request.prompt[0]), None)
         found, self._prompt_logprobs = (first, *self._prompt_logprobs), []
         return found
 
     def _add(self, runner: ModelRunner, tokens: list[int]) -> None:
-        """Add a step's tokens, and show their text."""
-        generation, progress, order = self.generation, self.progress, self.order
+        """Add a step's tokens and send their text."""
+        generation, progress, request = self.generation, self.progress, self.request
         assert generation is not None
         before = len(progress.tokens)
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if order.top_logprobs is not None:
+        if request.top_logprobs is not None:
             logits = torch.cat(generation.take_logits())
-            logprobs = tuple(logprobs_of(logits, tokens, order.top_logprobs))
+            logprobs = tuple(logprobs_of(logits, tokens, request.top_logprobs))
         if not before:
             progress.first = time.perf_counter()
             assert self._lease is not None
-            self._lease.tokens = order.prompt
+            self._lease.tokens = request.prompt
             logprobs = (*self._first_logprobs(), *logprobs)
         text = self._show(tokens, generation.finished)
         logprobs = logprobs[: len(logprobs) - (before + len(tokens) - len(progress.tokens))]
-        at_eos = bool(progress.tokens) and progress.tokens[-1] in order.eos
+        at_eos = bool(progress.tokens) and progress.tokens[-1] in request.eos
         if self._stop.found is not None:
             self._end(runner, Delta(text, logprobs, STOP, self._stop.found))
         elif generation.finished or self._too_late():
@@ -243,7 +252,7 @@ class Job:
             self._put(Delta(text, logprobs))
 
     def _show(self, tokens: Sequence[int], last: bool) -> str:
-        """Add tokens to the answer, up to the one that completes a stop string: what they show."""
+        """Add tokens, up to the one that completes a stop string, and return their visible text."""
         assert self._text is not None
         text = "" if tokens else self._stop.add(self._text.add((), last=last), last=last)
         for count, token in enumerate(tokens, start=1):
@@ -255,14 +264,14 @@ class Job:
         return text
 
     def _too_late(self) -> bool:
-        """Whether the answer's time is over, and it has a whole line."""
-        limit = self.order.seconds
+        """Whether the answer's time limit has passed and it has a whole line."""
+        limit = self.request.seconds
         over = limit is not None and time.perf_counter() - self.progress.first > limit
         return over and self._stop.has_line
 
-    def _end(self, runner: ModelRunner, piece: Delta) -> None:
-        """End the generation, give its cache back, and tell the client."""
-        self.end = "error" if piece.error else piece.ended
+    def _end(self, runner: ModelRunner, delta: Delta) -> None:
+        """End the generation, return its cache to the pool and send the last delta."""
+        self.end = "error" if delta.error else delta.ended
         self.progress.ended = time.perf_counter()
         lease, generation = self._lease, self.generation
         try:
@@ -271,19 +280,19 @@ class Job:
             elif generation is not None:
                 generation.close()
         except Exception as error:
-            piece = Delta(ended=STOP, error=piece.error or error)
-        if lease is not None and piece.error is None:
+            delta = Delta(ended=STOP, error=delta.error or error)
+        if lease is not None and delta.error is None:
             answer = np.array([] if generation is None else generation.tokens, np.int32)
-            whole = np.concatenate((self.order.prompt, answer))
-            runner.pool.give_back(lease, whole, len(self.order.prompt))
+            whole = np.concatenate((self.request.prompt, answer))
+            runner.pool.give_back(lease, whole, len(self.request.prompt))
         elif lease is not None:
             runner.pool.drop(lease)
         self._lease = self.generation = None
-        self._put(piece)
+        self._put(delta)
 
 
 def turn_together(jobs: Sequence[Job], runner: ModelRunner) -> None:
-    """The next step of several jobs that can join, in one forward. Errors end their own jobs."""
+    """Run the next step of several jobs in one forward. An error ends only its own job."""
     generations = [job.generation for job in jobs if job.generation is not None]
     added = runner.steps.step(generations)
     for job, each in zip(jobs, added, strict=True):
@@ -291,14 +300,14 @@ def turn_together(jobs: Sequence[Job], runner: ModelRunner) -> None:
 
 
 class ModelRunner:
-    """What jobs have in common: the model, its caches and who speculates.
+    """What all jobs share: the model, its caches and its Speculators.
 
     Args:
         model: a transformers model.
-        tokenizer: the model's.
-        pool: of caches.
-        chunk: most prompt tokens of one forward, while several jobs take turns.
-        speculator: returns a user's Speculator.
+        tokenizer: the model's tokenizer.
+        pool: the pool of caches.
+        chunk: maximum prompt tokens of one forward while several jobs take turns.
+        speculator: returns the Speculator of a user.
     """
 
     def __init__(
@@ -315,35 +324,39 @@ class ModelRunner:
 
     @property
     def cuts(self) -> bool:
-        """Whether prompts are read in chunks: caches that can be cut can also be continued."""
+        """Whether prompts are read in chunks: a cache that can be cropped can also be continued."""
         return self.pool.why_afresh is None
 
     @torch.no_grad()
     def read(self, cache: Any, tokens: Int32, all_logits: bool) -> torch.Tensor:
-        """Read a part of a prompt into a cache: logits (n, vocab), or of the last position only."""
+        """Read part of a prompt into a cache.
+
+        Returns:
+            Logits (n, vocab) if ``all_logits``, else (1, vocab) of the last position.
+        """
         ids = torch.from_numpy(tokens.astype(np.int64))[None].to(self.model.device)
         keep = {} if all_logits else {"logits_to_keep": 1}
         out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keep)
         logits: torch.Tensor = out.logits[0]
         return logits
 
-    def open(self, order: CompletionRequest, cache: Any) -> OpenGeneration:
-        """The generation of an order, over a cache that holds a beginning of its prompt."""
-        ids = torch.from_numpy(order.prompt.astype(np.int64))[None].to(self.model.device)
+    def open(self, request: CompletionRequest, cache: Any) -> OpenGeneration:
+        """Open the generation of a request over a cache that holds a prefix of its prompt."""
+        ids = torch.from_numpy(request.prompt.astype(np.int64))[None].to(self.model.device)
         kept = {}
-        if order.top_logprobs is not None:
+        if request.top_logprobs is not None:
             kept = {"return_dict_in_generate": True, "output_logits": True}
         return open_generation(
             self.model,
             ids,
-            speculator=self._speculator(order.user),
+            speculator=self._speculator(request.user),
             attention_mask=torch.ones_like(ids),  # a prompt may hold the padding token
             past_key_values=cache,
-            max_new_tokens=order.max_tokens,
-            eos_token_id=list(order.eos) or None,
-            reference_ids=order.reference,
-            extra_stores=list(order.stores),
-            **order.sampling.arguments(ids.shape[1], self.model.device),
+            max_new_tokens=request.max_tokens,
+            eos_token_id=list(request.eos) or None,
+            reference_ids=request.reference,
+            extra_stores=list(request.stores),
+            **request.sampling.arguments(ids.shape[1], self.model.device),
             **kept,
         )
 

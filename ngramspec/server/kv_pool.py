@@ -1,8 +1,8 @@
 """Key-value caches kept between requests, found by the tokens they hold.
 
-A keystroke changes the end of a prompt, so the cache of the request before holds nearly all of it.
-A request takes the idle cache of its user that shares the longest beginning with its prompt, cut to
-that beginning; or a copy of it, where the cache is in use, or would lose most of what it holds.
+A keystroke changes the end of a prompt, so the previous request's cache holds nearly all of it.
+A request gets the idle cache of its user that shares the longest prefix with its prompt, cropped to
+that prefix. If the cache is in use, or cropping would discard most of it, the request gets a copy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ngramspec.hf_model.cache.inplace_kv import grow_in_place
 from ngramspec.hf_model.compat.classes import DYNAMIC, kind_of
 from ngramspec.hf_model.traits import traits_of
 
-WORTH_COPYING = 32  # tokens of a common beginning
-KEEPS = 0.5  # a cache that would keep less of its prompt than this is not cut
+MIN_COPIED_TOKENS = 32  # shortest common prefix that is copied; not tuned
+MIN_KEPT_SHARE = 0.5  # of its prompt that a cropped cache must keep; not tuned
 
 
 @dataclass(slots=True, eq=False)
@@ -28,13 +28,13 @@ class Lease:
     """A cache in use by one request.
 
     Attributes:
-        user: whose text it holds.
-        cache: of transformers.
-        tokens: that it holds, int32 (n,): positions 0 to n - 1.
-        reused: how many of them were there before the request.
-        prompt: how many of them were the request's prompt; the others were its answer.
-        used: when it was last given back, as a count; 0: never.
-        busy: whether a request has it.
+        user: the user whose text it holds.
+        cache: a transformers cache.
+        tokens: the tokens it holds, int32 (n,), at positions 0 to n - 1.
+        reused: number of tokens it held when the request took it.
+        prompt: number of tokens of the last request's prompt; the others were the answer.
+        used: logical time at which it was last returned; 0: never.
+        busy: whether a request is using it.
     """
 
     user: str
@@ -47,20 +47,21 @@ class Lease:
 
     @property
     def bytes(self) -> int:
-        """Memory of its keys and values, the room behind them included."""
+        """Bytes of its keys and values, including their unused capacity."""
         return sum(_memory(layer.keys) + _memory(layer.values) for layer in self.cache.layers)
 
 
 @dataclass(slots=True)
 class PoolCounts:
-    """What the pool did, since the server began.
+    """Counts of the pool since the server's start.
 
     Attributes:
-        prompt_tokens: of all requests that took a cache.
-        reused_tokens: those of them whose keys and values were there.
-        copies: caches that were copied.
-        afresh: requests whose model has caches that cannot be cut.
-        evicted: caches that were dropped to make room.
+        prompt_tokens: prompt tokens of all requests.
+        reused_tokens: prompt tokens whose keys and values were cached.
+        copies: number of copied caches.
+        afresh: number of requests that started from an empty cache because the model's caches
+            cannot be cropped.
+        evicted: number of caches dropped to make room.
     """
 
     prompt_tokens: int = 0
@@ -74,15 +75,15 @@ class PoolCounts:
 class CachePool:
     """The caches of one model. Used by one thread.
 
-    Invariant: a busy cache is never cut, evicted or given out; idle caches take at most
+    Invariant: a busy cache is never cropped, evicted or lent. Idle caches use at most
     ``max_bytes``, and those of each user at most ``max_bytes_of_user``.
 
     Attributes:
-        make: makes an empty cache.
-        max_bytes: of all idle caches.
-        max_bytes_of_user: of the idle caches of one user.
-        why_afresh: why this model's caches cannot be cut; None: they can.
-        counts: what it did.
+        make: returns an empty cache.
+        max_bytes: limit for all idle caches.
+        max_bytes_of_user: limit for the idle caches of one user.
+        why_afresh: why this model's caches cannot be cropped; None: they can.
+        counts: counts since the server's start.
     """
 
     make: Callable[[], Any]
@@ -94,12 +95,12 @@ class CachePool:
     _clock: int = 0
 
     def take(self, user: str, prompt: Int32, *, afresh: bool = False) -> Lease:
-        """A cache that holds a beginning of a prompt, all but its last token at most.
+        """Lend a cache that holds a prefix of a prompt, at most all but its last token.
 
         Args:
-            user: whose caches may be looked at.
+            user: only this user's caches are considered.
             prompt: int32 (n,).
-            afresh: whether the request needs every position computed.
+            afresh: start from an empty cache, because every position must be computed.
         """
         self.counts.prompt_tokens += len(prompt)
         self.counts.afresh += self.why_afresh is not None
@@ -112,12 +113,12 @@ class CachePool:
         return lease
 
     def give_back(self, lease: Lease, tokens: Int32, prompt: int) -> None:
-        """Keep a cache that holds these tokens, as far as there is room.
+        """Return a cache to the pool, which keeps it if there is room.
 
         Args:
-            lease: the cache's.
-            tokens: int32 (n,): prompt and answer; the cache holds a beginning of them.
-            prompt: how many of them are the prompt.
+            lease: the lease of the cache.
+            tokens: prompt and answer, int32 (n,); the cache holds a prefix of them.
+            prompt: number of tokens of the prompt.
         """
         held = int(lease.cache.get_seq_length())
         self._clock += 1
@@ -129,12 +130,12 @@ class CachePool:
         self._make_room(self._idle, None)
 
     def drop(self, lease: Lease) -> None:
-        """Forget a cache, in whatever state it is."""
+        """Forget a cache in any state."""
         self._caches = [each for each in self._caches if each is not lease]
 
     @property
     def bytes(self) -> int:
-        """Memory of all idle caches."""
+        """Bytes of all idle caches."""
         return sum(each.bytes for each in self._idle)
 
     @property
@@ -142,13 +143,13 @@ class CachePool:
         return [each for each in self._caches if not each.busy]
 
     def _find(self, user: str, prompt: Int32) -> Lease | None:
-        """The best cache of a user, cut or copied; None: none is worth it."""
+        """The best cache of a user, cropped or copied; None if none is useful."""
         own = [each for each in self._caches if each.user == user]
         found = [(common_length(each.tokens, prompt[:-1]), each) for each in own]
         cut = [each for each in found if not each[1].busy and self._may_cut(*each)]
         length, lease = max(cut, key=_by_length, default=(0, None))
         longest, source = max(found, key=_by_length, default=(0, None))
-        if source is not None and longest >= max(WORTH_COPYING, 2 * length):
+        if source is not None and longest >= max(MIN_COPIED_TOKENS, 2 * length):
             return self._copy(source, longest)
         if lease is None or not length:
             return None
@@ -158,10 +159,10 @@ class CachePool:
 
     @staticmethod
     def _may_cut(length: int, lease: Lease) -> bool:
-        return length >= KEEPS * lease.prompt
+        return length >= MIN_KEPT_SHARE * lease.prompt
 
     def _copy(self, source: Lease, length: int) -> Lease:
-        """A cache of its own with the beginning of another."""
+        """A new cache with the first ``length`` positions of another."""
         copy = Lease(source.user, self.make(), source.tokens[:length].copy())
         for index, layer in enumerate(source.cache.layers):
             if layer.is_initialized:
@@ -171,7 +172,7 @@ class CachePool:
         return copy
 
     def _make_room(self, caches: Sequence[Lease], user: str | None) -> None:
-        """Drop the caches that were used least recently until the others fit."""
+        """Drop the least recently used caches until the others fit."""
         limit = self.max_bytes if user is None else self.max_bytes_of_user
         sizes = {id(each): each.bytes for each in caches}
         total = sum(sizes.values())
@@ -188,14 +189,14 @@ def _by_length(found: tuple[int, Lease]) -> tuple[int, int]:
 
 
 def common_length(first: Int32, second: Int32) -> int:
-    """How many tokens two sequences have in common at their beginnings."""
+    """Length of the common prefix of two int32 sequences."""
     size = min(len(first), len(second))
     different = np.flatnonzero(first[:size] != second[:size])
     return int(different[0]) if len(different) else size
 
 
 def crop(cache: Any, length: int) -> None:
-    """Cut a dynamic cache to its first positions."""
+    """Crop a dynamic cache to its first ``length`` positions."""
     for layer in cache.layers:
         surplus = int(layer.get_seq_length()) - length
         if surplus > 0:
@@ -203,7 +204,7 @@ def crop(cache: Any, length: int) -> None:
 
 
 def cache_maker(model: Any) -> Callable[[], Any]:
-    """What makes empty caches for a model, which grow without being copied."""
+    """A function that makes empty caches for a model; they grow in place, without copies."""
     from transformers import DynamicCache
 
     def make() -> Any:
@@ -217,7 +218,7 @@ def cache_maker(model: Any) -> Callable[[], Any]:
 
 
 def why_not_cut(model: Any) -> str | None:
-    """Why a model's caches cannot be cut to a beginning of their text, or None.
+    """Why a model's caches cannot be cropped to a prefix of their text, or None.
 
     Raises:
         UnsupportedError: the model cannot be speculated with.

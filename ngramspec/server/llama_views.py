@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict
 from ngramspec import __version__
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import leading_tokens
-from ngramspec.server.infill import TEMPERATURE
+from ngramspec.server.infill import DEFAULT_TEMPERATURE
 from ngramspec.server.openai_types import LlamaBody
 from ngramspec.server.service import Service
 
-MOST = 1 << 20  # characters of a text whose tokens are asked for
-SAMPLING = {
+MAX_TEXT_CHARACTERS = 1 << 20  # in a request to ``/tokenize``; not tuned
+SAMPLING_FIELDS = {
     *("n_predict", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
     *("repeat_penalty", "presence_penalty", "frequency_penalty"),
 }
@@ -35,11 +35,11 @@ class TokenizeBody(BaseModel):
 
 
 def props(service: Service) -> dict[str, Any]:
-    """What a client asks first: the size of the context, the template and the defaults."""
+    """The context size, the template and the default parameters."""
     tokenizer, name = service.tokenizer, service.settings.name
-    params = LlamaBody().model_dump(include=SAMPLING) | {"temperature": TEMPERATURE}
+    params = LlamaBody().model_dump(include=SAMPLING_FIELDS) | {"temperature": DEFAULT_TEMPERATURE}
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, dict):  # several, by name
+    if isinstance(template, dict):  # several templates by name
         template = template.get("default")
     return {
         "default_generation_settings": {"n_ctx": service.context, "params": params},
@@ -58,11 +58,15 @@ async def tokenize(service: Service, body: TokenizeBody) -> Response:
     """The ids of a text.
 
     Raises:
-        ApiError: pieces are asked for, or the text is too long.
+        ApiError: ``with_pieces`` is set, or the text is too long.
     """
     refuse_unless(not body.with_pieces, "with_pieces", "not supported here")
     size = len(body.content)
-    refuse_unless(size <= MOST, "content", f"at most {MOST} characters, got {size}")
+    refuse_unless(
+        size <= MAX_TEXT_CHARACTERS,
+        "content",
+        f"at most {MAX_TEXT_CHARACTERS} characters, got {size}",
+    )
     return await asyncio.to_thread(_tokenized, service, body)
 
 

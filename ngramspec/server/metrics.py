@@ -1,4 +1,4 @@
-"""What Prometheus reads: counts and times of all requests, without any text or user."""
+"""Prometheus metrics: counts and times of all requests, without any text or user."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from ngramspec.server.engine import Engine
 from ngramspec.server.job import Job
 
-SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+BUCKET_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own."""
+    """The metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -23,7 +23,7 @@ class Metrics:
             return Gauge(f"ngramspec_{name}", text, registry=registry)
 
         def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"ngramspec_{name}", text, registry=registry, buckets=SECONDS)
+            return Histogram(f"ngramspec_{name}", text, registry=registry, buckets=BUCKET_SECONDS)
 
         self.requests = counter("requests", "Answered requests.", ("route", "status"))
         self.answers = counter("answers", "Answers by how they ended.", ("ended",))
@@ -54,7 +54,7 @@ class Metrics:
         progress, stats = job.progress, job.progress.stats
         self.answers.labels(job.end or "error").inc()
         if progress.started:
-            self.prompt_tokens.inc(len(job.order.prompt))
+            self.prompt_tokens.inc(len(job.request.prompt))
             self.reused.inc(progress.reused)
             self.waited.observe(progress.started - progress.submitted)
         self.tokens.inc(len(progress.tokens))
@@ -71,7 +71,7 @@ class Metrics:
             self.drafts.labels(name, "untested").inc(tier.drafted - tier.tested)
 
     def text(self, engine: Engine) -> bytes:
-        """The whole page."""
+        """The whole metrics page."""
         active, waiting = engine.load
         self.active.set(active)
         self.waiting.set(waiting)

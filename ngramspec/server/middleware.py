@@ -1,4 +1,4 @@
-"""Around every request: who may ask, how large its body is, and what is counted of its answer."""
+"""Middleware for every request: host, API key, body size, and counting of responses."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ngramspec.server.errors import ApiError, answer_of, shutting_down
 from ngramspec.server.hosts import AllowedHosts
 from ngramspec.server.settings import ServerSettings
 
-PUBLIC = ("/health", "/v1/health")  # routes that need no key
-IGNORED = "X-Ignored-Fields"  # the header that names unknown fields of the body
+PUBLIC_PATHS = ("/health", "/v1/health")  # no key is required
+IGNORED_FIELDS_HEADER = "X-Ignored-Fields"  # names unknown fields of the body
 
 
 class Front:
-    """Admits requests before their bodies are read, and answers for those that end early.
+    """Admits requests before their bodies are read, and answers those that end early.
 
-    A request is refused by its Host, its key, and the length of its body: what the client says it
-    is, or what comes. The user is put into ``scope["state"]``. A task that is cancelled because the
-    server is shutting down still answers with an error of this server's form.
+    A request is refused because of its Host, its key, or the declared or actual size of its body.
+    The user is stored in ``scope["state"]``. A task that is cancelled by the server's shutdown
+    still answers, with an error in this server's format.
 
     Args:
-        app: what answers.
-        settings: of the server.
-        count: called with the route and the status of every answer.
+        app: the wrapped application.
+        settings: the server's settings.
+        count: called with the route and the status of every response.
         running: holds the task of every request while it is answered.
     """
 
@@ -57,7 +57,7 @@ class Front:
                 route = str(getattr(scope.get("route"), "path", "other"))
                 self._count(route, str(message["status"]))
                 if ignored := state.get("ignored"):
-                    MutableHeaders(scope=message)[IGNORED] = ignored
+                    MutableHeaders(scope=message)[IGNORED_FIELDS_HEADER] = ignored
             await send(message)
 
         task = asyncio.current_task()
@@ -76,14 +76,14 @@ class Front:
             self._running.discard(task)
 
     def _admit(self, scope: Scope) -> str:
-        """The user of a request that may be answered; an ApiError for others."""
+        """The user of a request; raises an ApiError if it is not admitted."""
         headers = Headers(scope=scope)
         given: list[str | None] = [*headers.getlist("host")]
         for host in given or [None]:
             if not self._hosts.allow(host):
                 raise _misdirected(host)
         user = ANYONE
-        if scope["path"] not in PUBLIC:
+        if scope["path"] not in PUBLIC_PATHS:
             user = authenticate(self._keys, headers.get("authorization"), headers.get("x-api-key"))
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._most:

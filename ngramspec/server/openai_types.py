@@ -1,4 +1,4 @@
-"""The requests that are understood. Answers are made of the types of the openai package."""
+"""The bodies of supported requests. Responses use the types of the openai package."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from openai.types.chat.chat_completion_named_tool_choice_param import (
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-MOST_ANSWERS = 128  # of a prompt, and prompts of a request, as OpenAI's API; settings allow fewer
-LEAST_TEMPERATURE = 1e-6  # logits divided by it are far from the end of float32's range
+MAX_ANSWERS = 128  # per prompt, and prompts per request: OpenAI's limit; Limits.answers is lower
+MIN_TEMPERATURE = 1e-6  # dividing logits by it does not overflow float32
 
 
 def _usable(temperature: float) -> float:
-    if 0 < temperature < LEAST_TEMPERATURE:
+    if 0 < temperature < MIN_TEMPERATURE:
         raise PydanticCustomError(
             "temperature_too_low",
             "Input should be 0, which is greedy, or at least {least}",
-            {"least": LEAST_TEMPERATURE},
+            {"least": MIN_TEMPERATURE},
         )
     return temperature
 
@@ -33,7 +33,7 @@ Path = Annotated[str, StringConstraints(max_length=4096)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-Answers = Annotated[int, Field(ge=1, le=MOST_ANSWERS)]
+Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
 Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_usable)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100)]
@@ -48,13 +48,13 @@ Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)
 
 
 class Extras(BaseModel):
-    """The field ``ngramspec``, which no other server knows.
+    """The field ``ngramspec``, an extension of this server.
 
     Attributes:
         stores: names of the server's corpora to draft from; None: all of them.
-        reference: text, or token ids, that the answer will likely resemble.
-        namespace: of the key's shared text; None: the key's own.
-        usage: whether the answer's usage says how it was speculated.
+        reference: text or token ids that the answer will probably resemble.
+        namespace: a namespace inside the key's shared text; None: the key's own namespace.
+        usage: whether the response's usage includes statistics of speculation.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -72,7 +72,7 @@ class StreamOptions(BaseModel):
 
 
 class Common(BaseModel):
-    """What completions and chats have in common."""
+    """The fields that completions and chats share."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see fields.py
 
@@ -96,7 +96,7 @@ class Common(BaseModel):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings, none or several."""
+        """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -106,8 +106,8 @@ class CompletionBody(Common):
     prompt: (
         str
         | Tokens
-        | Annotated[list[str], Field(max_length=MOST_ANSWERS, fail_fast=True)]
-        | Annotated[list[Tokens], Field(max_length=MOST_ANSWERS, fail_fast=True)]
+        | Annotated[list[str], Field(max_length=MAX_ANSWERS, fail_fast=True)]
+        | Annotated[list[Tokens], Field(max_length=MAX_ANSWERS, fail_fast=True)]
     )
     suffix: str | None = None
     echo: bool | None = None
@@ -116,7 +116,7 @@ class CompletionBody(Common):
 
 
 class Message(BaseModel):
-    """One message of a chat; its other fields go to the model's template as they are."""
+    """One message of a chat; its other fields are passed to the model's template unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -149,7 +149,7 @@ class ChatBody(Common):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model is told of, as templates take them."""
+        """The tools that the model may call, in the form for templates."""
         if self.tool_choice == "none":
             return []
         dumped = (
@@ -160,7 +160,7 @@ class ChatBody(Common):
 
     @property
     def chosen(self) -> str | None:
-        """The function that must be called, if one is named."""
+        """The function that must be called, or None."""
         return self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
 
     @property
@@ -170,12 +170,12 @@ class ChatBody(Common):
 
     @property
     def several(self) -> bool:
-        """Whether there may be several calls in an answer."""
+        """Whether an answer may contain several calls."""
         return self.parallel_tool_calls is not False and self.chosen is None
 
     @property
     def constrained_by(self) -> str | None:
-        """The field that holds calls to a form that text alone cannot promise, or None."""
+        """The field that requires a grammar for calls, or None."""
         if self.must_call:
             return "tool_choice"
         strict = any(tool.function.strict for tool in self.tools or [])
@@ -190,7 +190,7 @@ class ExtraFile(BaseModel):
 
 
 class LlamaBody(BaseModel):
-    """What ``/completion`` and ``/infill`` have in common, of llama.cpp's server."""
+    """The fields that llama.cpp's ``/completion`` and ``/infill`` share."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see fields.py
 

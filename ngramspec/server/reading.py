@@ -1,7 +1,7 @@
-"""Reading requests in worker threads, so that no request stops the event loop.
+"""Reading requests in worker threads, so that no request blocks the event loop.
 
-A body of some megabytes takes up to seconds to validate and to encode. A step that holds the GIL
-stops the event loop even from a thread, so the size of each such step is bounded before it begins.
+Validating and encoding a body of some megabytes can take seconds. Even in a thread, an operation
+that holds the GIL blocks the event loop, so the size of each such operation is bounded beforehand.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ngramspec._native.json_shape import json_shape
 from ngramspec.server.errors import ApiError
 from ngramspec.server.settings import Limits
 
-LARGE = 64 << 10  # bytes of a body whose reading may take more than some milliseconds
+LARGE_BODY_BYTES = 64 << 10  # reading a larger body can take many milliseconds; not tuned
 SMALL_THREADS, LARGE_THREADS = 2, 1
-DIGITS = 400  # of a number, in a row: reading n of them takes a time that grows with n * n
+MAX_DIGITS = 400  # consecutive digits of a number: parsing n of them takes O(n * n)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,11 +30,11 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class Lane:
-    """Worker threads, and the requests that wait for one of them. Used in one event loop.
+    """Worker threads with a bounded queue of requests. Used in one event loop.
 
     Args:
-        threads: that work at the same time.
-        waiting: requests that may wait for a thread.
+        threads: number of threads.
+        waiting: maximum number of requests that wait for a thread.
     """
 
     def __init__(self, threads: int, waiting: int) -> None:
@@ -42,10 +42,10 @@ class Lane:
         self._most, self._held = threads + waiting, 0
 
     async def run(self, function: Callable[[], T]) -> T:
-        """What a function returns that is called in a thread.
+        """Call a function in a thread and return its result.
 
         Raises:
-            ApiError: too many requests wait.
+            ApiError: too many requests are waiting.
         """
         if self._held >= self._most:
             raise ApiError(429, "too many requests wait already; try again", code="queue_full")
@@ -57,10 +57,10 @@ class Lane:
 
 
 class Reading:
-    """Reads requests. Large ones have a thread to themselves, so small ones do not wait for them.
+    """Reads requests. Large ones use a separate thread, so that small ones do not wait for them.
 
     Args:
-        limits: of requests.
+        limits: limits on requests.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -72,25 +72,26 @@ class Reading:
         """The body of a request.
 
         Args:
-            request: whose body has not been read.
-            kind: what the body must be.
+            request: the request; its body has not been read.
+            kind: the body's type.
 
         Raises:
-            ApiError: it is not sent as JSON, has too many values, or too many requests wait.
-            RequestValidationError: it is not JSON, or not of this kind.
+            ApiError: the body is not sent as JSON or has too many values, or too many requests are
+                waiting.
+            RequestValidationError: the body is not JSON, or not of this type.
         """
         check_type(request.headers.get("content-type", ""))
         raw = await request.body()
-        request.state.large = len(raw) > LARGE
+        request.state.large = len(raw) > LARGE_BODY_BYTES
         return await self.run(request, validated, raw, kind, self._limits)
 
     async def run(
         self, request: Request, function: Callable[P, T], *args: P.args, **named: P.kwargs
     ) -> T:
-        """Call a function in a thread, on behalf of a request whose body has been read.
+        """Call a function in a thread for a request whose body has been read.
 
         Raises:
-            ApiError: too many requests wait.
+            ApiError: too many requests are waiting.
         """
         lane = self._large if request.state.large else self._small
         return await lane.run(lambda: function(*args, **named))
@@ -99,7 +100,7 @@ class Reading:
 def check_type(given: str) -> None:
     """Refuse a body that is not declared as JSON.
 
-    A page of another site cannot declare it without the server's permission.
+    Browsers do not let a page of another site declare JSON without the server's permission.
     """
     kind = given.partition(";")[0].strip().lower()
     if kind != "application/json" and not (
@@ -111,7 +112,7 @@ def check_type(given: str) -> None:
 
 
 def validated(raw: bytes, kind: type[Body], limits: Limits) -> Body:
-    """The body that JSON text describes; see ``Reading.body``."""
+    """The body of a JSON text; see ``Reading.body``."""
     try:
         return kind.model_validate(parsed(raw, limits))
     except ValidationError as error:
@@ -122,10 +123,10 @@ def validated(raw: bytes, kind: type[Body], limits: Limits) -> Body:
 
 
 def parsed(raw: bytes, limits: Limits) -> Any:
-    """The value of a JSON text that is no larger than a body may be.
+    """The value of a body's JSON text.
 
     Raises:
-        ApiError: it has more values than ``limits`` allow.
+        ApiError: it has more values than ``limits`` allows.
         RequestValidationError: it is not JSON.
     """
     try:
@@ -136,22 +137,22 @@ def parsed(raw: bytes, limits: Limits) -> Any:
 
 
 def json_value(raw: bytes, limits: Limits, place: str) -> Any:
-    """The value of a JSON text; one that has too many values is not parsed.
+    """The value of a JSON text, parsed only if it has few enough values.
 
     Args:
         raw: the text, in UTF-8.
-        limits: of requests.
-        place: what to blame.
+        limits: limits on requests.
+        place: the part of the request that an error names.
 
     Raises:
-        ApiError: it has more values than ``limits`` allow.
+        ApiError: it has more values than ``limits`` allows.
         ValueError: it is not JSON, is nested too deeply, or has a lone surrogate.
     """
     values, containers, digits = json_shape(raw)
     for name, most, given in (
         ("JSON arrays and objects", limits.containers, containers),
         ("JSON values", limits.values, values),
-        ("digits in a row of a number", DIGITS, digits),
+        ("digits in a row of a number", MAX_DIGITS, digits),
     ):
         if given > most:
             raise ApiError(

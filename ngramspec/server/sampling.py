@@ -1,4 +1,4 @@
-"""How an answer's tokens are chosen: from a request's fields to arguments of ``generate``."""
+"""Sampling parameters: from a request's fields to arguments of ``generate``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen; the names and defaults are those of OpenAI's API.
+    """Sampling parameters with the names and defaults of OpenAI's API.
 
     Attributes:
         temperature: 0 is greedy.
@@ -21,11 +21,11 @@ class Sampling:
         top_k: 0: all tokens.
         min_p: in [0, 1]; 0: all tokens.
         presence_penalty, frequency_penalty: subtracted from the scores of tokens in the answer.
-        repetition_penalty: of transformers, for tokens in prompt and answer; 1 is none.
+        repetition_penalty: transformers' penalty for tokens in prompt and answer; 1 is none.
         logit_bias: added to the scores of tokens, by id.
-        seed: of the random choices; None: a new one.
+        seed: seed of the random choices; None: a new random seed.
         banned: ids that are never chosen.
-        grammar: makes a logits processor that allows one grammar's text only, or None.
+        grammar: returns a logits processor that allows only a grammar's text; None: any text.
     """
 
     temperature: float = 1.0
@@ -41,15 +41,15 @@ class Sampling:
     grammar: Any = None
 
     def of_answer(self, index: int) -> Sampling:
-        """The sampling of one of several answers: each has random choices of its own."""
+        """The sampling of one of several answers; each gets a different seed."""
         return self if self.seed is None else replace(self, seed=(self.seed + index) % 2**63)
 
     def arguments(self, prompt: int, device: torch.device) -> dict[str, Any]:
-        """Arguments of ``generate``; each is said, so that no default of the model's counts.
+        """Arguments of ``generate``. All are given, so that the model's defaults have no effect.
 
         Args:
-            prompt: tokens of the prompt, which the penalties do not count.
-            device: of the model.
+            prompt: number of prompt tokens, which the penalties do not count.
+            device: the model's device.
         """
         given: dict[str, Any] = {
             "do_sample": self.temperature > 0,
@@ -96,7 +96,7 @@ class Penalties:
         self._prompt, self._presence, self._frequency = prompt, presence, frequency
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores (rows, vocab) behind the tokens ``input_ids``, int64 (rows, length)."""
+        """Penalized scores (rows, vocab) after the tokens ``input_ids``, int64 (rows, length)."""
         answer = input_ids[:, self._prompt :].to(scores.device)
         counts = torch.zeros_like(scores).scatter_add_(
             1, answer, torch.ones_like(answer, dtype=scores.dtype)
@@ -106,12 +106,12 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's opinion of one token, before any processor.
+    """The target's log-probabilities at one token, before any processor.
 
     Attributes:
-        token: its id.
-        logprob: its log-probability, natural; None: of the first token of a prompt.
-        top: the likeliest tokens' ids and log-probabilities, best first.
+        token: the token's id.
+        logprob: its natural log-probability; None for the first token of a prompt.
+        top: ids and log-probabilities of the most probable tokens, best first.
     """
 
     token: int
@@ -120,12 +120,12 @@ class TokenLogprobs:
 
 
 def logprobs_of(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
-    """What the target thought of each token.
+    """The target's log-probabilities at each token.
 
     Args:
         logits: (n, vocab), at the positions before the tokens.
-        tokens: n of them.
-        top: how many of the likeliest tokens to list.
+        tokens: n token ids.
+        top: number of most probable tokens to list.
     """
     if not tokens:
         return []
@@ -140,5 +140,5 @@ def logprobs_of(logits: torch.Tensor, tokens: list[int], top: int) -> list[Token
 
 
 def finite(value: float) -> float:
-    """A log-probability as JSON can say it."""
+    """A log-probability that JSON can represent: minus infinity becomes -9999."""
     return value if math.isfinite(value) else -9999.0

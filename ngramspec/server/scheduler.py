@@ -1,7 +1,7 @@
-"""Whose turn it is: completions before chats, and who is ended by whom.
+"""Choose which jobs run next: completions before chats.
 
-Prompts are read in turn, a chunk at a time. All answers that are being decoded take their steps
-together, in one forward, where the model allows that.
+Prompts are read in turn, one chunk at a time. All answers that are being decoded share one forward
+per step where the model allows it.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Sequence
 
 from ngramspec.server.job import Job
 
-PATIENCE = 16  # turns of completions after which a waiting chat has one
+MAX_TURNS_BEFORE_CHAT = 16  # turns of completions before a waiting chat gets one; not tuned
 
 
 class QueueFullError(Exception):
-    """There are as many requests waiting as there may be."""
+    """No more requests may wait."""
 
 
 class Scheduler:
-    """Jobs that wait and jobs that take turns. Not safe for several threads at once.
+    """Waiting jobs and active jobs. Not thread-safe.
 
-    Completions (``CompletionRequest.first``) take turns among themselves; chats do while there
-    are no
-    completions, and every PATIENCE turns, so that they end at some time. Each turn is one forward.
+    Each turn is one forward. Completions (``CompletionRequest.first``) take turns among themselves.
+    Chats run while there are no completions, and once after every MAX_TURNS_BEFORE_CHAT turns of
+    completions.
 
     Args:
-        active: jobs that take turns.
-        waiting: jobs that wait for a place among them.
+        active: maximum number of jobs that take turns.
+        waiting: maximum number of jobs that wait to become active.
         joint: whether steps of several jobs can share a forward.
     """
 
@@ -37,30 +37,30 @@ class Scheduler:
         self._waiting: deque[Job] = deque()
         self._active: dict[bool, deque[Job]] = {True: deque(), False: deque()}
         self._sessions: dict[tuple[str, str], list[Job]] = {}
-        self._owed = 0  # turns of completions since a chat had one
+        self._owed = 0  # turns of completions since the last turn of a chat
 
     def __len__(self) -> int:
         return len(self._waiting) + self.active
 
     @property
     def active(self) -> int:
-        """Jobs that take turns."""
+        """Number of jobs that take turns."""
         return sum(map(len, self._active.values()))
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait."""
+        """Number of jobs that wait."""
         return len(self._waiting)
 
     def add(self, jobs: Sequence[Job], session: tuple[str, str] | None = None) -> None:
-        """Add the jobs of one request; older ones of the same session are cancelled.
+        """Add the jobs of one request and cancel older jobs of the same session.
 
         Args:
-            jobs: the answers of one request: all of them, or none.
+            jobs: all answers of one request.
             session: user and session.
 
         Raises:
-            QueueFullError: they would not fit.
+            QueueFullError: not all of the jobs fit; none was added.
         """
         if session is not None:
             for job in self._sessions.get(session, ()):
@@ -73,7 +73,7 @@ class Scheduler:
         self._waiting.extend(jobs)
 
     def next(self) -> list[Job]:
-        """Whose turn it is: a job, or several whose steps can share a forward; none: nobody's."""
+        """The jobs of the next turn: several share a forward; empty if none is ready."""
         self._fill()
         cancelled = next((job for job in self._all() if job.cancelled), None)
         if cancelled is not None:
@@ -81,13 +81,13 @@ class Scheduler:
         firsts, others = self._active[True], self._active[False]
         if firsts and others:
             self._owed += 1
-        chat = others and (not firsts or self._owed > PATIENCE)
+        chat = others and (not firsts or self._owed > MAX_TURNS_BEFORE_CHAT)
         if chat:
             self._owed = 0
         return self._turn_of(others if chat else firsts)
 
     def _turn_of(self, jobs: deque[Job]) -> list[Job]:
-        """The next of these jobs that is ready, with all that can join its step; they go last."""
+        """The next ready job and all that can join its step, moved to the end of the queue."""
         first = next((job for job in jobs if job.ready), None)
         if first is None:
             return []
@@ -100,7 +100,7 @@ class Scheduler:
         return taken
 
     def remove(self, job: Job) -> None:
-        """Take out a job that has ended."""
+        """Remove a job that has ended."""
         for jobs in (self._waiting, *self._active.values()):
             if job in jobs:
                 jobs.remove(job)
@@ -115,7 +115,7 @@ class Scheduler:
             job.cancelled = True
 
     def _forget(self, session: tuple[str, str] | None) -> None:
-        """Forget a session without jobs."""
+        """Forget a session that has no jobs left."""
         jobs = self._sessions.get(session, []) if session is not None else []
         if session is not None and all(job.ended or job not in self._all() for job in jobs):
             self._sessions.pop(session, None)
@@ -124,8 +124,8 @@ class Scheduler:
         return [*self._waiting, *self._active[True], *self._active[False]]
 
     def _fill(self) -> None:
-        """Give free places to those that wait, completions first."""
+        """Activate waiting jobs while there is room, completions first."""
         while self._waiting and self.active < self._most_active:
-            job = next((job for job in self._waiting if job.order.first), self._waiting[0])
+            job = next((job for job in self._waiting if job.request.first), self._waiting[0])
             self._waiting.remove(job)
-            self._active[job.order.first].append(job)
+            self._active[job.request.first].append(job)

@@ -1,4 +1,4 @@
-"""What all routes need: the model, the engine, and the orders made of requests."""
+"""What all routes share: the model, the engine and the checks of requests."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from ngramspec.server.special_tokens import TextEncoder
 from ngramspec.server.token_bytes import TokenBytes
 from ngramspec.server.tool_format import find_format
 
-REFERENCE = 1 << 18  # tokens of a reference
+MAX_REFERENCE_TOKENS = 1 << 18
 T = TypeVar("T")
 
 
 class Service:
-    """A model that is served.
+    """A served model.
 
     Args:
         model: a transformers model.
-        tokenizer: the model's.
-        engine: what runs it.
-        settings: of the server.
+        tokenizer: the model's tokenizer.
+        engine: the engine that runs the model.
+        settings: the server's settings.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Service:
             )
 
     def _vocabulary(self) -> Any:
-        """The model's vocabulary, as xgrammar knows it."""
+        """The model's vocabulary as xgrammar's ``TokenizerInfo``."""
         import xgrammar
 
         return xgrammar.TokenizerInfo.from_huggingface(
@@ -94,7 +94,7 @@ class Service:
         )
 
     def check_count(self, n: int, param: str, prompts: int = 1) -> None:
-        """Refuse a request for too many answers: ``n`` to each of some prompts."""
+        """Refuse a request for more answers than allowed: ``n`` for each of ``prompts`` prompts."""
         most = self.settings.limits.answers
         given = f"{n} to each of {prompts} prompts" if prompts > 1 else str(n)
         refuse_unless(
@@ -104,7 +104,7 @@ class Service:
         )
 
     def check_text(self, text: str, param: str = "prompt") -> None:
-        """Refuse a text that has more tokens than the context, however it is encoded."""
+        """Refuse a text that cannot fit into the context, without encoding it."""
         most = self.context * self._longest
         if len(text) > most:
             raise bad(
@@ -115,12 +115,12 @@ class Service:
             )
 
     def encode(self, text: str, param: str = "prompt", *, framed: bool = True) -> list[int]:
-        """A prompt's ids.
+        """The token ids of a prompt.
 
         Args:
             text: the prompt.
-            param: the field to blame if it is too long.
-            framed: whether to add what the tokenizer puts around every text.
+            param: the field that an error names if the prompt is too long.
+            framed: whether to add the tokens that the tokenizer adds to every text.
         """
         self.check_text(text, param)
         try:
@@ -129,12 +129,16 @@ class Service:
             raise self.too_long(param, error.count) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some tokens, special ones included."""
+        """The text of tokens, including special tokens."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
     def check_prompt(self, ids: Sequence[int], param: str = "prompt") -> Int32:
-        """A prompt as int32 (n,), if it can be continued."""
+        """A prompt as int32 (n,).
+
+        Raises:
+            ApiError: it is empty, too long, or has an id outside the vocabulary.
+        """
         refuse_unless(bool(ids), param, "it must have at least one token, got none")
         refuse_unless(
             max(ids) < self.vocabulary,
@@ -146,18 +150,18 @@ class Service:
         return np.array(ids, np.int32)
 
     def too_long(self, param: str, tokens: int) -> ApiError:
-        """The error of a prompt that has no room in the context."""
+        """The error for a prompt that does not fit into the context."""
         message = f"it must have fewer than {self.context} tokens, got {tokens}"
         return bad(param, message, "context_length_exceeded")
 
     def ends_of(self, prompt: Int32) -> tuple[int, ...]:
-        """The ids that end an answer: more of them where the middle is filled in."""
+        """The ids that end an answer; a fill-in-the-middle prompt has additional ones."""
         if self.fim is None or not self.fim.asked(prompt):
             return self.eos
         return tuple(dict.fromkeys((*self.eos, *self.fim.ends)))
 
     def max_tokens(self, asked: int | None, prompt: Int32, param: str = "max_tokens") -> int:
-        """How long an answer may be."""
+        """The maximum number of tokens of an answer."""
         room = self.context - len(prompt)
         if asked is None:
             return min(self.settings.max_tokens, room)
@@ -171,7 +175,7 @@ class Service:
         return asked
 
     def stores(self, extras: Extras, client: Client) -> tuple[Any, ...]:
-        """What a request drafts from: its namespace of shared text, and the corpora."""
+        """The stores a request drafts from: its namespace of shared text and the corpora."""
         return (*self._shared(extras, client), *self._corpora(extras))
 
     def _shared(self, extras: Extras, client: Client) -> tuple[Any, ...]:
@@ -182,7 +186,7 @@ class Service:
         return ()
 
     def _corpora(self, extras: Extras) -> tuple[Any, ...]:
-        """The corpora that a request names, or all."""
+        """The corpora that a request names; all if it names none."""
         corpora = self.corpora
         if extras.stores is None:
             return tuple(corpora.values())
@@ -200,16 +204,16 @@ class Service:
         if given is None:
             return None
         try:
-            ids = self.text.encode(given, REFERENCE) if isinstance(given, str) else given
+            ids = self.text.encode(given, MAX_REFERENCE_TOKENS) if isinstance(given, str) else given
             count = len(ids)
         except TooManyTokensError as error:
             count = error.count
-        if count > REFERENCE:
-            raise bad("ngramspec.reference", f"at most {REFERENCE} tokens, got {count}")
+        if count > MAX_REFERENCE_TOKENS:
+            raise bad("ngramspec.reference", f"at most {MAX_REFERENCE_TOKENS} tokens, got {count}")
         return np.array(ids, np.int32) if ids else None
 
     def sampling(self, body: Common, grammar: Any = None) -> Sampling:
-        """How the tokens of an OpenAI request are chosen."""
+        """The sampling of an OpenAI request."""
         default = Sampling()
         top_k = body.top_k if body.top_k is not None and body.top_k > 0 else default.top_k
         seed = None if body.seed is None else body.seed % 2**63
@@ -235,29 +239,31 @@ class Service:
                 found[int(name)] = bias
         return found
 
-    def submit(self, orders: Sequence[CompletionRequest], client: Client) -> Answers:
-        """Begin the answers of one request."""
-        return Answers(self.engine, orders, client)
+    def submit(self, requests: Sequence[CompletionRequest], client: Client) -> Answers:
+        """Start the answers of one client request."""
+        return Answers(self.engine, requests, client)
 
 
 class Answers:
-    """The answers of one request, piece by piece. Used in one event loop.
+    """The answers of one client request, as a stream of deltas. Used in one event loop.
 
     Raises:
-        ApiError: too many requests wait already.
+        ApiError: too many requests are waiting.
     """
 
-    def __init__(self, engine: Engine, orders: Sequence[CompletionRequest], client: Client) -> None:
+    def __init__(
+        self, engine: Engine, requests: Sequence[CompletionRequest], client: Client
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._engine = engine
-        self._pieces: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         session = None if client.session is None else (client.user, client.session)
 
-        def put(index: int, piece: Delta) -> None:
-            loop.call_soon_threadsafe(self._pieces.put_nowait, (index, piece))
+        def put(index: int, delta: Delta) -> None:
+            loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
 
         try:
-            self.jobs: list[Job] = engine.submit(orders, put, session)
+            self.jobs: list[Job] = engine.submit(requests, put, session)
         except QueueFullError as error:
             if engine.closing:
                 raise shutting_down() from error
@@ -266,34 +272,36 @@ class Answers:
             ) from error
 
     def cancel(self) -> None:
-        """End the answers that have not ended."""
+        """Cancel the answers that have not ended."""
         if not all(job.ended for job in self.jobs):
             self._engine.cancel(self.jobs)
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Pieces with their answers' indices, until all have ended; leaving cancels the others.
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """Each answer's index and deltas, until all answers have ended.
+
+        Leaving the iteration early cancels the answers that have not ended.
 
         Raises:
-            ApiError: an answer failed, or a newer request of the session or the server's end
-                ended it.
+            ApiError: an answer failed, or was ended by a newer request of its session or by the
+                server's shutdown.
         """
         left = len(self.jobs)
         try:
             while left:
-                index, piece = await self._pieces.get()
-                if piece.error is not None:
-                    raise _failure(piece.error)
-                if piece.ended == CANCELLED and self._engine.closing:
+                index, delta = await self._deltas.get()
+                if delta.error is not None:
+                    raise _failure(delta.error)
+                if delta.ended == CANCELLED and self._engine.closing:
                     raise shutting_down()
-                if piece.ended == CANCELLED:
+                if delta.ended == CANCELLED:
                     raise ApiError(499, "a newer request of the session ended this one")
-                left -= piece.ended is not None
-                yield index, piece
+                left -= delta.ended is not None
+                yield index, delta
         finally:
             self.cancel()
 
     async def whole(self, request: Request) -> list[list[Delta]]:
-        """All pieces of each answer; nothing is made any more once the client has gone."""
+        """All deltas of each answer; generation stops when the client disconnects."""
         try:
             return await while_connected(request, self._collect())
         finally:
@@ -301,13 +309,13 @@ class Answers:
 
     async def _collect(self) -> list[list[Delta]]:
         found: list[list[Delta]] = [[] for _ in self.jobs]
-        async for index, piece in self.pieces():
-            found[index].append(piece)
+        async for index, delta in self.deltas():
+            found[index].append(delta)
         return found
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns; it is cancelled once the client closes the connection.
+    """Run a coroutine, and cancel it if the client closes the connection.
 
     Raises:
         ApiError: the client closed the connection.
@@ -331,7 +339,7 @@ async def _gone(request: Request) -> None:
 
 
 def _failure(error: Exception) -> ApiError:
-    """What a client is told of an error of the engine: a refusal's reason, but no internals."""
+    """The client's error for an engine error: the reason of a refusal, but no internals."""
     from ngramspec.errors import UnsupportedError
 
     if isinstance(error, UnsupportedError):

@@ -1,4 +1,4 @@
-"""What a server is started with."""
+"""Settings of a server."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any, Literal, Protocol
 from ngramspec.errors import check_int
 from ngramspec.stores import Corpus
 
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIB = 1 << 20
 
 
 class Shared(Protocol):
-    """Stores by namespace, made when they are first named."""
+    """Stores by namespace, created at first use."""
 
     def __getitem__(self, namespace: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one request and all of them together may take.
+    """Limits on one request and on all requests together. The defaults are not tuned.
 
     Attributes:
         body: bytes of a request's body.
-        context: tokens of a prompt and its answer; None: as many as the model has positions.
-        answers: most answers (prompts times ``n``) of one request.
+        context: tokens of a prompt and its answer; None: the model's number of positions.
+        answers: answers (prompts times ``n``) of one request.
         active: generations that take turns; others wait.
-        waiting: generations that wait; a request for more is refused.
+        waiting: generations that wait; further requests are refused.
         pool: bytes of all kept key-value caches.
-        pool_of_key: bytes of those of one API key.
-        chunk: most prompt tokens of one forward while several requests take turns; four times as
-            many while there is one. A cancelled request stops after it.
-        grammar_seconds: that the compilation of one grammar may take.
+        pool_of_key: bytes of the kept key-value caches of one API key.
+        chunk: prompt tokens of one forward while several requests take turns; four times this
+            number while there is only one. A cancelled request stops after the current chunk.
+        grammar_seconds: time limit for compiling one grammar, in seconds.
     """
 
     body: int = 4 * MIB
@@ -48,12 +48,12 @@ class Limits:
 
     @property
     def values(self) -> int:
-        """Most JSON values of a body: as many as if each took 16 bytes."""
+        """Maximum number of JSON values of a body: one for every 16 bytes of ``body``."""
         return max(self.body // 16, 1024)
 
     @property
     def containers(self) -> int:
-        """Most JSON arrays and objects of a body: as many as if each took 128 bytes."""
+        """Maximum number of JSON arrays and objects: one for every 128 bytes of ``body``."""
         return max(self.body // 128, 1024)
 
     def __post_init__(self) -> None:
@@ -69,23 +69,22 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What a server is started with.
+    """Settings of a server.
 
     Attributes:
-        name: of the model, as clients name it.
-        keys: API keys by the name of their user; empty: no key is asked for.
-        corpora: stores that requests draft from, by name.
+        name: the model's name for clients.
+        keys: API keys by the name of their user; empty: no key is required.
+        corpora: corpora that requests draft from, by name.
         shared: ``shared[namespace]`` is a store that requests of this namespace read and add to;
             None: requests share no text.
         drafter: see ``Speculator``.
-        limits: of requests.
-        max_tokens: of an answer whose request does not say.
-        allowed_hosts: names and addresses that requests may have as their Host, apart from
+        limits: limits on requests.
+        max_tokens: default limit on an answer's tokens.
+        allowed_hosts: names and addresses that requests may have as their Host, in addition to
             localhost and loopback addresses; see ``AllowedHosts``.
-        unknown_fields: what happens to a request with a field that is not known: "refuse" answers
-            400, as OpenAI's API does, because a misspelled field would otherwise give another
-            answer than the one asked for; "warn" ignores the field and names it in the answer's
-            header X-Ignored-Fields.
+        unknown_fields: handling of unknown fields. "refuse" answers 400, as OpenAI's API does,
+            because a misspelled field would silently change the answer; "warn" ignores the field
+            and names it in the response's header X-Ignored-Fields.
     """
 
     name: str
@@ -105,15 +104,15 @@ class ServerSettings:
                 f"unknown_fields must be 'refuse' or 'warn', got {self.unknown_fields!r}"
             )
         for user, key in self.keys.items():
-            if not user or "/" in user:  # a namespace is USER/NAME
+            if not user or "/" in user:  # namespaces have the form USER/NAME
                 raise ValueError(f"a user must have a name without slashes, got {user!r}")
             if not key or not key.isascii() or key != key.strip():
                 raise ValueError(f"the key of {user!r} must be ASCII text without spaces around it")
 
 
 def check_host(host: str, keys: Mapping[str, str]) -> None:
-    """Raise a ValueError if other machines could use the server without a key."""
-    if host not in LOCAL and not keys:
+    """Raise ValueError if other machines could use the server without a key."""
+    if host not in LOCAL_HOSTS and not keys:
         raise ValueError(
             f"--host {host} lets other machines in: give --api-key, or keep --host 127.0.0.1"
         )

@@ -1,4 +1,4 @@
-"""The server's corpora by name, opened again when their files have been replaced."""
+"""The server's corpora by name, reopened when their files are replaced."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ logger = logging.getLogger("ngramspec.server")
 
 
 class Shelf(Mapping[str, Corpus]):
-    """Corpora by name. Each look compares the file's state, which takes microseconds.
+    """Corpora by name. Each access compares the file's state, which takes microseconds.
 
-    A corpus in use stays as it was: the replaced file lives as long as it is mapped. A file that is
-    gone or broken is logged, and the corpus stays as it was.
+    A request that uses a corpus keeps it: a replaced file exists while it is mapped. If the new
+    file cannot be opened, this is logged and the old corpus is kept.
 
     Args:
-        corpora: by name.
+        corpora: corpora by name.
     """
 
     def __init__(self, corpora: Mapping[str, Corpus]) -> None:
@@ -43,7 +43,7 @@ class Shelf(Mapping[str, Corpus]):
 
 
 def _state(corpus: Corpus) -> tuple[int, int, int] | None:
-    """What changes when a file is replaced; None: it is gone."""
+    """Inode, time and size, which change when a file is replaced; None: it does not exist."""
     try:
         found = os.stat(corpus.path)
     except OSError:

@@ -1,7 +1,7 @@
-"""Special tokens, and users' texts in which their names are text.
+"""Encoding users' texts so that the names of special tokens are text.
 
-A tokenizer reads the name of a special token in a text as that token. Of a prompt that is made of a
-template and of users' texts, only the template may write such tokens.
+A tokenizer reads the name of a special token in a text as that token. In a prompt that combines a
+template with users' texts, only the template may write such tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ngramspec.server.encoding import TooManyTokensError, longest_token, untrunc
 from ngramspec.server.fim_families import FAMILIES
 from ngramspec.server.tool_parsers import CLOSE, OPEN, THINK, THOUGHT
 
-TAGS = (OPEN, CLOSE, THINK, THOUGHT)  # earlier answers have them, and models read them as tokens
+TAGS = (OPEN, CLOSE, THINK, THOUGHT)  # earlier answers contain them
 
 Span = tuple[int, int]
 
@@ -31,14 +31,14 @@ class NotTextError(ValueError):
 
 
 class TextEncoder:
-    """Encodes text in which the names of control tokens are text. Threads may share it.
+    """Encodes the names of control tokens as text. Thread-safe.
 
     Args:
-        tokenizer: of the model, of transformers. It is copied, and not changed.
+        tokenizer: a transformers tokenizer. It is copied, not changed.
 
     Attributes:
-        names: of the control tokens, see ``control_names``.
-        ids: of the control tokens.
+        names: names of the control tokens, see ``control_names``.
+        ids: ids of the control tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -49,23 +49,23 @@ class TextEncoder:
         self._tokenizer = tokenizer
         self._longest = longest_token(tokenizer)
         self._aliases: dict[str, str] = {}
-        self._named: dict[int, int] = {}  # the id of each alias: the id of the token that it means
+        self._named: dict[int, int] = {}  # ids of aliases to ids of their control tokens
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = None if backend is None else self._copy(backend)
 
     def spans(self, text: str) -> list[Span]:
-        """Where a text has names of control tokens: each one's start and end."""
+        """Start and end of each name of a control token in a text."""
         return [match.span() for match in self._pattern.finditer(text)]
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """The ids of a text that has no control tokens; none are added.
+        """The ids of a text, without control tokens.
 
         Args:
             text: the text.
-            most: tokens; None: no limit.
+            most: maximum number of tokens; None: no limit.
 
         Raises:
-            TooManyTokensError: the text has more tokens.
+            TooManyTokensError: the text has more than ``most`` tokens.
         """
         if most is not None and len(text) > most * self._longest:
             raise TooManyTokensError(len(text) // self._longest)
@@ -80,17 +80,17 @@ class TextEncoder:
         marks: Mapping[str, str],
         most: int | None = None,
     ) -> list[int]:
-        """The ids of a text that has control tokens at some places only.
+        """The ids of a text that has control tokens only at the given spans.
 
         Args:
             text: the text.
-            spans: the names that are read as control tokens, in order.
-            marks: by text that is to be replaced, what replaces it.
-            most: tokens; None: no limit.
+            spans: the names to encode as control tokens, in order.
+            marks: replacements, by the text to be replaced.
+            most: maximum number of tokens; None: no limit.
 
         Raises:
             NotTextError: the tokenizer cannot encode a name as text.
-            TooManyTokensError: the text has more tokens.
+            TooManyTokensError: the text has more than ``most`` tokens.
         """
         if self._backend is None:
             raise NotTextError
@@ -102,19 +102,19 @@ class TextEncoder:
         for mark, name in marks.items():
             whole = whole.replace(mark, name)
         ids = self.encode(whole, most)
-        if self.count(ids):  # the model of the tokenizer has the name as a piece of text
+        if self.count(ids):  # the tokenizer's model has the name as ordinary text
             raise NotTextError
         return [self._named.get(id, id) for id in ids]
 
     def count(self, ids: Sequence[int]) -> int:
-        """How many of these ids are control tokens."""
+        """Number of control tokens among ids."""
         return sum(id in self.ids for id in ids)
 
     def _copy(self, backend: Any) -> Any:
-        """A tokenizer that reads no name of a control token, but an alias for each.
+        """A copy of the tokenizer that reads control tokens only by their aliases.
 
-        It ignores special tokens, and every control token is a special one in it. The aliases are
-        none. No text has an alias, as they are random.
+        In the copy, every control token is special, and special tokens are ignored. The aliases are
+        not special. They are random, so no user's text contains one.
         """
         from tokenizers import AddedToken
 
@@ -144,11 +144,10 @@ class TextEncoder:
 
 
 def control_names(tokenizer: Any) -> tuple[str, ...]:
-    """The names that a user's text must not be able to write as tokens.
+    """The names that must not become tokens in a user's text.
 
-    These are the special tokens, and other added tokens that structure prompts: those that the
-    chat template or a form for filling in the middle writes. TAGS are read in contents as the
-    tokenizer reads them: they are a part of earlier answers.
+    These are the special tokens, and other added tokens that the chat template or a
+    fill-in-the-middle format uses. TAGS are excluded because earlier answers contain them.
     """
     template = str(getattr(tokenizer, "chat_template", None) or "")
     known = {name for family in FAMILIES for name in (*family.tokens, *family.ends)}
@@ -167,14 +166,14 @@ def control_names(tokenizer: Any) -> tuple[str, ...]:
 
 
 def random_digits() -> str:
-    """A text that no user can guess, and that templates do not change."""
+    """A text that users cannot guess and that templates do not change."""
     return f"{secrets.randbelow(10**32):032}"
 
 
 def _split(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text whose tokenizer has no backend of the tokenizers package."""
+    """The ids of a text, for tokenizers without a backend of the tokenizers package."""
     from transformers import PreTrainedTokenizer
 
-    reads = isinstance(tokenizer, PreTrainedTokenizer)  # others read no special tokens, or unknown
+    reads = isinstance(tokenizer, PreTrainedTokenizer)  # others have no such argument
     split = {"split_special_tokens": True} if reads else {}
     return list(tokenizer(text, add_special_tokens=False, **split)["input_ids"])

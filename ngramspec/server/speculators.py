@@ -1,4 +1,4 @@
-"""A Speculator for each user: nothing that one's text taught it shows in another's drafts."""
+"""A Speculator for each user, so that no user's text influences another's drafts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from ngramspec.speculator import Speculator
 
 
 class Speculators:
-    """Makes a Speculator for each user at their first request, and keeps it.
-
-    There are as many as keys.
+    """Creates a Speculator at each user's first request and keeps it.
 
     Args:
-        drafter: see ``Speculator``; each user has a drafter of its own, built from this string.
+        drafter: see ``Speculator``; each user gets a separate drafter, built from this string.
     """
 
     def __init__(self, drafter: str) -> None:

@@ -14,9 +14,9 @@ from ngramspec.server.errors import ApiError, shutting_down
 
 
 class Stream(EventSourceResponse):
-    """A stream that does something at its end, whoever ended it, and even if it never began.
+    """A stream that always calls ``at_end``, even if it never began.
 
-    If its task is cancelled, which a server does when it shuts down, it ends with an error event.
+    If its task is cancelled, as at the server's shutdown, the stream ends with an error event.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ def error_event(error: ApiError) -> bytes:
 def stream_of(
     events: AsyncIterator[Any], at_end: Callable[[], None], *, done: bool = True
 ) -> Stream:
-    """The answer that sends JSON values as they come.
+    """The response that streams JSON values as events.
 
-    An error after the first event is sent as an event, in the shape of an error's body.
+    An error after the first event is sent as an event with the error's JSON.
 
     Args:
-        events: pydantic models, or plain JSON values.
-        at_end: called when the stream has ended, or its client has gone.
-        done: whether ``[DONE]`` ends the stream, as OpenAI's API has it.
+        events: pydantic models or JSON values.
+        at_end: called when the stream has ended or the client has disconnected.
+        done: whether ``[DONE]`` ends the stream, as in OpenAI's API.
     """
 
     async def encoded() -> AsyncIterator[bytes]:
@@ -78,7 +78,7 @@ def stream_of(
 
 
 def as_json(event: Any) -> str:
-    """An event's JSON, without fields that were not set."""
+    """An event's JSON, without unset fields."""
     if hasattr(event, "model_dump_json"):
         text: str = event.model_dump_json(exclude_unset=True)
         return text

@@ -1,44 +1,47 @@
-"""From tokens to the text that a client may see: whole characters, cut at stop strings."""
+"""From tokens to visible text: whole characters, cut at stop strings."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from typing import Any
 
-UNFINISHED = "�"  # what an incomplete character decodes to
-CONTEXT = 8  # tokens before the new ones that are decoded with them: tokenizers join words
+REPLACEMENT_CHARACTER = "�"  # an incomplete character decodes to it
+CONTEXT_TOKENS = 8  # decoded together with new tokens, as decoding depends on neighbours; not tuned
 
 
 class Detokenizer:
-    """Decodes a growing sequence of tokens piece by piece.
+    """Decodes a growing sequence of tokens incrementally.
 
     Args:
-        tokenizer: of the model.
-        prompt: the tokens before; only the last few matter.
-        hidden: ids of tokens that are not shown; None: the special ones.
+        tokenizer: the model's tokenizer.
+        prompt: the preceding tokens, of which only the last few matter.
+        hidden: ids of tokens that are not shown; None: the special tokens.
     """
 
     def __init__(
         self, tokenizer: Any, prompt: Sequence[int], *, hidden: Container[int] | None = None
     ) -> None:
         self._tokenizer, self._hidden = tokenizer, hidden
-        self._tokens = list(prompt[-CONTEXT:])
+        self._tokens = list(prompt[-CONTEXT_TOKENS:])
         self._start, self._read = 0, len(self._tokens)
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
-        """The text that tokens add, without a character that is not complete yet.
+        """The text that tokens add, without an incomplete character.
 
         Args:
-            tokens: the next ones.
-            last: whether no more will come: then nothing is held back.
+            tokens: the next tokens.
+            last: whether no more tokens follow; then nothing is held back.
         """
         self._tokens += tokens
         before = self._decode(self._tokens[self._start : self._read])
         whole = self._decode(self._tokens[self._start :])
-        if whole.endswith(UNFINISHED) and not last:
+        if whole.endswith(REPLACEMENT_CHARACTER) and not last:
             return ""
         if len(self._tokens) - self._read:
-            self._start, self._read = max(self._read - CONTEXT, self._start), len(self._tokens)
+            self._start, self._read = (
+                max(self._read - CONTEXT_TOKENS, self._start),
+                len(self._tokens),
+            )
         return whole[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
@@ -50,14 +53,14 @@ class Detokenizer:
 
 
 class StopText:
-    """Cuts a growing text before the first stop string, or at a line that is indented too little.
+    """Cuts a growing text before the first stop string or insufficiently indented line.
 
     Args:
-        stops: the stop strings; none is empty.
-        indent: least leading whitespace of every line after the first that is not blank.
+        stops: the stop strings, none of them empty.
+        indent: minimum leading whitespace of every non-blank line after the first, in characters.
 
     Attributes:
-        found: the stop string that was found; "" for a line; None: none was.
+        found: the stop string that was found; "" for a line; None: nothing was found.
     """
 
     def __init__(self, stops: Sequence[str], indent: int = 0) -> None:
@@ -66,9 +69,9 @@ class StopText:
         self.found: str | None = None
 
     def add(self, text: str, *, last: bool = False) -> str:
-        """What may be shown of the text so far and was not yet.
+        """Add text, and return what becomes visible.
 
-        Text that may be the beginning of a stop string is held back until it is clear, or the last.
+        Text that may begin a stop string is held back until this is decided or ``last`` is true.
         """
         if self.found is not None:
             return ""
@@ -87,7 +90,7 @@ class StopText:
         return "\n" in self._text
 
     def _first_stop(self, start: int) -> int:
-        """Where the stop begins that is complete first; as if the text came letter by letter."""
+        """Start of the first stop that is complete, independent of how the text is split."""
         found = ((self._text.find(stop, start), stop) for stop in self._stops)
         places = [(at + len(stop), at, stop) for at, stop in found if at >= 0]
         line = self._outdented()
@@ -96,7 +99,7 @@ class StopText:
         return at
 
     def _outdented(self) -> int:
-        """Where the line end before the first line that is indented too little is, or -1."""
+        """Position of the line end before the first insufficiently indented line, or -1."""
         if not self._indent:
             return -1
         at = self._text.find("\n")
@@ -109,7 +112,7 @@ class StopText:
         return -1
 
     def _held(self) -> int:
-        """How many characters at the end may belong to a stop."""
+        """Number of characters at the end that may belong to a stop."""
         longest = max(map(len, self._stops), default=0)
         for count in range(min(longest - 1, len(self._text)), 0, -1):
             if any(stop.startswith(self._text[-count:]) for stop in self._stops):

@@ -9,19 +9,19 @@ from typing import Any
 
 from ngramspec.server.tool_format import hidden_ids
 
-BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a piece of tokenizers with byte fallback
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")  # a vocabulary entry of byte fallback
 
 Reader = Callable[[str], bytes | None]
 
 
 class TokenBytes:
-    """Finds what each token adds to a text. Joined, the bytes of all tokens are the text's.
+    """Finds the bytes that each token adds to a text; joined, they are the text's bytes.
 
-    The bytes are known for tokenizers over bytes (as GPT-2's), and for those whose pieces are text
-    with a sign for the space, with single bytes as fallback or without (as SentencePiece's).
+    The bytes are known for byte-level tokenizers (such as GPT-2's), and for those whose vocabulary
+    is text with a sign for the space, with or without byte fallback (such as SentencePiece's).
 
     Args:
-        tokenizer: of the model, of transformers.
+        tokenizer: a transformers tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -33,11 +33,11 @@ class TokenBytes:
         self._special = hidden_ids(tokenizer, ()) if backend is not None else frozenset()
 
     def __call__(self, token: int, hidden: Container[int] | None = None) -> bytes | None:
-        """The bytes of a token; none if the text does not show it; None: they are not known.
+        """The bytes of a token: empty if it is not shown, None if they are unknown.
 
         Args:
-            token: its id.
-            hidden: ids of tokens that are not shown; None: the special ones.
+            token: the token's id.
+            hidden: ids of tokens that are not shown; None: the special tokens.
         """
         if self._read is None:
             return None
@@ -50,7 +50,7 @@ class TokenBytes:
 
 
 def decoder_of(backend: Any) -> list[dict[str, Any]]:
-    """The steps of a decoder of the tokenizers package, as its files have them."""
+    """The steps of a decoder of the tokenizers package, in the format of its files."""
     if backend.decoder is None:
         return []
     state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
@@ -59,7 +59,7 @@ def decoder_of(backend: Any) -> list[dict[str, Any]]:
 
 
 def reader_of(steps: list[dict[str, Any]]) -> Reader | None:
-    """What returns the bytes of a piece that such a decoder decodes, or None."""
+    """A function from a vocabulary entry to its bytes; None for unknown decoders."""
     kinds = [each["type"] for each in steps]
     if kinds and set(kinds) <= {"ByteLevel", "Fuse"} and "ByteLevel" in kinds:
         return _of_letters
@@ -72,7 +72,7 @@ def reader_of(steps: list[dict[str, Any]]) -> Reader | None:
         elif kind not in ("ByteFallback", "Fuse") and not (
             kind == "Strip" and "Fuse" in kinds[:at]
         ):
-            return None  # or it strips the whole text, whose beginning is the prompt's
+            return None  # unknown, or it strips the whole text
     if not kinds:
         return None
     fallback = "ByteFallback" in kinds
@@ -84,7 +84,7 @@ def reader_of(steps: list[dict[str, Any]]) -> Reader | None:
 
 
 def _of_piece(piece: str, signs: Mapping[str, str], fallback: bool) -> bytes:
-    byte = BYTE.fullmatch(piece) if fallback else None
+    byte = BYTE_PIECE.fullmatch(piece) if fallback else None
     if byte is not None:
         return bytes.fromhex(byte[1])
     for sign, text in signs.items():
@@ -93,15 +93,15 @@ def _of_piece(piece: str, signs: Mapping[str, str], fallback: bool) -> bytes:
 
 
 def _of_letters(piece: str) -> bytes | None:
-    """The bytes of a piece in which each letter stands for a byte; None: there is another one."""
+    """The bytes of an entry whose letters each represent a byte; None: some letter does not."""
     try:
-        return bytes(LETTERS[letter] for letter in piece)
+        return bytes(BYTE_OF_LETTER[letter] for letter in piece)
     except KeyError:
         return None
 
 
 def _letters() -> dict[str, int]:
-    """The byte of each letter: those that can be printed stand for themselves."""
+    """The byte that each letter represents; printable bytes represent themselves."""
     shown = {*range(0x21, 0x7F), *range(0xA1, 0x100)} - {0xAD}
     others = [byte for byte in range(256) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {
@@ -109,4 +109,4 @@ def _letters() -> dict[str, int]:
     }
 
 
-LETTERS = _letters()
+BYTE_OF_LETTER = _letters()

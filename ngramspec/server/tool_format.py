@@ -1,4 +1,4 @@
-"""How a model is told of tools, and how it writes its calls."""
+"""How a model's template presents tools, and how the model writes calls."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from ngramspec.server.tool_parsers import (
     TemplateParser,
 )
 
-PROBE = "ngramspec_probe"
-TAGGED = re.compile(re.escape(OPEN) + r"\s*\[?\s*\{\s*[\"']")  # and not <tool_call>name or an XML
+PROBE_NAME = "ngramspec_probe"
+TAGGED_CALL = re.compile(
+    re.escape(OPEN) + r"\s*\[?\s*\{\s*[\"']"
+)  # not ``<tool_call>name``, and not XML
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes the calls of tools.
+    """The format of a model's tool calls.
 
     Attributes:
-        template: transformers' response template, read by transformers' own parser; None: JSON
-            between ``<tool_call>`` and ``</tool_call>``.
-        hidden: ids of special tokens that are no part of the format, and are not shown.
+        template: a response template for transformers' own parser; None: JSON between
+            ``<tool_call>`` and ``</tool_call>``.
+        hidden: ids of special tokens that are not part of the format and are not shown.
     """
 
     template: dict[str, Any] | None
@@ -36,19 +38,19 @@ class ToolFormat:
 
     @property
     def closing(self) -> str | None:
-        """What ends a call, if that is one string."""
+        """The string that ends a call; None if there is not exactly one."""
         return CLOSE if self.template is None else None
 
     def parser(
         self, tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]], forced: bool
     ) -> Parser:
-        """What reads one answer.
+        """A parser for one answer.
 
         Args:
-            tokenizer: of the model.
-            prompt: the whole prompt's text.
-            tools: that the prompt names.
-            forced: whether a grammar has the answer begin with a call.
+            tokenizer: the model's tokenizer.
+            prompt: the text of the whole prompt.
+            tools: the tools in the prompt.
+            forced: whether a grammar forces the answer to begin with a call.
         """
         if self.template is None:
             return TagParser(thinking=not forced and prompt.rfind(THINK) > prompt.rfind(THOUGHT))
@@ -58,18 +60,22 @@ class ToolFormat:
 
 
 def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
-    """How a model writes calls, or None and why it cannot be given tools."""
+    """The format of a model's calls, or None and the reason why tools are not supported."""
     user = {"role": "user", "content": "x"}
-    function = {"name": PROBE, "description": PROBE, "parameters": {"type": "object"}}
+    function = {"name": PROBE_NAME, "description": PROBE_NAME, "parameters": {"type": "object"}}
     tools = [{"type": "function", "function": function}]
     told = rendered(tokenizer, [user], tools)
-    if told is None or PROBE not in told:
+    if told is None or PROBE_NAME not in told:
         return None, "the model's template knows no tools"
     template = getattr(tokenizer, "response_template", None)
     if template is None:
-        said = {"type": "function", "id": "probe0000", "function": {"name": PROBE, "arguments": {}}}
-        answer = {"role": "assistant", "content": "", "tool_calls": [said]}
-        if TAGGED.search(told + (rendered(tokenizer, [user, answer], tools) or "")):
+        call = {
+            "type": "function",
+            "id": "probe0000",
+            "function": {"name": PROBE_NAME, "arguments": {}},
+        }
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if TAGGED_CALL.search(told + (rendered(tokenizer, [user, answer], tools) or "")):
             return ToolFormat(None, hidden_ids(tokenizer, (OPEN, CLOSE, THINK, THOUGHT))), ""
         template = known_template(model, tokenizer)
     if template is None or not hasattr(tokenizer, "get_response_parser"):
@@ -79,12 +85,12 @@ def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
 
 
 def rendered(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str | None:
-    """The text that the model's template makes; None: it refuses, or there is none."""
+    """The text that the model's template renders; None if it fails or there is none."""
     try:
         text: str = tokenizer.apply_chat_template(
             messages, tools=tools, add_generation_prompt=True, tokenize=False
         )
-    except Exception:  # whatever a template raises
+    except Exception:  # templates raise errors of any type
         return None
     return text
 
@@ -100,7 +106,7 @@ def known_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
 
 
 def hidden_ids(tokenizer: Any, shown: Sequence[str]) -> frozenset[int]:
-    """The ids of the special tokens, but for those that are to be shown."""
+    """The ids of the special tokens, except those in ``shown``."""
     special = set(tokenizer.all_special_ids)
     special |= {id for id, each in tokenizer.added_tokens_decoder.items() if each.special}
     return frozenset(special.difference(tokenizer.convert_tokens_to_ids(list(shown))))

@@ -1,6 +1,6 @@
-"""From the growing text of an answer to what a client is shown: content, reasoning, calls of tools.
+"""Parses the growing text of an answer into content, reasoning and tool calls.
 
-A call is shown once it is whole. One that is cut off, or cannot be read, stays content.
+A call is reported once it is complete. A call that is cut off or invalid remains content.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from ngramspec.server.json_prefix import JsonPrefix
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the field in templates
+REASONING_FIELDS = (
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+)  # field names in response templates
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool.
+    """A tool call.
 
     Attributes:
-        name: of the function.
-        arguments: a JSON object, as text.
+        name: the function's name.
+        arguments: the text of a JSON object.
     """
 
     name: str
@@ -32,7 +36,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an answer: one of content, reasoning and a call."""
+    """A part of an answer: content, reasoning or a call."""
 
     content: str = ""
     reasoning: str = ""
@@ -40,10 +44,10 @@ class Part:
 
 
 class Parser(Protocol):
-    """Reads one answer."""
+    """Parses one answer."""
 
     def add(self, text: str, *, last: bool = False) -> list[Part]:
-        """The parts that are clear with some more text; nothing is held back at the last."""
+        """Add text, and return the parts that are decided; nothing is held back if ``last``."""
         ...
 
 
@@ -51,16 +55,16 @@ class PlainParser:
     """All text is content."""
 
     def add(self, text: str, *, last: bool = False) -> list[Part]:
-        """The text."""
+        """The text as content."""
         return [Part(text)] if text else []
 
 
 class TagParser:
-    """Reads ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, as Hermes, Qwen2.5 and Qwen3.
+    """Parses ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` of Hermes, Qwen2.5 and Qwen3.
 
-    A list of such objects is several calls. Whitespace around a call is not shown. What cannot
-    become a call any more is shown at once. What is between ``<think>`` and ``</think>`` is
-    content, and no calls are looked for in it.
+    A list of such objects is several calls. Whitespace around a call is dropped. Text that can no
+    longer become a call is returned at once. Text between ``<think>`` and ``</think>`` is content
+    and is not searched for calls.
 
     Args:
         thinking: whether the prompt ends within ``<think>``.
@@ -68,9 +72,9 @@ class TagParser:
 
     def __init__(self, thinking: bool = False) -> None:
         self._thinking = thinking
-        self._held = ""  # what is not clear yet
-        self._json: JsonPrefix | None = None  # what reads the call that it begins with
-        self._read = 0  # how far
+        self._held = ""  # text that is not decided yet
+        self._json: JsonPrefix | None = None  # parser of the call that ``_held`` begins with
+        self._read = 0  # characters of ``_held`` that ``_json`` has read
         self._after_call = False
 
     def add(self, text: str, *, last: bool = False) -> list[Part]:
@@ -85,7 +89,7 @@ class TagParser:
         return parts
 
     def _next(self, last: bool) -> list[Part] | None:
-        """The next parts of what is held; None: they are not clear."""
+        """The next parts of the held text; None: they are not decided."""
         if self._thinking:
             return self._thought(last)
         if self._after_call:
@@ -102,7 +106,7 @@ class TagParser:
         return self._content(len(self._held) - (0 if last else begun(self._held, THOUGHT)))
 
     def _text(self, last: bool) -> list[Part] | None:
-        """Text up to a tag; whitespace that may stand before a call is held back."""
+        """Text up to a tag; whitespace that may precede a call is held back."""
         places = [self._held.find(tag) for tag in (OPEN, THINK)]
         call, think = (len(self._held) if at < 0 else at for at in places)
         if think < call:
@@ -115,7 +119,7 @@ class TagParser:
         return self._content(len(self._held[:call].rstrip()))
 
     def _call(self, last: bool) -> list[Part] | None:
-        """The calls of the tag that what is held begins with, or the tag as content."""
+        """The calls of the tag at the start of the held text, or the tag as content."""
         start = self._held.index(OPEN) + len(OPEN)
         if self._json is None:
             self._json, self._read = JsonPrefix(), start
@@ -135,20 +139,20 @@ class TagParser:
         return self._content(start)
 
     def _content(self, end: int) -> list[Part] | None:
-        """What is held up to ``end`` as content; None: that is nothing."""
+        """The held text up to ``end`` as content; None if it is empty."""
         text, self._held = self._held[:end], self._held[end:]
         self._json, self._after_call = None, self._after_call and not text
         return [Part(text)] if text else None
 
 
 def begun(text: str, tag: str) -> int:
-    """How many characters at the end of a text may begin a tag."""
+    """Number of characters at the end of a text that may begin a tag."""
     sizes = range(min(len(tag) - 1, len(text)), 0, -1)
     return next((size for size in sizes if tag.startswith(text[-size:])), 0)
 
 
 def calls_of(text: str) -> list[Call]:
-    """The calls that a JSON text describes; none if it is no JSON of calls."""
+    """The calls that a JSON text describes; empty if it does not describe calls."""
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -182,25 +186,25 @@ def _no_constant(name: str) -> Any:
 
 
 class TemplateParser:
-    """Reads an answer by transformers' own parser of a response template.
+    """Parses an answer with transformers' own parser of a response template.
 
     Args:
-        parser: of ``tokenizer.get_response_parser``.
-        closes: the strings of which one ends a call; none: a pattern does, which is known to end
-            at the letter behind it.
+        parser: the result of ``tokenizer.get_response_parser``.
+        closes: the strings that end a call; empty: a pattern ends it, which is recognized only at
+            the following character.
     """
 
     def __init__(self, parser: Any, closes: Sequence[str] = ()) -> None:
         self._parser, self._closes = parser, tuple(closes)
-        self._text = ""  # all of the answer
-        self._settled = 0  # where in it what was shown or read ends, at least
-        self._call: int | None = None  # where the call that is being read begins
+        self._text = ""  # the whole answer
+        self._settled = 0  # lower bound of the position up to which the text was shown or parsed
+        self._call: int | None = None  # start of the current call
         self._failed = False
 
     def add(self, text: str, *, last: bool = False) -> list[Part]:
         """See Parser."""
         parts: list[Part] = []
-        for letter in text:  # one by one: then a call begins where the shown text ends
+        for letter in text:  # one by one, so that a call begins where the shown text ends
             self._text += letter
             if self._failed:
                 parts.append(Part(letter))
@@ -225,7 +229,7 @@ class TemplateParser:
             return self._give_up()
 
     def _give_up(self) -> list[Part]:
-        """From the call on that cannot be read, all is content."""
+        """Treat everything from the invalid call on as content."""
         self._failed = True
         return [Part(self._text[self._settled if self._call is None else self._call :])]
 
@@ -243,7 +247,7 @@ class TemplateParser:
             elif kind == "region_chunk" and not event.get("dirty"):
                 at = self._text.find(text, self._settled)
                 self._settled = at + len(text) if at >= 0 else len(self._text)
-                parts += [Part(reasoning=text) if field in REASONING else Part(text)]
+                parts += [Part(reasoning=text) if field in REASONING_FIELDS else Part(text)]
         return parts
 
 
@@ -251,7 +255,7 @@ def _normal(value: Any) -> Call:
     """The call of a closed region.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the region is not a valid call.
     """
     call = call_of(value["function"])
     if call is None:
@@ -260,7 +264,7 @@ def _normal(value: Any) -> Call:
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:
-    """Parts, those of one kind that follow each other as one."""
+    """Parts, with consecutive ones of the same kind merged."""
     found: list[Part] = []
     for part in parts:
         before = found[-1] if found else None

@@ -1,4 +1,4 @@
-"""What answers took, as ``usage`` says it."""
+"""The field ``usage`` of responses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def usage_of(jobs: Sequence[Job], prompts: Sequence[int], *, speculation: bool) 
     """The usage of one request.
 
     Args:
-        jobs: its answers.
-        prompts: tokens of each of its prompts, each counted once.
-        speculation: whether to say how it was speculated, as ``usage.ngramspec``.
+        jobs: the request's answers.
+        prompts: number of tokens of each of its prompts, each counted once.
+        speculation: whether to include statistics of speculation as ``usage.ngramspec``.
     """
     made, read = sum(len(job.progress.tokens) for job in jobs), sum(prompts)
-    first = {id(job.order.prompt): job.progress.reused for job in reversed(jobs)}
+    first = {id(job.request.prompt): job.progress.reused for job in reversed(jobs)}
     fields: dict[str, Any] = {
         "prompt_tokens": read,
         "completion_tokens": made,
@@ -33,7 +33,7 @@ def usage_of(jobs: Sequence[Job], prompts: Sequence[int], *, speculation: bool) 
 
 
 def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
-    """How the answers of one request were speculated."""
+    """Statistics of speculation for the answers of one request."""
     stats = DecodeStats()
     for job in jobs:
         if job.progress.stats is not None:

@@ -1,4 +1,4 @@
-"""Keeps a corpus like the files that it was built from."""
+"""Keeps a corpus up to date with the files that it was built from."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger("ngramspec.watch")
-QUIET = 2000  # milliseconds without a change before it is rebuilt
-POLL = 500  # milliseconds between looks at whether to stop
+QUIET_MS = 2000  # without a change before a rebuild; not tuned
+POLL_MS = 500  # between checks of ``stop``; not tuned
 
 
 def watch(
@@ -19,23 +19,23 @@ def watch(
     rebuild: Callable[[], Any],
     *,
     stop: threading.Event | None = None,
-    quiet: int = QUIET,
+    quiet: int = QUIET_MS,
 ) -> None:
-    """Call ``rebuild`` whenever files have changed, until ``stop`` is set, or Ctrl-C.
+    """Call ``rebuild`` whenever files have changed, until ``stop`` is set or Ctrl-C is pressed.
 
-    Changes are gathered until none came for ``quiet`` milliseconds. What watchfiles leaves out by
-    default, such as ``.git``, and the corpus itself, start nothing.
+    Changes are collected until there are none for ``quiet`` milliseconds. Paths that watchfiles
+    ignores by default, such as ``.git``, and the corpus itself do not trigger a rebuild.
 
     Args:
         paths: files and folders.
-        corpus: the file that is rebuilt; ``rebuild`` writes it beside and renames it into place.
-        rebuild: rebuilds it; an error is logged, and the old corpus stays.
+        corpus: the corpus file; ``rebuild`` writes a temporary file next to it and renames that.
+        rebuild: rebuilds the corpus; an error is logged, and the old corpus is kept.
         stop: ends the watch; None: only Ctrl-C does.
-        quiet: milliseconds.
+        quiet: milliseconds without a change before a rebuild.
 
     Raises:
         ModuleNotFoundError: watchfiles is not installed.
-        OSError: a path is not there.
+        OSError: a path does not exist.
     """
     try:
         import watchfiles
@@ -57,7 +57,7 @@ def watch(
         stop_event=stop,
         debounce=10 * quiet,
         step=quiet,
-        rust_timeout=POLL,
+        rust_timeout=POLL_MS,
         yield_on_timeout=False,
         raise_interrupt=True,
     )

@@ -230,7 +230,7 @@ class Fuzz:
         left = {
             "jobs": engine.load != (0, 0),
             "sessions": bool(engine._scheduler._sessions),
-            "caches in use": any(each.busy for each in engine._maker.pool._caches),
+            "caches in use": any(each.busy for each in engine._runner.pool._caches),
             "bytes of caches": engine.pool_bytes > MIB,
         }
         for name in (name for name, is_left in left.items() if is_left):

@@ -81,7 +81,7 @@ async def until(condition):
 @pytest.fixture
 def stub(monkeypatch):
     """Worker processes that start at once, and never end what is "endless"."""
-    monkeypatch.setattr("ngramspec.server.grammar_pool.WORKER", "stub_grammar_worker")
+    monkeypatch.setattr("ngramspec.server.grammar_pool.WORKER_MODULE", "stub_grammar_worker")
 
 
 @pytest.fixture(scope="module")

@@ -101,7 +101,7 @@ def test_too_many_answers_are_refused_before_one_is_made(client, monkeypatch, ro
     from ngramspec.server import chat, completions, infill
 
     def made(**given):
-        raise AssertionError("an order was made")
+        raise AssertionError("a completion request was made")
 
     for module in (chat, completions, infill):
         monkeypatch.setattr(module, "CompletionRequest", made)
@@ -260,7 +260,7 @@ def test_a_list_of_ids_is_made_of_no_text_that_is_too_long():
 
 def test_files_that_have_no_place_are_not_encoded(tokenizer):
     from ngramspec.server.fim import (
-        CHARACTERS,
+        MAX_CHARACTERS_PER_TOKEN,
         FillInTheMiddle,
         Snippet,
         family_of,
@@ -268,7 +268,8 @@ def test_files_that_have_no_place_are_not_encoded(tokenizer):
     )
     from ngramspec.server.special_tokens import TextEncoder
 
-    fim = FillInTheMiddle(family_of(tokenizer), tokenizer, TextEncoder(tokenizer).encode)
+    encoder = TextEncoder(tokenizer)
+    fim = FillInTheMiddle(family_of(tokenizer), tokenizer, encoder.encode)
     files = [Snippet("x" * 20, f"{each}.py") for each in range(50)]
     whole = fim.prompt("def f():\n", "\n", files=files[-3:], name="a.py")
     encoded, encode = [], fim.encode
@@ -282,9 +283,9 @@ def test_files_that_have_no_place_are_not_encoded(tokenizer):
     assert sum("x" * 20 in text for text in encoded) <= 4  # the three, and the one that is too much
     encoded.clear()
     fim.prompt("a" * 100_000, "b" * 100_000, room=20, files=[Snippet("c" * 100_000)])
-    assert sum(map(len, encoded)) < 4 * 20 * CHARACTERS
+    assert sum(map(len, encoded)) < 4 * 20 * MAX_CHARACTERS_PER_TOKEN
     assert shortened("ab€" * 100, -1).endswith("b€")
-    assert len(shortened("€" * 100, 1).encode()) <= CHARACTERS
+    assert len(shortened("€" * 100, 1).encode()) <= MAX_CHARACTERS_PER_TOKEN
 
 
 def test_requests_wait_for_worker_threads_up_to_a_bound():
@@ -329,7 +330,7 @@ def test_large_bodies_have_a_thread_to_themselves(model, tokenizer, monkeypatch)
         service = client.app.state.service
         lane = service.reading._large
         monkeypatch.setattr(lane, "_held", lane._most)
-        padding = {"user": "x", "unknown": "y" * reading.LARGE}
+        padding = {"user": "x", "unknown": "y" * reading.LARGE_BODY_BYTES}
         busy = client.post("/v1/completions", json={"prompt": "x", **padding})
         assert busy.status_code == 429
         assert busy.json()["error"]["code"] == "queue_full"

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from ngramspec.server.scheduler import PATIENCE, QueueFullError, Scheduler
+from ngramspec.server.scheduler import MAX_TURNS_BEFORE_CHAT, QueueFullError, Scheduler
 
 
 class FakeJob:
     def __init__(self, name, first=True, ready=True, joins=False):
-        self.name, self.order, self.joins = name, SimpleNamespace(first=first), joins
+        self.name, self.request, self.joins = name, SimpleNamespace(first=first), joins
         self.cancelled, self.ended, self.ready = False, False, ready
 
     def __repr__(self):
@@ -35,7 +35,9 @@ def test_completions_come_before_chats_which_are_not_forgotten():
     scheduler.add([chat])
     assert turns(scheduler, 2) == "xx"
     scheduler.add([job])
-    assert turns(scheduler, 2 * PATIENCE + 2) == ("a" * PATIENCE + "x") * 2
+    assert (
+        turns(scheduler, 2 * MAX_TURNS_BEFORE_CHAT + 2) == ("a" * MAX_TURNS_BEFORE_CHAT + "x") * 2
+    )
     scheduler.remove(job)
     assert turns(scheduler, 2) == "xx"
 
@@ -113,7 +115,9 @@ def test_chats_do_not_ride_along_with_completions():
     chats = [FakeJob(name, first=False, joins=True) for name in "xy"]
     job = FakeJob("a", joins=True)
     scheduler.add([*chats, job])
-    assert [scheduler.next() for _ in range(PATIENCE + 1)] == [[job]] * PATIENCE + [chats]
+    assert [scheduler.next() for _ in range(MAX_TURNS_BEFORE_CHAT + 1)] == [
+        [job]
+    ] * MAX_TURNS_BEFORE_CHAT + [chats]
 
 
 def test_nothing_to_do():

@@ -103,7 +103,7 @@ def test_answers_that_take_too_long_end_with_an_error(route, body, done):
 
 def test_compiling_a_grammar_ends_too(monkeypatch):
     pytest.importorskip("xgrammar")
-    monkeypatch.setattr("ngramspec.server.grammar_pool.WORKER", "stub_grammar_worker")
+    monkeypatch.setattr("ngramspec.server.grammar_pool.WORKER_MODULE", "stub_grammar_worker")
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["endless"]}}}
     body = {"messages": [{"role": "user", "content": "hi"}], "response_format": form}
     model = tiny_llama(vocab=VOCAB, eos_token_id=100)
@@ -149,7 +149,7 @@ def test_an_engine_that_closes_says_so():
     """Under servers that do not cancel the tasks of requests."""
 
     class Engine(SimpleNamespace):
-        def submit(self, orders, put, session):
+        def submit(self, requests, put, session):
             if self.full:
                 raise QueueFullError
             put(0, Delta(ended=CANCELLED))
@@ -158,7 +158,7 @@ def test_an_engine_that_closes_says_so():
     async def status(**state):
         try:
             answers = Answers(Engine(**state), [], Client(""))
-            async for _ in answers.pieces():
+            async for _ in answers.deltas():
                 pass
         except ApiError as error:
             return error.status

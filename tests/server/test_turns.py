@@ -70,17 +70,17 @@ def engine_of(tiny):
 
 
 class Heard:
-    """The pieces of one request."""
+    """The deltas of one request."""
 
     def __init__(self, answers=1):
-        self.pieces, self.ends = [], {}
+        self.deltas, self.ends = [], {}
         self.left, self.ended, self.first = answers, threading.Event(), threading.Event()
 
-    def __call__(self, index, piece):
-        self.pieces.append((index, piece))
+    def __call__(self, index, delta):
+        self.deltas.append((index, delta))
         self.first.set()
-        if piece.ended is not None:
-            self.ends[index] = piece.ended
+        if delta.ended is not None:
+            self.ends[index] = delta.ended
             self.left -= 1
             if not self.left:
                 self.ended.set()
@@ -90,10 +90,10 @@ class Heard:
         return self
 
     def text(self, index=0):
-        return "".join(piece.text for at, piece in self.pieces if at == index)
+        return "".join(delta.text for at, delta in self.deltas if at == index)
 
 
-def order(prompt, count=16, *, first=True, user="a"):
+def request_for(prompt, count=16, *, first=True, user="a"):
     greedy = Sampling(temperature=0.0)
     return CompletionRequest(
         prompt=prompt, user=user, sampling=greedy, max_tokens=count, first=first
@@ -109,7 +109,7 @@ def expected(model, prompt, count=16):
 def test_a_cancelled_request_stops_after_the_chunk_that_runs_and_its_work_stays(tiny, engine_of):
     engine = engine_of(watched=True)
     heard = Heard()
-    jobs = engine.submit([order(TEXT[:290])], heard)
+    jobs = engine.submit([request_for(TEXT[:290])], heard)
     engine.watched.let(2)  # two chunks of 4 x 16, as it is alone, and a third one waits
     while len(engine.watched.forwards) < 3:
         time.sleep(0.001)
@@ -119,7 +119,7 @@ def test_a_cancelled_request_stops_after_the_chunk_that_runs_and_its_work_stays(
     assert engine.watched.forwards == [64, 64, 64]
     engine.watched.let()
     again = Heard()
-    engine.submit([order(TEXT[:290])], again)
+    engine.submit([request_for(TEXT[:290])], again)
     assert again.wait().text() == expected(tiny, TEXT[:290])
     assert engine.watched.forwards[3:5] == [64, 290 - 4 * 64]
 
@@ -127,10 +127,10 @@ def test_a_cancelled_request_stops_after_the_chunk_that_runs_and_its_work_stays(
 def test_a_prompt_is_read_in_shorter_chunks_while_another_request_takes_turns(engine_of):
     engine = engine_of(watched=True)
     one, other = Heard(), Heard()
-    engine.submit([order(TEXT[:200], user="a")], one)
+    engine.submit([request_for(TEXT[:200], user="a")], one)
     while not engine.watched.forwards:
         time.sleep(0.001)
-    engine.submit([order(TEXT[::-1][:200], user="b")], other)
+    engine.submit([request_for(TEXT[::-1][:200], user="b")], other)
     engine.watched.let()
     one.wait()
     other.wait()
@@ -140,10 +140,10 @@ def test_a_prompt_is_read_in_shorter_chunks_while_another_request_takes_turns(en
 def test_a_newer_request_of_the_session_ends_the_older_one(tiny, engine_of):
     engine = engine_of(watched=True)
     older, newer = Heard(), Heard()
-    engine.submit([order(TEXT[:40], 200)], older, ("a", "editor"))
+    engine.submit([request_for(TEXT[:40], 200)], older, ("a", "editor"))
     engine.watched.let(5)
     assert older.first.wait(LONG)
-    engine.submit([order(TEXT[:41])], newer, ("a", "editor"))
+    engine.submit([request_for(TEXT[:41])], newer, ("a", "editor"))
     engine.watched.let()
     assert older.wait().ends == {0: "cancelled"}
     assert newer.wait().text() == expected(tiny, TEXT[:41])
@@ -153,10 +153,10 @@ def test_a_newer_request_of_the_session_ends_the_older_one(tiny, engine_of):
 def test_a_completion_does_not_wait_for_a_long_chat(tiny, engine_of):
     engine = engine_of(watched=True, chunk=64)
     chat, completion = Heard(), Heard()
-    engine.submit([order(TEXT[:20], 150, first=False)], chat)
+    engine.submit([request_for(TEXT[:20], 150, first=False)], chat)
     engine.watched.let(3)
     assert chat.first.wait(LONG)
-    engine.submit([order(TEXT[100:120], 10)], completion)
+    engine.submit([request_for(TEXT[100:120], 10)], completion)
     engine.watched.let()
     completion.wait()
     assert not chat.ended.is_set() or len(chat.text()) == 150
@@ -172,7 +172,7 @@ def test_requests_of_several_users_get_the_texts_that_they_get_alone(tiny, engin
     prompts = [TEXT[at : at + 50] for at in (0, 20, 40, 60, 80)]
     heard = [Heard() for _ in prompts]
     for index, prompt in enumerate(prompts):
-        engine.submit([order(prompt, user="ab"[index % 2])], heard[index])
+        engine.submit([request_for(prompt, user="ab"[index % 2])], heard[index])
     for each, prompt in zip(heard, prompts, strict=True):
         assert each.wait().text() == expected(tiny, prompt)
 
@@ -181,7 +181,7 @@ def test_several_answers_to_one_prompt_read_it_once(tiny, engine_of):
     engine = engine_of()
     heard = Heard(3)
     prompt = TEXT[:200]
-    jobs = engine.submit([order(prompt) for _ in range(3)], heard)
+    jobs = engine.submit([request_for(prompt) for _ in range(3)], heard)
     heard.wait()
     assert {heard.text(index) for index in range(3)} == {expected(tiny, prompt)}
     assert [job.progress.reused for job in jobs] == [0, 199, 199]
@@ -191,9 +191,9 @@ def test_several_answers_to_one_prompt_read_it_once(tiny, engine_of):
 def test_an_error_ends_its_own_request_only(tiny, engine_of):
     engine = engine_of()
     bad, good = Heard(), Heard()
-    engine.submit([order(np.array([5, 999], np.int32))], bad)
-    engine.submit([order(TEXT[:20])], good)
-    assert isinstance(bad.wait().pieces[-1][1].error, (ValueError, IndexError))
+    engine.submit([request_for(np.array([5, 999], np.int32))], bad)
+    engine.submit([request_for(TEXT[:20])], good)
+    assert isinstance(bad.wait().deltas[-1][1].error, (ValueError, IndexError))
     assert good.wait().text() == expected(tiny, TEXT[:20])
     assert engine.load == (0, 0)
 
@@ -201,19 +201,19 @@ def test_an_error_ends_its_own_request_only(tiny, engine_of):
 def test_a_listener_that_raises_does_not_end_the_engine(tiny, engine_of):
     engine = engine_of()
 
-    def broken(index, piece):
+    def broken(index, delta):
         raise RuntimeError("the loop is closed")
 
-    engine.submit([order(TEXT[:20])], broken)
+    engine.submit([request_for(TEXT[:20])], broken)
     good = Heard()
-    engine.submit([order(TEXT[:20])], good)
+    engine.submit([request_for(TEXT[:20])], good)
     assert good.wait().text() == expected(tiny, TEXT[:20])
 
 
 def test_closing_cancels_answers_and_refuses_others(tiny, engine_of):
     engine = engine_of(watched=True)
     cut = Heard()
-    engine.submit([order(TEXT[:20], 200)], cut)
+    engine.submit([request_for(TEXT[:20], 200)], cut)
     engine.watched.let(3)
     assert cut.first.wait(LONG)
     closing = threading.Thread(target=engine.close)
@@ -224,12 +224,12 @@ def test_closing_cancels_answers_and_refuses_others(tiny, engine_of):
     closing.join(LONG)
     assert cut.ends == {0: "cancelled"}
     with pytest.raises(QueueFullError):
-        engine.submit([order(TEXT[:20])], cut)
+        engine.submit([request_for(TEXT[:20])], cut)
 
 
 def test_too_many_requests_are_refused(tiny, engine_of):
     engine = engine_of(watched=True, active=1, waiting=1)
     for _ in range(2):
-        engine.submit([order(TEXT[:20])], Heard())
+        engine.submit([request_for(TEXT[:20])], Heard())
     with pytest.raises(QueueFullError):
-        engine.submit([order(TEXT[:20])], Heard())
+        engine.submit([request_for(TEXT[:20])], Heard())
