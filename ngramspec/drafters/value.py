@@ -24,7 +24,8 @@ RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
 MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
-REHEARSED_TOKENS = 512  # last prompt tokens that calibrate a corpus; not tuned
+# Last prompt tokens that calibrate a corpus; measured in docs/internals/value-engine.md.
+REHEARSED_TOKENS = 512
 
 
 class ValueSession(DraftSession):
