@@ -61,7 +61,7 @@ cdef enum:
     FAMILIAR_CELLS = UNSAID_CELLS + LATEST * PROBABILITIES * 2
     NEAREST_CELLS = FAMILIAR_CELLS + 2 * RANKED * COPIED_COUNTS * LENGTHS
     CELLS = NEAREST_CELLS + 2 * RANKED * STORE_DISTANCES * LENGTHS
-    KNOWN = 3           # the store's match: shorter than the text's; longer; much longer
+    KNOWN = 3           # the store's match: shorter than the text's; else up to 7 tokens; longer
     STORE_SETS = 1 + 2 * KNOWN  # no match; in a corpus; in the text of earlier requests
     # Sets of weights: by the store's match, match length, and whether the resumed copy agrees.
     SETS = 3 * LENGTHS * STORE_SETS

@@ -1,4 +1,4 @@
-"""The target's most probable tokens after each token, from its latest forwards (top-k candidates)."""
+"""The most probable tokens after each token, from the latest forwards (top-k candidates)."""
 
 from libc.stdint cimport int8_t, int32_t, uint32_t
 

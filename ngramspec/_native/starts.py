@@ -2,7 +2,7 @@
 
 A weight of the mix is the sum of two, see calibration.pxd. The first starts as the sum of a row of
 
-- ``BY_KNOWN``: the store's match is shorter than the text's; longer; much longer;
+- ``BY_KNOWN``: the store's match is shorter than the text's; else up to 7 tokens; longer;
 - ``BY_LENGTH``: the length bucket of the text's longest match or context;
 - ``BY_AGREEMENT``: there is no resumed copy; it suggests the candidate; it suggests another token.
 
