@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ngramspec._native import starts
 from ngramspec.draft import Int32
-from ngramspec.drafters.value import REHEARSED, ValueDrafter, ValueSession
+from ngramspec.drafters.value import REHEARSED_TOKENS, ValueDrafter, ValueSession
 from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.knowledge import Knowledge
 from ngramspec.measure.replay import Plan, Player
@@ -116,7 +116,7 @@ class RecordingDrafter(ValueDrafter):
         self.recorder.counts_as = 1.0
         store = Places(self.stores[0].index)
         engine = ValueEngine(self.recorder, store=store)
-        session = ValueSession(engine, tokens, rehearsed=REHEARSED)
+        session = ValueSession(engine, tokens, rehearsed=REHEARSED_TOKENS)
         self.recorder.counts_as = OUTPUT
         return session
 

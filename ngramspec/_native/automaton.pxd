@@ -1,4 +1,4 @@
-"""Suffix automaton of a text, with where each of its states ended.
+"""Suffix automaton of a text, with the positions where its states' strings ended.
 
     prefixes  the states of the text's prefixes, numbered by length; 0 is the root
     clones    the other states, numbered CLONE + k
@@ -12,21 +12,21 @@ cdef enum:
     CLONE = 1 << 30
 
 cdef struct State:      # 16 bytes
-    int32_t link        # state of the longest suffix that occurs elsewhere too; NONE at the root
+    int32_t link        # state of the longest suffix that also occurs elsewhere; NONE at the root
     int32_t edges       # first explicit edge
-    int32_t recent      # end of its most recent occurrence known here ...
+    int32_t recent      # end of its most recent recorded occurrence ...
     int32_t prior       # ... and of the one before; text[end] follows an occurrence
 
 cdef struct Clone:      # 24 bytes
     State state
-    int32_t length      # of its longest string; a prefix state's is its number
-    int32_t first       # end of its first occurrence; a prefix state's is its number
+    int32_t length      # of its longest string; for a prefix state, its number
+    int32_t first       # end of its first occurrence; for a prefix state, its number
 
 cdef struct Edge:       # 16 bytes
     int32_t source
     int32_t token
     int32_t target
-    int32_t next        # of the same source
+    int32_t next        # next edge of the same source
 
 cdef struct Automaton:
     int32_t* text
@@ -48,12 +48,12 @@ cdef inline State* state_of(Automaton* a, int32_t s) noexcept nogil:
 
 
 cdef inline int32_t length_of(const Automaton* a, int32_t s) noexcept nogil:
-    """The length of its longest string."""
+    """The length of a state's longest string."""
     return a.clones[s - CLONE].length if s >= CLONE else s
 
 
 cdef inline int32_t first_of(const Automaton* a, int32_t s) noexcept nogil:
-    """The end of its first occurrence."""
+    """The end of a state's first occurrence."""
     return a.clones[s - CLONE].first if s >= CLONE else s
 
 

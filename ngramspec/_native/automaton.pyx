@@ -1,15 +1,15 @@
-"""Building and walking the suffix automaton; automaton.pxd has its layout.
+"""Building and walking the suffix automaton; automaton.pxd has the layout.
 
 Built online after Blumer et al. 1985: the link of the newest prefix state is the longest suffix
-that occurred before, of any length, exactly. Each state also knows the end of its first occurrence
-and of two recent ones; a new token refreshes the ``ANCESTORS`` longest of the suffixes it matches,
-so that "recent" is exact there and never later than the truth for shorter ones.
+that occurred before, of any length, exactly. Each state also records the end of its first
+occurrence and of two recent ones. A new token updates the ``ANCESTORS`` longest of the suffixes it
+matches. "Recent" is exact for these, and may be too early, but never too late, for shorter ones.
 
 Invariant: text[end] is the token that followed an occurrence of the state's strings, for each of
 its ends below the text's length. Costs: a token O(1) amortised (a single one can cost as much as
-the longest match when that match breaks), a followed token O(1) amortised. Memory: at most 2 states
-and 3 edges per token, on natural text about 55 bytes per token. The owner guards against other
-threads.
+the longest match when that match ends), a followed token O(1) amortised. Memory: at most 2 states
+and 3 edges per token, on natural text about 55 bytes per token. The owner prevents concurrent
+use.
 """
 
 from libc.stdint cimport int32_t, uint64_t
@@ -24,7 +24,7 @@ cdef enum:
 
 
 cdef int automaton_init(Automaton* a) noexcept nogil:
-    """An empty text's: 0, or -1 without memory; then automaton_free is still due."""
+    """Initialize an empty text: 0, or -1 without memory; automaton_free must follow in any case."""
     memset(a, 0, sizeof(Automaton))
     a.salt = process_salt()
     a.index_cap = 64
@@ -64,7 +64,7 @@ cdef inline Py_ssize_t home(const Automaton* a, int32_t source, int32_t token) n
 
 
 cdef int32_t find_edge(const Automaton* a, int32_t source, int32_t token) noexcept nogil:
-    """The explicit edge of a source with a token, or NONE."""
+    """The explicit edge from a source for a token, or NONE."""
     cdef Py_ssize_t i = home(a, source, token)
     cdef const Edge* edge
     while a.index[i] != 0:
@@ -85,7 +85,7 @@ cdef int32_t step(const Automaton* a, int32_t source, int32_t token) noexcept no
 
 
 cdef int add_edge(Automaton* a, int32_t source, int32_t token, int32_t target) noexcept nogil:
-    """A new transition: 0, or -1 with nothing changed."""
+    """Add a transition: 0, or -1 with nothing changed."""
     cdef Py_ssize_t i, e, cap = 2 * a.index_cap
     cdef int32_t* grown
     if reserve(<void**>&a.edges, &a.edge_cap, a.edge_n + 1, sizeof(Edge)) < 0:
@@ -116,9 +116,9 @@ cdef int add_edge(Automaton* a, int32_t source, int32_t token, int32_t target) n
 
 
 cdef int undo(Automaton* a, Py_ssize_t mark) noexcept nogil:
-    """Take the newest token and the edges from ``mark`` on back; always -1.
+    """Remove the newest token and the edges from ``mark`` on; always -1.
 
-    Newest first, so an edge's place in the index can simply be emptied.
+    The newest edges are removed first, so their places in the index can simply be emptied.
     """
     cdef Py_ssize_t i
     while a.edge_n > mark:
@@ -165,7 +165,7 @@ cdef int automaton_append(Automaton* a, int32_t token) noexcept nogil:
 
 
 cdef int32_t split(Automaton* a, int32_t p, int32_t q, int32_t token) noexcept nogil:
-    """Give the strings of ``q`` up to length(p) + 1 a state of their own: it, or NONE."""
+    """Give the strings of ``q`` up to length(p) + 1 a separate state: its number, or NONE."""
     cdef int32_t c = CLONE + <int32_t>a.clone_n
     cdef int32_t e
     if reserve(<void**>&a.clones, &a.clone_cap, a.clone_n + 1, sizeof(Clone)) < 0:
@@ -186,14 +186,14 @@ cdef int32_t split(Automaton* a, int32_t p, int32_t q, int32_t token) noexcept n
         return NONE
     state_of(a, q).link = c
     while p != NONE and step(a, p, token) == q:
-        # never an implicit edge: those lead to a string just one token longer
+        # never an implicit edge, because those lead to a string just one token longer
         a.edges[find_edge(a, p, token)].target = c
         p = state_of(a, p).link
     return c
 
 
 cdef void visit(Automaton* a) noexcept nogil:
-    """Note the newest position in the longest of the states that end there."""
+    """Record the newest position in the longest of the states that end there."""
     cdef int32_t s = a.prefixes[a.n].link
     cdef int _k
     for _k in range(ANCESTORS):
@@ -222,7 +222,7 @@ cdef int32_t automaton_follow(
         if to != NONE:
             s = to
             matched[0] += 1
-    while s != 0 and first_of(a, s) >= a.n:  # only at the very end: nothing follows it
+    while s != 0 and first_of(a, s) >= a.n:  # only at the end of the text: nothing follows it
         s = state_of(a, s).link
         matched[0] = length_of(a, s)
     return s
@@ -240,7 +240,7 @@ cdef int32_t automaton_occurrence(Automaton* a, int32_t s, int wanted) noexcept 
 
 
 cdef object automaton_longest_probe(Automaton* a):
-    """Most places of the index that finding an edge looks at, 1 where none collide. O(n)."""
+    """Largest number of index places inspected to find an edge; 1 without collisions. O(n)."""
     cdef Py_ssize_t i, at, longest = 0
     cdef Edge* edge
     for i in range(a.index_cap):

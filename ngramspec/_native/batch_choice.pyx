@@ -1,7 +1,7 @@
-"""What a batch's drafts cost, and how many tokens of each are worth it; see ``draft_length``.
+"""The cost of a batch's drafts and the number of tokens worth verifying; see ``draft_length``.
 
-Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a batch whose steps
-cost what all its positions together do.
+Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a batch in which the
+cost of a step depends on the total number of its positions.
 """
 
 from libc.math cimport NAN, isnan
@@ -16,28 +16,29 @@ def worthwhile_heads(
     confidences, const float[::1] curve not None, bint chains=True, double lasting=1.0,
     weights=None, double rate=NAN,
 ):
-    """How long the heads of a batch's drafts are where its expected tokens are worth most.
+    """The lengths of a batch's drafts that maximize the value of its expected tokens.
 
-    The likeliest tokens of all rows first; of equal ones those of the first row. Of equal values
-    the longest drafts are taken.
+    The most likely tokens of all rows are taken first; on ties, those of the earlier row. If
+    several lengths have the same value, the longest drafts are taken.
 
     Args:
-        confidences: of each row a contiguous float32 array (n,): P(accepted | those before are) of
-            its tokens, ``chains``; else P(accepted) of its nodes, which never rises.
-        curve: float32 (m,), m >= 1: [d] the cost of a step with d drafted tokens in all. No more
-            than m - 1 are drafted.
-        chains: what the confidences are.
-        lasting: P(a token is still wanted | the one before it is), of chains.
-        weights: floats, of the rows: what a token of each is worth; None: 1.
-        rate: a row's tokens per cost in all steps: what a step's cost could give elsewhere is
-            taken from its tokens. NaN: this step's own tokens per cost are made highest.
+        confidences: for each row a contiguous float32 array (n,). With ``chains``: P(accepted |
+            those before are) of its tokens; otherwise P(accepted) of its nodes, in descending
+            order.
+        curve: float32 (m,), m >= 1: curve[d] is the cost of a step with d draft tokens in total. No
+            more than m - 1 are drafted.
+        chains: the meaning of the confidences.
+        lasting: for chains, P(a token is still needed | the one before it is).
+        weights: floats, the value of a token of each row; None: 1.
+        rate: a row's tokens per cost over all steps. The value is the expected tokens minus what
+            the cost of the step yields at this rate. NaN: the value is this step's tokens per cost.
 
     Returns:
-        list of the rows' lengths.
+        list of the rows' draft lengths.
 
     Raises:
-        TypeError, ValueError: no such arrays; an empty curve; not as many weights as rows.
-        MemoryError: nothing was done.
+        TypeError, ValueError: invalid arrays, an empty curve, or another number of weights.
+        MemoryError: out of memory.
 
     Example:
         >>> import numpy as np
@@ -56,7 +57,7 @@ def worthwhile_heads(
         return []
     if weights is not None and len(weights) != rows:
         raise ValueError(f"weights must be as many as rows, {rows}, got {len(weights)}")
-    held = tuple(confidences)  # as long as its arrays are read
+    held = tuple(confidences)  # keeps the arrays alive
     all_rows = <Row*>malloc(rows * sizeof(Row))
     if all_rows == NULL:
         raise MemoryError("a batch's rows")
@@ -94,13 +95,13 @@ def worthwhile_heads(
 def may_pay(
     const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k, double rate=1.0
 ):
-    """Whether drafts that are sure would be worth their cost.
+    """Whether drafts that are certainly accepted would be worth their cost.
 
     Args:
-        curve: float32 (n,), n >= 1: [d] the cost of a step with d drafted tokens in all.
-        rows: of the batch.
-        k: most drafted tokens of a row.
-        rate: a row's tokens per cost in all steps.
+        curve: float32 (n,), n >= 1: curve[d] is the cost of a step with d draft tokens in total.
+        rows: number of rows of the batch.
+        k: maximum number of draft tokens per row.
+        rate: a row's tokens per cost over all steps.
     """
     cdef Py_ssize_t drafted
     for drafted in range(1, min(curve.shape[0], rows * k + 1)):
@@ -110,13 +111,13 @@ def may_pay(
 
 
 def generous_cost(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k):
-    """A row's cost, float32 (k + 2,), by which sessions end what pays in no batch.
+    """A row's cost, float32 (k + 2,), with which sessions omit what pays off in no batch.
 
-    It is a quarter of the least that a token adds: which of the tokens are worth it depends on
-    the other rows, and is decided with them.
+    It is a quarter of the lowest cost that a token adds. Which of the remaining tokens are worth
+    verifying depends on the other rows and is decided jointly.
 
     Args:
-        curve, rows, k: as of ``may_pay``.
+        curve, rows, k: as in ``may_pay``.
 
     Raises:
         ValueError: an empty curve, or k < 0.
@@ -141,7 +142,7 @@ def generous_cost(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k
 
 
 cdef inline double worth(double expected, double cost, double rate) noexcept nogil:
-    """Of a step; see ``worthwhile_heads``. ``rate`` is of all rows."""
+    """The value of a step, see ``worthwhile_heads``. ``rate`` is the sum over all rows."""
     return expected / cost if isnan(rate) else expected - rate * cost
 
 
@@ -150,7 +151,7 @@ cdef struct Row:
     Py_ssize_t count
     Py_ssize_t taken
     Py_ssize_t kept
-    double reach  # of its next token
+    double reach  # P(its next token is accepted)
     double weight
 
 
@@ -176,7 +177,7 @@ cdef int begin(Row* row, object confidence) except -1:
 
 
 cdef Row* likeliest(Row* rows, Py_ssize_t count) noexcept nogil:
-    """The row whose next token is worth most; NULL: all tokens are taken."""
+    """The row whose next token has the highest value; NULL: all tokens are taken."""
     cdef Row* found = NULL
     cdef Py_ssize_t row
     cdef double value, most = 0.0

@@ -2,15 +2,15 @@
 
 The mixing is that of the PAQ compressors (Mahoney 2005): each input is the log-odds of a counted
 frequency, and the weights follow the gradient of the coding cost. Counts are halved when full, so
-that recent text counts most.
+recent text has the most weight.
 
 Invariant: 0 <= right <= tested in every cell, and ``stretch`` is their log-odds, within
 +-7.6. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 120 kB
-in all, whatever was seen. One calibration per drafter; its methods run under the GIL, so that
+in total, independent of the text. One calibration per drafter; its methods run under the GIL, so
 sessions in several threads may share it.
 
-No token goes into it. What does is how texts repeat themselves: how often copies, counts and recent
-tokens were right. Sequences that share it can tell that much of each other; see ValueDrafter.
+It stores no tokens. It stores how texts repeat themselves: how often copies, counts and recent
+tokens were right. Sequences that share it can infer that much about each other; see ValueDrafter.
 """
 
 import numpy as np
@@ -64,43 +64,43 @@ cdef enum:
     HALVE_AT = 600
     HALVE_SHARE_AT = 10000
 
-cdef float RATE = 0.02      # of the weights
-cdef float RATE_STORE = 0.005    # of those where a store knows something: they begin fitted
-cdef float RATE_FURTHER = 0.00125  # of those that are added there
+cdef float RATE = 0.02      # learning rate of the weights
+cdef float RATE_STORE = 0.005    # where a store has candidates: the initial weights are fitted
+cdef float RATE_FURTHER = 0.00125  # of the further weights used there
 cdef float CONSTANT = 0.3   # the bias's input
-cdef float PRIOR = 4.0      # tested candidates that a cell begins with
-cdef float PRIOR_STORE = 64.0    # the same of a store's cells
-cdef float PRIOR_SHARE = 100.0  # tested tokens that one of the recent ones' begins with
+cdef float PRIOR = 4.0      # candidates that a cell's prior counts as
+cdef float PRIOR_STORE = 64.0    # the same for a store's cells
+cdef float PRIOR_SHARE = 100.0  # tokens that the prior of a recent token's cell counts as
 
-# Where it starts: round figures, measured on other texts (library sources in two releases, answers
-# of a small model). They matter for the first few hundred tokens.
+# Initial values: rounded, measured on other texts (library sources in two releases, answers of a
+# small model). They matter for the first few hundred tokens.
 cdef float[16] WEIGHTS = [
     0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.25, 0.2, 0.2,
     0.1, 0.4
 ]
-cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # of a bucket
+cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # count of a bucket
 cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
 cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing else is known
 # Odds of the only continuation of a store's match, seen once, by the match's length.
 cdef float[12] STORE_SURE = [0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40]
-# Odds of what comes at its most familiar or nearest place, by the match's length; and how those go
-# with what was right in the region.
+# Odds of the token at the most familiar or nearest place by the match's length, and factors by what
+# was right in the region.
 cdef float[12] PLACE_SURE = [0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40]
 cdef float[6] FAMILIAR = [0.5, 0.375, 0.5, 0.75, 1, 1.25]
-# Weights where a store knows something: sums of a row of each of the first three tables, further
-# ones of the last two.
+# Initial weights where a store has candidates: sums of a row of each of the first three tables. The
+# further weights begin with sums of rows of the last two.
 cdef float[KNOWN][INPUTS] BY_KNOWN = starts.BY_KNOWN
 cdef float[LENGTHS][INPUTS] BY_LENGTH = starts.BY_LENGTH
 cdef float[3][INPUTS] BY_AGREEMENT = starts.BY_AGREEMENT
 cdef float[OWN_STANDINGS * STORE_STANDINGS][INPUTS] BY_STANDING = starts.BY_STANDING
 cdef float[LENGTHS][INPUTS] BY_STORE_LENGTH = starts.BY_STORE_LENGTH
-# P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
+# P(right) of a top-k candidate by its probability bucket, of another token by the top one's bucket.
 cdef float[9] RUNNER = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
 cdef float[9] NO_RUNNER = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]
-# The same of those behind the last two tokens.
+# The same for the candidates after the last two tokens.
 cdef float[9] PAIR = [0.85, 0.75, 0.65, 0.4, 0.2, 0.1, 0.04, 0.03, 0.03]
-cdef float[4] UNSAID_SHARE = [0.015, 0.005, 0.003, 0.002]    # of a token, by the positions since
-cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # of a context that had one continuation so far
+cdef float[4] UNSAID_SHARE = [0.015, 0.005, 0.003, 0.002]    # per token, by the positions since
+cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # per context that had one continuation so far
 
 
 cdef float newest_prior(int m, int seen, int others):
@@ -129,26 +129,26 @@ cdef float store_prior(int length, int seen, int others):
 
 
 cdef float familiar_prior(int rank, int bucket, int length):
-    """P(right) of what comes in a region, by rank, what was right there, and the match's length."""
+    """P(right) of what a region suggests, by rank, what was right there, and the match's length."""
     cdef float odds = PLACE_SURE[length] * FAMILIAR[bucket]
     return 0.03 if rank == 0 else 0.08 + 0.015 * length if rank == 1 else odds / (1 + odds)
 
 
 cdef float nearest_prior(int rank, int bucket, int length):
-    """P(right) of what comes near the last copy, by rank, distance, and the match's length."""
+    """P(right) of the token near the last copy, by rank, distance, and the match's length."""
     cdef float odds = PLACE_SURE[length]
     odds = max(odds, 1.5) if bucket < 2 else max(odds, 1) if bucket == 2 else odds * 0.625
     return 0.03 if rank == 0 else 0.08 + 0.015 * length if rank == 1 else odds / (1 + odds)
 
 
 cdef float recent_prior(int age, int seen):
-    """P(next) of a token used lately where no candidate is, by buckets of age and count."""
+    """P(next) of a recent token where there is no candidate, by buckets of age and count."""
     cdef float share = 0.006 * max(seen, 0.5)
     return share / 2 if age == 0 or age == AGES - 1 else share
 
 
 cdef class Calibration:
-    """Counts and weights of one drafter, shared by its sequences: of repetition, not of tokens."""
+    """Counts and weights of one drafter, shared by its sequences. They contain no tokens."""
 
     def __cinit__(self):
         cdef int i, m, seen, others, least, s
@@ -214,7 +214,7 @@ cdef class Calibration:
     cdef int begin_pair(
         self, int cell, float other, float same, float tested=PRIOR
     ) except -1:
-        """Priors of a candidate that is not the token at a place, and of one that is."""
+        """Set the priors of a candidate that is not the token at a place, and of one that is."""
         self.begin(cell, other, tested)
         self.begin(cell + 1, same, tested)
         return 0
@@ -226,7 +226,7 @@ cdef class Calibration:
         return 0
 
     cdef void begin_known(self, int s) noexcept:
-        """Begin a set of weights where a store knows something."""
+        """Initialize a set of weights for where a store has candidates."""
         cdef const float* known = BY_KNOWN[(s // (3 * LENGTHS) - 1) % KNOWN]
         cdef const float* length = BY_LENGTH[s // 3 % LENGTHS]
         cdef int i
@@ -234,14 +234,14 @@ cdef class Calibration:
             self.weights[s][i] = known[i] + length[i] + BY_AGREEMENT[s % 3][i]
 
     cdef void begin_further(self, int s) noexcept:
-        """Begin a set of further weights."""
+        """Initialize a set of further weights."""
         cdef const float* length = BY_STORE_LENGTH[(s - 1) % LENGTHS]
         cdef int i, standing = (s - 1) // LENGTHS % (OWN_STANDINGS * STORE_STANDINGS)
         for i in range(INPUTS):
             self.further[s][i] = BY_STANDING[standing][i] + length[i]
 
     def to_array(self):
-        """Every count and weight, float32 (n,): for tests, and to see there is no text in it."""
+        """Every count and weight, float32 (n,), for tests and to inspect what is stored."""
         cells = [(self.cells[i].right, self.cells[i].tested) for i in range(CELLS)]
         weights = [self.weights[s][i] for s in range(SETS) for i in range(INPUTS)]
         weights += [self.further[s][i] for s in range(STANDINGS) for i in range(INPUTS)]
@@ -264,7 +264,7 @@ cdef class Calibration:
             all.odds[k] = min(max(z, <float>-12), <float>12)
 
     cdef void learn_share(self, int which, bint right) noexcept nogil:
-        """Learn whether a recent or unsaid token was next where no candidate was."""
+        """Learn whether a recent or unemitted top-k token was next where no candidate was."""
         cdef Cell* cell = &self.cells[which]
         cell.right += right
         cell.tested += 1

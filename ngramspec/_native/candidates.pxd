@@ -16,9 +16,9 @@ cdef class Estimator:
     cdef StoreReader store  # or None
     cdef RunnersUp runners  # or None
     cdef bint counts, falls_back
-    cdef Unsaid unsaid[UNSAID]  # what the target left unsaid before the last tree
+    cdef Unsaid unsaid[UNSAID]  # top-k tokens that were not emitted before the last tree
     cdef int unsaid_n
-    cdef float acceptance   # decayed share of right best candidates in this sequence
+    cdef float acceptance   # decayed share of best candidates that were right in this sequence
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil
     cdef int collect(
@@ -34,7 +34,7 @@ cdef class Estimator:
     cdef void count_unsaid(self) noexcept nogil
     cdef void find_rows(self, const Position* at, const Row** rows) noexcept nogil
     cdef inline bint is_unsaid(self, const Position* at, int32_t token) noexcept nogil:
-        """Whether a token is offered at a position because the target left it unsaid."""
+        """Whether a token is offered at a position as an unemitted top-k token."""
         cdef int i
         if at.depth == 0:
             for i in range(self.unsaid_n):

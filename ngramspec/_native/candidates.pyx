@@ -1,10 +1,10 @@
-"""Collecting the candidates of a position, estimating them, and learning from what came.
+"""Collecting the candidates of a position, estimating them, and learning from the next token.
 
-The candidates are the token at each place, the leading continuations of each context, and where
-there are none the sequence's most frequent token. Each is described by cells (cells.pxd), which the
-calibration mixes to P(it is next). A position costs MOST_CANDIDATES estimates at most, in a chain
-nine. A further source of candidates adds places or contexts, its cells, its turn in ``collect`` and
-its inputs in ``describe``. One thread at a time.
+The candidates are the token at each place, the leading continuations of each context, and, where
+there are none, the sequence's most frequent token. Cells (cells.pxd) describe each candidate, and
+the calibration mixes them to P(it is next). A position costs at most MOST_CANDIDATES estimates, in
+a chain nine. To add a source of candidates, add places or contexts, its cells, its turn in
+``collect`` and its inputs in ``describe``. One thread at a time.
 """
 
 from libc.stdint cimport int32_t
@@ -25,7 +25,7 @@ from ngramspec._native.runners cimport FAINT, Row, Unsaid
 from ngramspec._native.situations cimport add_contexts, add_places, add_row, add_store
 from ngramspec._native.store_reader cimport Votes
 
-cdef float ACCEPTANCE_RATE = 0.15   # of the newest outcome in ``acceptance``
+cdef float ACCEPTANCE_RATE = 0.15   # weight of the newest outcome in ``acceptance``
 
 
 cdef class Estimator:
@@ -35,9 +35,9 @@ cdef class Estimator:
         calibration: shared by all sequences of a drafter.
         committed: the sequence's text.
         counts: whether continuations of contexts are candidates.
-        falls_back: whether the most frequent token is one where nothing else is known.
-        store: what is known beside the text, or None.
-        runners: the target's runners-up, or None.
+        falls_back: whether the most frequent token is a candidate where there is no other.
+        store: a store to draft from in addition to the text, or None.
+        runners: the target's top-k candidates, or None.
     """
 
     def __cinit__(
@@ -53,12 +53,12 @@ cdef class Estimator:
         self.acceptance = 0.5
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil:
-        """Find what may come at a position, and how probably.
+        """Find the tokens that may come next at a position, and their probabilities.
 
         Args:
-            at: with its context, depth, follows and length set.
+            at: the position, with its context, depth, follows and length set.
             known: its contexts, NULL where one never occurred.
-            least: the share from which every kept continuation is a candidate; > 1: only leaders.
+            least: a kept continuation with a higher share is a candidate; > 1: only leaders.
         """
         cdef Candidates* all = &at.candidates
         cdef const Place* places = self.committed.places
@@ -69,7 +69,7 @@ cdef class Estimator:
         if at.follows[MATCH]:
             at.context[ORDERS] = at.placed[MATCH]
             at.copied = keys_of(at.context + ORDERS + 1, at.have + 1, self.committed.salt)
-            self.committed.prefetch(&at.copied)  # looked up if this is drafted
+            self.committed.prefetch(&at.copied)  # looked up if this token is drafted
         if self.store is not None:
             self.store.vote(at.live, at.depth, &at.votes)
         else:
@@ -118,14 +118,14 @@ cdef class Estimator:
             add_row(all, PAIR_INPUT, PAIR_CELLS, rows[1], self.committed.text.n)
 
     cdef void count_unsaid(self) noexcept nogil:
-        """List what the target left unsaid, before a tree."""
+        """List the top-k tokens that the target did not emit, before a tree."""
         if self.runners is not None:
             self.unsaid_n = self.runners.unsaid(
                 &self.committed.text, &self.committed.recent, self.unsaid
             )
 
     cdef void find_rows(self, const Position* at, const Row** rows) noexcept nogil:
-        """The target's runners-up behind the last token, and behind the last two, where known."""
+        """The target's top-k candidates after the last token and the last two, where known."""
         if at.have:
             rows[0] = self.runners.row_of(at.context[ORDERS - 1])
         if at.have > 1:
@@ -134,10 +134,10 @@ cdef class Estimator:
     cdef int collect(
         self, Position* at, const Slot** known, const Row** rows, float least
     ) noexcept nogil:
-        """Set the different tokens that may come next, in the order of preference among equals.
+        """Collect the different tokens that may come next; on ties, earlier ones are preferred.
 
         Returns:
-            How many there are.
+            Their number.
         """
         cdef int32_t* tokens = at.candidates.token
         cdef int count = 0, m, i
@@ -173,7 +173,7 @@ cdef class Estimator:
     cdef int collect_runners(
         self, const Row* row, float least, int32_t* tokens, int count
     ) noexcept nogil:
-        """Add the target's runners-up: the first; where branches are wanted, all but faint ones."""
+        """Add the target's top candidate, or, where branches are wanted, all but faint ones."""
         cdef int i
         for i in range(row.n):
             if i == 0 or (least <= 1 and row.probability[i] < FAINT):
@@ -183,7 +183,7 @@ cdef class Estimator:
     cdef int collect_store(
         self, const Votes* votes, float least, int32_t* tokens, int count
     ) noexcept nogil:
-        """Add a store's tokens: the leading ones by each measure, or all with a share."""
+        """Add a store's tokens: the leading ones by each measure, or all above the share."""
         cdef int i
         if least <= 1:
             for i in range(votes.n):
@@ -200,7 +200,7 @@ cdef class Estimator:
         return count
 
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil:
-        """Compare a position's candidates, in a tree recent tokens too, with what came there."""
+        """Compare a position's candidates, in a tree also recent tokens, with the next token."""
         cdef const Recent* recent = &self.committed.recent
         cdef const Candidates* all = &at.candidates
         cdef int i, age = 0
@@ -224,7 +224,7 @@ cdef class Estimator:
             self.learn_unsaid(at, token)
 
     cdef void learn_unsaid(self, const Position* at, int32_t token) noexcept nogil:
-        """Compare what the target left unsaid with what came behind the text."""
+        """Compare the unemitted top-k tokens with the next token of the text."""
         cdef const Unsaid* each
         cdef int i
         for i in range(self.unsaid_n):
@@ -236,7 +236,7 @@ cdef class Estimator:
 
 
 cdef inline int with_token(int32_t* tokens, int n, int32_t token) noexcept nogil:
-    """Append a token that is not among the ``n`` there; how many there are then."""
+    """Append a token unless it is among the ``n`` tokens; the new number of tokens."""
     cdef int i
     for i in range(n):
         if tokens[i] == token:

@@ -1,8 +1,8 @@
-"""The layout of the calibration's cells: one for each situation that a candidate can be in.
+"""The layout of the calibration's cells, one for each situation that a candidate can be in.
 
-An input of the mix is what one piece of evidence says of a candidate: a context, a place, or the
-sequence as a whole. Each input has cells, one for each bucket of its counts and lengths. A further
-source of candidates gets inputs and cells of its own here, and priors in calibration.pyx.
+An input of the mix is what one piece of evidence says about a candidate: a context, a place, or the
+sequence as a whole. Each input has a cell for each bucket of its counts and lengths. A new source
+of candidates needs separate inputs and cells here, and priors in calibration.pyx.
 """
 
 from ngramspec._native.keys cimport CONTEXTS
@@ -23,24 +23,24 @@ cdef enum:
     MATCH_INPUT = CONTEXTS + MATCH      # inputs: the contexts, then the places
     RESUME_INPUT = CONTEXTS + RESUME
     NEAR_INPUT = CONTEXTS + NEAR
-    SESSION_INPUT = CONTEXTS + PLACES   # what is known of the sequence
-    STORE_INPUT = SESSION_INPUT + 1     # the store's longest match,
-    STORE_OTHER_INPUT = STORE_INPUT + 1     # its shorter ones,
-    STORE_RESUME_INPUT = STORE_OTHER_INPUT + 1      # where its last copy would go on
-    RUNNER_INPUT = STORE_RESUME_INPUT + 1   # the target's runners-up behind the last token,
-    PAIR_INPUT = RUNNER_INPUT + 1       # and behind the last two
-    FAMILIAR_INPUT = PAIR_INPUT + 1     # the store's regions that were right lately,
-    NEAREST_INPUT = FAMILIAR_INPUT + 1  # and the place nearest to the last copy
+    SESSION_INPUT = CONTEXTS + PLACES   # the sequence as a whole
+    STORE_INPUT = SESSION_INPUT + 1     # the store's longest match
+    STORE_OTHER_INPUT = STORE_INPUT + 1     # its shorter matches
+    STORE_RESUME_INPUT = STORE_OTHER_INPUT + 1      # where its last copy would continue
+    RUNNER_INPUT = STORE_RESUME_INPUT + 1   # the target's top-k candidates after the last token
+    PAIR_INPUT = RUNNER_INPUT + 1       # and after the last two
+    FAMILIAR_INPUT = PAIR_INPUT + 1     # the store's regions that were right recently
+    NEAREST_INPUT = FAMILIAR_INPUT + 1  # the place nearest to the last copy
     BIAS = NEAREST_INPUT + 1
     INPUTS = BIAS + 1
     COUNTS = 7          # buckets of a count
-    LENGTHS = 12        # of a match's length
-    ACCEPTANCES = 5     # of the sequence's acceptance rate
-    AGES = 7            # of how many other tokens were used since
-    RESUMED = 6         # of the tokens since a copy was left
-    NEAR_SINCE = 8      # the same beside a near place,
-    NEAR_LENGTHS = 9    # its match's length,
-    DISTANCES = 6       # and its distance
+    LENGTHS = 12        # buckets of a match's length
+    ACCEPTANCES = 5     # buckets of the sequence's acceptance rate
+    AGES = 7            # buckets of the number of other tokens used since
+    RESUMED = 6         # buckets of the tokens since a copy was left
+    NEAR_SINCE = 8      # the same for a near place
+    NEAR_LENGTHS = 9    # buckets of a near place's match length
+    DISTANCES = 6       # buckets of a near place's distance
     MATCH_CELLS = CONTEXTS * COUNTS * COUNTS * 2
     RESUME_CELLS = MATCH_CELLS + LENGTHS * ACCEPTANCES * 2
     NEAR_CELLS = RESUME_CELLS + RESUMED * LENGTHS * 2
@@ -49,40 +49,40 @@ cdef enum:
     STORE_CELLS = RECENT_CELLS + AGES * COUNTS
     STORE_OTHER_CELLS = STORE_CELLS + LENGTHS * COUNTS * COUNTS
     STORE_RESUME_CELLS = STORE_OTHER_CELLS + LENGTHS * COUNTS * COUNTS
-    # The same again, of what earlier requests said.
+    # The same again for the text of earlier requests.
     STORE_BLOCK = 2 * LENGTHS * COUNTS * COUNTS + RESUMED * LENGTHS * 2
     RUNNER_CELLS = STORE_CELLS + 2 * STORE_BLOCK
     RUNNER_RANKS = 5    # buckets of a rank: 0..2, 3 for more, 4 for none
     PAIR_CELLS = RUNNER_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
     UNSAID_CELLS = PAIR_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
-    RANKED = 3          # a candidate by such a measure: no place says it, one does, the best does
-    COPIED_COUNTS = 6   # buckets of what was right in the best region
-    STORE_DISTANCES = 8  # of the shortest distance
+    RANKED = 3          # by such a measure, a candidate is at: no place, some place, the best place
+    COPIED_COUNTS = 6   # buckets of the count of right tokens in the best region
+    STORE_DISTANCES = 8  # buckets of the shortest distance
     FAMILIAR_CELLS = UNSAID_CELLS + LATEST * PROBABILITIES * 2
     NEAREST_CELLS = FAMILIAR_CELLS + 2 * RANKED * COPIED_COUNTS * LENGTHS
     CELLS = NEAREST_CELLS + 2 * RANKED * STORE_DISTANCES * LENGTHS
-    KNOWN = 3           # what a store knows: less than the text, more, much more
-    STORE_SETS = 1 + 2 * KNOWN  # nothing; that; and that of what earlier requests said
-    # Of weights: by what a store knows, match length, and whether the resumed copy agrees.
+    KNOWN = 3           # the store's match: shorter than the text's; else up to 7 tokens; longer
+    STORE_SETS = 1 + 2 * KNOWN  # no match; in a corpus; in the text of earlier requests
+    # Sets of weights: by the store's match, match length, and whether the resumed copy agrees.
     SETS = 3 * LENGTHS * STORE_SETS
-    # Of further weights, added to those: by what the text and the store say of the candidate.
+    # Sets of further weights: by what the text and the store say about the candidate.
     OWN_STANDINGS = 4   # the text: nothing; it followed; it leads the longest context; the match
-    STORE_STANDINGS = 5  # the store: not that; that too; it leads the others; the longest; both
-    STANDINGS = 1 + 2 * OWN_STANDINGS * STORE_STANDINGS * LENGTHS   # 0: the store says nothing
+    STORE_STANDINGS = 5  # the store: other tokens; also this; leads the others; the longest; both
+    STANDINGS = 1 + 2 * OWN_STANDINGS * STORE_STANDINGS * LENGTHS   # 0: the store has no match
 
 
 cdef inline int count_bucket(int n) noexcept nogil:
-    """0..3 as they are, then up to 5, 9, and more: 0..6."""
+    """The bucket 0..6 of a count: 0..3 unchanged, then up to 5, up to 9, and more."""
     return OF_COUNT[min(n, 10)]
 
 
 cdef inline int length_bucket(int n) noexcept nogil:
-    """0..6 as they are, then up to 8, 12, 20, 40, and more: 0..11."""
+    """The bucket 0..11 of a length: 0..6 unchanged, then up to 8, 12, 20, 40, and more."""
     return OF_LENGTH[min(n, 41)]
 
 
 cdef inline int context_cell(int m, int count, int others, bint newest) noexcept nogil:
-    """By how often the candidate followed context ``m``, what else did, and which came last."""
+    """By the counts of the candidate and of others after context ``m``, and which was latest."""
     return newest + 2 * ((m * COUNTS + count_bucket(count)) * COUNTS + count_bucket(others))
 
 
@@ -110,12 +110,12 @@ cdef inline int session_cell(int acceptance, int length) noexcept nogil:
 
 
 cdef inline int recent_cell(int count, int age) noexcept nogil:
-    """Of a recent token, by how often it was used and the bits of how many others were since."""
+    """A recent token's cell: by its count, and the bit length of the number of others since."""
     return RECENT_CELLS + AGES * count_bucket(count) + age
 
 
 cdef inline int store_cell(int first, int length, int count, int others) noexcept nogil:
-    """By the match's length in the store, how often the candidate followed it, what else did."""
+    """By the match's length in the store, and the counts of the candidate and of others."""
     cdef int counts = count_bucket(count) * COUNTS + count_bucket(others)
     return first + length_bucket(length) * COUNTS * COUNTS + counts
 
@@ -128,36 +128,36 @@ cdef inline int store_resume_cell(int first, int since, int length, bint agrees)
 
 
 cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:
-    """Which weights: by the lengths of the text's own match and of the store's."""
+    """Index of the weights: by the lengths of the text's own match and of the store's."""
     cdef int known = 1 if length < own else 2 if length < 8 else 3
     return 0 if length == 0 else KNOWN * earlier + known
 
 
 cdef inline int runner_cell(int first, int rank, int probability, int age) noexcept nogil:
-    """By rank, bucket of probability (of the first one, for no rank), and bucket of age."""
+    """By rank, bucket of probability (the top one's if there is no rank), and bucket of age."""
     cdef int place = RUNNER_RANKS - 1 if rank == RANKS else min(rank, RUNNER_RANKS - 2)
     return first + (place * PROBABILITIES + probability) * AGED + age
 
 
 cdef inline int unsaid_cell(int back, int probability, bint recent) noexcept nogil:
-    """Of an unsaid runner-up, by the positions since, its probability, and whether it is recent."""
+    """An unemitted top-k token's cell: by positions since, probability, and recency."""
     return UNSAID_CELLS + (back * PROBABILITIES + probability) * 2 + recent
 
 
 cdef inline int copied_bucket(float n) noexcept nogil:
-    """Of what was right in a region: 0, then below 0.5, 2, 5, 12, and more: 0..5."""
+    """The bucket 0..5 of a count of right tokens: 0, then below 0.5, 2, 5, 12, and more."""
     return 0 if n <= 0 else 1 if n < 0.5 else 2 if n < 2 else 3 if n < 5 else 4 if n < 12 else 5
 
 
 cdef inline int distance_bucket(int n) noexcept nogil:
-    """0, then up to 4, 32, 256, 1024, 4096, and more; 7: not known."""
+    """The bucket 0..7 of a distance: 0, then up to 4, 32, 256, 1024, 4096, more; 7: not known."""
     if n <= 32:
         return 0 if n == 0 else 1 if n <= 4 else 2
     return 3 if n <= 256 else 4 if n <= 1024 else 5 if n <= 4096 else 6 if n < 0x7fffffff else 7
 
 
 cdef inline int familiar_cell(bint earlier, int rank, float copied, int length) noexcept nogil:
-    """By what was right in the best region, and the match's length in the store."""
+    """By the count of right tokens in the best region, and the match's length in the store."""
     return FAMILIAR_CELLS + length_bucket(length) + LENGTHS * (
         copied_bucket(copied) + COPIED_COUNTS * (rank + RANKED * earlier)
     )
@@ -171,7 +171,7 @@ cdef inline int nearest_cell(bint earlier, int rank, int distance, int length) n
 
 
 cdef inline int standing_of(bint earlier, int own, int store, int length) noexcept nogil:
-    """Which further weights: by what the text and the store say, and the store's match's length."""
+    """Index of the further weights: by what text and store say, and the store's match length."""
     return 1 + length_bucket(length) + LENGTHS * (
         store + STORE_STANDINGS * (own + OWN_STANDINGS * earlier)
     )

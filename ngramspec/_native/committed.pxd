@@ -1,4 +1,4 @@
-"""The committed text of one sequence, and what it knows of its own continuation."""
+"""The committed text of one sequence, and what it suggests as its continuation."""
 
 from libc.stdint cimport int32_t, uint64_t
 
@@ -14,7 +14,7 @@ cdef class CommittedText:
     cdef uint64_t salt          # the table's
     cdef int min_match          # shortest match to copy from; 0: no copies
     cdef Slot unigrams          # the most frequent tokens
-    cdef Recent recent          # of the text up to recent_n, counted when a tree asks for it
+    cdef Recent recent          # counted up to recent_n; updated when a tree needs it
     cdef Py_ssize_t recent_n
     cdef Keys tail              # of the contexts at the text's end
     cdef Place places[PLACES]

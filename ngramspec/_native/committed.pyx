@@ -1,9 +1,9 @@
 """The committed text of one sequence: its contexts, its places, its frequent and recent tokens.
 
-Invariant: every token is counted behind each of its contexts, and a place is NONE or inside the
+Invariant: every token is counted after each of its contexts, and a place is NONE or inside the
 text. Costs: a committed token four counts, a position four look-ups; finding the places is bounded
-(places.pyx). Memory: 4 bytes per token and the context table's. The caller guards against other
-threads.
+(places.pyx). Memory: 4 bytes per token, and the context table. The owner prevents concurrent
+use.
 """
 
 from libc.stdint cimport int32_t
@@ -16,7 +16,7 @@ from ngramspec._native.places cimport find_match, find_near, follow_places
 from ngramspec._native.recent cimport use
 
 cdef enum:
-    RECENT_SPAN = 2048  # tokens behind which the counts of recent ones have faded
+    RECENT_SPAN = 2048  # last tokens that are counted; older ones have faded
 
 
 cdef class CommittedText:
@@ -65,7 +65,7 @@ cdef class CommittedText:
         for i in range(n):
             text.tokens[text.n] = tokens[i]
             next = keys_of(text.tokens + text.n + 1, text.n + 1, self.salt)
-            self.prefetch(&next)  # counted one token later
+            self.prefetch(&next)  # needed when the next token is counted
             for m in range(CONTEXTS):
                 if self.tail.of[m]:
                     if self.table.count(self.tail.of[m], tokens[i], <int32_t>text.n) < 0:
@@ -78,7 +78,7 @@ cdef class CommittedText:
     cdef void look_up(self, const Keys* keys, const Slot** known) noexcept nogil:
         """Find a position's contexts: CONTEXTS slots, NULL where one never occurred.
 
-        Where a context is unknown, so are the longer ones.
+        If a context is unknown, so are the longer ones.
         """
         cdef int m
         for m in range(CONTEXTS):
@@ -100,7 +100,7 @@ cdef class CommittedText:
         find_near(self.places, &self.text)
 
     cdef void follow(self, Py_ssize_t n) noexcept nogil:
-        """Move the places on over the ``n`` tokens last committed."""
+        """Advance the places over the ``n`` tokens last committed."""
         follow_places(self.places, &self.text, n)
 
     cdef void count_recent(self) noexcept nogil:

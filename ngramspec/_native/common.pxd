@@ -1,4 +1,4 @@
-"""What the structures share: token input, the salt, and array growth that never loses what it had.
+"""Shared by the structures: token input, the salt, and array growth that keeps the old data.
 """
 
 from libc.stdint cimport int32_t, uint64_t
@@ -7,7 +7,7 @@ from libc.stdlib cimport realloc
 cdef enum:
     NONE = -1            # no index: end of a list, no state, no bucket
     MAX_TOKENS = 1 << 30  # positions and ids share int32 with flags
-    MAX_DRAFT = 1 << 16  # tokens asked for at once
+    MAX_DRAFT = 1 << 16  # tokens per draft
 
 
 cdef uint64_t process_salt() noexcept nogil
@@ -19,7 +19,7 @@ cdef int gamma_of(Py_ssize_t gamma) except -1
 
 
 cdef inline const int32_t* start_of(const int32_t[::1] view) noexcept nogil:
-    """Pointer to a view's first token, valid as long as the view; NULL of an empty one."""
+    """Pointer to a view's first token, valid while the view lives; NULL for an empty view."""
     return &view[0] if view.shape[0] else NULL
 
 
@@ -35,7 +35,7 @@ cdef inline Py_ssize_t first_negative(const int32_t* tokens, Py_ssize_t n) noexc
 cdef inline int reserve(
     void** array, Py_ssize_t* capacity, Py_ssize_t needed, size_t width
 ) noexcept nogil:
-    """Make room for ``needed`` elements of ``width`` bytes: 0, or -1 with the array as it was."""
+    """Make room for ``needed`` elements of ``width`` bytes: 0, or -1 with the array unchanged."""
     cdef Py_ssize_t grown
     cdef void* moved
     if needed <= capacity[0]:

@@ -1,4 +1,4 @@
-"""Array input shared by the native structures, and the salt of their hashes."""
+"""Array input for the native structures, and the salt of their hashes."""
 
 import os
 
@@ -8,8 +8,8 @@ cimport numpy as cnp
 
 cnp.import_array()
 
-MOST_TOKENS = MAX_TOKENS  # of a text; no window and no match is longer
-MOST_DRAFTED = MAX_DRAFT  # tokens asked for at once
+MOST_TOKENS = MAX_TOKENS  # of a text; windows and matches are not longer either
+MOST_DRAFTED = MAX_DRAFT  # tokens per draft
 
 cdef uint64_t _salt = int.from_bytes(os.urandom(8), "little")
 
@@ -17,14 +17,14 @@ cdef uint64_t _salt = int.from_bytes(os.urandom(8), "little")
 def salt():
     """The salt of structures made from now on: 64 bits, drawn when the process imports this.
 
-    Nobody who chooses tokens knows it, so nobody can choose tokens that meet in a hash table. What
-    a structure answers does not depend on it.
+    Users who choose tokens do not know it, so they cannot choose tokens that collide in a hash
+    table. A structure's results do not depend on it.
     """
     return _salt
 
 
 def set_salt(uint64_t value):
-    """Give structures made from now on a salt that is known, for tests."""
+    """Set the salt of structures made from now on, for tests."""
     global _salt
     _salt = value
 
@@ -34,13 +34,13 @@ cdef uint64_t process_salt() noexcept nogil:
 
 
 cdef const int32_t[::1] token_view(object tokens, str name="tokens"):
-    """View a contiguous one-dimensional int32 array, or raise a TypeError that says what came.
+    """View a contiguous one-dimensional int32 array, or raise a TypeError that describes the input.
 
-    The memory is the caller's as long as the view lives: hold it while it is read.
+    The caller must keep a reference to the view while reading it.
     """
     cdef const int32_t[::1] view = None
     try:
-        if tokens is not None:  # None would pass as a view of no memory
+        if tokens is not None:  # None would be accepted as a view without memory
             view = tokens
     except (TypeError, ValueError, BufferError):
         pass
@@ -61,7 +61,7 @@ cdef object raise_negative(int32_t token, Py_ssize_t index):
 
 
 cdef int gamma_of(Py_ssize_t gamma) except -1:
-    """Tokens asked for at once, or a ValueError that names the bound."""
+    """Check a number of draft tokens: return it, or raise a ValueError that names the bound."""
     if gamma < 0:
         raise ValueError(f"gamma must be >= 0, got {gamma}")
     if gamma > MAX_DRAFT:
@@ -70,9 +70,9 @@ cdef int gamma_of(Py_ssize_t gamma) except -1:
 
 
 cdef const int32_t* array_tokens(object tokens, Py_ssize_t* n) noexcept:
-    """Pointer and length of an aligned one-dimensional int32 NumPy array; NULL for all else.
+    """Pointer and length of an aligned one-dimensional int32 NumPy array; NULL for anything else.
 
-    A hundred times cheaper than a view, and holds nothing: only for reading under the GIL.
+    A hundred times cheaper than a view. It holds no reference: only for reading under the GIL.
     """
     cdef cnp.ndarray array
     if isinstance(tokens, cnp.ndarray):
@@ -89,7 +89,7 @@ cdef const int32_t* array_tokens(object tokens, Py_ssize_t* n) noexcept:
 cdef const float* costs_of(object cost, Py_ssize_t needed) except NULL:
     """Pointer to at least ``needed`` float32 costs, or a TypeError or ValueError.
 
-    It holds nothing: only for reading under the GIL.
+    It holds no reference: only for reading under the GIL.
     """
     cdef cnp.ndarray array
     if isinstance(cost, cnp.ndarray):

@@ -1,29 +1,29 @@
-"""What followed each context lately: one 32-byte slot per context, in segments that split.
+"""What recently followed each context: one 32-byte slot per context, in segments that split.
 
-    directory   2**bits pointers, by the key's highest bits: extendible hashing; a doubled one
-                begins empty, and an entry is taken from the one before when it is first needed
-    segment     open addressing on the key's lowest bits, at most 3/4 full; a full one splits in two
+    directory   2**bits pointers, by the key's highest bits: extendible hashing. A doubled directory
+                begins empty; an entry is copied from the previous one when it is first needed
+    segment     open addressing on the key's lowest bits, at most 3/4 full; splits in two when full
 
-A directory has at most ``2 * SPARSEST`` entries a segment: 2 kB beside 8, whatever the contexts.
+A directory has at most ``2 * SPARSEST`` entries per segment: at most 2 kB per segment of 8 kB.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint64_t
 
 cdef enum:
     LEADERS = 3         # continuations kept per context
-    SEGMENT = 256       # slots
-    MOST_BITS = 28      # of a directory
-    SPARSEST = 64       # entries a segment beyond which no directory doubles
+    SEGMENT = 256       # slots of a segment
+    MOST_BITS = 28      # of a directory's index
+    SPARSEST = 64       # directory entries per segment above which no directory doubles
 
 cdef struct Slot:       # 32 bytes, never across two cache lines; empty while total == 0
     uint64_t key
-    int32_t token[LEADERS]      # continuations, the most recent first; NONE behind the last
+    int32_t token[LEADERS]      # continuations, the most recent first; NONE after the last
     uint8_t count[LEADERS]
-    uint8_t total               # of all continuations, forgotten ones included
+    uint8_t total               # of all continuations, including those no longer kept
     int32_t last                # position of the most recent continuation
 
 cdef struct Segment:
-    int32_t depth       # bits of the key that all its contexts share
+    int32_t depth       # number of key bits that all its contexts share
     int32_t used
     int32_t aligned[14]
     Slot slots[SEGMENT]
@@ -37,10 +37,10 @@ cdef void note(Slot* c, int32_t token, int32_t at) noexcept nogil
 
 
 cdef class ContextTable:
-    cdef Segment** directories[MOST_BITS + 1]   # by their bits; NULL before the first
+    cdef Segment** directories[MOST_BITS + 1]   # indexed by their bits; NULL before the first
     cdef Segment** directory                    # the newest
     cdef int bits
-    cdef Segment** segments     # each once, to free them
+    cdef Segment** segments     # each once, for freeing
     cdef Py_ssize_t segment_cap, segment_n
     cdef readonly uint64_t salt
 
@@ -61,7 +61,7 @@ cdef class ContextTable:
 
 
 cdef inline int leader(const Slot* c) noexcept nogil:
-    """Index of the most frequent continuation, the more recent of equals."""
+    """Index of the most frequent continuation; on ties, the more recent."""
     cdef int best = 0, i
     for i in range(1, LEADERS):
         if c.count[i] > c.count[best]:

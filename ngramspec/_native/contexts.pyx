@@ -1,19 +1,19 @@
 """The leading continuations of every context, found with one cache miss.
 
-A context keeps ``LEADERS`` continuations, in order of recency: a new one replaces the one with the
-lowest count, the oldest of equals. At ``FADE_AT`` all its counts are halved. So the counts are
-exact for contexts with few continuations, and recent for those with many, and a context's size is
-fixed. Exact counts of everything are the NGramTable's.
+A context keeps ``LEADERS`` continuations in order of recency. A new one replaces the one with the
+lowest count; on ties, the oldest. At ``FADE_AT`` all its counts are halved. The counts are
+therefore exact for contexts with few continuations, recent for those with many, and a context has a
+fixed size. The NGramTable has exact counts of everything.
 
-Invariant: a context's counts are what remains when its continuations are counted in order under
-these rules, whatever the table's layout. Costs: find and count O(1) at worst, where a count splits
+Invariant: a context's counts are the result of counting its continuations in order under these
+rules, independent of the table's layout. Costs: find and count O(1) at worst, where a count splits
 one segment of 8 kB; no step ever moves the whole table. Memory: 32 bytes per context at
-3/8 to 3/4 load, and 2 kB of directory per segment at most. Contexts are known by their 64-bit hash
-alone, as in the NGramTable. One thread at a time.
+3/8 to 3/4 load, and at most 2 kB of directory per segment. Contexts are identified by their 64-bit
+hash only, as in the NGramTable. One thread at a time.
 
-A full segment that may not split, since the directory would become too sparse, takes no new
-context. That needs some 190 contexts whose keys begin alike, which under a salt that nobody knows
-does not happen.
+A full segment that may not split, because the directory would become too sparse, accepts no new
+context. That needs some 190 contexts whose keys begin alike, which does not happen under a secret
+salt.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint64_t
@@ -74,7 +74,7 @@ cdef class ContextTable:
         cdef int i
         if found == NULL:
             return None
-        c = found[0]  # making lists may collect garbage, and that may count
+        c = found[0]  # making lists may run the garbage collector, which may call ``add``
         kept = [(c.token[i], c.count[i]) for i in range(LEADERS) if c.token[i] != NONE]
         return kept, c.total, c.last
 
@@ -88,7 +88,7 @@ cdef class ContextTable:
         )
 
     def longest_probe(self):
-        """Most slots that finding a known context looks at, 1 where none collide. O(n)."""
+        """Largest number of slots inspected to find a context; 1 without collisions. O(n)."""
         cdef Py_ssize_t i, j, longest = 0
         for i in range(self.segment_n):
             for j in range(SEGMENT):
@@ -98,7 +98,7 @@ cdef class ContextTable:
         return longest
 
     def check_integrity(self):
-        """Walk every slot and directory entry; raise an AssertionError if something is broken."""
+        """Walk all slots and directory entries; raise an AssertionError on a broken invariant."""
         cdef Py_ssize_t i, j, k
         cdef Segment* s
         cdef Slot* c
@@ -176,7 +176,7 @@ cdef class ContextTable:
         return s
 
     cdef Segment* inherit(self, uint64_t key) noexcept nogil:
-        """Take a key's directory entry over from the newest directory that has it."""
+        """Copy a key's directory entry from the newest older directory that has it."""
         cdef int bits = self.bits
         cdef Segment* s = NULL
         while s == NULL:
@@ -186,7 +186,7 @@ cdef class ContextTable:
         return s
 
     cdef int split(self, uint64_t key) noexcept nogil:
-        """Divide a key's segment by one more bit: 0, -1 without memory, 1 if it must stay whole.
+        """Split a key's segment by one more bit: 0, -1 without memory, 1 if it may not split.
         """
         cdef Segment* s = self.segment(key)
         cdef Segment* t
@@ -209,7 +209,7 @@ cdef class ContextTable:
         s.depth = old.depth + 1
         half = <Py_ssize_t>1 << (self.bits - s.depth)
         first = <Py_ssize_t>(key >> (64 - self.bits)) & ~(2 * half - 1)
-        for i in range(first, first + half):  # those of s may not have been inherited yet
+        for i in range(first, first + half):  # entries of s may not have been copied yet
             self.directory[i] = s
             self.directory[i + half] = t
         for i in range(SEGMENT):
@@ -219,7 +219,7 @@ cdef class ContextTable:
 
 
 cdef inline void put(Segment* s, const Slot* c) noexcept nogil:
-    """Copy a slot that is not there into a segment with room."""
+    """Copy a slot into a segment that has room and does not contain it."""
     cdef int i = <int>(c.key & (SEGMENT - 1))
     while s.slots[i].total != 0:
         i = (i + 1) & (SEGMENT - 1)

@@ -1,4 +1,4 @@
-"""Copying from where the end of the committed text occurred before, over a suffix automaton.
+"""Copying what followed earlier occurrences of the end of the text, with a suffix automaton.
 
 Invariant: the automaton is that of the committed tokens (automaton.pyx). Costs: a token O(1)
 amortised, a drafted token O(1), ``copies`` O(most) occurrences. Memory: on natural text about 55
@@ -19,7 +19,7 @@ from ngramspec._native.common cimport (
 
 
 cdef class CopyIndex:
-    """Where the end of the text occurred before."""
+    """Finds earlier occurrences of the end of the text."""
 
     def __cinit__(self):
         if automaton_init(&self.automaton) < 0:
@@ -37,7 +37,7 @@ cdef class CopyIndex:
 
         Raises:
             TypeError, ValueError: not an int32 array, or a negative id; nothing was appended.
-            MemoryError: the tokens before the failure are in, the index stays valid.
+            MemoryError: the tokens before the failure were appended; the index stays valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t i, bad, count = view.shape[0]
@@ -62,15 +62,15 @@ cdef class CopyIndex:
             raise MemoryError(f"copy index at {self.automaton.n} tokens")
 
     def draft(self, Py_ssize_t gamma, prefix=None, int min_match=1):
-        """Copy ``gamma`` tokens from behind the best occurrence of the longest match.
+        """Copy ``gamma`` tokens that follow the best occurrence of the longest match.
 
-        The best occurrence is the most recent one known that has ``gamma`` tokens behind it, else
-        the one with most behind it; a copy that reaches the end of the text goes on with what it
-        has itself drafted.
+        The best occurrence is the most recent recorded one that is followed by ``gamma`` tokens,
+        otherwise the one followed by the most tokens. A copy that reaches the end of the text
+        continues with the tokens it has drafted itself.
 
         Args:
-            gamma: tokens wanted, 0..65536.
-            prefix: int32 array taken to follow the text (a draft begun elsewhere).
+            gamma: number of tokens, 0..65536.
+            prefix: int32 array that is taken to follow the text (a draft begun elsewhere).
             min_match: shortest match to draft from, >= 1.
 
         Returns:
@@ -90,7 +90,7 @@ cdef class CopyIndex:
             start, n = start_of(view), view.shape[0]
         tokens = np.empty(wanted, np.int32)
         cdef int32_t[::1] out = tokens
-        self.idle()  # nothing below lets another thread in
+        self.idle()  # no other thread can run in the rest of this function
         s = automaton_follow(a, a.prefixes[a.n].link, start, n, &matched)
         end = NONE if matched < min_match else automaton_occurrence(a, s, wanted)
         if end == NONE:
@@ -106,11 +106,11 @@ cdef class CopyIndex:
         return tokens, matched
 
     def copies(self, Py_ssize_t gamma, int most, int min_match=1):
-        """Copies of ``gamma`` tokens from behind at most ``most`` occurrences that are known.
+        """Copy ``gamma`` tokens that follow each of at most ``most`` recorded occurrences.
 
-        Those of the longest match come first, then those of its longest suffix that occurred
-        elsewhere, and so on; of equals the most recent. Like ``draft``, a copy that reaches the end
-        of the text goes on with itself.
+        Occurrences of the longest match come first, then those of its longest suffix that occurred
+        elsewhere, and so on; the most recent of each first. As in ``draft``, a copy that reaches
+        the end of the text continues with its own tokens.
 
         Returns:
             a list of int32 (gamma,), empty when no suffix of min_match tokens occurred before.
@@ -124,7 +124,7 @@ cdef class CopyIndex:
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
         self.idle()
-        self.busy = True  # making arrays may collect garbage, and so let another thread run
+        self.busy = True  # making arrays may run the garbage collector, and so another thread
         try:
             ends: list[int] = []
             found: list[np.ndarray] = []
@@ -145,7 +145,7 @@ cdef class CopyIndex:
             self.busy = False
 
     def longest_match(self):
-        """(length, end): the longest suffix that occurred before and an end of it; or (0, 0)."""
+        """(length, end): the longest suffix that occurred before and one end of it; or (0, 0)."""
         cdef Automaton* a = &self.automaton
         cdef int32_t s
         self.idle()
@@ -159,7 +159,7 @@ cdef class CopyIndex:
         return sizeof(CopyIndex) + automaton_sizeof(&self.automaton)
 
     def longest_probe(self):
-        """Most places of the index that finding an edge looks at, 1 where none collide. O(n)."""
+        """Largest number of index places inspected to find an edge; 1 without collisions. O(n)."""
         self.idle()
         return automaton_longest_probe(&self.automaton)
 

@@ -1,33 +1,33 @@
-"""Corrections of costs, learned from differences between steps; see ``costs.learned``.
+"""Corrections of costs, learned from time differences between steps; see ``costs.learned``.
 
-Recursive least squares (a Kalman filter without dynamics of its own), in which a difference counts
-as much as it is probably no swing of the machine's speed (probabilistic data association,
-Bar-Shalom and Tse 1975). O(n^2) a step; nothing is allocated but by a generation's first one.
+Recursive least squares (a Kalman filter without dynamics), in which a difference is weighted by the
+probability that it is not a change of the machine's speed (probabilistic data association,
+Bar-Shalom and Tse 1975). O(n^2) per step; only a generation's first step allocates memory.
 """
 
 from libc.math cimport M_PI, exp, fmax, sqrt
 
 import numpy as np
 
-cdef double NOISE = 0.1         # standard deviation of a step's time, at first
-cdef double QUIETEST = 0.02     # and at least
-cdef double HEARD = 0.05        # weight of a step in what that is taken to be
-cdef double SWINGS = 0.1        # probability that the machine's speed changes within a step;
-cdef double RANGE = 3.0         # the logarithms of such changes are spread over this range
-cdef double RECENT = 0.45       # weight of a step's predecessors, in what the next is compared with
+cdef double NOISE = 0.1         # initial standard deviation of the logarithm of a step's time
+cdef double QUIETEST = 0.02     # its minimum
+cdef double HEARD = 0.05        # weight of a new step in its estimate
+cdef double SWINGS = 0.1        # probability that the machine's speed changes within a step
+cdef double RANGE = 3.0         # range of the logarithm of such a change
+cdef double RECENT = 0.45       # weight of earlier steps in the average the next is compared with
 
 
 cdef class Comparison:
-    """What one generation's next step is compared with: its last steps, decaying."""
+    """What one generation's next step is compared with: a decaying average of its last steps."""
 
-    cdef double[::1] features   # (n,), of their forwards; None: there is none
-    cdef double residual        # of the logarithm of their times, against what was assumed
+    cdef double[::1] features   # (n,), of their forwards; None: no step yet
+    cdef double residual        # of the logarithm of their times, relative to the assumed ones
 
     def __cinit__(self):
         self.features = None
 
     def forget(self):
-        """Compare the next step with none."""
+        """Compare the next step with no other."""
         self.features = None
 
 
@@ -37,19 +37,19 @@ cdef class Corrections:
     One thread at a time.
 
     Args:
-        covariance: float64 (n, n), of the coefficients before anything is measured.
-        fade: of what is known, forgotten at each step.
-        revived: share of what was unknown at first that is so again after a swing of the machine's
-            speed. The more, the sooner other costs are believed, and the more stalls bend those
-            that are known.
+        covariance: float64 (n, n), of the coefficients before any measurement.
+        fade: share of the knowledge that is forgotten at each step.
+        revived: share of the initial uncertainty that is restored after a change of the machine's
+            speed. With a higher share, new costs are learned sooner, but stalls distort known costs
+            more.
 
     Attributes:
         mean: float64 (n,), of the coefficients; a view.
-        covariance: float64 (n, n), of them; a view.
+        covariance: float64 (n, n), of the coefficients; a view.
         revived: as given; it may change.
 
     Raises:
-        ValueError: a covariance that is not square.
+        ValueError: the covariance is not square.
     """
 
     cdef readonly object mean, covariance
@@ -75,16 +75,16 @@ cdef class Corrections:
         """Learn from the time of a step.
 
         Args:
-            before: what it is compared with; the step is taken in.
-            features: of the step, as pairs (which, value); all others are 0.
-            residual: the logarithm of its time / what was assumed of it.
+            before: the steps to compare with; the step is added to it.
+            features: of the step, as pairs (index, value); all others are 0.
+            residual: the logarithm of its time / the assumed time.
 
         Returns:
-            the probability that its time was not changed by a swing of the machine's speed.
+            the probability that no change of the machine's speed affected its time.
 
         Raises:
-            IndexError: a feature that there is not; nothing was learned.
-            ValueError: a comparison with steps of another number of features; likewise.
+            IndexError: a feature's index is invalid; nothing was learned.
+            ValueError: the comparison has another number of features; nothing was learned.
         """
         cdef Py_ssize_t n = self._mean.shape[0], at
         cdef double likely = 1.0, error = residual
@@ -114,7 +114,7 @@ cdef class Corrections:
         return likely
 
     cdef void forget_some(self) noexcept nogil:
-        """Forget a little: what is not measured again is as assumed in the end."""
+        """Forget a little: what is not measured again returns to the assumption."""
         cdef double kept = self._keep * self._keep
         cdef Py_ssize_t n = self._mean.shape[0], i, j
         for i in range(n):
@@ -125,10 +125,10 @@ cdef class Corrections:
                 )
 
     cdef double update(self, double error) noexcept nogil:
-        """Correct by the error of a predicted difference.
+        """Correct the coefficients by the error of a predicted difference.
 
         Returns:
-            the probability that it is an error of the costs, and not the machine's speed.
+            the probability that the error is one of the costs, not of the machine's speed.
         """
         cdef double known = 0.0, variance, normal, likely, gain, revived, heard
         cdef Py_ssize_t n = self._mean.shape[0], i, j
@@ -140,7 +140,7 @@ cdef class Corrections:
         variance = known + self._noise * (1.0 + (1.0 - RECENT) / (1.0 + RECENT))
         normal = exp(-error * error / variance / 2.0) / sqrt(2.0 * M_PI * variance)
         likely = (1.0 - SWINGS) * normal / ((1.0 - SWINGS) * normal + SWINGS / RANGE)
-        revived = (1.0 - likely) * self.revived  # if it comes again, it is believed
+        revived = (1.0 - likely) * self.revived  # so that a repeated change is learned
         for i in range(n):
             gain = likely / variance * self._spread[i]
             self._mean[i] += gain * error
@@ -151,7 +151,7 @@ cdef class Corrections:
         return likely
 
     cdef void follow(self, Comparison before, double residual, double recent) noexcept nogil:
-        """Take a step in; its predecessors weigh ``recent``: 0 as the machine's speed changed."""
+        """Add a step. Earlier steps weigh ``recent``: 0 if the machine's speed changed."""
         cdef Py_ssize_t at
         for at in range(self._mean.shape[0]):
             before.features[at] = (

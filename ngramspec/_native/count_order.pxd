@@ -1,20 +1,20 @@
-"""Continuations of many contexts, each context's in count order, ties to the more recent.
+"""Continuations of many contexts, each context's in count order; on ties, the more recent first.
 
     buckets   one per context and distinct count, doubly linked, highest count first
     entries   a continuation, doubly linked inside its bucket, most recent first
     index     open addressing on (context key, token) -> entry
 
 A context is the pair (top, tail) of its first and last bucket, which the caller keeps. Counting up
-or down, the best continuation and the next in order are O(1). Memory: 20 bytes per continuation, 24
-per distinct count of a context, and 5 to 11 per continuation for the index. The owner guards
-against other threads.
+or down and finding the best or the next continuation are O(1). Memory: 20 bytes per continuation,
+24 per distinct count of a context, and 5 to 11 per continuation for the index. The owner prevents
+concurrent use.
 """
 
 from libc.stdint cimport int32_t, uint64_t
 
 cdef struct Bucket:     # 24 bytes
     uint64_t key        # the context it belongs to
-    int32_t count       # of every entry in it, >= 1; 0 in the free list
+    int32_t count       # count of each of its entries, >= 1; 0 in the free list
     int32_t first       # the most recent entry
     int32_t up          # bucket of the same context with the next higher count
     int32_t down        # with the next lower count; links the free list

@@ -8,7 +8,7 @@ from ngramspec._native.common cimport NONE, reserve
 from ngramspec._native.xxh64 cimport scatter
 
 cdef enum:
-    TIES = 64  # a continuation that lost a count is placed exactly among so many newer equals
+    TIES = 64  # maximum number of newer ties among which a decremented entry is placed exactly
 
 
 cdef void count_order_init(CountOrder* o) noexcept nogil:
@@ -31,8 +31,8 @@ cdef Py_ssize_t count_order_sizeof(const CountOrder* o) noexcept nogil:
     )
 
 
-# The index: linear probing, erased by shifting back, so that no tombstones pile up. The salt is in
-# the contexts' keys.
+# The index: linear probing. Erasing shifts entries back, so there are no tombstones. The contexts'
+# keys contain the salt.
 
 cdef inline Py_ssize_t home(const CountOrder* o, uint64_t key, int32_t token) noexcept nogil:
     return <Py_ssize_t>(scatter(key ^ <uint64_t>token) & <uint64_t>(o.index_cap - 1))
@@ -59,7 +59,7 @@ cdef void index_erase(CountOrder* o, int32_t e) noexcept nogil:
             break
         other = o.index[j] - 1
         h = home(o, o.buckets[o.entries[other].bucket].key, o.entries[other].token)
-        if ((j - h) & mask) >= ((j - i) & mask):  # it may move into the gap
+        if ((j - h) & mask) >= ((j - i) & mask):  # the entry may move into the gap
             o.index[i] = o.index[j]
             i = j
     o.index[i] = 0
@@ -80,7 +80,7 @@ cdef int32_t count_order_find(const CountOrder* o, uint64_t key, int32_t token) 
 
 
 cdef Py_ssize_t count_order_longest_probe(const CountOrder* o) noexcept nogil:
-    """Most places of the index that finding an entry looks at, 1 where none collide."""
+    """Largest number of index places inspected to find an entry; 1 without collisions."""
     cdef Py_ssize_t i, h, longest = 0
     cdef int32_t e
     for i in range(o.index_cap):
@@ -94,7 +94,7 @@ cdef Py_ssize_t count_order_longest_probe(const CountOrder* o) noexcept nogil:
 cdef int count_order_reserve(CountOrder* o, Py_ssize_t more) noexcept nogil:
     """Make room for ``more`` entries and buckets: 0, or -1 without memory and nothing changed.
 
-    Counting after it cannot fail half-way.
+    Counting afterwards cannot fail half-way.
     """
     cdef int32_t* old = o.index
     cdef int32_t* grown
@@ -187,7 +187,7 @@ cdef inline void drop_entry(CountOrder* o, int32_t e) noexcept nogil:
 
 
 cdef void link(CountOrder* o, int32_t e, int32_t b) noexcept nogil:
-    """Put an entry into a bucket, behind those that occurred later."""
+    """Put an entry into a bucket, after those that occurred later."""
     cdef int32_t prev = NONE
     cdef int32_t next = o.buckets[b].first
     cdef int steps = 0
@@ -230,13 +230,13 @@ cdef void add(
 
 
 cdef void move(CountOrder* o, Context* c, int32_t e, int step) noexcept nogil:
-    """Take an entry to the bucket one count higher (``step`` = 1) or lower (-1)."""
+    """Move an entry to the bucket one count higher (``step`` = 1) or lower (-1)."""
     cdef int32_t b = o.entries[e].bucket
     cdef int32_t count = o.buckets[b].count + step
     cdef int32_t to = o.buckets[b].up if step > 0 else o.buckets[b].down
     unlink(o, e)
     if to == NONE or o.buckets[to].count != count:
-        if o.buckets[b].first == NONE:  # it was alone: its bucket moves along
+        if o.buckets[b].first == NONE:  # it was the only entry: its bucket is reused
             o.buckets[b].count = count
             to = b
         elif step > 0:
@@ -248,12 +248,12 @@ cdef void move(CountOrder* o, Context* c, int32_t e, int step) noexcept nogil:
         drop_bucket(o, c, b)
 
 
-# Contexts: one continuation is kept in the context itself, several in the lists.
+# Contexts: a single continuation is kept in the context itself, several in the lists.
 
 cdef void count_order_count(
     CountOrder* o, Context* c, int32_t token, int32_t position
 ) noexcept nogil:
-    """Count ``token`` once more after ``c``. Needs count_order_reserve(o, 2) before."""
+    """Count ``token`` once more after ``c``. Call count_order_reserve(o, 2) first."""
     cdef int32_t e, first_seen
     if c.total == 0 or (c.top == NONE and c.token == token):
         c.token = token
@@ -277,9 +277,9 @@ cdef void count_order_count(
 
 
 cdef void count_order_uncount(CountOrder* o, Context* c, int32_t token) noexcept nogil:
-    """Take one count of ``token`` back; it has one. The caller drops a context of total 0.
+    """Remove one count of ``token``, which must have one. The caller drops a context of total 0.
 
-    Needs count_order_reserve(o, 1) before.
+    Call count_order_reserve(o, 1) first.
     """
     cdef int32_t e, b
     c.total -= 1

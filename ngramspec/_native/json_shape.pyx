@@ -1,17 +1,17 @@
-"""How much a JSON text holds, known before it is parsed: one pass over its bytes, without the GIL."""
+"""Bounds of a JSON text's content before parsing, in one pass over its bytes without the GIL."""
 
 from libc.stdint cimport uint8_t
 
 
 cdef (Py_ssize_t, Py_ssize_t, Py_ssize_t) shape_of(const uint8_t[::1] text) noexcept nogil:
-    """Commas, and opening brackets, that are not inside a string; the longest run of digits."""
+    """Commas and opening brackets outside strings; the longest run of digits."""
     cdef Py_ssize_t i = 0, commas = 0, opened = 0, size = text.shape[0]
     cdef Py_ssize_t digits = 0, longest = 0
     cdef bint inside = False
     while i < size:
         if inside:
             if text[i] == c"\\":
-                i += 1  # the next byte is escaped: it does not end the string
+                i += 1  # the next byte is escaped and does not end the string
             elif text[i] == c'"':
                 inside = False
         elif c"0" <= text[i] <= c"9":
@@ -31,16 +31,16 @@ cdef (Py_ssize_t, Py_ssize_t, Py_ssize_t) shape_of(const uint8_t[::1] text) noex
 
 
 def json_shape(const uint8_t[::1] text not None):
-    """Bound how much a parser makes of a JSON text.
+    """Bound what a parser would create from a JSON text.
 
-    A parser stops at the first error, so the bounds hold for text that is not valid JSON too.
+    A parser stops at the first error, so the bounds also hold for text that is not valid JSON.
 
     Args:
         text: uint8 (n,), in UTF-8.
 
     Returns:
-        An upper bound of the number of values, arrays and objects included, the number of arrays
-        and objects, and the most digits in a row of a number.
+        An upper bound of the number of values, including arrays and objects; the number of arrays
+        and objects; and the longest run of digits.
     """
     cdef (Py_ssize_t, Py_ssize_t, Py_ssize_t) found
     with nogil:

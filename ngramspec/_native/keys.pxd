@@ -6,11 +6,11 @@ from ngramspec._native.xxh64 cimport xxh64
 
 cdef enum:
     CONTEXTS = 4            # the last one, two and three tokens, and the token before the last
-    ORDERS = CONTEXTS - 1   # those without a gap; index m has m + 1 tokens
+    ORDERS = CONTEXTS - 1   # those without a gap; the one with index m has m + 1 tokens
     SKIP = ORDERS           # index of the one that skips the last token
-    SKIP_SEED = 32          # its hash seed; the others' is their n-gram's order
+    SKIP_SEED = 32          # its hash seed; the others use their n-gram's order
 
-cdef struct Keys:           # of the contexts at a position; 0 where the text is too short
+cdef struct Keys:           # keys of a position's contexts; 0 where the text is too short
     uint64_t of[CONTEXTS]
 
 

@@ -1,6 +1,6 @@
-"""Comparing the tokens of all candidates with a few others, four at once and without branches.
+"""Comparing the tokens of all candidates with a few others, four at a time and without branches.
 
-Arrays have room for a multiple of four; what stands behind the last candidate means nothing.
+Arrays have room for a multiple of four; entries after the last candidate are meaningless.
 """
 
 from libc.stdint cimport int16_t, int32_t
@@ -48,16 +48,16 @@ cdef extern from *:
         }
     }
     """
-    # Each candidate's cell: ``cell`` of the token ``of``, ``other`` of the others.
+    # Each candidate's cell: ``cell`` for the token ``of``, ``other`` for the others.
     void set_cells "ngs_set_cells" (
         const int32_t* token, int n, int32_t of, int cell, int other, int16_t* into
     ) noexcept nogil
-    # The same of three different tokens; and which of the candidates equal one with a mark of 1.
+    # The same for three different tokens; also marks candidates that equal one with a mark of 1.
     void set_cells_of_three "ngs_set_cells_of_three" (
         const int32_t* token, int n, const int32_t* of, const int* cell, const int* mark,
         int other, int16_t* into, int32_t* marked
     ) noexcept nogil
-    # Set what belongs to the candidate ``of``, if it is one.
+    # Set the value of the candidate ``of``, if it is a candidate.
     void set_where "ngs_set_where" (
         const int32_t* token, int n, int32_t of, int value, int32_t* into
     ) noexcept nogil

@@ -8,8 +8,8 @@ from ngramspec._native.count_order cimport Context, CountOrder
 cdef class NGramTable:
     cdef readonly int order
     cdef readonly object window
-    cdef Py_ssize_t n               # tokens counted so far, forgotten ones included
-    cdef Py_ssize_t width           # the window's length, 0 = none
+    cdef Py_ssize_t n               # tokens counted so far, including forgotten ones
+    cdef Py_ssize_t width           # the window's length; 0: no window
     cdef int32_t tail[8]            # the last order - 1 tokens, oldest first
     cdef int tail_n
     cdef int32_t* ring              # the window's tokens, at position modulo width
@@ -17,7 +17,7 @@ cdef class NGramTable:
     cdef Py_ssize_t slot_cap, slot_n
     cdef CountOrder counts
     cdef readonly uint64_t salt
-    cdef bint busy                  # an operation runs without the GIL
+    cdef bint busy                  # an operation is running without the GIL
 
     cdef Context* context_of(self, object context) except? NULL
     cdef int idle(self) except -1

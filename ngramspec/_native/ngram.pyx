@@ -1,13 +1,13 @@
-"""N-gram frequency table with backoff (akunu's n-gram chapter; here counts are really forgotten).
+"""N-gram frequency table with backoff (akunu's n-gram chapter; here counts can be forgotten).
 
-Invariant: after any call the table equals one that was built from the tokens now in the window.
+Invariant: after any call the table equals one built from the tokens now in the window.
 Costs: appending a token O(order), forgetting one O(order), the best continuation O(1), a drafted
 token O(order); amortised over growth, whatever the context's length. Memory: 24 bytes per context
 (at 1/3 to 2/3 load) and, for contexts with several continuations, 20 per continuation, 24 per
 distinct count and the index's 5 to 11.
 
-A context is known by its XXH64 alone. Two contexts with one 64-bit hash share their counts: a
-worse draft, never a wrong text, since the target verifies every token.
+A context is identified by its XXH64 only. Two contexts with the same 64-bit hash share their
+counts. That gives a worse draft, never a wrong text, since the target verifies every token.
 
 One thread at a time: an operation runs without the GIL, and a second thread gets a RuntimeError.
 """
@@ -71,7 +71,7 @@ cdef class NGramTable:
         count_order_free(&self.counts)
 
     def __len__(self):
-        """Tokens now counted: all, or at most the window's."""
+        """Tokens now counted: all, or those in the window."""
         return min(self.n, self.width) if self.width else self.n
 
     def extend(self, tokens):
@@ -79,7 +79,7 @@ cdef class NGramTable:
 
         Raises:
             TypeError, ValueError: not an int32 array, or a negative id; nothing was counted.
-            MemoryError: the tokens before the failure are counted, the table stays valid.
+            MemoryError: the tokens before the failure are counted; the table stays valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t i, count = view.shape[0], bad = NONE
@@ -103,15 +103,16 @@ cdef class NGramTable:
             raise MemoryError(f"n-gram table at {self.n} tokens")
 
     def draft(self, Py_ssize_t gamma, prefix=None):
-        """Chain at most ``gamma`` most frequent continuations, each fed back as context.
+        """Draft a chain of at most ``gamma`` most frequent continuations, each fed back as context.
 
         Args:
-            gamma: tokens wanted, 0..65536.
-            prefix: int32 array taken to follow the committed tokens (a draft begun elsewhere).
+            gamma: number of tokens, 0..65536.
+            prefix: int32 array that is taken to follow the committed tokens (a draft begun
+                elsewhere).
 
         Returns:
             (tokens int32, orders int8), both (n,), n <= gamma: orders[i] is the n-gram order that
-            predicted tokens[i]. Empty where even the last token alone is unknown.
+            predicted tokens[i]. Empty if even the last token alone is unknown as a context.
         """
         cdef const int32_t[::1] view
         cdef const int32_t* start = NULL
@@ -136,13 +137,13 @@ cdef class NGramTable:
         """The most frequent continuation of a context (int32, 1..order-1 tokens), O(1).
 
         Returns:
-            (token, count), or None for a context never seen. Ties go to the more recent.
+            (token, count), or None for an unknown context. On ties, the more recent.
         """
         found = self.top_k(context, 1)
         return found[0] if found else None
 
     def top_k(self, context, int k):
-        """The ``k`` most frequent continuations as (token, count), in count order, newer first."""
+        """The ``k`` most frequent continuations as (token, count), by count, then recency."""
         cdef Context* c
         cdef int32_t b, e
         found: list[tuple[int, int]] = []
@@ -153,7 +154,7 @@ cdef class NGramTable:
             return found
         if c.top == NONE:
             return [(c.token, c.total)]
-        self.enter()  # making tuples may collect garbage, and so let another thread run
+        self.enter()  # making tuples may run the garbage collector, and so another thread
         try:
             b = c.top
             while b != NONE and len(found) < k:
@@ -183,7 +184,7 @@ cdef class NGramTable:
         return 0 if c == NULL else c.total
 
     def contexts(self):
-        """Every known context's key, as uint64 (n,), in no order: see ``reference.context_key``."""
+        """Keys of all known contexts, uint64 (n,), unordered; see ``reference.context_key``."""
         self.enter()
         try:
             return np.array(
@@ -202,7 +203,7 @@ cdef class NGramTable:
         )
 
     def longest_probe(self):
-        """Most places that finding what is known looks at, 1 where nothing collides. O(n)."""
+        """Largest number of places inspected to find an item; 1 without collisions. O(n)."""
         cdef Py_ssize_t i, longest = 0
         self.idle()
         for i in range(self.slot_cap):
@@ -303,7 +304,7 @@ cdef class NGramTable:
         return 0
 
     cdef void forget(self) noexcept nogil:
-        """Take back every n-gram that begins with the oldest token of the full window."""
+        """Remove every n-gram that begins with the oldest token of the full window."""
         cdef int32_t gram[MAX_ORDER]
         cdef Py_ssize_t slot
         cdef int m

@@ -1,8 +1,8 @@
-"""Finding the places to copy from, and moving them on over committed tokens.
+"""Finding the places to copy from, and advancing them over committed tokens.
 
-The longest known match is the longest of the one followed so far and the last occurrences of the
-last one to three tokens. Bounded work, whatever the text: one search compares at most
-``FAR * 3 + NEAR_LENGTH * (BEFORE + BEHIND)`` tokens. The caller guards against other threads.
+The match is the longest of the one followed so far and those at the latest occurrences of the last
+one to three tokens. The work is bounded for any text: one search compares at most
+``FAR * 3 + NEAR_LENGTH * (BEFORE + BEHIND)`` tokens. The owner prevents concurrent use.
 """
 
 from libc.stdint cimport int32_t
@@ -12,13 +12,13 @@ from ngramspec._native.contexts cimport Slot
 from ngramspec._native.keys cimport ORDERS
 
 cdef enum:
-    BEFORE = 16         # positions before a resumed copy that are looked at
-    BEHIND = 32         # and behind it
-    NEAR_LENGTH = 8     # tokens compared at each
+    BEFORE = 16         # positions searched before a resumed copy
+    BEHIND = 32         # positions searched after it
+    NEAR_LENGTH = 8     # tokens compared at each position
 
 
 cdef inline int agreement(const Text* text, Py_ssize_t at, int most) noexcept nogil:
-    """How many tokens before ``at`` equal those at the text's end, counted up to ``most``."""
+    """How many tokens before ``at`` equal those at the text's end, at most ``most``."""
     cdef int n = 0
     most = <int>min(<Py_ssize_t>most, at)
     while n < most and text.tokens[at - 1 - n] == text.tokens[text.n - 1 - n]:
@@ -27,7 +27,7 @@ cdef inline int agreement(const Text* text, Py_ssize_t at, int most) noexcept no
 
 
 cdef inline int continued(const Place* place, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
-    """How many of ``n`` tokens, from the first on, equal those at a place."""
+    """How many of ``n`` tokens, from the first, equal those at a place."""
     cdef int i = 0
     if place.at == NONE:
         return 0
@@ -41,11 +41,11 @@ cdef inline int continued(const Place* place, const int32_t* tokens, Py_ssize_t 
 cdef void find_match(
     Place* places, const Text* text, const Slot** known, int min_match
 ) noexcept nogil:
-    """Move the match to where the last tokens occurred last, if more tokens agree there.
+    """Move the match to the latest occurrence of the last tokens, if more tokens agree there.
 
     Args:
         places: PLACES places.
-        text: the sequence's own.
+        text: the sequence's own text.
         known: its contexts, NULL where one never occurred.
         min_match: shortest match to follow, >= 1.
     """
@@ -71,7 +71,7 @@ cdef void find_match(
 
 
 cdef void find_near(Place* places, const Text* text) noexcept nogil:
-    """Set the near place: around the resumed copy, the longest agreement, the nearest of equals."""
+    """Set the near place: the longest agreement around the resumed copy; on ties, the nearest."""
     cdef Place* near = &places[NEAR]
     cdef int32_t last, resumed = places[RESUME].at
     cdef Py_ssize_t at
@@ -94,7 +94,7 @@ cdef void find_near(Place* places, const Text* text) noexcept nogil:
 
 
 cdef void follow_places(Place* places, const Text* text, Py_ssize_t n) noexcept nogil:
-    """Move the places on over the ``n`` tokens last committed to ``text``."""
+    """Advance the places over the ``n`` tokens last committed to ``text``."""
     cdef Place* match = &places[MATCH]
     cdef Place* resume = &places[RESUME]
     cdef Place* near = &places[NEAR]

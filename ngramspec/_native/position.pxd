@@ -15,20 +15,20 @@ cdef enum:
     FROM_STORE = 4
     FROM_RUNNER = 5
 
-cdef struct Position:       # behind the committed text and a path of drafted tokens
-    int32_t context[ORDERS + 1]     # the last tokens, and room for a guess at the next
-    int32_t have            # of the last tokens
+cdef struct Position:       # after the committed text and a path of draft tokens
+    int32_t context[ORDERS + 1]     # the last tokens, and room for a guess of the next
+    int32_t have            # number of last tokens
     int32_t depth           # tokens in the path
     float reach             # P(the path)
-    bint follows[PLACES]    # whether the path is what comes at a place; a resumed copy: always
-    int32_t length          # of the match, while the path follows it
+    bint follows[PLACES]    # whether the path is the text at a place; a resumed copy: always true
+    int32_t length          # the match's length, while the path follows it
     int32_t placed[PLACES]  # the token at each place, or NONE
-    Keys copied             # of the contexts behind the match's token
-    uint64_t live           # the store's places that the path follows
-    Votes votes             # what comes next at them
+    Keys copied             # keys of the contexts after the match's token
+    uint64_t live           # bits of the store's places that the path follows
+    Votes votes             # the next tokens at these places
     bint fallback           # whether the only candidate is the most frequent token
-    int32_t recycled        # candidates from here on only the target's runners-up give
-    int32_t best            # the most probable candidate
+    int32_t recycled        # candidates from this index on are only top-k candidates
+    int32_t best            # index of the most probable candidate
     Candidates candidates
 
 
@@ -41,7 +41,7 @@ cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
 
 
 cdef inline int source_of(const Position* at, int32_t token, int otherwise) noexcept nogil:
-    """Which source a token has, see ``ValueEngine.draft``; ``otherwise``, if no more is known."""
+    """The source of a token, see ``ValueEngine.draft``; ``otherwise`` if no other applies."""
     cdef int i
     if token == at.placed[0]:
         return FROM_COPY

@@ -1,6 +1,6 @@
-"""The tokens that a text used last: they may come next where no context is known.
+"""The recent tokens of a text, which may come next where no context is known.
 
-A new token replaces the one with the lowest count, the oldest of equals. At ``FADE_AT`` all
+A new token replaces the one with the lowest count; on ties, the oldest. At ``FADE_AT`` all
 counts are halved.
 """
 

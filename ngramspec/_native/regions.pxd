@@ -1,21 +1,21 @@
-"""Which parts of a store went on as the text did lately: counts that fade, by region.
+"""Which parts of a store recently continued like the text: counts that fade, by region.
 
-A region is 2048 positions of a store. The table has a fixed size: where two regions have one place
-in it, the one with more copied tokens stays.
+A region is 2048 positions of a store. The table has a fixed size: if two regions have the same
+place in it, the one with more copied tokens stays.
 """
 
 from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
-    REGION_BITS = 11    # of the positions in one region
+    REGION_BITS = 11    # logarithm of the positions in a region
     REGIONS = 256
     FADING = 16         # tokens after which all counts fade once
-    FULL_LENGTH = 4     # of a match from which on its tokens count fully
+    FULL_LENGTH = 4     # matches of at least this length count fully
 
 cdef struct Regions:
-    int64_t at[REGIONS]         # the number of each
-    float copied[REGIONS]       # fading count of tokens that came next there as in the text
-    int tokens                  # since the counts faded last
+    int64_t at[REGIONS]         # the number of each region
+    float copied[REGIONS]       # fading count of next tokens that were the same as in the text
+    int tokens                  # tokens since the counts last faded
 
 
 cdef inline int place_of(int64_t region) noexcept nogil:
@@ -24,7 +24,7 @@ cdef inline int place_of(int64_t region) noexcept nogil:
 
 
 cdef inline float copied_from(const Regions* r, int64_t position) noexcept nogil:
-    """How many tokens lately came next in a position's region as in the text; they fade."""
+    """The fading count of a position's region: next tokens that were the same as in the text."""
     cdef int64_t region = position >> REGION_BITS
     cdef int i = place_of(region)
     return r.copied[i] if r.at[i] == region else 0

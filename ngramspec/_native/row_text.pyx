@@ -1,7 +1,7 @@
-"""The tokens of one row of an engine's batch, compared and grown in one call each.
+"""The tokens of one row of an engine's batch, compared and extended in one call each.
 
 A row's text has a hash that grows with it: sum of (token + 1) * r**position modulo 2**64, for a
-secret odd r. Equal hashes are no proof: texts are compared. One thread at a time.
+secret odd r. Equal hashes prove nothing, so texts are compared. One thread at a time.
 """
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
@@ -14,8 +14,8 @@ from ngramspec._native.common cimport MAX_TOKENS, array_tokens, process_salt, re
 
 cnp.import_array()
 
-WHOLE = 1 << 14  # tokens up to here are compared whole, of longer texts three parts:
-PART = 1 << 12  # their beginning, their end, and a part that moves on
+WHOLE = 1 << 14  # texts of up to this many tokens are compared completely
+PART = 1 << 12  # tokens in each of the three parts that are compared of longer texts
 
 cdef enum:
     WHOLE_TOKENS = 1 << 14
@@ -25,7 +25,7 @@ cdef enum:
 cdef class TokenText:
     """Committed tokens and their hash.
 
-    Every ``tokens`` is a contiguous int32 array of one dimension, and is read up to ``length``.
+    Every ``tokens`` is a contiguous int32 array of one dimension and is read up to ``length``.
     """
 
     cdef int32_t* text
@@ -45,11 +45,11 @@ cdef class TokenText:
     def begins(self, tokens, Py_ssize_t length):
         """Whether ``tokens`` begins with this text.
 
-        Of a text longer than ``WHOLE`` the beginning, the end and a part that moves on with every
-        call are compared, so that all of it was after count / ``PART`` calls.
+        Of a text longer than ``WHOLE``, three parts are compared: the beginning, the end, and a
+        part that advances with every call, so that count / ``PART`` calls compare everything.
 
         Raises:
-            TypeError, ValueError: no such array, or a shorter one.
+            TypeError, ValueError: not such an array, or a shorter one.
         """
         cdef const int32_t* other = read(tokens, length)
         cdef Py_ssize_t n = self.count
@@ -65,18 +65,18 @@ cdef class TokenText:
         )
 
     def equals(self, tokens, Py_ssize_t length):
-        """Whether this is exactly ``tokens``. Raises as ``begins``."""
+        """Whether this is exactly ``tokens``. Raises like ``begins``."""
         cdef const int32_t* other = read(tokens, length)
         return self.count == length and same(self.text, other, 0, length)
 
     def append(self, tokens, Py_ssize_t length, Py_ssize_t vocab):
-        """Append what stands behind this text in ``tokens``, which begins with it.
+        """Append what follows this text in ``tokens``, which begins with it.
 
         Returns:
             A copy of the new tokens, int32, without those outside 0..vocab - 1.
 
         Raises:
-            TypeError, ValueError: no such array, or a shorter one; nothing was appended.
+            TypeError, ValueError: not such an array, or a shorter one; nothing was appended.
             MemoryError, OverflowError: nothing was appended.
         """
         cdef const int32_t* other = read(tokens, length)
@@ -116,7 +116,7 @@ cdef class TokenText:
 
 
 def text_hash(tokens, Py_ssize_t length):
-    """The hash that a text of the first ``length`` tokens has. Raises as ``TokenText.begins``."""
+    """The hash of the first ``length`` tokens of an array. Raises like ``TokenText.begins``."""
     cdef const int32_t* other = read(tokens, length)
     cdef uint64_t ratio = process_salt() | 1, power = 1, total = 0
     cdef Py_ssize_t i
@@ -127,10 +127,10 @@ def text_hash(tokens, Py_ssize_t length):
 
 
 def agreed(drafted, committed, Py_ssize_t begin, Py_ssize_t end):
-    """How many of the first tokens of ``drafted`` stand in committed[begin:end], in order.
+    """The length of the common prefix of ``drafted`` and committed[begin:end].
 
     Raises:
-        TypeError, ValueError: no contiguous int32 arrays, or ``end`` lies outside.
+        TypeError, ValueError: not contiguous int32 arrays, or ``end`` is out of range.
     """
     cdef const int32_t* mine
     cdef const int32_t* its = read(committed, end)
@@ -144,13 +144,13 @@ def agreed(drafted, committed, Py_ssize_t begin, Py_ssize_t end):
 
 
 def sound_chain(tokens, confidence, Py_ssize_t room, Py_ssize_t vocab):
-    """Whether a chain is as usual: ids of the vocabulary, at most ``room``, and probabilities.
+    """Whether a chain is valid: ids in the vocabulary, at most ``room``, and probabilities.
 
     Args:
-        tokens: anything.
-        confidence: anything; None: there is none.
-        room: most tokens.
-        vocab: ids are below.
+        tokens: any object.
+        confidence: any object; None: there is none.
+        room: maximum number of tokens.
+        vocab: exclusive upper bound of the ids.
     """
     cdef Py_ssize_t n = 0, i
     cdef const int32_t* ids = array_tokens(tokens, &n)
@@ -179,7 +179,7 @@ def sound_chain(tokens, confidence, Py_ssize_t room, Py_ssize_t vocab):
 
 
 cdef const int32_t* read(object tokens, Py_ssize_t length) except NULL:
-    """The array's tokens, at least ``length`` of them, for reading under the GIL."""
+    """The array's tokens, of which there must be ``length``, for reading under the GIL."""
     cdef Py_ssize_t n = 0
     cdef const int32_t* start = array_tokens(tokens, &n)
     if start == NULL:

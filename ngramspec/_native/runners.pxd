@@ -1,4 +1,4 @@
-"""What the target last found most probable behind its last tokens: its runners-up, by evidence."""
+"""The most probable tokens after each token, from the latest forwards (top-k candidates)."""
 
 from libc.stdint cimport int8_t, int32_t, uint32_t
 
@@ -7,32 +7,32 @@ from ngramspec._native.places cimport Text
 from ngramspec._native.recent cimport Recent
 
 cdef enum:
-    RANKS = 8           # tokens kept behind each
+    RANKS = 8           # tokens kept per row
     PROBABILITIES = 9   # buckets of a probability
-    FAINT = 8           # the last: 0.01 or less
-    AGED = 3            # buckets of the tokens committed since
+    FAINT = 8           # the last bucket: 0.01 or less
+    AGED = 3            # buckets of the number of tokens committed since
     PAIR_BITS = 12
     PAIRS = 1 << PAIR_BITS      # rows kept by the last two tokens
-    LATEST = 4          # last positions of the text whose rows are kept
+    LATEST = 4          # last positions of the text whose rows are also kept
     UNSAID = LATEST * RANKS
 
 cdef struct Row:        # 56 bytes
-    int32_t since       # position in the text that it is about, or that the draft began at
+    int32_t since       # position in the text that it belongs to, or at which the draft began
     int32_t before      # the last two tokens before it; NONE: not known
     int32_t last
-    int32_t n           # tokens in it
+    int32_t n           # number of tokens in it
     int32_t token[RANKS]        # the most probable first
-    int8_t probability[RANKS]   # the bucket of each
+    int8_t probability[RANKS]   # probability bucket of each
 
-cdef struct Unsaid:     # a token that the target found possible at one of the last positions
+cdef struct Unsaid:     # a top-k token at one of the last positions that was not emitted
     int32_t token
     int32_t back        # positions since
     int32_t probability         # its bucket
-    bint recent         # whether it is among the text's recent tokens
+    bint recent         # whether it is one of the text's recent tokens
 
 
 cdef inline int rank_of(const Row* row, int32_t token) noexcept nogil:
-    """The place of a token in a row, from 0 on; RANKS if it is not there."""
+    """The rank of a token in a row, from 0; RANKS if it is not there."""
     cdef int i
     for i in range(row.n):
         if row.token[i] == token:
@@ -41,31 +41,31 @@ cdef inline int rank_of(const Row* row, int32_t token) noexcept nogil:
 
 
 cdef inline int age_bucket(Py_ssize_t age) noexcept nogil:
-    """Below 32 tokens, below 128, or more: 0..2."""
+    """The bucket 0..2 of an age: below 32 tokens, below 128, or more."""
     return 0 if age < 32 else 1 if age < 128 else 2
 
 
 cdef inline uint32_t pair_slot(int32_t before, int32_t last) noexcept nogil:
-    """Where the row behind two tokens is kept."""
+    """The slot of the row after two tokens."""
     cdef uint32_t mixed = <uint32_t>before * <uint32_t>0x9E3779B1 + <uint32_t>last
     return (mixed * <uint32_t>0x85EBCA6B) >> (32 - PAIR_BITS)
 
 
 cdef class RunnersUp:
     cdef Row* rows
-    cdef int32_t* places        # by token: the place of its row + 1, or 0
-    cdef Row* pairs             # PAIRS rows by the last two tokens' hash, or NULL
-    cdef Row latest[LATEST]     # by the position in the text, modulo LATEST
+    cdef int32_t* places        # indexed by token: the place of its row + 1, or 0
+    cdef Row* pairs             # PAIRS rows, indexed by the last two tokens' hash, or NULL
+    cdef Row latest[LATEST]     # indexed by the position in the text, modulo LATEST
     cdef Py_ssize_t n, row_cap, place_cap
 
     cdef inline const Row* row_of(self, int32_t last) noexcept nogil:
-        """The row behind a token, or NULL; valid until the next ``put``."""
+        """The row after a token, or NULL; valid until the next ``put``."""
         if last >= self.place_cap or self.places[last] == 0:
             return NULL
         return &self.rows[self.places[last] - 1]
 
     cdef inline const Row* pair_of(self, int32_t before, int32_t last) noexcept nogil:
-        """The row behind two tokens, or NULL; valid until the next ``put``."""
+        """The row after two tokens, or NULL; valid until the next ``put``."""
         cdef const Row* row
         if self.pairs == NULL:
             return NULL

@@ -1,12 +1,12 @@
-"""The target's latest runners-up behind its last tokens (Token Recycling, Luo et al. 2024).
+"""The target's latest top-k candidates after its tokens (Token Recycling, Luo et al. 2024).
 
-One row for each token, the latest behind it; in PAIRS places rows behind two tokens, the latest of
-those that meet there; and those of the text's last positions, which tell what the target found
-possible there and may say yet (LogitSpec, Liu et al. 2025).
+There is one row for each token, the latest after it. PAIRS slots hold rows after two tokens, the
+latest of those that collide. The rows of the text's last positions are also kept, because tokens
+that were probable but not emitted there may follow soon (LogitSpec, Liu et al. 2025).
 
-Invariant: ``places`` names every row once, and no other. Costs: writing and finding a row O(1),
-amortised over growth. Memory: 56 bytes for each different token seen, 4 bytes for each id up to the
-largest of them, and 224 kB for pairs. The owner guards against other threads.
+Invariant: ``places`` refers to every row once, and to no other. Costs: writing and finding a row
+O(1), amortised over growth. Memory: 56 bytes for each distinct token seen, 4 bytes for each id up
+to the largest of them, and 224 kB for pairs. The owner prevents concurrent use.
 """
 
 from libc.stdint cimport int8_t, int32_t
@@ -16,7 +16,7 @@ from libc.string cimport memset
 from ngramspec._native.common cimport NONE, reserve
 
 cdef enum:
-    MOST_IDS = 1 << 22      # larger ids are left out: no vocabulary has them
+    MOST_IDS = 1 << 22      # larger ids are ignored; no vocabulary has them
 
 # ln of 0.9, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03 and 0.01.
 cdef float[8] BOUNDS = [
@@ -25,7 +25,7 @@ cdef float[8] BOUNDS = [
 
 
 cdef inline int8_t bucket_of(float log_prob) noexcept nogil:
-    """0..8, of a natural logarithm of probability; NaN is the last."""
+    """The bucket 0..8 of a natural logarithm of probability; the last for NaN."""
     cdef int8_t i
     for i in range(FAINT):
         if log_prob > BOUNDS[i]:
@@ -34,7 +34,7 @@ cdef inline int8_t bucket_of(float log_prob) noexcept nogil:
 
 
 cdef class RunnersUp:
-    """Rows of the target's most probable tokens, by the tokens before them."""
+    """Rows of the target's most probable tokens, by the preceding tokens."""
 
     def __dealloc__(self):
         free(self.rows)
@@ -42,11 +42,11 @@ cdef class RunnersUp:
         free(self.pairs)
 
     def __len__(self):
-        """Tokens that have a row."""
+        """Number of tokens that have a row."""
         return self.n
 
     def row(self, int token):
-        """((token, bucket of its probability), ...) and the time of a row, or None: for tests."""
+        """((token, probability bucket), ...) and the position of a row, or None; for tests."""
         cdef const Row* row
         if token < 0:
             return None
@@ -56,7 +56,7 @@ cdef class RunnersUp:
         return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
 
     def pair(self, int before, int last):
-        """The same, of the row behind two tokens."""
+        """The same for the row after two tokens."""
         cdef const Row* row = self.pair_of(before, last)
         if row == NULL:
             return None
@@ -88,10 +88,10 @@ cdef class RunnersUp:
         self, int32_t before, int32_t last, const int32_t* ids, const float* log_probs, int k,
         int32_t since,
     ) noexcept nogil:
-        """Write the rows behind ``last``, and behind ``before`` and it, unless that is NONE.
+        """Write the row after ``last``, and the one after ``before`` and it, unless that is NONE.
 
         Returns:
-            0, or -1 without memory: the rows are as they were, or lack the one of the pair.
+            0, or -1 without memory: the rows are unchanged, or only the pair's row is missing.
         """
         cdef Py_ssize_t old = self.place_cap
         cdef Row* row
@@ -123,21 +123,21 @@ cdef class RunnersUp:
         return 0
 
     cdef void put_latest(self, int32_t last) noexcept nogil:
-        """Note that the row just written behind ``last`` is of the text itself."""
+        """Record that the row just written after ``last`` belongs to the text itself."""
         cdef const Row* row = self.row_of(last)
         if row != NULL:
             self.latest[row.since % LATEST] = row[0]
 
     cdef int unsaid(self, const Text* text, const Recent* recent, Unsaid* into) noexcept nogil:
-        """The tokens that the target found possible at the text's last positions, and did not say.
+        """The top-k tokens of the text's last positions that were not emitted there.
 
         Args:
-            text: the sequence's.
-            recent: its recent tokens, counted.
+            text: the sequence's text.
+            recent: its recent tokens, up to date.
             into: room for UNSAID tokens.
 
         Returns:
-            How many there are: each once, the latest position's first, there by rank.
+            Their number. Each token comes once; the latest position's come first, by rank.
         """
         cdef const Row* row
         cdef Py_ssize_t at

@@ -13,11 +13,11 @@ cdef class DraftSearch:
     cdef CommittedText committed
     cdef Estimator estimator
     cdef Frontier frontier      # of the last draft
-    cdef float least            # reach up to which a tree's nodes are not expanded,
-    cdef float least_node       # below which a tree ends,
-    cdef float least_rest       # and above which recent tokens are offered
-    cdef int lookahead          # nodes of a tree looked at behind the best end so far
-    cdef bint tree              # whether that is a tree
+    cdef float least            # reach up to which a tree's nodes are not expanded
+    cdef float least_node       # reach below which a tree ends
+    cdef float least_rest       # remaining probability above which recent tokens are offered
+    cdef int lookahead          # maximum number of a tree's nodes inspected after the best end
+    cdef bint tree              # whether the last draft is a tree
     cdef Position* positions    # estimated for it, and not yet learned from
     cdef Py_ssize_t position_cap
     cdef int position_n

@@ -1,11 +1,11 @@
 """Best-first search for the draft with the most expected tokens per cost.
 
-A chain follows the best candidate of each position; a tree has a node for every candidate and for
+A chain follows the best candidate of each position. A tree has a node for every candidate and for
 recent tokens. Nodes are expanded in order of reach, the probability of their path (frontier.pxd).
-The draft is the start of that order with the most expected tokens per cost: Theorem 3.8 of
+The draft is the prefix of that order with the most expected tokens per cost: Theorem 3.8 of
 Leviathan et al. 2023 with a measured cost and a probability for each node.
 
-Costs: a draft expands at most ``limit`` nodes, and at most LOOKAHEAD behind the best end so far.
+Costs: a draft expands at most ``limit`` nodes, and at most LOOKAHEAD after the best end so far.
 Memory: about 2.3 kB per node of the largest draft so far. One thread at a time.
 """
 
@@ -26,28 +26,28 @@ from ngramspec._native.runners cimport Unsaid
 from ngramspec._native.store_reader cimport STORE_PLACES
 
 cdef enum:
-    LOOKAHEAD = 12      # nodes looked at behind the best end so far
-    LOOKAHEAD_RUNNERS = 32      # the same in a tree where the target's runners-up are known
+    LOOKAHEAD = 12      # nodes inspected after the best end so far
+    LOOKAHEAD_RUNNERS = 32      # the same in a tree where top-k candidates are known
 
 # Reach, the probability of a path:
-cdef float MIN_REACH_CHAIN = 0.01   # below, a chain ends
-cdef float MIN_REACH_TREE = 0.004   # below, a tree does
-# Up to here, nodes of a tree are not expanded, but where they follow the match. 0.06 would be a tie
-# of counts, which rounding decides.
+cdef float MIN_REACH_CHAIN = 0.01   # a chain ends below it
+cdef float MIN_REACH_TREE = 0.004   # a tree ends below it
+# Nodes of a tree are not expanded up to this reach, unless they follow the match. 0.06 would be a
+# tie of counts, which rounding would decide.
 cdef float MIN_REACH_BRANCH = 0.0597
-cdef float MIN_REST = 0.5   # that none of the candidates comes: above, recent tokens are offered
-# The last three where the target's runners-up are known: nodes further down are worth a look.
+cdef float MIN_REST = 0.5   # P(no candidate is next) above which recent tokens are offered
+# The last three where top-k candidates are known, which make deeper nodes worth inspecting.
 cdef float MIN_REACH_TREE_RUNNERS = 0.002
 cdef float MIN_REACH_RUNNERS = 0.0079
 cdef float MIN_REST_RUNNERS = 0.3
 
 
 cdef class DraftSearch:
-    """Drafts of one sequence.
+    """Finds the drafts of one sequence.
 
     Args:
         committed: the sequence's text.
-        estimator: of candidates behind it.
+        estimator: the estimator of the text's candidates.
     """
 
     def __cinit__(self, CommittedText committed not None, Estimator estimator not None):
@@ -88,7 +88,7 @@ cdef class DraftSearch:
         return 0
 
     cdef void set_bounds(self) noexcept nogil:
-        """Where a tree ends: further down once the target's runners-up are known."""
+        """Set the bounds of a tree, which are wider once top-k candidates are known."""
         cdef bint known = self.estimator.runners is not None and self.estimator.runners.n
         self.least = MIN_REACH_RUNNERS if known else MIN_REACH_BRANCH
         self.least_node = MIN_REACH_TREE_RUNNERS if known else MIN_REACH_TREE
@@ -96,9 +96,10 @@ cdef class DraftSearch:
         self.lookahead = LOOKAHEAD_RUNNERS if known else LOOKAHEAD
 
     cdef int run(self, const float* cost) noexcept nogil:
-        """Draft into the frontier; the number of nodes, in order, worth verifying.
+        """Draft into the frontier; return the number of nodes, in order, worth verifying.
 
-        ``cost[n]``, of a forward of n positions, for n up to limit + 1; NULL: no limit but reach.
+        ``cost[n]`` is the cost of a forward of n positions, for n up to limit + 1. NULL: the draft
+        is bounded only by reach.
         """
         cdef const Frontier* f = &self.frontier
         cdef int k, best = 0
@@ -125,13 +126,13 @@ cdef class DraftSearch:
         return best
 
     cdef bint follows_match(self, int k) noexcept nogil:
-        """Whether the path to the ``k``-th node is the match's: it is cheap to expand."""
+        """Whether the path to the ``k``-th node follows the match, which is cheap to expand."""
         cdef const Node* node = ranked(&self.frontier, k)
         cdef const Position* at = &self.positions[node.at]
         return at.follows[MATCH] and node.token == at.placed[MATCH]
 
     cdef void begin(self) noexcept nogil:
-        """Offer what may come behind the committed tokens."""
+        """Offer what may follow the committed tokens."""
         cdef const Slot* known[CONTEXTS]
         cdef const Text* text = &self.committed.text
         cdef const Place* places = self.committed.places
@@ -156,7 +157,7 @@ cdef class DraftSearch:
         self.branch(root, NONE, known)
 
     cdef void expand(self, int k) noexcept nogil:
-        """Offer what may come behind the ``k``-th node."""
+        """Offer what may follow the ``k``-th node."""
         cdef Node* node = ranked(&self.frontier, k)
         cdef const Position* above = &self.positions[node.at]
         cdef Position* p = &self.positions[self.position_n]
@@ -185,9 +186,9 @@ cdef class DraftSearch:
         self.branch(p, k, known)
 
     cdef void branch(self, Position* at, int parent, const Slot** known) noexcept nogil:
-        """Estimate a position and offer its candidates: of a chain the best, of a tree each.
+        """Estimate a position and offer its best candidate in a chain, all of them in a tree.
 
-        The remaining probability is spread over the recent tokens.
+        The remaining probability is divided among the recent tokens.
         """
         cdef Candidates* all = &at.candidates
         cdef float rest = 1, scale, least = 2
@@ -210,7 +211,7 @@ cdef class DraftSearch:
             self.offer_recent(at, parent, rest)
 
     cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil:
-        """Offer the recent tokens that are no candidates, with their shares of ``rest``."""
+        """Offer the recent tokens that are not candidates, with their shares of ``rest``."""
         cdef const Recent* recent = &self.committed.recent
         cdef float p
         cdef int i, age = 0
@@ -226,7 +227,7 @@ cdef class DraftSearch:
             self.offer_unsaid(at, parent, rest)
 
     cdef void offer_unsaid(self, const Position* at, int parent, float rest) noexcept nogil:
-        """Offer what the target left unsaid and is no candidate, with its shares of ``rest``."""
+        """Offer unemitted top-k tokens that are not candidates, with their shares of ``rest``."""
         cdef const Unsaid* each
         cdef float p
         cdef int i
@@ -241,7 +242,7 @@ cdef class DraftSearch:
     cdef void offer(
         self, const Position* at, int parent, int32_t token, float p, int otherwise
     ) noexcept nogil:
-        """Insert a node that comes at a position with probability ``p``, if it is good enough."""
+        """Insert a node with probability ``p`` at a position, if it is good enough."""
         cdef Node* node = insert(&self.frontier, at.reach * p)
         if node == NULL:
             return
@@ -253,7 +254,7 @@ cdef class DraftSearch:
         node.source = source_of(at, token, otherwise)
 
     cdef void learn(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
-        """Compare the last draft's candidates with what was committed, as far as they agree."""
+        """Compare the last draft's candidates with the committed tokens, as far as they agree."""
         cdef const Frontier* f = &self.frontier
         cdef int at = 0, k = NONE
         cdef Py_ssize_t j

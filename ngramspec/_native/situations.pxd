@@ -1,4 +1,4 @@
-"""Describing the candidates of a position: one input after the other, for all of them at once.
+"""Describing the candidates of a position, one input at a time for all of them at once.
 
 The candidates of a position have the same inputs, in the same order; the cells differ (cells.pxd).
 """
@@ -24,7 +24,7 @@ from ngramspec._native.store_reader cimport StoreReader, Votes
 
 
 cdef inline int16_t* add_input(Candidates* all, int input) noexcept nogil:
-    """Give the candidates one more input; where their cells of it belong."""
+    """Add an input to the candidates; return where to write their cells of it."""
     cdef int16_t* cells = all.cell[all.inputs]
     all.input[all.inputs] = <int8_t>input
     all.inputs += 1
@@ -32,7 +32,7 @@ cdef inline int16_t* add_input(Candidates* all, int input) noexcept nogil:
 
 
 cdef inline void add_agreeing(Candidates* all, int input, int cell, int32_t token) noexcept nogil:
-    """Add an input that says whether a candidate is ``token``: then its cell is the next one."""
+    """Add an input that tells whether a candidate is ``token``: if so, its cell is the next one."""
     set_cells(all.token, all.n, token, cell + 1, cell, add_input(all, input))
 
 
@@ -40,8 +40,8 @@ cdef inline void add_contexts(Position* at, const Slot** known, int32_t* own) no
     """Describe how often the candidates followed each context.
 
     Args:
-        own: set to what the text says of each candidate: 0: nothing, 1: it followed one of the
-            contexts, 2: it leads the longest one, 3: it is the match's.
+        own: set to what the text says about each candidate: 0: nothing, 1: it followed one of the
+            contexts, 2: it leads the longest one, 3: it is the match's token.
     """
     cdef Candidates* all = &at.candidates
     cdef const Slot* slot
@@ -71,7 +71,7 @@ cdef inline void add_contexts(Position* at, const Slot** known, int32_t* own) no
 cdef inline void add_places(
     Position* at, const Place* places, int acceptance, int length
 ) noexcept nogil:
-    """Describe whether the candidates come at a place; ``acceptance`` and ``length`` are buckets.
+    """Describe whether a place suggests the candidates; ``acceptance``, ``length`` are buckets.
     """
     cdef Candidates* all = &at.candidates
     cdef const Place* resume = &places[RESUME]
@@ -90,7 +90,7 @@ cdef inline void add_places(
 
 
 cdef inline void add_store(Position* at, StoreReader store, const int32_t* own) noexcept nogil:
-    """Describe what a store says of the candidates; ``own`` is what the text says."""
+    """Describe what a store says about the candidates; ``own`` is what the text says."""
     cdef Candidates* all = &at.candidates
     cdef const Votes* votes = &at.votes
     cdef int32_t which[ROOM]
@@ -123,7 +123,7 @@ cdef inline void add_store(Position* at, StoreReader store, const int32_t* own) 
 cdef inline void add_counts(
     Position* at, int input, int first, const int32_t* counts, int total, const int32_t* which
 ) noexcept nogil:
-    """Describe how many of a store's places say each candidate."""
+    """Describe how many of a store's places are followed by each candidate."""
     cdef int16_t* cells = add_input(&at.candidates, input)
     cdef int i
     for i in range(at.candidates.n):
@@ -133,7 +133,7 @@ cdef inline void add_counts(
 
 
 cdef inline void add_where(Position* at, bint earlier, const int32_t* which) noexcept nogil:
-    """Describe where in the store the candidates come next."""
+    """Describe the places in the store that are followed by the candidates."""
     cdef const Votes* votes = &at.votes
     cdef int16_t* cells
     cdef float copied
@@ -155,12 +155,12 @@ cdef inline void add_where(Position* at, bint earlier, const int32_t* which) noe
 cdef inline void add_row(
     Candidates* all, int input, int first, const Row* row, Py_ssize_t n
 ) noexcept nogil:
-    """Describe what the target said of the candidates when it last saw the tokens before.
+    """Describe the target's probabilities of the candidates after the preceding tokens.
 
     Args:
         input, first: the input, and the first of its cells.
-        row: the target's runners-up.
-        n: tokens of the text.
+        row: the target's top-k candidates.
+        n: number of tokens of the text.
     """
     cdef int16_t* cells = add_input(all, input)
     cdef int age = age_bucket(n - row.since)

@@ -1,24 +1,24 @@
-"""Weights that candidates begin with where a store knows something.
+"""Initial weights of candidates where a store has a match.
 
-A weight of the mix is the sum of two, see calibration.pxd. The first begins as the sum of a row of
+A weight of the mix is the sum of two, see calibration.pxd. The first starts as the sum of a row of
 
-- ``BY_KNOWN``: what the store knows: less than the text; more; much more;
+- ``BY_KNOWN``: the store's match is shorter than the text's; else up to 7 tokens; longer;
 - ``BY_LENGTH``: the length bucket of the text's longest match or context;
-- ``BY_AGREEMENT``: there is no resumed copy; it says the candidate; it says another token.
+- ``BY_AGREEMENT``: there is no resumed copy; it suggests the candidate; it suggests another token.
 
-The second begins as the sum of a row of
+The second starts as the sum of a row of
 
-- ``BY_STANDING``: what the text says of the candidate: nothing; it followed before; it leads the
-  longest context; it is the match's; and for each of these what the store says: other tokens; this
-  one too; it leads among shorter matches; among the longest; among both;
+- ``BY_STANDING``: what the text says about the candidate: nothing; it followed before; it leads the
+  longest context; it is the match's token. For each of these, what the store says: other tokens;
+  also this one; it leads among shorter matches; among the longest; among both;
 - ``BY_STORE_LENGTH``: the length bucket of the store's match.
 
 Fitted to completions inside 40 Python packages by benchmarks/start_values.py, and rounded.
 """
 
-STEP = 0.05  # that the tables count in
-SAYS = 5  # what a store can say of a candidate
-INPUTS = (  # a table's columns
+STEP = 0.05  # unit of the tables' integers
+SAYS = 5  # number of things that a store can say about a candidate
+INPUTS = (  # columns of a table
     "context 0",
     "context 1",
     "context 2",
@@ -39,7 +39,7 @@ INPUTS = (  # a table's columns
 
 
 def table(*rows: tuple[int, ...]) -> list[list[float]]:
-    """Rows of weights, of rows of steps."""
+    """Convert rows of integers to rows of weights."""
     return [[STEP * steps for steps in row] for row in rows]
 
 

@@ -1,7 +1,7 @@
-"""The parts of building a corpus that go over every place: keys, wide intervals, their counts.
+"""The parts of building a corpus that visit every place: keys, wide intervals and their counts.
 
-The format is that of ``store_corpus.pxd``. Inputs are the text as int32 codes, a separator being
-``SEPARATOR``, and the sorted places. One pass each; memory as said of each.
+``store_corpus.pxd`` describes the format. Inputs are the text as int32 codes, with ``SEPARATOR`` as
+separator, and the sorted places. Each function makes one pass.
 """
 
 from libc.stdint cimport int32_t, uint32_t, uint64_t
@@ -13,7 +13,7 @@ from ngramspec._native.store_corpus cimport LEADING, PROBES, WIDE, Wide, slot_of
 from ngramspec._native.store_tally cimport SEPARATOR
 
 cdef enum:
-    AHEAD = 8           # tokens of the longest context whose intervals are computed ahead
+    AHEAD = 8           # tokens of the longest context whose intervals are precomputed
 
 SEPARATOR_CODE = SEPARATOR
 WIDE_BYTES = sizeof(Wide)
@@ -41,9 +41,9 @@ def keys(const int32_t[::1] text, const uint32_t[::1] places, int width, int ste
 
 
 def wide_intervals(const int32_t[::1] text, const uint32_t[::1] places):
-    """The intervals of more than WIDE places behind contexts of 1..8 tokens: int64 (n, 2).
+    """The intervals of more than WIDE places after contexts of 1..8 tokens: int64 (n, 2).
 
-    One that several contexts have comes once. At most ``8 * len(places) / 128`` of them.
+    An interval of several contexts is listed once. At most ``8 * len(places) / 128`` intervals.
     """
     cdef Py_ssize_t n = places.shape[0], i, longer, used = 0
     cdef Py_ssize_t begun[AHEAD + 1]
@@ -78,7 +78,7 @@ def count_wide(const int32_t[::1] following, const long long[:, ::1] intervals, 
     Args:
         following: the token at each place.
         intervals: int64 (n, 2).
-        limit: above every token id; eight bytes are taken for each.
+        limit: exclusive upper bound of the token ids; eight bytes are allocated for each id.
     """
     cdef Py_ssize_t i, k
     cdef int j, n
@@ -106,7 +106,7 @@ def count_wide(const int32_t[::1] following, const long long[:, ::1] intervals, 
 
 
 cdef void rank(Wide* wide, uint32_t token, uint32_t count) noexcept nogil:
-    """Put a continuation in its place among the leading ones, if it is one."""
+    """Insert a continuation among the leading ones, if it is one of them."""
     cdef int i = LEADING
     while i and (
         wide.count[i - 1] < count or (wide.count[i - 1] == count and wide.token[i - 1] > token)
@@ -119,7 +119,7 @@ cdef void rank(Wide* wide, uint32_t token, uint32_t count) noexcept nogil:
 
 
 def slots(const long long[:, ::1] intervals):
-    """Open addressing for intervals: uint32 (2 ** k,), an entry's number + 1 or 0.
+    """Open addressing for intervals: uint32 (2 ** k,), an entry's number + 1, or 0.
 
     Returns:
         (slots, kept): whether each interval found a place within PROBES, bool (n,).

@@ -1,4 +1,4 @@
-"""Whether a corpus is what it should be: every place, key and count. Some microseconds a token."""
+"""Checks every place, key and count of a corpus, in some microseconds per token."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
@@ -40,7 +40,7 @@ def check_corpus(CorpusIndex corpus not None):
 
 
 cdef bint ordered(CorpusIndex corpus, uint64_t i):
-    """Whether place i - 1 does not come behind place i by the tokens compared."""
+    """Whether place i - 1 does not sort after place i by the compared tokens."""
     cdef int j
     cdef int32_t left, right
     for j in range(DEEPEST):

@@ -1,6 +1,6 @@
 """The codes and keys of a corpus: reading them, and comparing them with a context's last tokens.
 
-A code has 2 or 3 bytes, the lowest first. Codes from ``limit`` on are no tokens.
+A code has 2 or 3 bytes, the lowest first. Codes from ``limit`` on are not tokens.
 """
 
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint64_t
@@ -18,23 +18,23 @@ cdef extern from *:
         return bytes;
     }
     """
-    int high_zeros "NGS_HIGH_ZEROS" (uint64_t x) noexcept nogil     # of x > 0
+    int high_zeros "NGS_HIGH_ZEROS" (uint64_t x) noexcept nogil     # for x > 0
     uint64_t eight_before "ngs_eight_before" (const uint8_t* end) noexcept nogil
 
-cdef struct Key:        # the last tokens before a place, the last one highest
+cdef struct Key:        # the last tokens before a place, the last one in the highest bits
     uint64_t high
     uint64_t low
 
 cdef struct Query:
-    const int32_t* end  # behind the context's last token
-    int have            # of its tokens, cut before one that the corpus cannot have
+    const int32_t* end  # after the context's last token
+    int have            # number of its tokens, cut before one that the corpus cannot contain
     Key key
-    uint64_t last       # the codes of the last two to four tokens, as they stand in the text
-    int in_last         # tokens in it
+    uint64_t last       # the codes of the last two to four tokens, as stored in the text
+    int in_last         # number of tokens in ``last``
 
 
 cdef inline int32_t raw_code(const uint8_t* codes, int width, uint64_t i) noexcept nogil:
-    """The ``i``-th code, whatever it means."""
+    """The ``i``-th code, unchecked."""
     cdef const uint8_t* c = codes + <uint64_t>width * i
     cdef int32_t code = c[0] | c[1] << 8
     if width == 3:
@@ -51,7 +51,7 @@ cdef inline int32_t code_at(
 
 
 cdef inline Key pack(Key key, int width, int i, int32_t code) noexcept nogil:
-    """The key with its ``i``-th token from the end, where it has room for it."""
+    """The key with its ``i``-th token from the end added, if it has room for it."""
     cdef int each = 4 if width == 2 else 3
     cdef int bits = 16 if width == 2 else 21
     cdef uint64_t value = <uint64_t>code & ((<uint64_t>1 << bits) - 1)
@@ -67,7 +67,7 @@ cdef inline int key_tokens(int width) noexcept nogil:
 
 
 cdef inline void set_last(Query* q, int width) noexcept nogil:
-    """Prepare comparing the context's last tokens at once."""
+    """Prepare comparing several of the context's last tokens at once."""
     cdef int i
     q.last = 0
     q.in_last = min(q.have, 4 if width == 2 else 2)
@@ -78,10 +78,10 @@ cdef inline void set_last(Query* q, int width) noexcept nogil:
 cdef inline int common(
     const Query* q, const uint8_t* codes, int width, uint64_t at, int most
 ) noexcept nogil:
-    """How many of the context's last ``most`` tokens, at most ``have``, are those before ``at``."""
+    """How many of the context's last ``most`` tokens, at most ``have``, precede ``at``."""
     cdef uint64_t differs
     cdef int same = 0, zeros
-    if at >= 4:  # so that eight bytes stand before it
+    if at >= 4:  # so that eight bytes precede it
         same = q.in_last
         differs = eight_before(codes + width * at) ^ q.last
         if differs:
@@ -99,7 +99,7 @@ cdef inline int common(
 cdef inline int read_codes(
     const uint8_t* codes, int width, int32_t limit, uint64_t at, int32_t* into, int n
 ) noexcept nogil:
-    """Copy ``n`` codes as tokens; how many there are before one that is none."""
+    """Copy ``n`` codes as tokens, up to the first that is not a token; return their number."""
     cdef const uint16_t* narrow = <const uint16_t*>codes + at
     cdef int32_t highest = 0
     cdef int i
@@ -123,18 +123,18 @@ cdef inline void count_keys(
     const Key* keys, uint64_t low, uint64_t high, const Query* q, int width, int most,
     uint64_t* below, uint64_t* equal
 ) noexcept nogil:
-    """Find where a context's last ``most`` tokens stand among the sorted keys in low..high - 1.
+    """Find the position of a context's last ``most`` tokens among the sorted keys in low..high - 1.
 
-    All keys are compared: with few of them that costs less than to guess wrong at every step of a
-    binary search.
+    All keys are compared. For few keys that costs less than the branch mispredictions of a binary
+    search.
 
     Args:
-        below: set to the first key that is not below them,
-        equal: and to the first above them.
+        below: set to the first key that is not lower,
+        equal: set to the first key that is higher.
     """
     cdef uint64_t i, here_high, here_low, top = ~<uint64_t>0, bottom = 0
     cdef int each = key_tokens(width) // 2, bits = 16 if width == 2 else 21
-    # the bits of the key that count
+    # the bits of the key that are compared
     if most < each:
         top <<= 64 - bits * most
     elif most > each:

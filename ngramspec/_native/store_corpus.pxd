@@ -1,14 +1,14 @@
-"""A corpus in a mapped file: its tokens, every place in them sorted by what stands before it.
+"""A corpus in a mapped file: its tokens, and every place in them sorted by the tokens before it.
 
-    text      N codes: the documents, a separator before the first and behind each
+    text      N codes: the documents, with a separator before the first and after each
     places    M positions q in the text, sorted by the tokens before q, read backwards
-    next      M codes: the token at each place, so that an interval's continuations lie together
+    next      M codes: the token at each place, so that an interval's continuations are contiguous
     keys      the last tokens before every 16th place, packed; every 16th of those; and so on
-    wide      the leading continuations of intervals of more than WIDE places, computed ahead
+    wide      the precomputed leading continuations of intervals of more than WIDE places
     slots     open addressing on an interval's bounds -> its entry in ``wide``
 
-The places behind one context are an interval, and those behind a longer one lie inside it. No place
-has a separator before it or at it, so a match never crosses documents and is always continued.
+The places after one context are an interval, and those after a longer one lie inside it. No place
+has a separator before it or at it, so a match never spans documents and always has a continuation.
 """
 
 from cpython.buffer cimport Py_buffer
@@ -19,19 +19,19 @@ from ngramspec._native.store_source cimport Found, StoreSource
 from ngramspec._native.xxh64 cimport P1, P2
 
 cdef enum:
-    DEEPEST = 64        # tokens of a context that are compared
+    DEEPEST = 64        # maximum number of a context's tokens that are compared
     STEP = 16           # places between two sampled keys, keys between two of the next level
-    LEVELS = 8          # 16 ** 8 places
-    WIDE = 128          # places whose continuations are counted at look-up: TALLIED
-    LEADING = 8         # continuations computed ahead for a wider interval
-    PROBES = 64         # slots looked at
-    GALLOP = 8          # places looked at by steps; beyond, an edge is searched from the top
-    BACKOFFS = 3        # intervals that places are taken from, each inside the next
+    LEVELS = 8          # enough for 16 ** 8 places
+    WIDE = 128          # intervals of up to this many places are counted at look-up: TALLIED
+    LEADING = 8         # precomputed continuations of a wider interval
+    PROBES = 64         # maximum number of slots inspected
+    GALLOP = 8          # places inspected in steps; beyond, an edge is searched from the top
+    BACKOFFS = 3        # nested intervals that places are taken from
 
 cdef struct Wide:       # 72 bytes
     uint32_t first, end
-    uint32_t token[LEADING]     # by count, of equals the lower id first
-    uint32_t count[LEADING]     # 0 behind the last
+    uint32_t token[LEADING]     # by count; on ties, the lower id first
+    uint32_t count[LEADING]     # 0 after the last
 
 cdef struct Interval:
     int64_t first, end  # places
@@ -39,7 +39,7 @@ cdef struct Interval:
 
 
 cdef inline uint64_t slot_of(uint32_t first, uint32_t end) noexcept nogil:
-    """Where an interval's entry is looked for first; part of the file format."""
+    """The first slot to inspect for an interval's entry; part of the file format."""
     cdef uint64_t x = (<uint64_t>first << 32 | end) * P1
     x = (x ^ (x >> 29)) * P2
     return x >> 20
@@ -49,7 +49,7 @@ cdef inline const Wide* find_wide(
     const Wide* wides, const uint32_t* slots, uint64_t wide_n, uint64_t slot_n,
     const Interval* found
 ) noexcept nogil:
-    """What was computed ahead for an interval, or NULL."""
+    """An interval's precomputed entry, or NULL."""
     cdef uint64_t i = slot_of(<uint32_t>found.first, <uint32_t>found.end)
     cdef uint32_t entry
     cdef int _k
@@ -69,7 +69,7 @@ cdef inline const Wide* find_wide(
 
 
 cdef class CorpusIndex(StoreSource):
-    cdef Py_buffer sections[6]          # held as long as this lives
+    cdef Py_buffer sections[6]          # held while this object lives
     cdef int held
     cdef const uint8_t* text
     cdef const uint8_t* next
@@ -80,9 +80,9 @@ cdef class CorpusIndex(StoreSource):
     cdef const Wide* wides
     cdef const uint32_t* slots
     cdef uint64_t wide_n, slot_n
-    cdef readonly uint64_t n, m         # codes in the text, places
-    cdef readonly int width             # bytes of a code
-    cdef readonly int32_t limit         # above every token id
+    cdef readonly uint64_t n, m         # number of codes in the text, and of places
+    cdef readonly int width             # bytes per code
+    cdef readonly int32_t limit         # exclusive upper bound of the token ids
 
     cdef Py_ssize_t size(self, int section, int each) except -1
     cdef int lay_keys(self) except -1

@@ -1,10 +1,10 @@
-"""Look-ups in a corpus: the longest match, its places, what follows them.
+"""Look-ups in a corpus: the longest match, its places, and their continuations.
 
 A look-up descends through the sampled keys (one or two cache misses below the levels that stay in
-cache), then compares at most ``STEP`` places with the text, loaded at once. Reading along from a
-place is one miss. Whatever the memory holds, every loop is bounded, every position is checked
-before it is read and every code before it is a token: a broken corpus gives wrong drafts at most.
-Nothing is ever written, so any number of threads may ask. No memory is allocated.
+cache), then compares at most ``STEP`` places with the text, loaded at once. Reading on from a place
+is one miss. Every loop is bounded, every position is checked before it is read, and every code
+before it is used as a token. A broken corpus therefore gives wrong drafts at worst. Nothing is
+written, so any number of threads may use it. No memory is allocated.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -31,13 +31,13 @@ cdef class CorpusIndex(StoreSource):
     """The look-ups over one corpus's sections.
 
     Args:
-        sections: text, places, next, keys, wide, slots: bytes-like, read-only or not, the memory
-            aligned to eight bytes, held as long as this lives.
-        width: bytes of a code, 2 or 3.
-        limit: above every token id.
+        sections: text, places, next, keys, wide, slots: bytes-like, aligned to eight bytes, and
+            held while this object lives.
+        width: bytes per code, 2 or 3.
+        limit: exclusive upper bound of the token ids.
 
     Raises:
-        ValueError: the sections' sizes do not go together.
+        ValueError: the sections' sizes are inconsistent.
     """
 
     def __cinit__(self, sections, width, limit):
@@ -98,20 +98,20 @@ cdef class CorpusIndex(StoreSource):
         return 0
 
     def __len__(self):
-        """Places."""
+        """Number of places."""
         return self.m
 
     def longest(self, context):
-        """The longest match of a context's end: (length, first, end) of its places, or (0, 0, 0).
+        """The longest match of the end of a context: (length, first, end), or (0, 0, 0).
 
         Args:
-            context: int32 (n,); its last ``MOST_COMPARED`` tokens are looked at.
+            context: int32 (n,); only its last ``MOST_COMPARED`` tokens are used.
         """
         cdef Interval found = self.found(context)
         return found.length, found.first, found.end
 
     def interval(self, context):
-        """(first, end) of the places behind a whole context, at most MOST_COMPARED tokens."""
+        """(first, end) of the places after a whole context of at most MOST_COMPARED tokens."""
         cdef Interval found = self.found(context)
         cdef Py_ssize_t n = len(context)
         if n == 0 or n > DEEPEST:
@@ -123,12 +123,12 @@ cdef class CorpusIndex(StoreSource):
     def continuations(self, context, int most=LEADING):
         """What follows the longest match: ([(token, count), ...], length), most frequent first.
 
-        Up to ``COUNTED`` places are counted; of more, the counts computed ahead, at most
-        ``LEADERS``; where there are none, those of ``COUNTED`` places evenly spread, scaled up.
+        Up to ``COUNTED`` places are counted. For more, precomputed counts are returned, at most
+        ``LEADERS``; if there are none, ``COUNTED`` places evenly spread are counted and scaled up.
 
         Args:
             context: int32 (n,).
-            most: continuations, 1..128.
+            most: maximum number of continuations, 1..128.
         """
         cdef Interval found = self.found(context)
         cdef int32_t tokens[WIDE]
@@ -140,13 +140,13 @@ cdef class CorpusIndex(StoreSource):
         return [(tokens[i], counts[i]) for i in range(n)], found.length
 
     def place(self, int64_t i):
-        """The ``i``-th place: a position in the text, or -1 where the entry is broken."""
+        """The ``i``-th place: a position in the text, or -1 if the entry is broken."""
         if not 0 <= i < <int64_t>self.m:
             raise IndexError(f"place must be in 0..{<int64_t>self.m - 1}, got {i}")
         return self.places[i] if 0 < self.places[i] < self.n else -1
 
     def tokens_at(self, int64_t at, int most):
-        """At most ``most`` tokens from a position on, up to the document's end: int32 (n,)."""
+        """At most ``most`` tokens from a position up to the document's end: int32 (n,)."""
         if most < 0 or not 0 <= at < <int64_t>self.n:
             raise ValueError(f"cannot read {most} tokens at {at} of {self.n}")
         most = <int>min(most, <int64_t>self.n - at)
@@ -155,11 +155,11 @@ cdef class CorpusIndex(StoreSource):
         return tokens[:self.read(at, &into[0], most)] if most else tokens
 
     def sizeof(self):
-        """Bytes of its own; the sections are not its own."""
+        """Bytes allocated, without the sections."""
         return sizeof(CorpusIndex)
 
     cdef Interval found(self, context) except *:
-        """The longest match of what Python passed."""
+        """The longest match of a context passed from Python."""
         cdef const int32_t[::1] view
         cdef Py_ssize_t n = 0, bad
         cdef const int32_t* tokens = array_tokens(context, &n)
@@ -177,7 +177,7 @@ cdef class CorpusIndex(StoreSource):
         return found
 
     cdef int ask(self, const int32_t* end, Py_ssize_t have, Query* query) noexcept nogil:
-        """Prepare the search for the last of ``have`` tokens before ``end``; how many it takes."""
+        """Prepare a search for the last of ``have`` tokens before ``end``; how many it uses."""
         cdef int i = 0
         query.end = end
         query.key.high = query.key.low = 0
@@ -190,20 +190,20 @@ cdef class CorpusIndex(StoreSource):
         return i
 
     cdef int32_t before(self, uint64_t place, int i) noexcept nogil:
-        """The ``i``-th token before a place, counted from 0; SEPARATOR where there is none."""
+        """The ``i``-th token before a place, counted from 0; SEPARATOR if there is none."""
         cdef int64_t at = <int64_t>self.places[place] - 1 - i
         if not 0 <= at < <int64_t>self.n:
             return SEPARATOR
         return code_at(self.text, self.width, self.limit, at)
 
     cdef int agreement(self, const Query* q, int64_t place, int most) noexcept nogil:
-        """How many of the context's last ``most`` tokens stand before a place; 0 outside."""
+        """How many of the context's last ``most`` tokens precede a place; 0 outside the text."""
         if not 0 <= place < <int64_t>self.m or self.places[place] > self.n:
             return 0
         return common(q, self.text, self.width, self.places[place], most)
 
     cdef bint precedes(self, const Query* q, uint64_t place, int most, bint ties) noexcept nogil:
-        """Whether a place stands before those of the context's last ``most`` tokens.
+        """Whether a place sorts before those of the context's last ``most`` tokens.
 
         With ``ties``: or is one of them.
         """
@@ -229,9 +229,9 @@ cdef class CorpusIndex(StoreSource):
     cdef void bound(
         self, const Query* q, int most, int first, int behind, int64_t* into
     ) noexcept nogil:
-        """Find an interval's first place (side 0) and its end (1), of sides first..behind - 1.
+        """Find an interval's first place (side 0) and end (1), for sides first..behind - 1.
 
-        Of both, what one waits for is loaded together with the other's.
+        What the two searches wait for is loaded together.
         """
         cdef uint64_t low[2]
         cdef uint64_t high[2]
@@ -243,11 +243,11 @@ cdef class CorpusIndex(StoreSource):
         for level in range(self.levels - 1, -1, -1):
             for side in range(first, behind):
                 middle = self.narrow(q, level, low[side], high[side], most, side)
-                # it lies behind entry middle - 1 of this level, and not behind entry middle
+                # it sorts after entry middle - 1 of this level, and not after entry middle
                 high[side] = min(middle * STEP, self.key_n[level - 1] if level else self.m)
                 low[side] = (middle - 1) * STEP + 1 if middle else 0
         for side in range(first, behind):
-            for middle in range(low[side], high[side]):  # what will be compared, loaded at once
+            for middle in range(low[side], high[side]):  # loads what will be compared
                 self.prefetch(middle)
         for side in range(first, behind):
             while low[side] < high[side]:
@@ -264,7 +264,7 @@ cdef class CorpusIndex(StoreSource):
             prefetch_line(self.text + <uint64_t>self.width * self.places[place] - 8)
 
     cdef int find(self, const Query* q, Interval* found) noexcept nogil:
-        """The places of the longest match; its length, 0 without one."""
+        """Find the places of the longest match; return its length, 0 without one."""
         cdef Interval none
         found.first = found.end = 0
         found.length = 0
@@ -276,7 +276,7 @@ cdef class CorpusIndex(StoreSource):
         return found.length
 
     cdef void around(self, const Query* q, const Interval* inner, Interval* found) noexcept nogil:
-        """The places beside an interval that agree longest, with those inside; length 0: none."""
+        """The places next to an interval that agree longest, including it; length 0: none."""
         cdef int64_t bounds[2]
         cdef int left, right, length
         self.prefetch_edges(inner.first, inner.end)
@@ -301,7 +301,7 @@ cdef class CorpusIndex(StoreSource):
             apart *= 2
 
     cdef int64_t edge(self, const Query* q, int64_t at, int length, int side) noexcept nogil:
-        """Where the places beside ``at`` that agree for ``length`` tokens end; NONE: far away."""
+        """The end of the places next to ``at`` that agree for ``length`` tokens; NONE: far away."""
         cdef int64_t inside = at if side > 0 else at - 1    # agrees
         cdef int64_t outside, middle, apart = 1
         while True:
@@ -323,7 +323,7 @@ cdef class CorpusIndex(StoreSource):
     cdef int leaders(
         self, const Interval* found, int32_t* tokens, int64_t* counts, int most
     ) noexcept nogil:
-        """The ``most`` most frequent continuations, of equals the lower id first; how many."""
+        """The ``most`` most frequent continuations; on ties, the lower id first. Their number."""
         cdef int64_t width = found.end - found.first
         cdef const Wide* wide = NULL
         cdef Tally tally
@@ -353,7 +353,7 @@ cdef class CorpusIndex(StoreSource):
     cdef int look(
         self, const int32_t* end, Py_ssize_t have, Found* into, int most
     ) noexcept nogil:
-        """Places of the longest match, evenly spread; then of the next shorter ones there are."""
+        """Places of the longest match, evenly spread, then of the next shorter ones."""
         cdef Query q
         cdef Interval inner, outer
         cdef int n = 0, _k
@@ -374,7 +374,7 @@ cdef class CorpusIndex(StoreSource):
     cdef int spread(
         self, const Interval* over, const Interval* but, Found* into, int most
     ) noexcept nogil:
-        """At most ``most`` places of an interval, evenly spread, but none of one inside it."""
+        """At most ``most`` evenly spread places of an interval, excluding an interval inside it."""
         cdef int64_t hole = but.end - but.first, width = over.end - over.first - hole
         cdef int64_t i, next = over.first   # over.first + k * width // n
         cdef int n = <int>min(<int64_t>most, width), rest = 0, k
@@ -391,7 +391,7 @@ cdef class CorpusIndex(StoreSource):
         return n
 
     cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
-        """Copy tokens from a position on, up to a separator; how many."""
+        """Copy tokens from a position up to a separator; return their number."""
         if not 0 <= at < <int64_t>self.n:
             return 0
         most = <int>min(<int64_t>most, <int64_t>self.n - at)

@@ -1,8 +1,8 @@
 """The places in a store that a sequence follows, and what comes next at them.
 
-Places are found at the text's end and followed while a draft is made: a draft's path keeps those
-whose text it is. What comes next there is counted, apart for the places of the longest match and
-for those of shorter ones.
+Places are found at the text's end and followed while a draft is made. A draft's path keeps the
+places whose text it equals. The next tokens there are counted, separately for the places of the
+longest match and for those of shorter ones.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -12,21 +12,21 @@ from ngramspec._native.regions cimport Regions
 from ngramspec._native.store_source cimport Found, StoreSource
 
 cdef enum:
-    STORE_PLACES = 32   # followed at once, bits of ``live``
-    AHEAD = 64          # tokens held of each
+    STORE_PLACES = 32   # places followed at once, bits of ``live``
+    AHEAD = 64          # tokens buffered per place
     CHUNK = 8           # tokens copied from the store at once
-    STORE_LEADERS = 8   # different tokens kept of what comes next
-    FAR_OFF = 0x7fffffff    # a distance that is not known, or longer
-    COPIED = 3          # tokens of a match whose place counts as copied from
+    STORE_LEADERS = 8   # different next tokens that are kept
+    FAR_OFF = 0x7fffffff    # a distance that is unknown or too long
+    COPIED = 3          # minimum match length for a place to count as copied from
 
 cdef struct Followed:   # a place that is followed
     int64_t at          # position in the store of tokens[0]
     int32_t length      # tokens matched before the next one
-    int32_t skip        # of the next token in tokens[]
+    int32_t skip        # index of the next token in tokens[]
     int32_t filled
-    bint ends           # nothing follows what is filled
-    float copied        # fading count of tokens that were right in its region,
-    int32_t distance    # from where the last copy would go on; FAR_OFF without one
+    bint ends           # nothing follows the buffered tokens
+    float copied        # fading count of tokens that were right in its region
+    int32_t distance    # from where the last copy would continue; FAR_OFF without one
     int32_t tokens[AHEAD]
 
 cdef extern from *:
@@ -35,37 +35,37 @@ cdef extern from *:
     """
     int lowest "NGS_LOWEST" (uint64_t bits) noexcept nogil  # index of the lowest bit that is set
 
-cdef struct Votes:      # what comes next at the places that a path follows
-    int n               # tokens; the entry behind the last is of every other token
-    int length          # of the longest match, the path included; 0: no place
-    int total           # places of it that go on
-    int others          # places of shorter matches that go on
-    int32_t token[STORE_LEADERS]    # by both counts, the first of equals first
-    int32_t count[STORE_LEADERS + 1]    # among the longest
-    int32_t other[STORE_LEADERS + 1]    # among the shorter
-    uint64_t places[STORE_LEADERS]  # bits of those where it comes next
-    float copied[STORE_LEADERS + 1]     # the most that was right in a region of its places,
-    int32_t distance[STORE_LEADERS + 1]  # and the shortest distance of one
-    int leading         # of the token with the highest count, the first of equals
+cdef struct Votes:      # the next tokens at the places that a path follows
+    int n               # number of tokens; the entry after the last stands for all other tokens
+    int length          # of the longest match, including the path; 0: no place
+    int total           # places of the longest match that have a next token
+    int others          # places of shorter matches that have a next token
+    int32_t token[STORE_LEADERS]    # by both counts; on ties, the first one first
+    int32_t count[STORE_LEADERS + 1]    # count among the longest matches
+    int32_t other[STORE_LEADERS + 1]    # count among the shorter matches
+    uint64_t places[STORE_LEADERS]  # bits of the places where it is next
+    float copied[STORE_LEADERS + 1]     # the highest ``copied`` of its places
+    int32_t distance[STORE_LEADERS + 1]  # the shortest distance of its places
+    int leading         # index of the token with the highest count; on ties, the first
     int leading_other   # the same among the shorter matches
-    int familiar        # the most right in a region, then the highest count; NONE: none was
-    int nearest         # of the token at the shortest distance, or NONE: no token
-    int32_t resumed     # what comes next at the place that was left, or NONE
+    int familiar        # index of the highest ``copied``, then of the highest count; or NONE
+    int nearest         # index of the shortest distance, or NONE
+    int32_t resumed     # the next token at the place that was left, or NONE
 
 
 cdef class StoreReader:
     cdef StoreSource source
     cdef Followed places[STORE_PLACES]
-    cdef Followed resume        # the place that was followed last, past a substituted token
-    cdef Regions regions        # and what was right in each lately
-    cdef int64_t copied_to      # where the last copy would go on, or NONE
+    cdef Followed resume        # the place that was last followed, past a substituted token
+    cdef Regions regions        # the regions that were recently right
+    cdef int64_t copied_to      # where the last copy would continue, or NONE
     cdef int since              # tokens since it was left, or NONE: there is none
     cdef uint64_t live          # bits of the places that are followed
     cdef int longest            # length of the longest match, 0 without one
-    cdef bint earlier           # whether that is in what earlier requests said,
-    cdef bint resume_earlier    # and the place that was left
+    cdef bint earlier           # whether it is in the text of earlier requests
+    cdef bint resume_earlier    # the same of the place that was left
     cdef bint asked             # whether places were looked up for the last draft
-    cdef int missed             # look-ups in a row of which no place went on as the sequence did
+    cdef int missed             # consecutive look-ups without a place that was right
     cdef int pause              # tokens until the next look-up
     cdef readonly long long look_ups, hits
 
@@ -74,7 +74,7 @@ cdef class StoreReader:
     cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil
     cdef int32_t fetch(self, Followed* place, int depth) noexcept nogil
     cdef inline int32_t token(self, Followed* place, int depth) noexcept nogil:
-        """The token ``depth`` behind the next one at a place, or NONE."""
+        """The token ``depth`` after the next one at a place, or NONE."""
         cdef int want = place.skip + depth
         return place.tokens[want] if want < place.filled else self.fetch(place, depth)
 

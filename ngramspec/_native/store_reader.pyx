@@ -1,10 +1,10 @@
 """Following places in a store over a sequence's drafts and committed tokens.
 
-A place of the longest match that goes on as the sequence does is behind the longest match again:
-no look-up is needed. After PATIENCE look-ups in a row without a place that was right, the next ones
-come after 2, 4 and up to LONGEST_PAUSE tokens, until one is right.
+If a place of the longest match continues like the sequence, it is again a place of the longest
+match, and no look-up is needed. After PATIENCE consecutive look-ups without a place that was right,
+the next ones are 2, 4 and up to LONGEST_PAUSE tokens apart, until one is right.
 
-Costs: a look-up finds STORE_PLACES places at most; a draft's position reads one token at each.
+Costs: a look-up finds at most STORE_PLACES places; a draft's position reads one token at each.
 Memory: 14 kB. One thread at a time.
 """
 
@@ -16,13 +16,13 @@ from ngramspec._native.regions cimport (
 )
 
 cdef enum:
-    SURE = 12           # tokens of a match that is followed without looking for others
-    PATIENCE = 16       # look-ups in a row that may fail before they become rarer
-    LONGEST_PAUSE = 64  # tokens between two look-ups then
+    SURE = 12           # length from which a match is followed without looking for others
+    PATIENCE = 16       # consecutive failed look-ups after which they become less frequent
+    LONGEST_PAUSE = 64  # maximum number of tokens between two look-ups then
 
 
 cdef class StoreReader:
-    """What one sequence follows in one store, or in several behind one source.
+    """Follows the places of one sequence in one store, or in several combined into one source.
 
     Args:
         source: the store.
@@ -52,7 +52,7 @@ cdef class StoreReader:
             assert 0 <= self.regions.copied[i] < 1e6, "more than can be copied"
 
     cdef void judge(self, bint right) noexcept nogil:
-        """Note whether any place of the last look-up went on as the sequence did."""
+        """Record whether any place of the last look-up continued like the sequence."""
         if not self.asked:
             return
         self.asked = False
@@ -62,7 +62,7 @@ cdef class StoreReader:
             self.pause = min(1 << min(self.missed - PATIENCE + 1, 6), <int>LONGEST_PAUSE)
 
     cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil:
-        """Find the places behind a text that ends before ``end``: bits of those that are live."""
+        """Find the places of a text that ends before ``end``; return the bits of the live ones."""
         cdef Found found[STORE_PLACES]
         cdef int i, n
         self.asked = self.longest < SURE and self.pause == 0
@@ -81,7 +81,7 @@ cdef class StoreReader:
         return self.live
 
     cdef void rate(self) noexcept nogil:
-        """Note how familiar the places' regions are, and how near the last copy they lie."""
+        """Set how familiar the places' regions are, and how near to the last copy they are."""
         cdef Followed* place
         cdef int64_t at
         cdef uint64_t left = self.live
@@ -96,16 +96,16 @@ cdef class StoreReader:
                 place.distance = <int32_t>min(max(at, -at), <int64_t>FAR_OFF)
 
     cdef int32_t fetch(self, Followed* place, int depth) noexcept nogil:
-        """Copy more from the store, and return the token ``depth`` behind the next one, or NONE."""
+        """Buffer more of the store; return the token ``depth`` after the next one, or NONE."""
         cdef int want, more
-        if place.skip >= place.filled:  # all of it was committed
+        if place.skip >= place.filled:  # all buffered tokens were committed
             place.at += place.skip
             place.skip = place.filled = 0
         want = place.skip + depth
         while want >= place.filled:
             if place.ends or depth >= AHEAD:
                 return NONE
-            if place.filled + CHUNK > AHEAD:  # drop what was committed
+            if place.filled + CHUNK > AHEAD:  # drop committed tokens
                 place.at += place.skip
                 place.filled -= place.skip
                 memmove(place.tokens, place.tokens + place.skip, place.filled * sizeof(int32_t))
@@ -121,7 +121,7 @@ cdef class StoreReader:
         return place.tokens[want]
 
     cdef void vote(self, uint64_t live, int depth, Votes* votes) noexcept nogil:
-        """Count what comes next at the places in ``live``, ``depth`` tokens behind the text."""
+        """Count the next tokens at the places in ``live``, ``depth`` tokens after the text."""
         cdef Followed* place
         cdef uint64_t bit
         cdef int k, n = 0, length = 0
@@ -138,7 +138,7 @@ cdef class StoreReader:
             token = self.token(place, depth)
             if token == NONE:
                 continue
-            if length == 0:  # places come by length
+            if length == 0:  # places are sorted by length
                 length = place.length + depth
             longest = place.length + depth == length
             votes.total += longest
@@ -167,7 +167,7 @@ cdef class StoreReader:
     cdef uint64_t matching(
         self, uint64_t live, int depth, const Votes* votes, int32_t token
     ) noexcept nogil:
-        """Those of the places in ``live`` where ``token`` comes next, as ``vote`` counted them."""
+        """The places in ``live`` where ``token`` is next, as ``vote`` counted them."""
         cdef uint64_t left = 0
         cdef int i
         for i in range(votes.n):
@@ -181,14 +181,14 @@ cdef class StoreReader:
         return left
 
     cdef int continued(self, Followed* place, const int32_t* new, Py_ssize_t n) noexcept nogil:
-        """How many of ``n`` new tokens, from the first on, come next at a place."""
+        """How many of ``n`` new tokens, from the first, equal the next ones at a place."""
         cdef int i = 0
         while i < n and self.token(place, i) == new[i]:
             i += 1
         return i
 
     cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil:
-        """Move the place that was left on over ``n`` tokens, up to its document's end."""
+        """Advance the place that was left over ``n`` tokens, up to its document's end."""
         cdef int i
         for i in range(n):
             if self.token(place, i) == NONE:
@@ -197,7 +197,7 @@ cdef class StoreReader:
         place.skip += <int>n
 
     cdef void count_right(self, const int* agrees, Py_ssize_t n) noexcept nogil:
-        """Count where the ``n`` new tokens came next: ``agrees[i]`` of them at the i-th place."""
+        """Count the ``n`` new tokens at their places: ``agrees[i]`` of them at the i-th place."""
         cdef Followed* place
         cdef uint64_t left
         cdef int i, right = 0, last = NONE
@@ -228,12 +228,12 @@ cdef class StoreReader:
             self.copied_to += n
 
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil:
-        """Move on over ``n`` tokens just committed, and drop the places that went on otherwise."""
+        """Advance over ``n`` tokens just committed, and drop the places that differ from them."""
         cdef int agrees[STORE_PLACES]
         cdef uint64_t left = self.live, kept = 0
         cdef int i, best = 0, furthest = 0
         self.pause = max(self.pause - <int>min(n, LONGEST_PAUSE), 0)
-        if n > AHEAD:  # no draft was
+        if n > AHEAD:  # more than any draft
             self.asked = False
             self.live = self.longest = 0
             self.since = NONE
@@ -277,13 +277,13 @@ cdef class StoreReader:
             self.source.credit(self.resume.at, n)
 
     cdef void count_anew(self) noexcept nogil:
-        """Forget how many look-ups there were, and that they failed."""
+        """Reset the number of look-ups and of failed ones."""
         self.look_ups = self.hits = 0
         self.missed = self.pause = 0
 
 
 cdef inline void find_leading(Votes* votes) noexcept nogil:
-    """Find the leading tokens of votes by each measure."""
+    """Find the leading token of the votes by each measure."""
     cdef float most = 0
     cdef int k
     votes.leading = votes.leading_other = 0

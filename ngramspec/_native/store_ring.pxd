@@ -1,12 +1,12 @@
 """Text of earlier requests in a ring, with the latest places of short contexts.
 
     ring    capacity codes: token ids, SEPARATOR before each document
-    heads   for each level, by the hash of so many tokens: the latest place behind them
-    links   for each level and place: the place before it with the same hash
+    heads   for each level, by the hash of that many tokens: the latest place after them
+    links   for each level and place: the previous place with the same hash
 
-A position counts all codes ever written, so none comes back; its slot is position % capacity. Heads
-and links keep its last 32 bits. They may name text that was overwritten since, or that of another
-context: every place is compared with the text before it is used. A chain of links only goes back.
+Positions count all codes ever written, so none is reused; a position's slot is position % capacity.
+Heads and links keep its last 32 bits. They may refer to text that was overwritten, or to that of
+another context, so every place is compared with the text before it is used. Links only go back.
 """
 
 from cpython.pythread cimport PyThread_type_lock
@@ -16,21 +16,21 @@ from ngramspec._native.store_source cimport Found
 from ngramspec._native.store_tally cimport SEPARATOR
 
 cdef enum:
-    RING_LEVELS = 3     # context lengths with places
-    RING_DEEPEST = 64   # tokens of a context that are compared
-    WALK = 48           # places of one context that are compared
-    STEPS = 192         # links that are followed for them
+    RING_LEVELS = 3     # context lengths that have places
+    RING_DEEPEST = 64   # maximum number of a context's tokens that are compared
+    WALK = 48           # maximum number of a context's places that are compared
+    STEPS = 192         # maximum number of links that are followed for them
     BATCH = 64          # tokens added under one lock
-    COPIED = 4096       # codes copied, or erased, under one lock
-    CODE_BYTES = 4 + 8 * RING_LEVELS    # memory of a code
+    COPIED = 4096       # codes copied or erased under one lock
+    CODE_BYTES = 4 + 8 * RING_LEVELS    # memory per code
     LEAST_CAPACITY = 16
     TAIL = 6            # tokens of the longest context that has places
-    OWN_RANGES = 32     # of a stream's own text that are known
+    OWN_RANGES = 32     # ranges of a stream's own text that are remembered
 
 cdef struct Range:      # positions begin <= p < end
     uint64_t begin, end
 
-cdef struct Own:        # where a stream's own text lies, the newest at ``last``
+cdef struct Own:        # ranges of a stream's own text, the newest at ``last``
     Range ranges[OWN_RANGES]
     int n, last
 
@@ -48,18 +48,18 @@ cdef class StoreRing:
     cdef int32_t* ring
     cdef uint32_t* heads[RING_LEVELS]
     cdef uint32_t* links[RING_LEVELS]
-    cdef readonly uint64_t capacity     # codes; 0: closed
-    cdef readonly uint64_t written      # codes ever: the next one's position
+    cdef readonly uint64_t capacity     # in codes; 0: closed
+    cdef readonly uint64_t written      # codes ever written, which is the next one's position
     cdef uint64_t oldest        # position of the oldest code that may be read
-    cdef uint64_t owner         # stream of the last code; 0: none goes on there
-    cdef uint64_t owners        # streams so far
+    cdef uint64_t owner         # stream of the last code; 0: no stream continues there
+    cdef uint64_t owners        # number of streams so far
     cdef int32_t tail[TAIL]     # the last tokens of the last document, newest last
-    cdef int have               # of them
+    cdef int have               # number of tokens in ``tail``
     cdef uint64_t salt
-    cdef int64_t tokens         # that may be read
+    cdef int64_t tokens         # number of tokens that may be read
     cdef int64_t ever, look_ups, hits, accepted     # counts, see ``counts``
-    cdef int32_t largest        # token id ever written, or -1
-    cdef int64_t held, most_held        # operations under the lock: this time, at most
+    cdef int32_t largest        # largest token id ever written, or -1
+    cdef int64_t held, most_held        # operations under the lock: current, and the maximum
 
     cdef void take(self) noexcept nogil
     cdef void release(self) noexcept nogil

@@ -1,9 +1,9 @@
-"""The ring of a namespace: adding text, finding places, reading on from them.
+"""The ring of a namespace: adding text, finding places, and reading from them.
 
-Costs: a token takes a place in RING_LEVELS tables. A look-up compares WALK places of each level at
-most. Memory: CODE_BYTES for each code, all of it taken at the start. Any number of threads: one
-lock, held for at most BATCH tokens added, one look-up, or COPIED codes read or erased. The lock is
-never held where the GIL is taken, so no thread waits for one that waits for it.
+Costs: a token is entered in RING_LEVELS tables. A look-up compares at most WALK places per level.
+Memory: CODE_BYTES per code, all allocated at the start. Any number of threads may use it: one lock
+is held for at most BATCH tokens added, one look-up, or COPIED codes read or erased. The GIL is
+never acquired while the lock is held, so the two cannot deadlock.
 """
 
 from cpython.pythread cimport (
@@ -45,10 +45,10 @@ cdef class StoreRing:
     """Text that requests share, bounded by ``capacity`` codes of CODE_BYTES each.
 
     Args:
-        capacity: codes, LEAST_CODES..MOST_CODES: tokens, and a separator a document.
+        capacity: codes, LEAST_CODES..MOST_CODES: tokens, and a separator per document.
 
     Raises:
-        MemoryError: there is no room.
+        MemoryError: it cannot be allocated.
     """
 
     def __cinit__(self, int64_t capacity):
@@ -78,7 +78,7 @@ cdef class StoreRing:
             PyThread_free_lock(self.lock)
 
     def close(self):
-        """Free the text; nothing is found or added any more."""
+        """Free the text; nothing is found or added afterwards."""
         cdef void* parts[1 + 2 * RING_LEVELS]
         cdef int level
         with nogil:
@@ -96,7 +96,7 @@ cdef class StoreRing:
                 free(parts[level])
 
     def clear(self):
-        """Forget the text, at once; its memory is erased in pieces."""
+        """Remove the text at once; its memory is erased in pieces."""
         cdef uint64_t slot = 0
         cdef bint going = True
         with nogil:
@@ -110,9 +110,9 @@ cdef class StoreRing:
                 slot += COPIED
 
     def codes(self, int64_t at, int most=COPIED):
-        """Codes from a position on, or from the oldest there is: (position, int32 (n,)).
+        """Codes from a position, or from the oldest one: (position, int32 (n,)).
 
-        Tokens, and BORDER before each document. At most COPIED.
+        They are tokens, with BORDER before each document. At most COPIED codes.
         """
         cdef int32_t[::1] into
         cdef int n = 0
@@ -132,11 +132,11 @@ cdef class StoreRing:
         return begin, found[:n]
 
     def counts(self):
-        """(tokens, tokens ever, look-ups, those that found a place, accepted tokens)."""
+        """(tokens, tokens ever, look-ups, look-ups that found a place, accepted tokens)."""
         return self.tokens, self.ever, self.look_ups, self.hits, self.accepted
 
     def count_on(self, counts):
-        """Go on from the counts of a saved store: tokens ever, look-ups, hits, accepted."""
+        """Continue the counts of a saved store: tokens ever, look-ups, hits, accepted."""
         self.ever, self.look_ups, self.hits, self.accepted = counts
 
     def largest_id(self):
@@ -144,11 +144,11 @@ cdef class StoreRing:
         return self.largest
 
     def most_operations(self):
-        """The most codes and places that were touched while the lock was held once."""
+        """The most codes and places accessed while the lock was held once."""
         return self.most_held
 
     def memory_holds(self, int32_t code):
-        """Whether any slot holds a code, one that cannot be read included. For tests."""
+        """Whether any slot holds a code, including codes that cannot be read. For tests."""
         cdef uint64_t slot
         for slot in range(self.capacity):
             if self.ring[slot] == code:
@@ -156,7 +156,7 @@ cdef class StoreRing:
         return False
 
     def waits(self, int n, int pause):
-        """For benchmarks: ns that the lock was waited for, int64 (n,), ``pause`` ns apart."""
+        """For benchmarks: waiting times for the lock in ns, int64 (n,), ``pause`` ns apart."""
         cdef int64_t[::1] into
         cdef int64_t began
         cdef int i
@@ -207,7 +207,7 @@ cdef class StoreRing:
         PyThread_release_lock(self.lock)
 
     cdef void forget(self) noexcept nogil:
-        """Let nothing be found. Under the lock."""
+        """Make all text impossible to find. Under the lock."""
         self.oldest = self.written
         self.owner = 0
         self.tokens = 0
@@ -224,12 +224,12 @@ cdef class StoreRing:
         return slot + COPIED < self.capacity
 
     cdef uint32_t bucket(self, int level, const int32_t* end) noexcept nogil:
-        """Where the places behind the last tokens before ``end`` begin."""
+        """The head of the places after the last tokens before ``end``."""
         cdef int n = length_of(level)
         return <uint32_t>((xxh64(end - n, n, n, self.salt) >> 32) * self.capacity >> 32)
 
     cdef void put(self, int32_t code, bint found) noexcept nogil:
-        """Write a code. ``found``: so that its place is found. Under the lock."""
+        """Write a code. ``found``: enter its place in the tables. Under the lock."""
         cdef uint64_t slot = self.written % self.capacity
         if found:
             self.place()
@@ -249,7 +249,7 @@ cdef class StoreRing:
         self.have = min(self.have + 1, <int>TAIL)
 
     cdef void place(self) noexcept nogil:
-        """Let the next code's place be found by what stands before it. Under the lock."""
+        """Enter the next code's place by the tokens before it. Under the lock."""
         cdef uint64_t slot = self.written % self.capacity
         cdef uint32_t bucket
         cdef int level
@@ -262,7 +262,7 @@ cdef class StoreRing:
             self.held += 1
 
     cdef uint64_t new_owner(self) noexcept nogil:
-        """A number for a stream."""
+        """A new number for a stream."""
         cdef uint64_t number
         self.take()
         self.owners += 1
@@ -271,7 +271,7 @@ cdef class StoreRing:
         return number
 
     cdef void end(self, uint64_t owner) noexcept nogil:
-        """Let nothing follow the text of a stream."""
+        """Let no text be appended to that of a stream."""
         self.take()
         if self.owner == owner:
             self.owner = 0
@@ -281,16 +281,16 @@ cdef class StoreRing:
         self, uint64_t owner, const int32_t* before, int have, const int32_t* tokens, int n,
         Own* own
     ) noexcept nogil:
-        """Add tokens of a stream: behind its last ones, or if others came between, as a document.
+        """Add tokens of a stream: after its last ones, or, if others intervened, as a document.
 
         Args:
             owner: the stream's number.
-            before: the stream's last tokens, which such a document begins with, so that what
-                follows is found by them.
-            have: how many.
-            tokens: to add.
-            n: how many, at most BATCH.
-            own: where the stream's text lies; added to.
+            before: the stream's last tokens. Such a document begins with them, so that they find
+                the text that follows.
+            have: number of tokens in ``before``.
+            tokens: the tokens to add.
+            n: number of tokens to add, at most BATCH.
+            own: ranges of the stream's own text, which are updated.
         """
         cdef int i
         self.take()
@@ -313,7 +313,7 @@ cdef class StoreRing:
     cdef int agreement(
         self, uint64_t at, uint64_t slot, const int32_t* end, Py_ssize_t have
     ) noexcept nogil:
-        """How many of a context's last tokens stand before a place, at most RING_DEEPEST."""
+        """How many of a context's last tokens precede a place, at most RING_DEEPEST."""
         cdef int i = 0, most = <int>min(<uint64_t>min(have, RING_DEEPEST), at - self.oldest)
         while i < most:
             slot = (slot if slot else self.capacity) - 1
@@ -327,9 +327,9 @@ cdef class StoreRing:
         self, int level, const int32_t* end, Py_ssize_t have, const Own* own,
         Found* into, int n, int most
     ) noexcept nogil:
-        """Add the latest places of one context to ``n`` that are known; how many there are then.
+        """Add the latest places of one context to ``n`` that are known; return the new number.
 
-        Those that agree for as many tokens as the next level's contexts have come from there.
+        Places that agree for as many tokens as the next level's contexts have are found there.
         """
         cdef int steps = 0, length, i, walked = 0, least = length_of(level)
         cdef int beyond = RING_DEEPEST + 1 if level == RING_LEVELS - 1 else length_of(level + 1)
@@ -365,7 +365,7 @@ cdef class StoreRing:
     cdef int look(
         self, const int32_t* end, Py_ssize_t have, const Own* own, Found* into, int most
     ) noexcept nogil:
-        """Places behind a context, the longest agreement first, of equals the latest."""
+        """Places after a context, the longest agreement first; on ties, the latest."""
         cdef int level, n = 0
         self.take()
         if self.capacity:
@@ -378,7 +378,7 @@ cdef class StoreRing:
         return n
 
     cdef int read(self, uint64_t at, int32_t* into, int most, int32_t limit) noexcept nogil:
-        """Copy tokens below ``limit`` from a position on, up to a document's end; how many."""
+        """Copy tokens below ``limit`` from a position up to a document's end; how many."""
         cdef int n = 0
         cdef uint64_t slot
         self.take()

@@ -1,13 +1,13 @@
-"""What every store is to a sequence that drafts from it: places behind a context, and their text.
+"""The interface between stores and a sequence: places after a context, and the text at them.
 
-A position is an int64 that means something to its source alone, but ``at + n`` is n tokens on.
+The meaning of a position, an int64, is known only to its source, but ``at + n`` is n tokens on.
 """
 
 from libc.stdint cimport int32_t, int64_t
 
 cdef struct Found:      # a place to follow
     int64_t at          # position of the next token
-    int32_t length      # tokens before it that agree with the context
+    int32_t length      # number of preceding tokens that agree with the context
 
 
 cdef class StoreSource:

@@ -1,11 +1,11 @@
-"""The interface of stores to the value engine, and two stores as one."""
+"""The interface of stores to the value engine, and two stores combined into one."""
 
 from libc.stdint cimport int32_t, int64_t
 
 cdef int64_t SECOND = <int64_t>1 << 52    # added to the second store's positions
 
 cdef enum:
-    MOST_MERGED = 32    # places of two stores
+    MOST_MERGED = 32    # maximum number of places of two stores
 
 
 cdef class StoreSource:
@@ -14,32 +14,32 @@ cdef class StoreSource:
     cdef int look(
         self, const int32_t* end, Py_ssize_t have, Found* into, int most
     ) noexcept nogil:
-        """Find places behind a context, the longest agreement first.
+        """Find places after a context, the longest agreement first.
 
         Args:
-            end: behind the context's last token.
-            have: tokens before it.
+            end: after the context's last token.
+            have: number of tokens before it.
             into: room for ``most`` places.
 
         Returns:
-            How many there are.
+            The number of places.
         """
         return 0
 
     cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
-        """Copy at most ``most`` tokens from a position on; fewer at a document's end."""
+        """Copy at most ``most`` tokens from a position; fewer at a document's end."""
         return 0
 
     cdef void credit(self, int64_t at, int n) noexcept nogil:
-        """Count ``n`` accepted tokens that came from a position; a store may keep no count."""
+        """Count ``n`` accepted tokens from a position; a store may ignore this."""
 
     cdef bint earlier(self, int64_t at) noexcept nogil:
-        """Whether a position is in what earlier requests said, which has cells of its own."""
+        """Whether a position is in the text of earlier requests, which has separate cells."""
         return False
 
 
 cdef class StorePair(StoreSource):
-    """Two stores as one: the places of both, the longest agreement first, the first store's before.
+    """Two stores as one: the places of both, the longest first; on ties, the first store's.
 
     Args:
         first, second: stores, which may be pairs.

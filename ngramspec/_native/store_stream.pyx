@@ -1,9 +1,9 @@
 """Adding one request's text to a ring, and drafting from the text of others.
 
-Tokens are added BATCH at a time, behind the request's last ones. Where other requests' text came
-between, the last OVERLAP tokens are written again first, so that what follows is found by them.
-What the request itself added is not found by it, as long as it lies in the last OWN_RANGES pieces:
-its own text is known better. Memory: 1 kB. One thread at a time; a ring takes any number of them.
+Tokens are added BATCH at a time, after the request's last ones. If other requests' text intervened,
+the last OVERLAP tokens are first written again, so that they find the text that follows. A request
+does not find its own text while that lies in the last OWN_RANGES pieces, because the sequence
+itself finds it better. Memory: 1 kB. One thread at a time; a ring supports any number of streams.
 """
 
 from libc.stdint cimport int32_t, int64_t
@@ -21,11 +21,11 @@ WRITTEN_AGAIN = OVERLAP
 
 
 cdef class StoreStream(StoreSource):
-    """What one request does in a namespace.
+    """One request's access to a namespace.
 
     Args:
-        ring: the namespace's.
-        limit: of token ids: none from here on is read; 0: none.
+        ring: the namespace's ring.
+        limit: exclusive upper bound of the token ids that are read; 0: no bound.
     """
 
     def __cinit__(self, StoreRing ring not None, int64_t limit=0):
@@ -37,11 +37,11 @@ cdef class StoreStream(StoreSource):
         self.own.last = -1
 
     def append(self, tokens):
-        """Add tokens, int32 (n,), as soon as there are BATCH of them.
+        """Add tokens, int32 (n,), in batches of BATCH.
 
         Raises:
             TypeError: not such an array.
-            ValueError: an id below 0 or of 2147483647; nothing was added.
+            ValueError: an id is below 0 or is 2147483647; nothing was added.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef const int32_t* new = start_of(view)
@@ -61,7 +61,7 @@ cdef class StoreStream(StoreSource):
     def append_documents(self, codes):
         """Add documents, int32 (n,): token ids, with BORDER before each document.
 
-        The last document goes on with what is appended next. Empty documents add nothing.
+        The last document continues with what is appended next. Empty documents add nothing.
 
         Raises:
             TypeError: not such an array.
@@ -86,28 +86,28 @@ cdef class StoreStream(StoreSource):
         self.busy = False
 
     def publish(self):
-        """Add what is left, though the document may go on."""
+        """Add the pending tokens; the document may continue."""
         if self.busy:
             raise RuntimeError("this stream is being used by another thread")
         self.flush()
 
     def finish(self):
-        """Add what is left, and end the document."""
+        """Add the pending tokens and end the document."""
         if self.busy:
             raise RuntimeError("this stream is being used by another thread")
         self.flush()
         self.end()
 
     def end(self):
-        """End the document without what is left."""
+        """End the document without adding the pending tokens."""
         self.end_document()
 
     def find(self, context, int most=32):
-        """Places behind a context: [(position, tokens that agree), ...], the longest first.
+        """Places after a context: [(position, matched tokens), ...], the longest first.
 
         Args:
             context: int32 (n,).
-            most: places, 1..32.
+            most: maximum number of places, 1..32.
         """
         cdef const int32_t[::1] view = token_view(context, "context")
         cdef Found found[32]
@@ -121,7 +121,7 @@ cdef class StoreStream(StoreSource):
         return [(found[i].at, found[i].length) for i in range(n)]
 
     def tokens_at(self, int64_t at, int most):
-        """At most ``most`` tokens from a position on: int32 (n,)."""
+        """At most ``most`` tokens from a position: int32 (n,)."""
         if not 0 <= most <= MAX_TOKENS:
             raise ValueError(f"most must be in 0..{MAX_TOKENS}, got {most}")
         most = min(most, <int>BATCH)
@@ -156,7 +156,7 @@ cdef class StoreStream(StoreSource):
                 self.flush()
 
     cdef void flush(self) noexcept nogil:
-        """Add what is pending."""
+        """Add the pending tokens."""
         cdef int kept, n = self.pending_n
         if n == 0:
             return
@@ -171,7 +171,7 @@ cdef class StoreStream(StoreSource):
         self.pending_n = 0
 
     cdef void end_document(self) noexcept nogil:
-        """Let nothing follow what was added, and drop what is pending."""
+        """End the document and drop the pending tokens."""
         self.pending_n = self.have = 0
         self.ring.end(self.owner)
 

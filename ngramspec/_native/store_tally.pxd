@@ -1,16 +1,16 @@
-"""Counting at most 128 tokens, and the most frequent of them. On the stack; 1.5 kB."""
+"""Counting at most 128 tokens to find the most frequent ones. 1.5 kB, on the stack."""
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
 
 cdef enum:
-    TALLIED = 128           # tokens counted at most
+    TALLIED = 128           # maximum number of tokens counted
     TALLY_SLOTS = 256
-    SEPARATOR = 0x7fffffff  # no token, not counted
+    SEPARATOR = 0x7fffffff  # not a token; not counted
 
 cdef struct Tally:
-    int32_t token[TALLIED]      # different ones, in the order in which they came
+    int32_t token[TALLIED]      # the different tokens, in order of first occurrence
     int32_t count[TALLIED]
-    int16_t slot[TALLY_SLOTS]   # open addressing: 1 + the place of a token, or 0
+    int16_t slot[TALLY_SLOTS]   # open addressing: 1 + the index of a token, or 0
     int n
 
 
@@ -39,7 +39,7 @@ cdef inline void count_in(Tally* t, int32_t token) noexcept nogil:
 cdef inline int best(
     const Tally* t, int32_t* tokens, int64_t* counts, int most, int64_t of
 ) noexcept nogil:
-    """The leading tokens by count, of equals the lower id first, scaled from TALLIED to ``of``."""
+    """The leading tokens by count, on ties the lower id first, scaled from TALLIED to ``of``."""
     cdef int i, j, n = 0
     for i in range(t.n):
         j = n

@@ -11,7 +11,7 @@ cdef class UnigramCounts:
     cdef Count* slots   # at most 2/3 full
     cdef Py_ssize_t cap, used
     cdef Py_ssize_t n           # tokens counted
-    cdef int32_t top            # most frequent token; the later one of equals
+    cdef int32_t top            # most frequent token; on ties, the more recent
     cdef int32_t top_count
     cdef uint64_t salt
     cdef bint busy

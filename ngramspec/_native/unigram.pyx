@@ -1,7 +1,7 @@
 """Unigram counts, the fallback of Leviathan et al. 2023, section 3.6.
 
-Invariant: ``top`` has the highest count, and of all with that count it occurred last. O(1) per
-token, amortised over growth; 12 to 24 bytes per distinct token. One thread at a time.
+Invariant: ``top`` has the highest count; on ties, it occurred last. O(1) per token, amortised over
+growth; 12 to 24 bytes per distinct token. One thread at a time.
 """
 
 from libc.stdint cimport int32_t, uint64_t
@@ -14,7 +14,7 @@ from ngramspec._native.xxh64 cimport scatter
 
 
 cdef class UnigramCounts:
-    """How often each token occurred, and which one most."""
+    """Counts of each token, and the most frequent one."""
 
     def __cinit__(self):
         self.salt = process_salt()
@@ -36,7 +36,7 @@ cdef class UnigramCounts:
 
         Raises:
             TypeError, ValueError: not an int32 array, or a negative id; nothing was counted.
-            MemoryError: the tokens before the failure are counted, the counts stay valid.
+            MemoryError: the tokens before the failure are counted; the counts stay valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t i, bad, count = view.shape[0]
@@ -61,13 +61,13 @@ cdef class UnigramCounts:
             raise MemoryError(f"unigram counts at {self.n} tokens")
 
     def best(self):
-        """(token, count) of the most frequent token, ties to the more recent; None when empty."""
+        """(token, count) of the most frequent token, on ties the more recent; None when empty."""
         self.idle()
         return (self.top, self.top_count) if self.n else None
 
     @property
     def share(self):
-        """The most frequent token's part of all tokens, 0.0 when empty."""
+        """The most frequent token's share of all tokens, 0.0 when empty."""
         self.idle()
         return self.top_count / <double>self.n if self.n else 0.0
 
@@ -81,7 +81,7 @@ cdef class UnigramCounts:
         return sizeof(UnigramCounts) + self.cap * sizeof(Count)
 
     def longest_probe(self):
-        """Most places that finding a counted token looks at, 1 where none collide. O(n)."""
+        """Largest number of slots inspected to find a token; 1 without collisions. O(n)."""
         cdef Py_ssize_t i, longest = 0
         self.idle()
         for i in range(self.cap):

@@ -1,4 +1,4 @@
-"""Drafting by value: at every position the candidate that is most likely the next token."""
+"""Drafting by value: at every position the candidate that is most likely to be the next token."""
 
 cimport numpy as cnp
 from libc.stdint cimport int32_t
@@ -20,7 +20,7 @@ cdef class ValueEngine:
     cdef DraftSearch search
     cdef StoreReader store      # or None
     cdef readonly RunnersUp runners     # or None
-    cdef bint busy              # an operation runs without the GIL
+    cdef bint busy              # an operation is running without the GIL
 
     cdef int idle(self) except -1
     cdef cnp.npy_intp propose(self, Py_ssize_t gamma, object cost, bint tree) except -1

@@ -1,15 +1,15 @@
 """Drafting by value: copies, resumed copies and n-gram counts under one calibrated estimate.
 
-At every position the candidates (candidates.pyx) are the token behind the longest known match, the
-leading continuations of the last one to three tokens and of the one before the last, the token
-where the last copy would go on past a substituted one, and the one behind the best match around
-there; the sequence's most frequent token where nothing else is known. Each gets P(it is next) from
-the calibration (calibration.pyx). The search (search.pyx) makes a chain or a tree of them, which
-ends where the expected tokens per cost are highest.
+At every position the candidates (candidates.pyx) are: the token after the longest known match; the
+leading continuations of the last one to three tokens and of the one before the last; the token
+where the last copy would continue after a substituted one; the one after the best match around
+there; and the sequence's most frequent token if there is no other. Each gets P(it is next) from the
+calibration (calibration.pyx). The search (search.pyx) makes a chain or a tree of them, which ends
+where the expected tokens per cost are highest.
 
-Invariant: the drafts follow from the committed text, the calibration and the outcome of earlier
-drafts alone. Costs: a committed token four counts, a drafted position four look-ups and
-``MOST_CANDIDATES`` estimates at most (in a chain nine); finding places is bounded (places.pyx).
+Invariant: drafts depend only on the committed text, the calibration and the outcome of earlier
+drafts. Costs: a committed token four counts, a drafted position four look-ups and at most
+``MOST_CANDIDATES`` estimates (in a chain nine); finding places is bounded (places.pyx).
 Memory: 4 bytes per token, 32 to 85 per context, 2.3 kB per node of the largest draft. One thread
 at a time: a second one gets a RuntimeError while an operation runs without the GIL.
 """
@@ -29,20 +29,20 @@ cnp.import_array()
 
 cdef enum:
     FEW = 64            # tokens committed without releasing the GIL
-    REHEARSED = 16      # tokens of a chain that is drafted along known text
+    REHEARSED = 16      # tokens per chain that is drafted along known text
 
 
 cdef class ValueEngine:
-    """One sequence's structures, and the drafting over them.
+    """The structures of one sequence, and drafting with them.
 
     Args:
         calibration: shared by all sequences of a drafter.
         copies: whether to copy from the committed text.
         counts: whether to draft from n-gram counts.
-        falls_back: whether to draft the most frequent token where nothing else is known.
-        min_match: shortest match in tokens to copy from, >= 1.
-        store: what is known beside the committed text, or None.
-        recycles: whether to draft the target's runners-up, see ``recycle``.
+        falls_back: whether to draft the most frequent token if there is no other candidate.
+        min_match: shortest match to copy from, in tokens, >= 1.
+        store: a store to draft from in addition to the committed text, or None.
+        recycles: whether to draft the target's top-k candidates, see ``recycle``.
     """
 
     def __cinit__(
@@ -63,21 +63,21 @@ cdef class ValueEngine:
         self.search = DraftSearch(self.committed, self.estimator)
 
     def __len__(self):
-        """Tokens committed."""
+        """Number of committed tokens."""
         return self.committed.text.n
 
     def draft(self, Py_ssize_t gamma, cost=None):
         """Draft a chain of at most ``gamma`` tokens.
 
         Args:
-            gamma: 0..65536.
-            cost: float32 (gamma + 2,) or longer, cost[n] of a forward of n positions; None: the
-                draft ends at gamma, or where a path is too improbable.
+            gamma: maximum number of tokens, 0..65536.
+            cost: float32 (gamma + 2,) or longer; cost[n] is the cost of a forward of n positions.
+                None: the draft ends at gamma, or where a path is too improbable.
 
         Returns:
             (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
             for a resumed copy, 2 for n-gram counts, 3 for the most frequent token, 4 for the store,
-            5 for the target's runners-up.
+            5 for the target's top-k candidates.
         """
         return self.drafted(self.propose(gamma, cost, False))
 
@@ -85,7 +85,7 @@ cdef class ValueEngine:
         """Draft a tree of at most ``gamma`` tokens, in order of reach.
 
         Args:
-            gamma, cost: as of ``draft``.
+            gamma, cost: as in ``draft``.
 
         Returns:
             (tokens int32, parents int32, confidence float32, source int8), each (n,): parents[i]
@@ -101,13 +101,13 @@ cdef class ValueEngine:
         return tokens, parents, confidence, source
 
     def extend(self, tokens):
-        """Append committed tokens, int32 (n,), and learn how the last draft's candidates did.
+        """Append committed tokens, int32 (n,), and learn which of the last candidates were right.
 
         Raises:
             TypeError, ValueError: not an int32 array, or a negative id; nothing was appended.
-            MemoryError: the tokens before the failure are in, the engine stays valid.
+            MemoryError: the tokens before the failure were appended; the engine stays valid.
         """
-        cdef const int32_t[::1] view  # without the GIL others could free what is not held
+        cdef const int32_t[::1] view  # holds the array while the GIL is released
         cdef Py_ssize_t count = 0, bad, old
         cdef const int32_t* new = array_tokens(tokens, &count)
         cdef int failed
@@ -138,14 +138,14 @@ cdef class ValueEngine:
             raise MemoryError(f"value engine at {self.committed.text.n} tokens")
 
     def rehearse(self, tokens):
-        """Append committed tokens, int32 (n,), and learn of chains drafted along them.
+        """Append committed tokens, int32 (n,), and learn from chains drafted along them.
 
-        As if they were generated: a chain of at most ``REHEARSED`` tokens, what agrees of it and
-        one token more, and the next chain. Look-ups in a store are not counted, and are not rarer
-        behind it, whatever came of them here.
+        The tokens are treated as if they were generated: a chain of at most ``REHEARSED`` tokens
+        is drafted, its matching tokens and one more are committed, and so on. Look-ups in a store
+        are not counted, and failed ones do not make later look-ups less frequent.
 
         Raises:
-            As ``extend``.
+            The same as ``extend``.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t at = 0, n = view.shape[0], drafted, k
@@ -163,21 +163,21 @@ cdef class ValueEngine:
         self, tokens, parents, const int32_t[:, ::1] ids, const float[:, ::1] log_probs,
         accepted=(),
     ):
-        """Keep what the target found most probable behind the last token and drafted ones.
+        """Keep the target's most probable tokens after the last token and the draft tokens.
 
-        Of rows behind the same tokens the last counts, but those of the text itself most.
+        Of rows after the same tokens the last one is kept, but rows of the text take precedence.
 
         Args:
-            tokens: int32 (m,), ids >= 0: what each row is behind.
-            parents: int32 (m,), index of the token before each, below its own; -1: it is the text's
-                last.
-            ids: int32 (m, k), >= 0, the most probable first; 8 are kept.
-            log_probs: float32 (m, k), their natural logarithms of probability.
-            accepted: indices of those that the text goes on with, in order.
+            tokens: int32 (m,), ids >= 0: the token that each row follows.
+            parents: int32 (m,), index of the token before each, below its own; -1: the last token
+                of the text.
+            ids: int32 (m, k), >= 0, by descending probability; 8 are kept.
+            log_probs: float32 (m, k), the natural logarithms of their probabilities.
+            accepted: indices of the rows whose tokens were accepted, in order.
 
         Raises:
             TypeError, ValueError, IndexError: not such arrays; nothing was kept.
-            MemoryError: the rows before the failure are kept, the engine stays valid.
+            MemoryError: the rows before the failure are kept; the engine stays valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef const int32_t[::1] above = token_view(parents, "parents")
@@ -223,13 +223,13 @@ cdef class ValueEngine:
         return sizeof(ValueEngine) + sizeof(Estimator) + parts
 
     def store_counts(self):
-        """(look-ups in the store, those of which a place went on as the text did)."""
+        """(look-ups in the store, look-ups of which a place continued like the text)."""
         if self.store is None:
             return 0, 0
         return self.store.look_ups, self.store.hits
 
     def credit_store(self, int n):
-        """Tell the store that ``n`` tokens of the last draft that came from it were accepted."""
+        """Tell the store that ``n`` tokens that it gave to the last draft were accepted."""
         if self.store is not None:
             self.store.credit(n)
 
@@ -248,7 +248,7 @@ cdef class ValueEngine:
         return 0
 
     cdef cnp.npy_intp propose(self, Py_ssize_t gamma, cost, bint tree) except -1:
-        """Draft into the search's frontier; how many of its nodes are worth verifying."""
+        """Draft into the search's frontier; return the number of nodes worth verifying."""
         cdef const float* costs = NULL
         cdef int most = gamma_of(gamma)
         if cost is not None:

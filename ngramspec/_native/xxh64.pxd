@@ -1,8 +1,8 @@
-"""The hashes of the tables, keyed by a salt, so that nobody can choose what meets in them.
+"""The hashes of the tables, with a salt, so that users cannot choose tokens that collide.
 
-A context's key is XXH64 of its tokens, every eight bytes XORed with the salt, seeded with the
-n-gram's order XOR the salt; with salt 0 it equals ``xxhash.xxh64_intdigest``. The salt goes into
-every lane, not only into the seed: contexts that meet under any seed can be computed.
+A context's key is XXH64 of its tokens, with every eight bytes XORed with the salt, seeded with the
+n-gram's order XOR the salt. With salt 0 it equals ``xxhash.xxh64_intdigest``. The salt is applied
+to every lane, not only to the seed, because contexts that collide under any seed can be computed.
 
 A context has at most seven tokens (28 bytes), so only the algorithm's path for inputs under 32
 bytes is needed. The token is read as a machine integer: little-endian machines only.
@@ -28,9 +28,10 @@ cdef extern from *:
 
 
 cdef inline uint64_t scatter(uint64_t x) noexcept nogil:
-    """A place for a number XORed with a salt: XXH64's last rounds, one to one.
+    """The hash of a number that was XORed with a salt: XXH64's last rounds, a bijection.
 
-    Two rounds: after one multiplication some salts in a thousand leave a flood together.
+    Two rounds are needed: after one multiplication, a flood still collides under some salts in a
+    thousand.
     """
     x *= P2
     x = (x ^ (x >> 29)) * P3
@@ -40,11 +41,11 @@ cdef inline uint64_t scatter(uint64_t x) noexcept nogil:
 cdef inline uint64_t xxh64(
     const int32_t* tokens, int n, uint64_t seed, uint64_t salt
 ) noexcept nogil:
-    """Hash ``n`` <= 7 tokens with ``seed`` (the order of the n-gram) under ``salt``."""
+    """Hash ``n`` <= 7 tokens with ``seed`` (the n-gram's order) under ``salt``."""
     cdef uint64_t h = (seed ^ salt) + P5 + <uint64_t>(4 * n)
     cdef uint64_t lane
     cdef int i = 0
-    while i + 2 <= n:  # two tokens are one eight-byte lane
+    while i + 2 <= n:  # two tokens form one eight-byte lane
         lane = <uint64_t><uint32_t>tokens[i] | (<uint64_t><uint32_t>tokens[i + 1] << 32)
         h ^= rotl((lane ^ salt) * P2, 31) * P1
         h = rotl(h, 27) * P1 + P4

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ngramspec.cli.usage import UsageError, need_rich, usable
 from ngramspec.errors import check_int
 from ngramspec.measure.wording import counted
-from ngramspec.stores.documents import MAX_FILE
+from ngramspec.stores.documents import MAX_FILE_MIB
 
 if TYPE_CHECKING:
     from ngramspec.stores import Corpus
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--jsonl", metavar="FIELD", help="every line is a JSON object with a text in FIELD"
     )
-    add_max_file(build, f"{MAX_FILE}")
+    add_max_file(build, f"{MAX_FILE_MIB}")
     for name, run, text in (
         ("info", run_info, "what a corpus holds"),
         ("verify", run_verify, "read a whole corpus and check everything in it"),
@@ -72,7 +72,7 @@ def run_build(arguments: argparse.Namespace) -> int:
         "paths": [str(path.absolute()) for path in arguments.paths],
         "glob": arguments.glob,
         "jsonl": arguments.jsonl,
-        "max_file": MAX_FILE,
+        "max_file": MAX_FILE_MIB,
     }
     return build(arguments.out, with_max_file(recipe, arguments.max_file))
 
@@ -115,7 +115,7 @@ def with_max_file(recipe: dict[str, Any], max_file: int | None) -> dict[str, Any
         UsageError: the size is not an integer >= 1.
     """
     if max_file is None:
-        max_file = recipe.get("max_file", MAX_FILE)
+        max_file = recipe.get("max_file", MAX_FILE_MIB)
     with usable():
         return recipe | {"max_file": check_int("--max-file", max_file, 1)}
 

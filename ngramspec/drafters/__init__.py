@@ -1,6 +1,6 @@
 """Drafters, one per file, and the registry that builds them from a string.
 
-A drafter's module is loaded when its class is first asked for.
+A drafter's module is imported when its class is first accessed.
 """
 
 from importlib import import_module
@@ -53,7 +53,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a drafter's module at first use."""
+    """Import a drafter's module on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

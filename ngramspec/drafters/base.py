@@ -10,36 +10,36 @@ from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float
 
 
 class DraftModel(Protocol):
-    """A model that drafts: what it has read, and what it says comes next.
+    """A language model that drafts. It keeps the tokens that it has read in its cache.
 
     Attributes:
-        room: most tokens that it can read; None: any number.
+        room: most tokens that it can read; None: no limit.
     """
 
     room: int | None
 
     def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
-        """Read tokens, and say what may follow the last ones.
+        """Read tokens and return the distributions of the tokens that may follow.
 
         Args:
-            tokens: int32 (n,), behind those read before.
-            last: behind how many of them, 1..n.
-            most: how many ids of each; all there are, if those are fewer.
+            tokens: int32 (n,), appended to those read before.
+            last: number of final positions to return distributions for, 1..n.
+            most: number of ids per position, limited to the vocabulary.
 
         Returns:
-            (ids int32, log_probs float32), each (last, most), the most probable first.
+            (ids int32, log_probs float32), each (last, most), in descending order of probability.
         """
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens read."""
+        """Discard all but the first ``length`` tokens read."""
 
 
 class DraftSession(ABC):
-    """The drafting of one sequence. One thread at a time.
+    """Drafts for one sequence. Not for several threads at once.
 
     The order of a step is propose, observe, extend. Any of them may raise any Exception: the step's
-    draft is dropped, and a new session replaces this one. After four such faults in a row the rest
-    of the generation runs without the drafter.
+    draft is dropped, and a new session replaces this one. After four such faults without enough
+    sound drafts in between, the rest of the generation runs without the drafter.
     """
 
     @abstractmethod
@@ -47,24 +47,25 @@ class DraftSession(ABC):
         """Guess what follows the committed tokens.
 
         Args:
-            gamma: nodes at most, >= 0.
-            cost: float32 (gamma + 2,), cost[n] of a forward of n positions in units of a
-                one-position forward, index 0 unused: the draft ends where expected tokens per cost
-                are highest. None: up to gamma nodes. A drafter without estimates ignores it.
+            gamma: maximum number of draft nodes (num_speculative_tokens), >= 0.
+            cost: float32 (gamma + 2,). ``cost[n]`` is the cost of a forward of n positions relative
+                to a one-position forward; index 0 is unused. The draft then ends where expected
+                tokens per cost are highest. None: up to gamma nodes. A drafter without estimates
+                ignores it.
             tree: whether a tree may be returned instead of a chain.
 
         Returns:
-            A Draft itself, no subclass, of at most ``gamma`` nodes; the empty draft when
-            nothing was found. Its arrays are plain NumPy ones and stay valid after the next call.
-            The target verifies a copy of them; ``observe`` gets this draft, or under tiers a copy
-            of it. If it has a ``proposal``, the session promises what ``Proposal`` says.
+            A ``Draft``, not an instance of a subclass, of at most ``gamma`` nodes. It is empty if
+            nothing was found. Its arrays are plain NumPy arrays and stay valid after the next call.
+            The target verifies a copy of them; ``observe`` gets this draft, or a copy of it if the
+            drafter is one of several. A ``proposal`` must keep the promise of ``Proposal``.
         """
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         """Guess what follows the committed tokens and then ``drafted``, int32 (n,).
 
-        This lets a drafter continue the draft of a higher tier. The default drafts only where
-        ``drafted`` is empty.
+        A drafter thereby continues the draft of a source with a higher priority. The default drafts
+        only where ``drafted`` is empty.
         """
         return EMPTY_DRAFT if len(drafted) else self.propose(gamma)
 
@@ -75,52 +76,52 @@ class DraftSession(ABC):
         tested: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        """Learn which of a draft's nodes the target accepted; by default nothing.
+        """Learn which of a draft's nodes the target accepted. The default does nothing.
 
         Args:
-            draft: what propose returned, or the first nodes of it if fewer were verified, or a path
-                of a tree, as a chain, if only that was.
-            accepted: the accepted nodes' indices, in order.
-            tested: how many nodes were tested (see Verdict); None: all up to the first rejected
-                one.
-            evidence: what ``Drafter.evidence`` asks for. Passed only to sessions of a drafter that
-                asks, and then ``observe`` is called after every step whose evidence was wanted,
-                with the empty draft where nothing was verified. None: the decoder has none (engines
-                other than the package's own loop).
+            draft: what ``propose`` returned, or its first nodes if fewer were verified, or one path
+                of the tree as a chain if only that was verified.
+            accepted: indices of the accepted nodes, in order.
+            tested: number of verified nodes (see Verdict); None: all up to and including the first
+                rejected one.
+            evidence: what ``Drafter.evidence`` asks for. It is passed only to sessions of a drafter
+                that asks. ``observe`` is then called after every step whose evidence was wanted,
+                with the empty draft where nothing was verified. None: not available (engines other
+                than the package's own loop).
         """
         return None
 
     @abstractmethod
     def extend(self, tokens: Int32) -> None:
-        """Append committed tokens, int32 (n,); legal without propose or observe before."""
+        """Append committed tokens, int32 (n,); ``propose`` and ``observe`` need not come first."""
 
     @property
     def wants_evidence(self) -> bool:
-        """Whether the coming forward is to give what ``Drafter.evidence`` asks for.
+        """Whether the next forward is to provide what ``Drafter.evidence`` asks for.
 
-        It is read after each ``propose``, of sessions of a drafter that asks. By default it is.
+        Read after each ``propose`` if the drafter asks for evidence. The default is True.
         """
         return True
 
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
-        """Begin a sampled request; called before the first propose.
+        """Begin a sampled request; called before the first ``propose``.
 
         Args:
-            temperature: of the request.
-            seed: for the session's random choices, different for each call, row and session.
+            temperature: the request's temperature.
+            seed: seeds the session's random choices; different for each call, row and session.
         """
         return None
 
     def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
-        """Take what opens the models of ``Drafter.assistants``; called before the first propose.
+        """Receive the loader of ``Drafter.assistants``; called before the first ``propose``.
 
         Args:
-            load: called with one of ``assistants``; returns its model, with nothing read.
+            load: takes one of ``assistants`` and returns its model, which has read nothing yet.
         """
         return None
 
     def sizeof(self) -> int | None:
-        """Bytes of the session's own structures; None: unknown."""
+        """Bytes of the session's own structures; None: not known."""
         return None
 
     def close(self) -> None:
@@ -129,10 +130,10 @@ class DraftSession(ABC):
 
 
 class ForwardingSession(DraftSession):
-    """Another session, to which everything is passed on: for sessions that change a part of it.
+    """Base of sessions that wrap another session. Every call is forwarded to it.
 
     Args:
-        inner: that session.
+        inner: the wrapped session.
     """
 
     def __init__(self, inner: DraftSession) -> None:
@@ -171,21 +172,22 @@ class ForwardingSession(DraftSession):
 
 
 class Drafter(ABC):
-    """How to draft, and what all its sequences share. Thread-safe.
+    """The recipe for drafting, and what all its sequences share. Thread-safe.
 
-    What only some drafters need (such as evidence from the target's forwards) is declared here, by
-    a class attribute with a default, and comes through a session method with a default.
+    What only some drafters need, such as evidence from the target's forwards, is declared by a
+    class attribute and delivered through a session method. Both have defaults.
 
     Attributes:
-        tiers: names of the sources of its drafts, 1 to 128 strings; Draft.source indexes them. They
-            are read when a session starts.
-        spec: the string that build_drafter makes an equal drafter from, or None.
-        estimates: whether its drafts have confidence and end by ``cost``.
-        assistants: drafters whose sessions run a model (ModelDrafter), itself among them.
-        evidence: what its sessions want to know of every forward, see ``Evidence``; None: nothing,
-            and then nothing of it is computed. Read when a session starts.
-        branches: whether its trees, too, end by ``cost``, and take hardly longer to draft than its
-            chains: then ``tree="auto"`` drafts trees.
+        tiers: names of its draft sources, 1 to 128 strings, which ``Draft.source`` indexes. Read
+            when a session starts.
+        spec: the string from which ``build_drafter`` makes an equal drafter, or None.
+        estimates: whether its drafts have a confidence and end by ``cost``.
+        branches: whether its trees also end by ``cost`` and take hardly longer to draft than its
+            chains; ``tree="auto"`` then drafts trees.
+        evidence: what its sessions need to know of every forward, see ``Evidence``; None: nothing,
+            and nothing is computed for it. Read when a session starts.
+        stores: corpora and namespaces that it drafts from.
+        assistants: the drafters whose sessions run a model (ModelDrafter); may include itself.
     """
 
     tiers: tuple[str, ...] = ("drafter",)
@@ -197,10 +199,10 @@ class Drafter(ABC):
     assistants: tuple[Any, ...] = ()
 
     def with_stores(self, stores: Sequence[Any]) -> Drafter:
-        """A drafter as this one, with other stores.
+        """A copy of this drafter with other stores.
 
         Raises:
-            ValueError: it takes none.
+            ValueError: this kind of drafter has no stores.
         """
         if not stores:
             return self
@@ -210,9 +212,10 @@ class Drafter(ABC):
         )
 
     def learning(self, *, by_request: bool) -> Drafter:
-        """A drafter as this one, whose sequences learn each for itself, or together.
+        """A copy of this drafter whose sequences learn separately (by request) or together.
 
-        The default learns nothing that outlives a sequence, or decides for itself.
+        The default returns the drafter itself: it learns nothing that outlives a sequence, or it
+        makes this choice itself.
         """
         return self
 
@@ -220,7 +223,7 @@ class Drafter(ABC):
     def start(self, tokens: Int32) -> DraftSession:
         """Begin a sequence with its committed tokens so far, int32 (n,), n >= 0.
 
-        A session gets only tokens of the target's vocabulary.
+        A session is given only token ids of the target's vocabulary.
         """
 
 
@@ -231,7 +234,7 @@ def hand_over(
     tested: int | None,
     evidence: Evidence | None,
 ) -> None:
-    """Call a session's ``observe``, with ``evidence`` only where there is any."""
+    """Call a session's ``observe``; pass ``evidence`` only if there is any."""
     if evidence is None:
         session.observe(draft, accepted, tested)
     else:

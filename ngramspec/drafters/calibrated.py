@@ -1,4 +1,4 @@
-"""Confidence for drafters that have none of their own, from how often they were right."""
+"""Confidence for drafters that provide none, from how often they were right."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
 from ngramspec.drafters.validation import check_tiers
 
-DEPTHS = 16  # depths with counts of their own; deeper nodes share the last
-SIBLINGS = 4  # places among siblings with counts of their own
-HALVE_AT = 600  # tested tokens at which a count is halved, so that old ones fade
-PRIOR_ACCEPTED, PRIOR_TESTED = 2.0, 4.0
+DEPTH_CELLS = 16  # depths with separate counts; deeper nodes share the last
+SIBLING_CELLS = 4  # places among siblings with separate counts
+HALVE_AT_VERIFIED = 600  # verified tokens at which counts are halved, so old ones fade; not tuned
+PRIOR_ACCEPTED, PRIOR_VERIFIED = 2.0, 4.0  # initial counts; not tuned
 
 
 class CalibratedSession(ForwardingSession):
     """A session whose drafts get confidence and end where expected tokens per cost are highest.
 
-    It learns in ``extend``, from the committed tokens, so that tokens behind the draft's end count
-    as well; ``observe`` goes to the inner session.
+    It learns in ``extend`` from the committed tokens, so that draft tokens after the verified ones
+    count as well. ``observe`` goes to the inner session.
     """
 
     def __init__(self, drafter: CalibratedDrafter, session: DraftSession) -> None:
@@ -51,12 +51,12 @@ class CalibratedSession(ForwardingSession):
         return whole.first(worthwhile_nodes(reached, cost))
 
     def propose_sampled(self, length: int, gamma: int) -> Draft:
-        """A sampled draft of a length that was decided beforehand.
+        """Sample a draft of a length that was decided beforehand.
 
-        Letting sampled tokens decide the length would bias the output: those that are verified
-        would not have the distribution that their proposal states.
+        If sampled tokens decided the length, the output would be biased: the verified ones would
+        not have the distribution that their proposal gives.
         """
-        draft = self.inner.propose(min(length + 1, gamma))  # one token more, to learn from
+        draft = self.inner.propose(min(length + 1, gamma))  # the extra token is only learned from
         if not len(draft):
             return draft
         self.last = draft
@@ -70,11 +70,11 @@ class CalibratedSession(ForwardingSession):
 
 
 class CalibratedDrafter(LearningDrafter):
-    """Another drafter's drafts, each node with the acceptance of its tier, depth and place.
+    """Another drafter's drafts, with the acceptance rate of each node's source, depth and place.
 
-    The place is the one among its siblings: 0 in a chain. Confidence is (accepted + 2) /
-    (tested + 4) of its counts (float32, 8 bytes for each tier, depth and place), which are halved
-    when full and shared by the drafter's sequences. Thread-safe: one lock guards the counts. A
+    The place is the index among its siblings: 0 in a chain. Confidence is (accepted + 2) /
+    (verified + 4) of its counts (float32, 8 bytes for each source, depth and place). The counts are
+    halved when full and shared by the drafter's sequences. Thread-safe: one lock guards them. A
     node costs O(1).
 
     Args:
@@ -100,13 +100,13 @@ class CalibratedDrafter(LearningDrafter):
     def forget(self) -> None:
         self.samples = False  # whether a draft with a proposal was seen
         self._lock = threading.Lock()
-        shape = (len(self.tiers), DEPTHS, SIBLINGS)
+        shape = (len(self.tiers), DEPTH_CELLS, SIBLING_CELLS)
         self._accepted = np.empty(shape, np.float32)
-        self._accepted[:] = PRIOR_ACCEPTED / (1 + np.arange(SIBLINGS))
-        self._tested = np.full(shape, PRIOR_TESTED, np.float32)
+        self._accepted[:] = PRIOR_ACCEPTED / (1 + np.arange(SIBLING_CELLS))
+        self._tested = np.full(shape, PRIOR_VERIFIED, np.float32)
 
     def start(self, tokens: Int32) -> DraftSession:
-        drafter = copy.copy(self) if self.by_request else self  # a copy has learned nothing
+        drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
         return CalibratedSession(drafter, self.inner.start(tokens))
 
     def confidence(self, draft: Draft) -> Float32:
@@ -117,23 +117,23 @@ class CalibratedDrafter(LearningDrafter):
         return confidence
 
     def sampled_length(self, gamma: int, cost: Float32) -> int:
-        """How many tokens to sample, by the acceptance at each depth over all tiers.
+        """Number of tokens to sample, from the acceptance rate at each depth over all sources.
 
         Args:
-            gamma: tokens at most.
+            gamma: maximum number of tokens.
             cost: float32 (gamma + 2,), see ``DraftSession.propose``.
         """
         with self._lock:
             confidence = self._accepted[:, :, 0].sum(axis=0) / self._tested[:, :, 0].sum(axis=0)
-        depths = np.minimum(np.arange(gamma), DEPTHS - 1)
+        depths = np.minimum(np.arange(gamma), DEPTH_CELLS - 1)
         return worthwhile_nodes(np.cumprod(confidence[depths]), cost)
 
     def learn(self, draft: Draft, committed: Int32) -> None:
-        """Count the nodes whose parents were committed: which token came there is known.
+        """Count the nodes whose parents were committed, because the token after them is known.
 
         Args:
             draft: what was proposed.
-            committed: int32 (n,), the tokens that were committed instead.
+            committed: int32 (n,), the tokens that were then committed.
         """
         tested: list[int] = []
         agree: list[bool] = []
@@ -149,12 +149,12 @@ class CalibratedDrafter(LearningDrafter):
         with self._lock:
             np.add.at(self._accepted, cells, agree)
             np.add.at(self._tested, cells, 1)
-            faded = self._tested > HALVE_AT
+            faded = self._tested > HALVE_AT_VERIFIED
             self._accepted[faded] /= 2
             self._tested[faded] /= 2
 
     def _cells(self, draft: Draft) -> tuple[Int32, Int32, Int32]:
-        """Tier, depth and place among siblings of each node, int32 (n,) each."""
+        """Source, depth and place among siblings of each node, int32 (n,) each."""
         n = len(draft)
         tier = np.zeros(n, np.int32) if draft.source is None else draft.source.astype(np.int32)
         depth, place = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
@@ -162,4 +162,4 @@ class CalibratedDrafter(LearningDrafter):
             for parent, below in enumerate(draft.children(), -1):
                 depth[below] = depth[parent] + 1 if parent >= 0 else 0
                 place[below] = np.arange(len(below))
-        return tier, np.minimum(depth, DEPTHS - 1), np.minimum(place, SIBLINGS - 1)
+        return tier, np.minimum(depth, DEPTH_CELLS - 1), np.minimum(place, SIBLING_CELLS - 1)

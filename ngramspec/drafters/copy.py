@@ -1,4 +1,4 @@
-"""Copying: what followed the longest suffix of the committed tokens when it occurred before."""
+"""Copying: what followed an earlier occurrence of the longest suffix of the committed tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.prefix_tree import pack
 from ngramspec.errors import check_int
 
-COPIES = 4  # occurrences that a tree copies from, and the best one
+MAX_TREE_COPIES = 4  # occurrences that a tree copies from, in addition to the best one; not tuned
 
 
 class CopySession(DraftSession):
@@ -24,7 +24,7 @@ class CopySession(DraftSession):
         best = self.propose_after(NO_TOKENS, gamma)
         if not tree:
             return best
-        copies = self.index.copies(gamma, COPIES, self.min_match)
+        copies = self.index.copies(gamma, MAX_TREE_COPIES, self.min_match)
         return pack([best, *(Draft(tokens) for tokens in copies)], gamma)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
@@ -41,7 +41,7 @@ class CopyDrafter(Drafter):
     """Copies from the context (Leviathan et al., 3.6; prompt lookup), at any match length.
 
     Args:
-        min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
+        min_match: shortest match to copy from, in tokens, 1..2**30 (no text is longer).
     """
 
     tiers = ("copy",)

@@ -1,4 +1,4 @@
-"""Forced continuations: where a call's constraints leave one way to go on, that is drafted."""
+"""Jump-forward decoding: where a call's constraints allow only one token, it is drafted."""
 
 from __future__ import annotations
 
@@ -11,44 +11,45 @@ import numpy as np
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile
 from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession, hand_over
-from ngramspec.drafters.validation import MOST_TIERS
+from ngramspec.drafters.validation import MAX_TIERS
 
 logger = logging.getLogger("ngramspec")
 
 FORCED_SOURCE = "forced"
-BEFORE = (19, 20)  # accepted and tested tokens that a session begins with, for tokens but the last
-BEFORE_LAST = (1, 2)  # the same, for the last forced token: a longer token may take its place
+# Prior counts of accepted and verified forced tokens, not tuned: all but the last, and the last,
+# which a longer token may replace.
+PRIOR_COUNTS, PRIOR_COUNTS_LAST = (19, 20), (1, 2)
 
 
 class Forced(ABC):
-    """What a call's constraints leave no choice of.
+    """The tokens that a call's constraints determine.
 
     Attributes:
-        reach: how many of the last tokens it has to see.
+        reach: number of last tokens that it depends on.
     """
 
     reach: int = 1
 
     @abstractmethod
     def after(self, context: Sequence[int], most: int) -> list[int]:
-        """The tokens that have to follow; none where there is a choice.
+        """The tokens that have to follow; empty where there is a choice.
 
         Args:
-            context: the last committed tokens, ``reach`` of them or as many as there are.
-            most: how many are of use, >= 1.
+            context: the last ``reach`` committed tokens, or all if there are fewer.
+            most: maximum number of tokens needed, >= 1.
         """
 
 
 class ForcedDrafter(Drafter):
-    """Another drafter, before which what is forced is drafted.
+    """Drafts forced tokens where there are any, otherwise what another drafter drafts.
 
-    The text does not depend on it: forced tokens are verified as all drafted ones are. A grammar
-    forces characters, and the target may spell them in other tokens; how often it does is counted
-    in each session, for the last token of a forced continuation apart.
+    The text does not depend on it, because forced tokens are verified like all draft tokens. A
+    grammar forces characters, and the target may encode them in other tokens. Each session counts
+    how often the target does, separately for the last token of a forced continuation.
 
     Args:
-        inner: what drafts where nothing is forced.
-        forced: what is; it is used by one sequence.
+        inner: drafts where nothing is forced.
+        forced: the constraints of one sequence.
     """
 
     def __init__(self, inner: Drafter, forced: Forced) -> None:
@@ -60,7 +61,7 @@ class ForcedDrafter(Drafter):
 
     @property
     def tiers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those of the inner drafter, and one for what is forced."""
+        """The inner drafter's sources, and one for forced tokens."""
         return (*self.inner.tiers, FORCED_SOURCE)
 
     def start(self, tokens: Int32) -> DraftSession:
@@ -68,11 +69,11 @@ class ForcedDrafter(Drafter):
 
 
 class ForcedBefore:
-    """The drafter of one row: the current one, behind what is forced.
+    """The drafter of one row: the current one, preceded by forced tokens.
 
     Args:
         current: returns the drafter to use.
-        forced: what is forced.
+        forced: the constraints of the row.
     """
 
     def __init__(self, current: Callable[[], Drafter], forced: Forced) -> None:
@@ -81,9 +82,9 @@ class ForcedBefore:
         self._made: ForcedDrafter | None = None
 
     def __call__(self) -> Drafter:
-        """The same object as long as the current drafter is the same."""
+        """Return the same object as long as the current drafter is the same."""
         current = self._current()
-        if len(current.tiers) >= MOST_TIERS:
+        if len(current.tiers) >= MAX_TIERS:
             return current
         if self._made is None or self._made.inner is not current:
             self._made = ForcedDrafter(current, self._forced)
@@ -96,12 +97,12 @@ class _ForcedSession(ForwardingSession):
         self._forced = drafter.forced
         self._tier = len(drafter.tiers) - 1
         self._context = tokens[-self._forced.reach :].tolist()
-        self._counts = [list(BEFORE), list(BEFORE_LAST)]
+        self._counts = [list(PRIOR_COUNTS), list(PRIOR_COUNTS_LAST)]
         self._broken = False
-        self._mine = 0  # forced tokens of the last draft; 0: it is the inner session's
+        self._mine = 0  # forced tokens of the last draft; 0: the inner session drafted it
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        """What is forced, unless the inner draft begins with it and goes on."""
+        """Draft the forced tokens, unless the inner draft begins with them and is longer."""
         forced = self._after(gamma)
         confidence = self._confidence(len(forced))
         if forced and cost is not None:
@@ -118,14 +119,14 @@ class _ForcedSession(ForwardingSession):
         return Draft(np.array(forced, np.int32), None, confidence[: len(forced)], None, source)
 
     def _after(self, most: int) -> list[int]:
-        """What is forced; nothing any more after an error, which is logged."""
+        """The forced tokens; always empty after an error, which is logged."""
         if most < 1 or self._broken:
             return []
         try:
             return self._forced.after(self._context, most)[:most]
         except Exception as error:
             self._broken = True
-            logger.warning("forced continuations are not drafted any more: %r", error)
+            logger.warning("jump-forward decoding is disabled after an error: %r", error)
             return []
 
     def _confidence(self, count: int) -> Float32:

@@ -1,4 +1,4 @@
-"""A draft session whose errors cost drafts and nothing else."""
+"""A draft session that limits the damage of a faulty drafter to its drafts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float
 from ngramspec.drafters.base import Drafter, DraftSession, hand_over
 from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 
-MAX_FAULTS = 4  # then the drafter is not called again: a fault may cost reading the whole text
+MAX_FAULTS = 4  # the drafter is then not called again: each fault may cost rereading the whole text
 NO_DRAFTER = object()
-FORGIVING_DRAFTS = 8  # drafts without a fault after which earlier faults are forgiven
+FORGIVING_DRAFTS = 8  # consecutive sound drafts after which earlier faults no longer count
 
 
 class GuardedSession:
-    """One text's draft session. Not for several threads at once.
+    """The draft session of one text. Not for several threads at once.
 
-    If the session raises, it is closed, and the next draft comes from a new one, which starts from
-    the committed tokens. A draft that cannot be verified is a fault as well, but does not close the
-    session. After ``MAX_FAULTS`` faults with fewer than ``FORGIVING_DRAFTS`` sound drafts in
-    between, the drafter is not called any more.
+    If the session raises, it is closed, and the next draft comes from a new session, which starts
+    from the committed tokens. A draft that cannot be verified is also a fault, but does not close
+    the session. After ``MAX_FAULTS`` faults with fewer than ``FORGIVING_DRAFTS`` sound drafts in
+    between, the drafter is not called again.
 
     Args:
         vocab: size of the target's vocabulary.
@@ -29,8 +29,8 @@ class GuardedSession:
 
     Attributes:
         drafter: the drafter in use; ``NO_DRAFTER`` before the first.
-        tiers: names that the sources of its drafts index, as they were when the session started.
-        session: None before it starts, and after it was closed.
+        tiers: names that its drafts' sources index, as of the session's start.
+        session: None before it starts and after it was closed.
         returned: the last draft as the session returned it.
     """
 
@@ -56,11 +56,11 @@ class GuardedSession:
 
     @property
     def evidence(self) -> EvidenceRequest | None:
-        """What the session asks of the next forward; None: nothing, or there is no session."""
+        """What the session asks of the next forward; None: nothing, or no session is open."""
         return self._evidence if self.session is not None and self._wants_evidence else None
 
     def use(self, drafter: Drafter) -> None:
-        """Use a drafter from now on. Another one than before starts without faults."""
+        """Use a drafter from now on. A drafter other than the current one starts without faults."""
         if drafter is not self.drafter:
             self.close()
             self.drafter, self.tiers, self._faults, self._sound = drafter, (), 0, 0
@@ -68,7 +68,7 @@ class GuardedSession:
     def start(self, tokens: Int32) -> DraftSession:
         """Start a session of the drafter in use from the committed tokens, int32 (n,).
 
-        It may raise, as everything that calls the drafter. ``guard`` turns that into a fault.
+        It may raise, as every call of the drafter may. The caller reports that with ``fault``.
         """
         drafter = self.drafter
         self.tiers, self._evidence = check_tiers(drafter.tiers), check_evidence(drafter.evidence)
@@ -82,15 +82,15 @@ class GuardedSession:
     def propose(
         self, gamma: int, cost: Float32 | None, *, tree: bool, copied: bool = True
     ) -> Draft:
-        """A draft that can be verified, of at most ``gamma`` >= 1 tokens. It may raise.
+        """A draft of at most ``gamma`` >= 1 tokens that can be verified. It may raise.
 
-        Of a draft that cannot be verified, its sound part, see ``sound_head``.
+        If a draft cannot be verified, its sound part is returned, see ``sound_head``.
 
         Args:
-            gamma: most tokens, or nodes of a tree.
-            cost: as ``DraftSession.propose`` takes it.
+            gamma: maximum number of tokens, or of nodes of a tree.
+            cost: see ``DraftSession.propose``.
             tree: whether it may be a tree.
-            copied: whether the draft must be independent of what the session does later.
+            copied: whether the draft must be independent of later calls of the session.
         """
         assert self.session is not None
         draft = self.session.propose(gamma, cost, tree=tree)
@@ -129,7 +129,7 @@ class GuardedSession:
         evidence: Evidence | None,
         tokens: Int32,
     ) -> None:
-        """Tell the session the result of a draft, if there is one, and the committed tokens."""
+        """Pass the result of a draft, if there is one, and the committed tokens to the session."""
         if self.session is None:
             return
         try:
@@ -141,7 +141,7 @@ class GuardedSession:
             self.close()
 
     def close(self) -> None:
-        """Close the session, if there is one; an error in it is a fault."""
+        """Close the session, if one is open; an error in it is a fault."""
         session, self.session = self.session, None
         if session is not None:
             try:

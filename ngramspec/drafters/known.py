@@ -1,4 +1,4 @@
-"""Drafters that know the text, or nothing: the two ends of what drafting can do."""
+"""Drafters that know the text or nothing: the upper and lower bound of drafting."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.errors import check_int
 
-MOST_IDS = 2**31 - 1
+MAX_VOCAB = 2**31 - 1
 
 
 class OracleSession(DraftSession):
-    """Drafts what a text says, as long as the sequence is that text's beginning."""
+    """Drafts the rest of a text while the sequence is a prefix of it."""
 
     def __init__(self, texts: Sequence[Int32], tokens: Int32) -> None:
         self.texts = texts
@@ -36,11 +36,11 @@ class OracleSession(DraftSession):
 
 
 class OracleDrafter(Drafter):
-    """Drafts what is known to come: the bound of what any drafter reaches.
+    """Drafts the known continuation: the upper bound for any drafter.
 
     Args:
-        texts: whole sequences of token ids, prompt and continuation each. A sequence that begins as
-            one of them is drafted from it, others are not drafted. O(length) a draft.
+        texts: whole sequences of token ids, each a prompt and its continuation. Sequences that
+            begin like none of them are not drafted for. O(length) a draft.
     """
 
     tiers = ("oracle",)
@@ -53,7 +53,7 @@ class OracleDrafter(Drafter):
 
 
 class RandomSession(DraftSession):
-    """Drafts token ids at random, each as likely as any other."""
+    """Drafts uniformly random token ids."""
 
     def __init__(self, vocab: int, seed: int) -> None:
         self.vocab = vocab
@@ -70,17 +70,17 @@ class RandomSession(DraftSession):
 
 
 class RandomDrafter(Drafter):
-    """Drafts at random: what drafting costs where it never helps (Leviathan et al. 2023, 3.6).
+    """Drafts at random: the cost of drafting when it never helps (Leviathan et al. 2023, 3.6).
 
     Args:
         vocab: size of the target's vocabulary, >= 1.
-        seed: of every session.
+        seed: seed of every session.
     """
 
     tiers = ("random",)
 
     def __init__(self, vocab: int, seed: int = 0) -> None:
-        self.vocab = check_int("vocab", vocab, 1, MOST_IDS)
+        self.vocab = check_int("vocab", vocab, 1, MAX_VOCAB)
         self.seed = check_int("seed", seed, 0)
         self.spec = f"random(vocab={vocab},seed={seed})"
 

@@ -1,4 +1,4 @@
-"""Drafters that learn from their sequences; copies of them start without what was learned."""
+"""Drafters that learn from their sequences. Copies start without what was learned."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ngramspec.drafters.base import Drafter
 
 
 class LearningDrafter(Drafter):
-    """A drafter whose copies, pickled ones included, have its arguments and nothing learned.
+    """A drafter whose copies, including pickled ones, keep its arguments and nothing learned.
 
     Attributes:
         learned: names of the attributes that ``forget`` sets.
-        by_request: whether each sequence learns for itself alone.
+        by_request: whether each sequence learns separately.
     """
 
     learned: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ class LearningDrafter(Drafter):
 
     @abstractmethod
     def forget(self) -> None:
-        """Drop what was learned. Not while its sequences run."""
+        """Reset what was learned. Not while sequences run."""
 
     def learning(self, *, by_request: bool) -> LearningDrafter:
         if by_request == self.by_request:

@@ -1,4 +1,4 @@
-"""A small model as a drafter (Leviathan et al. 2023), itself sped up by tables (ibid., 3.6)."""
+"""A small model as a drafter (Leviathan et al. 2023), itself sped up by tables (section 3.6)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.errors import check_bool, check_int, check_real
 from ngramspec.stores.fingerprint import fingerprint
 
-MOST_IDS = 1 << 20  # of a proposal; a vocabulary's
+MAX_PROPOSAL_IDS = 1 << 20  # larger than any vocabulary
 
 
 def fingerprint_of(tokenizer: Any) -> str | None:
-    """What a tokenizer's ids mean, see ``stores.fingerprint``; None: there is no tokenizer."""
+    """The fingerprint of a tokenizer, see ``stores.fingerprint``; None: there is no tokenizer."""
     return None if tokenizer is None else fingerprint(tokenizer)
 
 
 class ModelSession(DraftSession):
-    """One sequence's drafting by a model.
+    """Drafts for one sequence with a model.
 
-    The model reads the committed text and its own draft. Where the tables guess what it will say,
-    one forward of it gives several tokens: each is chosen from the model's own distribution, and
-    the guess is right where it equals it. So tables change how many forwards a draft takes, and
-    never its distribution.
+    The model reads the committed text and its own draft. The tables guess the model's tokens, so
+    that one forward of the model yields several: each token is chosen from the model's own
+    distribution, and a guess is right if it equals that token. The tables therefore change the
+    number of forwards, but never the distribution of a draft.
     """
 
     def __init__(self, drafter: ModelDrafter, tokens: Int32) -> None:
@@ -44,7 +44,7 @@ class ModelSession(DraftSession):
         self.tables = drafter.tables.start(tokens)
         self.text: list[int] = tokens.tolist()  # committed
         self.read: list[int] = []  # what the model has read
-        self.sure = 0  # first tokens that both begin with
+        self.sure = 0  # length of a common prefix of text and read
         self.model: DraftModel | None = None
         self.forwards = 0
         self.temperature: float | None = None
@@ -60,7 +60,7 @@ class ModelSession(DraftSession):
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         draft = self.propose_after(NO_TOKENS, gamma)
-        if cost is None or draft.confidence is None:  # a sampled draft's tokens decide no length
+        if cost is None or draft.confidence is None:  # sampled tokens must not decide the length
             return draft
         return draft.first(worthwhile_nodes(np.cumprod(draft.confidence, dtype=np.float64), cost))
 
@@ -74,7 +74,7 @@ class ModelSession(DraftSession):
         return self._drafted(model, text, gamma)
 
     def _drafted(self, model: DraftModel, text: list[int], gamma: int) -> Draft:
-        """Draft behind ``text``, until the model is not sure enough of the next token."""
+        """Draft after ``text`` until the next token is not probable enough."""
         unread = text[self._agree(model, text) :]
         found: list[tuple[int, Int32, Float32]] = []
         going = True
@@ -95,9 +95,9 @@ class ModelSession(DraftSession):
         return self._draft(found)
 
     def _agree(self, model: DraftModel, text: list[int]) -> int:
-        """Forget what the model has read that is not ``text``; how much of it is left.
+        """Discard what the model has read that differs from ``text``; return the remaining length.
 
-        At least the last token is read again: what follows it is needed.
+        At least the last token is read again, because the distribution after it is needed.
         """
         at, most = self.sure, min(len(self.read), len(text) - 1)
         while at < most and self.read[at] == text[at]:
@@ -117,7 +117,7 @@ class ModelSession(DraftSession):
         return model.forward(np.array(tokens, np.int32), last, self.drafter.most)
 
     def _guess(self, drafted: list[int], room: int) -> list[int]:
-        """What the tables guess that the model will say."""
+        """The tables' guess of the model's next tokens."""
         if room < 1:
             return []
         guess = self.tables.propose_after(np.array(drafted, np.int32), room)
@@ -125,12 +125,12 @@ class ModelSession(DraftSession):
         return tokens
 
     def _choose(self, ids: Int32, log_probs: Float32) -> tuple[int, Int32, Float32] | None:
-        """The model's next token with the distribution it was chosen from; None: stop here.
+        """The model's next token and the distribution it was chosen from; None: stop drafting.
 
-        Whether to stop is decided before the token is sampled. Without a temperature the token is
-        the most probable one, and its probability stands alone.
+        Whether to stop is decided before the token is sampled. Without a temperature, the token is
+        the most probable one, and only its own probability is returned.
         """
-        if not log_probs[0] >= self.drafter.least:  # NaN is not, too
+        if not log_probs[0] >= self.drafter.least:  # also stops at NaN
             return None
         if self.temperature is None:
             return int(ids[0]), ids[:1], np.exp(log_probs[:1])
@@ -162,21 +162,20 @@ class ModelSession(DraftSession):
 
 
 class ModelDrafter(LearningDrafter):
-    """Drafts what a small model of the target's tokenizer says.
+    """Drafts with a small model that shares the target's tokenizer.
 
-    In greedy requests it drafts the model's most probable tokens, while those are probable enough.
-    In sampled requests the tokens are sampled at the request's temperature, and Algorithm 1 goes
-    by the distribution they were sampled from. Sequences share the model's weights, and each has a
-    cache of its own. Engines other than the package's own loop run no drafting model: there it
-    drafts nothing.
+    In greedy requests it drafts the model's most probable tokens while they are probable enough.
+    In sampled requests it samples at the request's temperature, and Algorithm 1 uses the
+    distribution that was sampled from. Sequences share the model's weights, and each has a separate
+    cache. Engines other than the package's own loop run no drafting model: there it drafts nothing.
 
     Args:
-        path: a causal language model of transformers, or the path of a local folder with one; it is
-            loaded at the first call, to the target's device and dtype.
-        gamma: most tokens in a draft, >= 1.
-        threshold: stop before a token whose probability by the model is below; in (0, 1].
-        most: ids that a token is sampled from, the most probable ones; None: all.
-        tables: whether copies and n-grams guess what the model itself will say.
+        path: a causal language model of transformers, or the path of a local folder with one, which
+            is loaded at the first call, to the target's device and dtype.
+        gamma: maximum number of draft tokens (num_speculative_tokens), >= 1.
+        threshold: stop before a token that the model gives a lower probability; in (0, 1].
+        most: number of most probable ids that a token is sampled from; None: all.
+        tables: whether copies and n-grams guess the model's tokens, to save forwards of the model.
     """
 
     tiers = ("model",)
@@ -198,7 +197,9 @@ class ModelDrafter(LearningDrafter):
         self.gamma = check_int("gamma", gamma, 1)
         self.threshold = check_real("threshold", threshold, 0.0, 1.0)
         self.least = math.log(self.threshold)
-        self.most = MOST_IDS if most is None else check_int("most", most, 1, MOST_IDS)
+        self.most = (
+            MAX_PROPOSAL_IDS if most is None else check_int("most", most, 1, MAX_PROPOSAL_IDS)
+        )
         speeds_up = check_bool("tables", tables)
         self.tables: Drafter
         self.tables = TieredDrafter([CopyDrafter(), NGramDrafter()]) if speeds_up else NullDrafter()

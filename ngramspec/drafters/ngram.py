@@ -1,4 +1,4 @@
-"""N-gram drafting: the most frequent continuation of the longest known context, chained."""
+"""N-gram drafting: a chain of the most frequent continuations of the longest known context."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.stochastic import SamplingNGramSession, check_temperature
 from ngramspec.errors import check_bool, check_int
 
-BRANCHES = 4  # continuations of one context that a tree takes
+MAX_BRANCHES = 4  # continuations of one context in a tree; not tuned
 
 
 class NGramSession(DraftSession):
@@ -21,7 +21,7 @@ class NGramSession(DraftSession):
 
     def __init__(self, table: NGramTable, tokens: Int32) -> None:
         self.table = table
-        self.tail = NO_TOKENS  # as many of the last tokens as the longest context has
+        self.tail = NO_TOKENS  # the longest context: the last order - 1 tokens
         self.extend(tokens)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
@@ -43,17 +43,17 @@ class NGramSession(DraftSession):
     ) -> list[tuple[float, int, int, int, Int32]]:
         """The most frequent continuations: (-reach, parent, place, token, context), a heap.
 
-        Each context leaves one count to the next shorter one (PPM's method A), so that shorter
-        ones are heard, and a continuation seen once is not taken for certain.
+        Each context leaves one count to the next shorter one (PPM's method A). Shorter contexts
+        thereby contribute, and a continuation seen once is not considered certain.
         """
         shares: dict[int, float] = {}
         for m in range(len(context), 0, -1):
             total = self.table.total(context[-m:])
             if total:
-                for token, count in self.table.top_k(context[-m:], BRANCHES):
+                for token, count in self.table.top_k(context[-m:], MAX_BRANCHES):
                     shares.setdefault(token, reach * count / (total + 1))
                 reach /= total + 1
-        best = sorted(shares.items(), key=lambda each: -each[1])[:BRANCHES]
+        best = sorted(shares.items(), key=lambda each: -each[1])[:MAX_BRANCHES]
         return [(-p, parent, i, token, context) for i, (token, p) in enumerate(best)]
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
@@ -72,14 +72,14 @@ class NGramDrafter(Drafter):
 
     Args:
         order: longest n-gram, 2..8; its context is one token shorter.
-        window: count only the last so many committed tokens, order..2**30, at 4 bytes each from the
-            start; None: all of them.
-        mode: "backoff", which this class is. build_drafter takes "value" as well: the counts as a
-            source of the ValueDrafter, which is its default where order and window allow.
-        sample: sample each token from the counts behind the longest known context, with the
+        window: count only this many of the last committed tokens, order..2**30, with 4 bytes each
+            allocated at the start; None: all tokens.
+        mode: "backoff", which this class implements. build_drafter also accepts "value": the counts
+            as a source of the ValueDrafter, which is its default where order and window allow.
+        sample: sample each token from the counts of the longest known context, with the
             distribution in ``Draft.proposal``, instead of drafting the most frequent one. Drafts
             are chains.
-        temperature: to sample at, > 0; "request": the request's own.
+        temperature: sampling temperature, > 0; "request": the request's own.
     """
 
     tiers = ("ngram",)

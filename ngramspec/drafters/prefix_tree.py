@@ -1,4 +1,4 @@
-"""Several drafts as one, merged by their prefixes (SpecInfer, Miao et al. 2023)."""
+"""Merging several drafts by their prefixes into one tree (SpecInfer, Miao et al. 2023)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from numpy.typing import NDArray
 
 from ngramspec.draft import EMPTY_DRAFT, Draft
 
-UNKNOWN = 0.9  # confidence of nodes that have none
-LOWER = 0.3  # factor on that of the first node, for each draft before its own
+ASSUMED_CONFIDENCE = 0.9  # assumed confidence of nodes without one; not tuned
+PRIORITY_FACTOR = 0.3  # factor on a draft's first nodes per draft of higher priority; not tuned
 
 
 def reach(draft: Draft) -> NDArray[np.float64]:
-    """P(a node and all those above it are accepted), float64 (n,), of a chain or tree."""
+    """P(a node and all its ancestors are accepted), float64 (n,), of a chain or tree."""
     n = len(draft)
-    own = np.full(n, UNKNOWN) if draft.confidence is None else draft.confidence.astype(np.float64)
+    own = (
+        np.full(n, ASSUMED_CONFIDENCE)
+        if draft.confidence is None
+        else draft.confidence.astype(np.float64)
+    )
     if draft.parents is None:
         return np.cumprod(own)
     for node, parent in enumerate(draft.parents.tolist()):
@@ -26,22 +30,22 @@ def reach(draft: Draft) -> NDArray[np.float64]:
 
 
 def pack(drafts: Sequence[Draft], limit: int) -> Draft:
-    """Merge drafts of the same sequence into one prefix tree, which is a deterministic draft.
+    """Merge drafts for the same sequence into one prefix tree, which is a deterministic draft.
 
-    Proposals of sampled tokens are dropped: accepting where the target samples the same token is
-    exact for them, too.
+    Proposals of sampled tokens are dropped. Accepting a node if the target samples the same token
+    is exact for such drafts as well.
 
-    The nodes are the ``limit`` with the highest reach, in that order; of equals those of the
-    earlier draft come first. Where drafts have no confidence, a later draft and a deeper node count
-    as less likely. A node that several drafts have gets the highest of their confidences and the
-    source of the first.
+    The result has the ``limit`` nodes with the highest reach, in descending order. On ties, nodes
+    of the earlier draft come first. Where drafts have no confidence, a later draft and a deeper
+    node count as less likely. A node that several drafts share gets the highest of their
+    confidences and the source of the first.
 
     Args:
-        drafts: chains and trees; in order of priority.
-        limit: most nodes.
+        drafts: chains and trees, in order of priority.
+        limit: maximum number of nodes.
 
     Returns:
-        A tree; the empty draft if there is nothing. Confidence is None if no draft has any.
+        A tree; the empty draft if there are no nodes. Confidence is None if no draft has any.
 
     Example:
         >>> chains = [Draft(np.array(ids, np.int32)) for ids in ([5, 6, 7], [5, 8])]
@@ -83,22 +87,22 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
 
 
 def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
-    """The confidence of each node; where a draft has none, less for each draft before it."""
+    """The confidence of each node; without one, assumed lower for each draft of higher priority."""
     if draft.confidence is not None:
         return [float(each) for each in draft.confidence]
-    first = UNKNOWN * LOWER**which
-    return [first if above < 0 else UNKNOWN for above in parents]
+    first = ASSUMED_CONFIDENCE * PRIORITY_FACTOR**which
+    return [first if above < 0 else ASSUMED_CONFIDENCE for above in parents]
 
 
 def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:
-    """A deterministic tree's nodes by falling ``reach``, float64 (n,), those of equals as before.
+    """Sort a deterministic tree's nodes by descending ``reach``, float64 (n,), stably.
 
-    No node may be reached more probably than its parent.
+    No node may have a higher reach than its parent.
     """
     by_reach = np.argsort(-reach, kind="stable")
     new = np.empty(len(by_reach) + 1, np.int32)
     new[by_reach] = np.arange(len(by_reach), dtype=np.int32)
-    new[-1] = -1  # the parent of those behind the last committed token
+    new[-1] = -1  # the parent of nodes that follow the last committed token
     assert tree.parents is not None
     confidence = None if tree.confidence is None else tree.confidence[by_reach]
     source = None if tree.source is None else tree.source[by_reach]

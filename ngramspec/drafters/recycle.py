@@ -1,8 +1,8 @@
 """Token Recycling (Luo et al. 2024): the target's own candidates as an adjacency table.
 
-For every token that a sequence has seen in a forward, the table keeps the k tokens that the target
-last found most probable behind it, those behind rejected tokens included. A draft is a static tree
-over it: which rank's child is expanded is fixed ahead, whatever the tokens are.
+For every token that occurred in a forward, the table keeps the k most probable tokens after it,
+from the last such forward. This includes rejected tokens. A draft is a static tree over the table:
+which rank's child is expanded is fixed beforehand, whatever the tokens are.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.errors import check_int
 
-MOST_RANKS = 64
-# P(a child of each rank is next), as assumed for the tree's shape; lower ranks share the last.
-RANKS = (0.5, 0.14, 0.07, 0.045, 0.03, 0.025, 0.02, 0.017)
+MAX_TOP_K = 64
+# P(a child of each rank is next) assumed for the tree's shape; lower ranks use the last. Not tuned.
+RANK_PROBABILITIES = (0.5, 0.14, 0.07, 0.045, 0.03, 0.025, 0.02, 0.017)
 
 
 @lru_cache(maxsize=64)
 def static_tree(nodes: int, ranks: int) -> tuple[tuple[int, int], ...]:
-    """The tree of ``nodes`` nodes in which a path's assumed probability is highest.
+    """The tree of ``nodes`` nodes with the highest total of assumed path probabilities.
 
     Args:
-        nodes: how many, >= 0.
-        ranks: children of each node at most, >= 1.
+        nodes: number of nodes, >= 0.
+        ranks: maximum number of children per node, >= 1.
 
     Returns:
-        (parent, rank) of each node, by falling probability: parents come before their children,
-        and the first n are the tree of n nodes. The parent -1 is the last committed token.
+        (parent, rank) of each node, by descending probability. Parents come before their children,
+        and the first n nodes are the tree of n nodes. Parent -1 is the last committed token.
 
     Examples:
         >>> static_tree(4, 8)
         ((-1, 0), (0, 0), (-1, 1), (1, 0))
     """
     tree: list[tuple[int, int]] = []
-    heap = [(-RANKS[0], 0, -1, 0, 1.0)]  # -P(path), order, parent, rank, P(the parent's path)
+    # -P(path), order, parent, rank, P(the parent's path)
+    heap = [(-RANK_PROBABILITIES[0], 0, -1, 0, 1.0)]
     pushed = 1
     while len(tree) < nodes and heap:
         negative, _, parent, rank, above = heappop(heap)
@@ -50,14 +51,14 @@ def static_tree(nodes: int, ranks: int) -> tuple[tuple[int, int], ...]:
         if rank + 1 < ranks:
             offers.append((parent, rank + 1, above))
         for under, which, reach in offers:
-            share = reach * RANKS[min(which, len(RANKS) - 1)]
+            share = reach * RANK_PROBABILITIES[min(which, len(RANK_PROBABILITIES) - 1)]
             heappush(heap, (-share, pushed, under, which, reach))
             pushed += 1
     return tuple(tree)
 
 
 class RecycleSession(DraftSession):
-    """One sequence's table: token to the target's latest candidates behind it."""
+    """One sequence's table from each token to the target's latest candidates after it."""
 
     def __init__(self, top_k: int, tokens: Int32) -> None:
         self.top_k = top_k
@@ -76,7 +77,7 @@ class RecycleSession(DraftSession):
         return self._chain(int(drafted[-1]), gamma)
 
     def _chain(self, token: int, gamma: int) -> Draft:
-        """The most probable candidate of each token, as far as tokens are known."""
+        """The most probable candidate of each token, up to the first token without an entry."""
         tokens: list[int] = []
         while len(tokens) < gamma and token in self.table:
             token = self.table[token][0]
@@ -84,10 +85,10 @@ class RecycleSession(DraftSession):
         return Draft(np.array(tokens, np.int32)) if tokens else EMPTY_DRAFT
 
     def _tree(self, gamma: int) -> Draft:
-        """The static tree, without what is not known."""
+        """The static tree, without nodes that the table does not have."""
         assert self.last is not None
         rows = [self.table.get(self.last)]  # by node + 1
-        places = [-1]  # in the draft, by node + 1; None: not known
+        places = [-1]  # in the draft, by node + 1; -1: the root or not known
         tokens: list[int] = []
         parents: list[int] = []
         for parent, rank in static_tree(gamma, self.top_k):
@@ -115,7 +116,7 @@ class RecycleSession(DraftSession):
             return
         tokens, rows = evidence.tokens.tolist(), evidence.ids[:, : self.top_k].tolist()
         self.table.update(zip(tokens, rows, strict=True))
-        for at in evidence.accepted:  # what was computed behind the text itself counts most
+        for at in evidence.accepted:  # entries computed on the accepted text take precedence
             self.table[tokens[at]] = rows[at]
 
     def extend(self, tokens: Int32) -> None:
@@ -127,15 +128,15 @@ class RecycleSession(DraftSession):
 
 
 class RecycleDrafter(Drafter):
-    """Drafts from the target's own candidates, a static tree or a chain of the first ones.
+    """Drafts from the target's own candidates: a static tree, or a chain of the best ones.
 
-    Each sequence begins with an empty table. (The paper's table is inherited by later requests;
-    here no request's text reaches another's drafts.) Memory: at most k token ids for each token of
-    the vocabulary. A draft costs O(nodes), a step O(positions).
+    Each sequence begins with an empty table. (In the paper, later requests inherit the table; here
+    no request's text reaches another's drafts.) Memory: at most k token ids for each token of the
+    vocabulary. A draft costs O(nodes), a step O(positions).
 
     Args:
-        top_k: candidates kept of each token, 1..64; the paper's are 8.
-        always: False: only where they pay, which takes other sources to compare them with.
+        top_k: candidates kept per token, 1..64; the paper uses 8.
+        always: False: only where they pay off, which requires other sources to compare with.
     """
 
     tiers = ("recycle",)
@@ -143,9 +144,9 @@ class RecycleDrafter(Drafter):
     def __init__(self, top_k: int = 8, always: bool = True) -> None:
         if always is not True:
             raise ValueError(
-                "always must be True of recycle alone; name copy, ngram or unigram beside it"
+                "always must be True if recycle is the only source; add copy, ngram or unigram"
             )
-        self.top_k = check_int("top_k", top_k, 1, MOST_RANKS)
+        self.top_k = check_int("top_k", top_k, 1, MAX_TOP_K)
         self.evidence = EvidenceRequest(top_k=top_k)
         self.spec = f"recycle(top_k={top_k})"
 

@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.value import RUNNERS_UP, SOURCES, ValueDrafter
+from ngramspec.drafters.value import RECYCLE_TOP_K, SOURCES, ValueDrafter
 from ngramspec.errors import check_choice
 from ngramspec.stores.choice import Store, open_stores
 
 TIERS = "copy+ngram+unigram"
-AUTO = f"{TIERS}+recycle(always=false)"  # by value; by priority TIERS alone
+AUTO = f"{TIERS}+recycle(always=false)"  # policy "value"; "priority" uses TIERS
 POLICIES = ("value", "priority")
 CALIBRATIONS = ("shared", "request")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TIER_PATTERN = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
 
-# The classes of ngramspec.drafters by their names in a spec; what ``register_drafter`` adds.
+# Class names in ngramspec.drafters, or callables added by ``register_drafter``.
 _factories: dict[str, str | Callable[..., Drafter]] = {
     "copy": "CopyDrafter",
     "ngram": "NGramDrafter",
@@ -30,18 +30,20 @@ _factories: dict[str, str | Callable[..., Drafter]] = {
     "random": "RandomDrafter",
     "none": "NullDrafter",
 }
-PLAIN = {"model": "path"}  # tiers whose first argument may stand without its name
-# With these arguments a tier can be one of the value drafter's sources.
+POSITIONAL_ARGUMENTS = {
+    "model": "path"
+}  # arguments that may be given without their name, by drafter
+# The arguments with which a drafter can be a source of the value drafter; ``...``: any value.
 JOINABLE: dict[str, dict[str, object]] = {
     "copy": {"min_match": ...},
     "ngram": {"order": 4, "window": None, "mode": "value"},
     "unigram": {},
-    "recycle": {"top_k": RUNNERS_UP, "always": ...},
+    "recycle": {"top_k": RECYCLE_TOP_K, "always": ...},
 }
 
 
 def _factory(name: str) -> Callable[..., Drafter]:
-    """What makes the drafter of a name; its module is loaded now."""
+    """The callable that builds the named drafter. Its module is imported on first use."""
     factory = _factories[name]
     return _class(factory) if isinstance(factory, str) else factory
 
@@ -52,14 +54,14 @@ def _class(name: str) -> Callable[..., Drafter]:
 
 
 def register_drafter(name: str, factory: Callable[..., Drafter]) -> None:
-    """Let ``build_drafter`` know a drafter by name.
+    """Register a drafter, so that ``build_drafter`` finds it by name.
 
     Args:
-        name: letters, digits, ``_`` and ``-``; not yet taken, and not "auto".
+        name: letters, digits, ``_`` and ``-``; not registered yet, and not "auto".
         factory: called with the arguments in brackets as keywords; returns a Drafter.
 
     Raises:
-        ValueError: the name is taken or cannot stand in a spec.
+        ValueError: the name is registered already or is not valid in a spec.
     """
     if not NAME.fullmatch(name):
         raise ValueError(f"name must be letters, digits, '_' and '-', got {name!r}")
@@ -75,27 +77,27 @@ def build_drafter(
     stores: Sequence[Store] = (),
     calibration: str = "shared",
 ) -> Drafter:
-    """A drafter from its description; a Drafter is passed through.
+    """Build a drafter from its description; a Drafter is returned with the settings applied.
 
     Args:
-        spec: tiers separated by ``+``, each ``name`` or ``name(key=value,...)``; or "auto", the
-            best default for one request: "copy+ngram+unigram", and the target's runners-up
-            ("recycle") in trees where a forward of many positions costs hardly more than one.
-        policy: "value": at every position the most probable token is drafted, whichever tier it
-            comes from, every token has a confidence, and a draft ends where expected tokens per
-            cost are highest. Tiers that cannot be compared token by token (an n-gram table with
-            a window, a drafter of your own) draft in order of priority, with the measured
-            acceptance as confidence. "priority": the tiers in order, highest priority first,
-            each continuing where the draft of those above it ends; no confidence.
-        stores: what to draft from beside each sequence's own text: corpora, paths of
+        spec: draft sources separated by ``+``, each ``name`` or ``name(key=value,...)``. "auto" is
+            the best default for one request: "copy+ngram+unigram", and Token Recycling ("recycle")
+            in trees where a forward of many positions costs hardly more than one.
+        policy: "value": at every position the most probable token is drafted, whichever source it
+            comes from. Every token has a confidence, and a draft ends where expected tokens per
+            cost are highest. Sources that cannot be compared token by token (an n-gram table with
+            a window, a custom drafter) draft in order of priority, with the measured acceptance as
+            confidence. "priority": the sources in order, highest priority first. Each continues the
+            draft of those before it. There is no confidence.
+        stores: what to draft from in addition to each sequence's own text: corpora, paths of
             corpora, and namespaces of shared stores.
-        calibration: "shared": what was learned of how often drafts are right, which holds no text,
-            is shared by all sequences; "request": each learns for itself, so that no request's
-            drafts depend on another's.
+        calibration: "shared": all sequences share the learned estimates of how often drafts are
+            right, which contain no text. "request": each sequence learns separately, so no
+            request's drafts depend on another's.
 
     Raises:
-        ValueError: the part of the string that is wrong, marked, and what could stand there; or
-            the policy.
+        ValueError: an invalid part of the spec, which is marked, with the valid choices; or an
+            unknown policy or calibration.
 
     Examples:
         >>> build_drafter("copy+ngram(order=4)+unigram", policy="priority").tiers
@@ -110,13 +112,13 @@ def build_drafter(
 
 
 def check_policy(policy: object) -> None:
-    """Raise a ValueError for a policy that there is not."""
+    """Raise a ValueError if ``policy`` is not one of ``POLICIES``."""
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
 
 
 def _drafter(spec: str, policy: str) -> Drafter:
-    """A drafter from its description."""
+    """Build a drafter from its description."""
     if not isinstance(spec, str):
         raise TypeError(f"drafter must be a string or a Drafter, got {type(spec).__name__}")
     text = spec
@@ -150,7 +152,7 @@ def _joinable(tiers: list[tuple[re.Match[str], dict[str, object]]]) -> bool:
 
 
 def _arguments(text: str, match: re.Match[str]) -> dict[str, object]:
-    """A tier's arguments by name, or an error that marks what is wrong with the tier."""
+    """A drafter's arguments by name, or an error that marks the invalid part."""
     name, arguments = match["name"], match["arguments"]
     begin, end = match.span("name")
     if name not in _factories:
@@ -161,8 +163,8 @@ def _arguments(text: str, match: re.Match[str]) -> dict[str, object]:
         begin = match.start("arguments")
         for part in arguments.split(","):
             end = begin + len(part)
-            if name in PLAIN and not keywords and "=" not in part:
-                part = f"{PLAIN[name]}={part}"
+            if name in POSITIONAL_ARGUMENTS and not keywords and "=" not in part:
+                part = f"{POSITIONAL_ARGUMENTS[name]}={part}"
             key, equals, value = (piece.strip() for piece in part.partition("="))
             allowed = list(inspect.signature(_factory(name)).parameters)
             if not equals or not value or key not in allowed or key in keywords:
@@ -183,7 +185,7 @@ def _made(
 
 
 def _value(text: str) -> object:
-    """An int, a float, True, False or None where ``text`` reads so, else the text itself."""
+    """Convert ``text`` to an int, a float, True, False or None if possible, else return it."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -1,4 +1,4 @@
-"""Sessions that draft from shared stores: they count what was accepted, and may add their text."""
+"""Sessions that draft from shared stores, count accepted tokens, and may add their text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ngramspec.stores.shared_request import SharedRequest
 
 
 class SharedSession(ForwardingSession):
-    """A value engine's session whose stores count the tokens that were accepted from them.
+    """Counts in a value engine's stores the tokens that were accepted from them.
 
     Args:
-        session: of a value engine.
-        source: of drafted tokens that come from stores, in Draft.source.
-        own: parts in namespaces that end with this session, and get its committed tokens: ``close``
-            counts as a good end. Those of a call of ``generate`` get their tokens from there.
+        session: a value engine's session.
+        source: index in ``Draft.source`` of tokens from stores.
+        own: requests that this session feeds with its committed tokens and ends: ``close`` counts
+            as a normal end. Those of a call of ``generate`` are fed and ended there.
         tokens: the prompt.
     """
 

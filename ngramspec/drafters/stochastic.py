@@ -19,30 +19,31 @@ from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, In
 from ngramspec.drafters.base import DraftSession
 from ngramspec.errors import check_real
 
-REQUEST = "request"  # in place of a temperature: the request's own
-CHILDREN = (3, 2, 2, 1)  # of a tree's nodes by depth; deeper ones have as many as the last
-MOST = 64  # continuations of a context to sample from, the most frequent ones
+REQUEST = "request"  # as temperature: use the request's own
+# Children per node by depth; deeper nodes use the last. Not tuned.
+CHILDREN_BY_DEPTH = (3, 2, 2, 1)
+MAX_CONTINUATIONS = 64  # most frequent continuations of a context that are sampled from; not tuned
 
 
 class Gate(Protocol):
-    """Whether drafting pays, from what became of earlier drafts."""
+    """Decides from the results of earlier drafts whether drafting pays off."""
 
     def open(self) -> bool:
         """Whether to draft now."""
 
     def learn(self, accepted: int, tested: int) -> None:
-        """Count tested draft tokens and how many of them were accepted."""
+        """Count verified draft tokens and how many of them were accepted."""
 
 
 class SamplingSession(DraftSession):
     """A session that samples its tokens. Subclasses supply the counts to sample from.
 
-    The seed is the one that a sampled request brings (``begin_sampling``), in other requests a
-    constant: with the same seed a generation drafts the same.
+    A sampled request supplies the seed (``begin_sampling``); other requests use a constant one. The
+    same seed gives the same drafts.
 
     Args:
-        temperature: T; q of a token is in proportion to count ** (1 / T).
-            "request": the request's own.
+        temperature: T; q of a token is proportional to count ** (1 / T). "request": the request's
+            own.
     """
 
     def __init__(self, temperature: float | str) -> None:
@@ -57,10 +58,10 @@ class SamplingSession(DraftSession):
 
     @abstractmethod
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
-        """What followed the committed tokens and ``drafted`` before.
+        """What followed earlier occurrences of the end of the committed tokens and ``drafted``.
 
         Returns:
-            (ids int32, counts int64 > 0), both (n,); empty where nothing did.
+            (ids int32, counts int64 > 0), both (n,); empty if there were none.
         """
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
@@ -81,10 +82,10 @@ class SamplingSession(DraftSession):
     def _tree(self, gamma: int) -> Draft:
         """A tree of at most ``gamma`` nodes, breadth first.
 
-        How many children a node has depends on its depth, and on how many ids may follow: both are
-        known before the children are sampled, without replacement.
+        The number of a node's children depends on its depth and on how many ids may follow. Both
+        are known before the children are sampled, without replacement.
         """
-        paths: list[list[int]] = [[]]  # to node - 1
+        paths: list[list[int]] = [[]]  # indexed by node + 1
         sampled: list[int] = []
         parents: list[int] = []
         parts: list[tuple[Int32, Float32]] = []
@@ -92,7 +93,7 @@ class SamplingSession(DraftSession):
         while len(sampled) < gamma and node < len(sampled):
             path = paths[node + 1]
             ids, probs = self._distribution(path)
-            wanted = CHILDREN[min(len(path), len(CHILDREN) - 1)]
+            wanted = CHILDREN_BY_DEPTH[min(len(path), len(CHILDREN_BY_DEPTH) - 1)]
             for which in self._sample(probs, min(wanted, len(ids), gamma - len(sampled))):
                 sampled.append(int(ids[which]))
                 parents.append(node)
@@ -102,13 +103,13 @@ class SamplingSession(DraftSession):
         return _stated(sampled, parents, parts)
 
     def _distribution(self, drafted: Sequence[int]) -> tuple[Int32, Float32]:
-        """What may follow ``drafted``, and how probably; empty where nothing is known."""
+        """What may follow ``drafted``, with probabilities; empty where nothing is known."""
         ids, counts = self.counts(drafted)
         if not len(ids):
             return ids, np.empty(0, np.float32)
         weights = (counts / counts.max()) ** (1.0 / self._temperature)
         probs = (weights / weights.sum()).astype(np.float32)
-        live = probs > 0  # a low temperature leaves the rarest nothing
+        live = probs > 0  # at a low temperature, rare ids underflow to 0
         return ids[live], probs[live]
 
     def _sample(self, probs: Float32, count: int) -> list[int]:
@@ -124,7 +125,7 @@ class SamplingSession(DraftSession):
 def _stated(
     sampled: list[int], parents: list[int] | None, parts: list[tuple[Int32, Float32]]
 ) -> Draft:
-    """Sampled tokens as a draft that states each one's distribution."""
+    """A draft of sampled tokens with the distribution of each."""
     if not sampled:
         return EMPTY_DRAFT
     starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)
@@ -135,7 +136,7 @@ def _stated(
 
 
 class SamplingNGramSession(SamplingSession):
-    """Samples from the counts behind the longest known context (backoff)."""
+    """Samples from the counts of the longest known context (backoff)."""
 
     def __init__(self, table: NGramTable, tokens: Int32, temperature: float | str) -> None:
         super().__init__(temperature)
@@ -148,7 +149,7 @@ class SamplingNGramSession(SamplingSession):
         history = [*self._tail, *drafted[-self._reach :]]
         for length in range(min(self._reach, len(history)), 0, -1):
             context = np.array(history[-length:], np.int32)
-            found = self.table.top_k(context, MOST)
+            found = self.table.top_k(context, MAX_CONTINUATIONS)
             if found:
                 ids, counts = zip(*found, strict=True)
                 return np.array(ids, np.int32), np.array(counts, np.int64)

@@ -13,16 +13,16 @@ from ngramspec.stores.shared_request import SharedRequest
 
 
 class CallDrafter:
-    """The drafters of one call's rows: the current one, with the stores that the call names.
+    """Makes the drafter of each row of a call: the current one, with the stores the call names.
 
     Args:
         current: returns the Speculator's drafter.
-        stores: in place of that drafter's; None: those.
-        extra: beside them; None: none.
+        stores: replace that drafter's stores; None: keep them.
+        extra: stores in addition to these; None: none.
         log_once: logs a warning once.
 
     Raises:
-        TypeError: a store is none.
+        TypeError: an entry is not a store.
         OSError: a store's file cannot be read.
         ValueError: a store's file is broken, or the drafter takes no stores.
     """
@@ -41,7 +41,7 @@ class CallDrafter:
         current().with_stores(self.of(current()))
 
     def of(self, drafter: Drafter) -> tuple[Any, ...]:
-        """The stores that the call names, or the drafter's."""
+        """The stores of a drafter in this call."""
         return (*(drafter.stores if self._stores is None else self._stores), *self._extra)
 
     def row(self, vocab: int) -> RowDrafter:
@@ -50,9 +50,9 @@ class CallDrafter:
 
 
 class RowDrafter:
-    """The drafter that a row uses, and its part in each namespace.
+    """The drafter of a row, and what the row adds to each namespace.
 
-    Stores with token ids outside of the target's vocabulary are left out.
+    Stores with token ids outside the target's vocabulary are left out.
     """
 
     def __init__(self, call: CallDrafter, vocab: int) -> None:
@@ -82,12 +82,12 @@ class RowDrafter:
             request.append(tokens)
 
     def pause(self) -> None:
-        """The row may have ended, which nobody tells."""
+        """Called when the row may have ended without notice."""
         for request in self._requests.values():
             request.pause()
 
     def end(self, *, well: bool) -> None:
-        """The row ended; if not ``well``, what is not added yet never is."""
+        """End the row; if not ``well``, text that is not added yet is discarded."""
         for request in self._requests.values():
             if well:
                 request.finish()

@@ -13,21 +13,21 @@ from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.prefix_tree import pack
 from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
 
-ANY = 1 << 31  # as vocabulary size: only the whole draft is checked against the real one
+ANY_VOCAB = 1 << 31  # as vocabulary size: only the joined draft is checked against the real one
 
 
 class TieredSession(DraftSession):
-    """One session per tier, in order of priority.
+    """One session per drafter, in order of priority.
 
-    When a tier fails behind others' tokens, only its own part is lost, and the step's ``extend``
-    raises its error. Losing the whole draft would let the tokens that a tier above sampled decide
-    whether they are verified, and so bias the output.
+    When a drafter fails after another one's tokens, only its own part is lost, and the step's
+    ``extend`` raises its error. If the whole draft were lost, tokens sampled by an earlier drafter
+    would decide whether they are verified, which would bias the output.
 
     Args:
-        sessions: the tiers', highest priority first.
-        names: how many source names each tier has.
-        askers: the tiers that ask for evidence. Each gets that of the whole draft, in a call of its
-            own.
+        sessions: one per drafter, highest priority first.
+        names: number of source names of each drafter.
+        askers: indices of the drafters that ask for evidence. Each gets that of the whole draft, in
+            a separate call.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class TieredSession(DraftSession):
         self.askers = askers
         self.offsets = [sum(names[:which]) for which in range(len(names))]
         self.parts: list[tuple[int, Draft]] = []  # (session, its part) of the last draft
-        self.failed: Exception | None = None  # a tier, in this step
+        self.failed: Exception | None = None  # a drafter's error in this step
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        """In order of priority; a tree merges that chain with each tier's own tree."""
+        """Draft in order of priority; a tree merges that chain with each drafter's own tree."""
         chain = self.propose_after(NO_TOKENS, gamma)
         if not tree:
             return chain
@@ -77,14 +77,14 @@ class TieredSession(DraftSession):
         return Draft(so_far[len(drafted) :], proposal=proposal, source=source)
 
     def _part(self, which: int, so_far: Int32, room: int) -> Draft:
-        """A tier's draft behind ``so_far``, int32 (n,), as far as it is valid."""
+        """A drafter's draft after ``so_far``, int32 (n,), up to its first invalid node."""
         part = EMPTY_DRAFT
         try:
             part = self.sessions[which].propose_after(so_far, room)
-            return check_draft(part, room, ANY, tiers=self.names[which])
+            return check_draft(part, room, ANY_VOCAB, tiers=self.names[which])
         except Exception as error:
             self.failed = error
-        return sound_head(part, room, ANY, tree=False, tiers=self.names[which])
+        return sound_head(part, room, ANY_VOCAB, tree=False, tiers=self.names[which])
 
     def _source(self, which: int, part: Draft) -> Int8:
         inner = np.zeros(len(part), np.int8) if part.source is None else part.source
@@ -108,7 +108,7 @@ class TieredSession(DraftSession):
                 self.sessions[which].observe(EMPTY_DRAFT, (), 0, evidence)
 
     def _observe_chain(self, accepted: int, judged: int) -> None:
-        """Tell each tier what became of its part."""
+        """Tell each drafter how much of its part was verified and accepted."""
         begin = 0
         for which, part in self.parts:
             mine = min(max(judged - begin, 0), len(part))
@@ -118,7 +118,7 @@ class TieredSession(DraftSession):
             begin += len(part)
 
     def _observe_tree(self, accepted: list[int]) -> None:
-        """Tell each tier which of its own nodes lie on the accepted path."""
+        """Tell each drafter which of its own nodes lie on the accepted path."""
         for which, part in self.parts:
             children, path = part.children(), [-1]
             for token in accepted:
@@ -147,13 +147,13 @@ class TieredSession(DraftSession):
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def close(self) -> None:
-        with ExitStack() as all_of_them:  # whichever of them raises
+        with ExitStack() as all_of_them:  # closes all, even if one raises
             for session in reversed(self.sessions):
                 all_of_them.callback(session.close)
 
 
 class TieredDrafter(Drafter):
-    """Drafters in order of priority: each continues where the draft of those above it ends.
+    """Drafters in order of priority: each continues the draft of those before it.
 
     Args:
         drafters: highest priority first, at least one.
@@ -181,7 +181,7 @@ class TieredDrafter(Drafter):
 
     def start(self, tokens: Int32) -> DraftSession:
         sessions: list[DraftSession] = []
-        with ExitStack() as begun:  # closes them if a later one cannot begin
+        with ExitStack() as begun:  # closes those already started if a later one raises
             for drafter in self.drafters:
                 sessions.append(drafter.start(tokens))
                 begun.callback(sessions[-1].close)

@@ -1,4 +1,4 @@
-"""The unigram fallback: the most frequent token so far, where that is accepted often enough."""
+"""The unigram fallback: the most frequent token so far, while it is accepted often enough."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.stochastic import SamplingUnigramSession, check_temperature
 from ngramspec.errors import check_bool
 
-PRIOR_ACCEPTED, PRIOR_TESTED = 1, 10  # Leviathan et al., Table 3: unigram alpha 0.03 to 0.13
-PROBE_EVERY = 32  # a closed gate lets one draft in so many through
-HALVE_AT = 1024  # tested tokens at which the counts are halved, so that old ones count less
+PRIOR_ACCEPTED, PRIOR_VERIFIED = 1, 10  # Leviathan et al., Table 3: unigram alpha 0.03 to 0.13
+PROBE_EVERY = 32  # a closed gate lets every 32nd draft through; not tuned
+HALVE_AT_VERIFIED = 1024  # verified tokens at which counts are halved, so old ones fade; not tuned
 
 
 class UnigramSession(DraftSession):
@@ -57,13 +57,13 @@ class UnigramSession(DraftSession):
 class UnigramDrafter(LearningDrafter):
     """Drafts one token, the most frequent of the sequence (Leviathan et al., 3.6 and Table 3).
 
-    Below ``min_acceptance`` it drafts only now and then. The measured acceptance, two counts and no
-    text, is shared by the drafter's sequences. Thread-safe: one lock guards the counts.
+    Below ``min_acceptance`` it drafts rarely. The measured acceptance, two counts and no text, is
+    shared by the drafter's sequences. Thread-safe: one lock guards the counts.
 
     Args:
-        min_acceptance: least share of its tested tokens that the target accepts, 0.0..1.0.
+        min_acceptance: minimum share of its verified tokens that the target accepts, 0.0..1.0.
         sample: sample the token from all counts, with the distribution in ``Draft.proposal``.
-        temperature: to sample at, > 0; "request": the request's own.
+        temperature: sampling temperature, > 0; "request": the request's own.
     """
 
     tiers = ("unigram",)
@@ -86,7 +86,7 @@ class UnigramDrafter(LearningDrafter):
 
     def forget(self) -> None:
         self._lock = threading.Lock()
-        self._accepted, self._tested, self._closed = PRIOR_ACCEPTED, PRIOR_TESTED, 0
+        self._accepted, self._tested, self._closed = PRIOR_ACCEPTED, PRIOR_VERIFIED, 0
 
     def open(self) -> bool:
         """Whether to draft now: acceptance is high enough, or a probe is due."""
@@ -97,15 +97,15 @@ class UnigramDrafter(LearningDrafter):
             return self._closed % PROBE_EVERY == 0
 
     def learn(self, accepted: int, tested: int) -> None:
-        """Count tested draft tokens and how many of them were accepted."""
+        """Count verified draft tokens and how many of them were accepted."""
         with self._lock:
             self._accepted += accepted
             self._tested += tested
-            if self._tested > HALVE_AT:
+            if self._tested > HALVE_AT_VERIFIED:
                 self._accepted, self._tested = self._accepted // 2, self._tested // 2
 
     def start(self, tokens: Int32) -> DraftSession:
-        drafter = copy.copy(self) if self.by_request else self  # a copy has learned nothing
+        drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
         if self.sample:
             return SamplingUnigramSession(drafter, tokens, self.temperature)
         return UnigramSession(drafter, tokens)

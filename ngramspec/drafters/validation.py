@@ -1,6 +1,6 @@
-"""Checks what a drafter returned, before the target spends a forward on it.
+"""Checks what a drafter returned before the target spends a forward on it.
 
-Nothing in it is trusted: whatever is wrong raises here, and the loop gets plain copies.
+Nothing in it is trusted: any fault raises here, and the loop gets plain copies.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Int32, Proposal
 INT32, INT8, FLOAT32 = np.dtype(np.int32), np.dtype(np.int8), np.dtype(np.float32)
 UINT32 = np.dtype(np.uint32)
 largest = np.maximum.reduce
-ONE = int(np.float32(1.0).view(UINT32))  # as bits; those of other floats in 0..1 are fewer
-MOST_TIERS = 128  # Draft.source is int8
-ROUNDING = 2.0**-23  # error that a float32 sum may have for each probability in it,
-MOST_ROUNDING = 1e-4  # at most
+ONE_BITS = int(np.float32(1.0).view(UINT32))  # bits of 1.0; floats in 0..1 have smaller ones
+MAX_TIERS = 128  # Draft.source is int8
+SUM_ERROR_PER_ENTRY = 2.0**-23  # allowed error of a float32 sum per probability in it
+MAX_SUM_ERROR = 1e-4  # limit of that error
 
 
 def check_tiers(tiers: object) -> tuple[str, ...]:
     """Return a drafter's ``tiers`` as a tuple, if they are 1 to 128 names.
 
     Raises:
-        TypeError, ValueError: what is wrong with them.
+        TypeError, ValueError: they are not.
     """
     if type(tiers) not in (tuple, list) or not all(type(name) is str for name in tiers):  # type: ignore[attr-defined]
         raise TypeError(f"a drafter's tiers must be a tuple of strings, got {tiers!r}")
     names: tuple[str, ...] = tuple(tiers)  # type: ignore[arg-type]
-    if not 1 <= len(names) <= MOST_TIERS:
-        raise ValueError(f"a drafter must have 1..{MOST_TIERS} tiers, got {len(names)}")
+    if not 1 <= len(names) <= MAX_TIERS:
+        raise ValueError(f"a drafter must have 1..{MAX_TIERS} tiers, got {len(names)}")
     return names
 
 
@@ -43,33 +43,33 @@ def check_evidence(request: object) -> EvidenceRequest | None:
 
 
 def check_draft(
-    draft: object, limit: int, vocab: int, *, tree: bool = False, tiers: int = MOST_TIERS
+    draft: object, limit: int, vocab: int, *, tree: bool = False, tiers: int = MAX_TIERS
 ) -> Draft:
     """Return a copy of ``draft`` if the target can verify it, as a chain unless ``tree``.
 
-    The arrays are copied before they are checked: nothing that the drafter does to them later, in
-    another thread too, has an effect. Each node's proposal is divided by its sum, which removes the
-    rounding of the sum.
+    The arrays are copied before they are checked, so nothing that the drafter later does to them,
+    even in another thread, has an effect. Each node's proposal is divided by its sum, which removes
+    the rounding error of the sum.
 
     Args:
         draft: what a drafter returned.
-        limit: most tokens it may have.
+        limit: maximum number of tokens.
         vocab: size of the target's vocabulary.
         tree: whether it may be a tree.
-        tiers: how many sources it may name.
+        tiers: number of sources that it may name.
 
     Raises:
-        TypeError, ValueError: what is wrong with it, with name, bound and value. Fields that are
-            no arrays may raise anything.
+        TypeError, ValueError: a field is invalid; the message has its name, bound and value. Fields
+            that are not arrays may raise anything.
     """
-    if type(draft) is not Draft:  # a subclass may do anything
+    if type(draft) is not Draft:  # a subclass could override anything
         raise TypeError(f"propose must return a Draft and no subclass, got {type(draft).__name__}")
     n = len(draft.tokens) if type(draft.tokens) is np.ndarray and draft.tokens.ndim else 0
     if n > limit:
         raise ValueError(f"a draft must have at most gamma = {limit} tokens, got {n}")
     tokens = _copied("tokens", draft.tokens, INT32, n)
     if not n:
-        return EMPTY_DRAFT  # whatever else it says
+        return EMPTY_DRAFT  # other fields are ignored
     _check_ids("draft tokens", tokens, vocab)
     parents = confidence = proposal = source = None
     if draft.parents is not None:
@@ -79,14 +79,14 @@ def check_draft(
         _check_tree(tokens, parents)
     if draft.source is not None:
         source = _copied("source", draft.source, INT8, n)
-        if max(source.tobytes()) >= tiers:  # negative ones are above 127
+        if max(source.tobytes()) >= tiers:  # as unsigned bytes, negative ones are above 127
             bad = source[(source < 0) | (source >= tiers)][0]
             raise ValueError(f"source must lie in 0..{tiers - 1}, got {bad}")
     if draft.confidence is not None:
         confidence = _copied("confidence", draft.confidence, FLOAT32, n)
-        if largest(confidence.view(UINT32)) > ONE:  # as are NaN and negative ones
+        if largest(confidence.view(UINT32)) > ONE_BITS:  # also true for NaN and negative numbers
             fits = (confidence >= 0) & (confidence <= 1)
-            if not fits.all():  # -0.0 is no less than 0
+            if not fits.all():  # -0.0 fits
                 raise ValueError(f"confidence must lie in 0..1, got {confidence[~fits][0]}")
     if draft.proposal is not None:
         proposal = _checked_proposal(tokens, parents, draft.proposal, vocab)
@@ -94,14 +94,14 @@ def check_draft(
 
 
 def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, tiers: int) -> Draft:
-    """What can be verified of a draft that failed ``check_draft``, with the same arguments.
+    """The part that can be verified of a draft that failed ``check_draft`` with these arguments.
 
-    Of a stochastic draft, its longest valid start. Whether a node is wrong may depend on the tokens
-    sampled before it. If they were dropped with it, sampled tokens would decide whether they are
-    verified, and that would bias the output.
+    Only stochastic drafts have one: their longest valid prefix. Whether a node is invalid may
+    depend on the tokens sampled before it. If those were dropped with it, sampled tokens would
+    decide whether they are verified, which would bias the output.
 
     Returns:
-        A copy; the empty draft if no start is valid, and for drafts that are not stochastic.
+        A copy; the empty draft if no prefix is valid, or if the draft is not stochastic.
     """
     sound, low, high = EMPTY_DRAFT, 0, limit
     if type(draft) is not Draft or draft.proposal is None:
@@ -111,13 +111,13 @@ def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, tiers: int)
         try:
             sound = check_draft(draft.first(middle), middle, vocab, tree=tree, tiers=tiers)
             low = middle
-        except Exception:  # fields that are no arrays may raise anything
+        except Exception:  # fields that are not arrays may raise anything
             high = middle - 1
     return sound
 
 
 def _copied(name: str, array: object, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-    """A copy of ``array``, if it is a plain one of one dimension, dtype and size."""
+    """A copy of ``array``, if it is a plain one-dimensional array of this dtype and size."""
     if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != 1:
         got = f"{array.dtype} {array.shape}" if type(array) is np.ndarray else type(array)
         raise TypeError(f"draft {name} must be an {dtype} array of one dimension, got {got}")
@@ -127,7 +127,7 @@ def _copied(name: str, array: object, dtype: np.dtype[Any], size: int) -> NDArra
 
 
 def _check_ids(name: str, ids: Int32, vocab: int) -> None:
-    if largest(ids.view(UINT32)) >= vocab:  # negative ones are above 2^31
+    if largest(ids.view(UINT32)) >= vocab:  # as unsigned ints, negative ones are above 2^31
         bad = ids[(ids < 0) | (ids >= vocab)][0]
         raise ValueError(f"{name} must lie in 0..{vocab - 1}, got {bad}")
 
@@ -146,7 +146,7 @@ def _check_tree(tokens: Int32, parents: Int32) -> None:
 def _checked_proposal(
     tokens: Int32, parents: Int32 | None, proposal: object, vocab: int
 ) -> Proposal:
-    """A copy of a proposal that Algorithm 1 can go by, each node's divided by its sum."""
+    """A copy of a proposal that Algorithm 1 can use, normalized for each node."""
     if type(proposal) is not Proposal:
         raise TypeError(f"proposal must be a Proposal, got {type(proposal).__name__}")
     n, m = len(tokens), len(proposal.tokens)
@@ -159,9 +159,9 @@ def _checked_proposal(
     probs = _copied("proposal.probs", proposal.probs, FLOAT32, m)
     _check_ids("proposal.tokens", ids, vocab)
     sizes = starts[1:] - starts[:-1]
-    node = np.repeat(np.arange(n), sizes)  # whose each entry is
+    node = np.repeat(np.arange(n), sizes)  # the node of each entry
     entries = (node << 32) | ids
-    if not (entries[1:] > entries[:-1]).all():  # ids that rise differ
+    if not (entries[1:] > entries[:-1]).all():  # ascending ids are distinct
         entries.sort()
         twice = entries[1:] == entries[:-1]
         if twice.any():
@@ -169,10 +169,11 @@ def _checked_proposal(
             what = f"node {bad >> 32} has {bad & 0x7FFFFFFF} twice"
             raise ValueError(f"proposal.tokens of a node must differ, {what}")
     sums = np.add.reduceat(probs, starts[:-1], dtype=np.float64)
-    wrong = ~(np.abs(sums - 1) <= np.minimum(sizes * ROUNDING, MOST_ROUNDING))  # NaN is, too
+    allowed = np.minimum(sizes * SUM_ERROR_PER_ENTRY, MAX_SUM_ERROR)
+    wrong = ~(np.abs(sums - 1) <= allowed)  # also true for NaN
     if wrong.any() or not (probs > 0).all():
         bad = sums[wrong.argmax()]
-        raise ValueError(f"proposal.probs must be > 0 and sum to 1 of a node, got sum {bad:.7g}")
+        raise ValueError(f"proposal.probs of a node must be > 0 and sum to 1, got sum {bad:.7g}")
     holds = np.logical_or.reduceat(ids == tokens[node], starts[:-1])
     if not holds.all():
         bad = int(holds.argmin())
@@ -183,7 +184,7 @@ def _checked_proposal(
 
 
 def _check_siblings(tokens: Int32, parents: Int32, proposal: Proposal) -> None:
-    """Each node states its first sibling's distribution, or one without the siblings before it."""
+    """Check that siblings share a distribution, except for ones without the siblings before."""
     _, where, which = np.unique(parents, return_index=True, return_inverse=True)
     first = where[which]
     starts, ids, probs = proposal.starts, proposal.tokens, proposal.probs
@@ -205,7 +206,7 @@ def _check_siblings(tokens: Int32, parents: Int32, proposal: Proposal) -> None:
 def _one_of_its_own(
     node: int, first: int, tokens: Int32, parents: Int32, proposal: Proposal
 ) -> bool:
-    """Whether a node states its first sibling's distribution, or one without those before it."""
+    """Whether a node has its first sibling's distribution, or one without those before it."""
     ids, probs = proposal.of(node)
     others = proposal.of(first)
     if np.array_equal(ids, others[0]) and np.array_equal(probs, others[1]):

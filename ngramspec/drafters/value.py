@@ -19,25 +19,27 @@ from ngramspec.stores.shared import Namespace
 from ngramspec.stores.shared_request import SharedRequest
 
 SOURCES = ("copy", "ngram", "unigram")
-RECYCLE = "recycle"  # the target's runners-up, beside those
-RUNNERS_UP = 8  # asked for and kept of each position
-# They pay in trees whose forwards cost at most so much more than one of a single position:
-FLAT, WIDE = 1.15, 32  # the factor, and the nodes
-REHEARSED = 512  # last tokens of a prompt that show how far a corpus is to be believed
+RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
+RECYCLE_TOP_K = 8  # candidates kept per position
+# With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
+# costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
+MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
+# Last prompt tokens that calibrate a corpus; measured in docs/internals/value-engine.md.
+REHEARSED_TOKENS = 512
 
 
 class ValueSession(DraftSession):
-    """The drafting of one sequence by a value engine, native or the twin.
+    """Drafts for one sequence with a value engine, native or the twin.
 
-    It learns in ``extend``: the committed tokens say of every candidate whether it was right, those
-    behind the draft's end and those that were not drafted included. ``observe`` could say less; it
-    brings the target's runners-up, if they are asked for.
+    It learns in ``extend``: the committed tokens show for every candidate whether it was right,
+    including candidates after the draft's end and those that were not drafted. ``observe`` would
+    add nothing to this. It only receives the target's top-k candidates, if they are asked for.
 
     Args:
-        engine: a new one.
+        engine: a new engine.
         tokens: int32 (n,), the prompt.
         always: see ValueDrafter.
-        rehearsed: how many of the prompt's last tokens it learns from, too.
+        rehearsed: number of final prompt tokens that it also learns from.
     """
 
     def __init__(
@@ -87,30 +89,32 @@ class ValueSession(DraftSession):
 
 
 def is_flat(cost: Float32) -> bool:
-    """Whether a forward of WIDE drafted nodes costs hardly more than one of a single position."""
-    return len(cost) > WIDE + 1 and bool(cost[WIDE + 1] <= FLAT * cost[1])
+    """Whether FLAT_COST_NODES drafted nodes cost at most MAX_FLAT_COST one-position forwards."""
+    return len(cost) > FLAT_COST_NODES + 1 and bool(
+        cost[FLAT_COST_NODES + 1] <= MAX_FLAT_COST * cost[1]
+    )
 
 
 class ValueDrafter(LearningDrafter):
-    """Drafts the most probable candidate at every position, while expected tokens per cost rise.
+    """Drafts the most probable candidate at every position while expected tokens per cost rise.
 
     Its sequences share one calibration: how often candidates in each situation were right. It holds
-    counts and weights, never text. But they show how much earlier texts repeated themselves, and
-    drafts and timings depend on them. Where tenants must not learn that of each other, let each
-    request learn for itself, by ``Speculator(calibration="request")``, or give each tenant a
-    drafter, and so a Speculator, of its own::
+    counts and weights, never text. However, the counts show how repetitive earlier texts were, and
+    drafts and timings depend on them. Where tenants must not learn this about each other, let each
+    request learn separately with ``Speculator(calibration="request")``, or give each tenant a
+    separate Speculator::
 
         speculators = collections.defaultdict(Speculator)  # by tenant
         model.generate(**inputs, custom_generate=speculators[tenant])
 
     Args:
-        sources: where candidates come from: some of "copy", "ngram", "unigram" and "recycle", the
-            target's own candidates where it saw a token before, each once, in any order.
-        min_match: shortest match in tokens to copy from, 1..2**30 (no text is longer).
-        stores: what is known beside each sequence's own text: corpora, paths of
+        sources: where candidates come from: some of "copy", "ngram", "unigram" and "recycle" (the
+            target's own candidates after earlier occurrences of a token), each once, in any order.
+        min_match: shortest match to copy from, in tokens, 1..2**30 (no text is longer).
+        stores: what to draft from in addition to each sequence's own text: corpora, paths of
             corpora, and namespaces of shared stores.
-        always: whether "recycle" is used in every draft; False: in trees where a forward of 32
-            nodes costs at most 1.15 times one of a single position.
+        always: whether "recycle" is used in every draft; False: only in trees where a forward of
+            32 nodes costs at most 1.15 times a one-position forward.
     """
 
     tiers: tuple[str, ...] = ("copy", "resume", "ngram", "unigram")
@@ -145,14 +149,14 @@ class ValueDrafter(LearningDrafter):
         self.stores = open_stores(stores)
         self.recycles = RECYCLE in self.sources
         if self.recycles:
-            self.evidence = EvidenceRequest(top_k=RUNNERS_UP)
+            self.evidence = EvidenceRequest(top_k=RECYCLE_TOP_K)
             self.tiers = (*type(self).tiers, "store", RECYCLE)
         elif self.stores:
             self.tiers = (*type(self).tiers, "store")
         self.forget()
 
     def with_stores(self, stores: Sequence[Store]) -> ValueDrafter:
-        """This drafter with other stores; both learn together."""
+        """A copy of this drafter with other stores; both share one calibration."""
         other = type(self)(self.sources, self.min_match, stores, self.always)
         other.calibration, other.by_request = self.calibration, self.by_request
         return other
@@ -173,7 +177,7 @@ class ValueDrafter(LearningDrafter):
             one_source(stores),
             self.recycles,
         )
-        rehearsed = REHEARSED if any(isinstance(each, Corpus) for each in self.stores) else 0
+        rehearsed = REHEARSED_TOKENS if any(isinstance(each, Corpus) for each in self.stores) else 0
         session = ValueSession(engine, tokens, self.always, rehearsed=rehearsed)
         if not any(isinstance(each, SharedRequest) for each in stores):
             return session
@@ -186,9 +190,9 @@ class ValueDrafter(LearningDrafter):
 
 
 class StoreDrafter(ValueDrafter):
-    """Drafts from stores alone, whatever the sequence itself says: REST (He et al. 2023).
+    """Drafts from stores only, not from the sequence's own text: REST (He et al. 2023).
 
-    Without stores, and in engines that give none, it drafts nothing.
+    Without stores it drafts nothing. The same holds in engines that provide none.
 
     Args:
         stores: corpora, paths of corpora, and namespaces of shared stores.

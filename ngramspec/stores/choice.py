@@ -1,4 +1,4 @@
-"""The stores that a user names: corpora, paths of corpora, and namespaces of shared stores."""
+"""The stores that a user can name: corpora, paths of corpora, and shared-store namespaces."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ OpenStore = Corpus | Namespace
 
 
 class Searched(Protocol):
-    """What drafts can be made from."""
+    """An object that drafts can be made from."""
 
     @property
     def index(self) -> StoreSource: ...
 
 
 def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any, ...]:
-    """Stores as a user names them, opened, each once.
+    """Open the stores that a user names, without duplicates.
 
     Args:
-        stores: corpora, paths, namespaces, what requests do in namespaces, and settings of a shared
-            store that is made for these requests alone: a dict of SharedStore's arguments, and
-            ``namespace``. None: none.
-        name: of the argument, for messages.
+        stores: corpora, paths of corpora, namespaces, requests in namespaces, and settings of a new
+            shared store: a dict of SharedStore's arguments and ``namespace``. None: none.
+        name: the argument's name, for messages.
 
     Raises:
-        TypeError, ValueError: not several stores, or one that is none.
+        TypeError, ValueError: not a sequence of stores, or an entry is not a store.
         OSError: a file cannot be read.
-        StoreFileError: a file that is no corpus.
+        StoreFileError: a file is not a corpus.
     """
     if stores is None:
         return ()
@@ -67,7 +66,7 @@ def _opened(store: Any, name: str) -> Any:
 
 
 def one_source(stores: Sequence[Searched]) -> StoreSource | None:
-    """Several stores as one; None without any."""
+    """Several stores as one; None if there are none."""
     if not stores:
         return None
     source = stores[-1].index
@@ -77,10 +76,10 @@ def one_source(stores: Sequence[Searched]) -> StoreSource | None:
 
 
 def described(stores: Sequence[OpenStore]) -> list[Any]:
-    """The stores as JSON values from which ``open_stores`` makes the same ones, without their text.
+    """The stores as JSON values, without their text. ``open_stores`` makes equal ones from them.
 
     Raises:
-        ValueError: a store was made elsewhere, and lies in memory only.
+        ValueError: a store was not made from settings and exists only in memory.
     """
     return [_described(store) for store in stores]
 

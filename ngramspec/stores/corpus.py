@@ -1,4 +1,4 @@
-"""A corpus: text that drafts are copied from, in one immutable file that processes share."""
+"""A corpus: text that drafts are copied from, in one immutable file shared by processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ngramspec.stores.file_format import (
 from ngramspec.stores.fingerprint import fingerprint, vocabulary_size
 
 SUFFIX = ".ngc"
-MOST_RECIPE = 1 << 20  # bytes that are read
+MAX_RECIPE_BYTES = 1 << 20  # longer recipes are truncated when read, and so refused
 KIND = FileKind(
     magic=b"\x89NGC\r\n\x1a\n",
     name="ngramspec corpus",
@@ -42,18 +42,18 @@ KIND = FileKind(
 
 @dataclass(frozen=True, slots=True)
 class CorpusInfo:
-    """What a corpus file says of itself.
+    """The metadata of a corpus file.
 
     Attributes:
         path: the file.
         bytes: its size.
-        tokens: in all documents.
-        documents: that have tokens.
-        places: where something stands before and something follows.
-        width: bytes of a token, 2 or 3.
-        largest_id: of the tokens.
-        vocabulary: one more than the tokenizer's largest id; 0: not known.
-        tokenizer: its fingerprint; empty: not known.
+        tokens: number of tokens in all documents.
+        documents: number of documents that have tokens.
+        places: number of positions with a token before and a token after.
+        width: bytes per token, 2 or 3.
+        largest_id: largest token id.
+        vocabulary: the tokenizer's largest id plus one; 0: not known.
+        tokenizer: the tokenizer's fingerprint; empty: not known.
     """
 
     path: str
@@ -72,12 +72,12 @@ class CorpusInfo:
 
 
 class Corpus:
-    """Text that outputs may resemble, such as a repository, sorted so that matches are found.
+    """Indexed text that outputs may resemble, such as a repository.
 
-    Immutable and memory-mapped: opening reads the header only, and processes that open the same
-    file share its pages. Any number of threads may use one. It finds the longest match of a
-    context's end in microseconds, and what followed it, by frequency. Documents never run into each
-    other. Copies and pickles open the same file.
+    Immutable and memory-mapped: opening reads only the header, and processes that open the same
+    file share its pages. Any number of threads may use it. It finds the longest match of the end of
+    a context in microseconds, and the continuations by frequency. No match spans two documents.
+    Copies and pickles open the same file.
 
     Example:
         >>> corpus = Corpus.build([np.array([5, 6, 7, 8], np.int32)], "own.ngc")
@@ -97,11 +97,11 @@ class Corpus:
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Corpus:
-        """Open a file that ``build`` or ``ngramspec corpus build`` wrote.
+        """Open a file written by ``build`` or ``ngramspec corpus build``.
 
         Raises:
             OSError: it cannot be read, or is not a regular file.
-            StoreFileError: it is no corpus, or broken; the message names it and says how.
+            StoreFileError: it is not a corpus, or is broken; the message names the fault.
             ImportError: xxhash is not installed.
         """
         return cls(path)
@@ -116,22 +116,23 @@ class Corpus:
         recipe: dict[str, Any] | None = None,
         on_stage: Callable[[str], None] | None = None,
     ) -> Corpus:
-        """Write a corpus, in place of the file that is there, and open it.
+        """Write a corpus, replacing any existing file, and open it.
 
-        Takes about a microsecond a token beside tokenizing. Memory at its peak: some 19 to 29 bytes
-        a token, as measured; see ``corpus_build`` for what it is made of.
+        Takes about a microsecond per token in addition to tokenizing. Measured peak memory is 19 to
+        29 bytes per token; ``corpus_build`` lists what it consists of.
 
         Args:
             documents: texts, or one-dimensional integer arrays of token ids in 0..2097150; at
-                least one of them with tokens.
-            path: the file, ``.ngc`` by custom. It is written beside and renamed into place.
-            tokenizer: for the texts, and for its fingerprint: a transformers tokenizer or a
-                ``tokenizers.Tokenizer``.
-            recipe: what ``recipe`` returns later, JSON values: where the documents came from.
-            on_stage: called with what begins.
+                least one of them must have tokens.
+            path: the file, by convention ``.ngc``. It is written under a temporary name in the same
+                folder and renamed.
+            tokenizer: encodes the texts and supplies the fingerprint: a transformers tokenizer or
+                a ``tokenizers.Tokenizer``.
+            recipe: JSON values that say where the documents came from; ``recipe`` returns them.
+            on_stage: called with the name of each stage as it begins.
 
         Raises:
-            TypeError, ValueError: a document that cannot be used; the message has its index.
+            TypeError, ValueError: a document cannot be used; the message has its index.
             ImportError: pydivsufsort or xxhash is not installed.
             OSError: the file cannot be written.
         """
@@ -146,14 +147,14 @@ class Corpus:
         largest = int(text[text != corpus_build.SEPARATOR].max())
         sections = corpus_build.sections_of(text, largest, progress)
         sections.append([json.dumps(recipe or {}).encode()])
-        width = 2 if largest < corpus_build.NARROW else 3
+        width = 2 if largest < corpus_build.NARROW_IDS else 3
         fields = (width, largest, size, 0, len(text), len(text) - count - 1, count, known)
         progress("writing")
         write_file(Path(path), KIND, fields, sections)
         return cls(path)
 
     def info(self) -> CorpusInfo:
-        """What the file says of itself."""
+        """The file's metadata."""
         width, largest, size, _, _, tokens, documents, known = self._fields
         return CorpusInfo(
             path=str(self.path),
@@ -168,13 +169,15 @@ class Corpus:
         )
 
     def recipe(self) -> dict[str, Any]:
-        """Where the documents came from, as ``build`` was told.
+        """Where the documents came from, as passed to ``build``.
 
         Raises:
-            StoreFileError: that part of the file is broken.
+            StoreFileError: that section of the file is broken.
         """
         section = self._sections[-1]
-        content = self._content[section.offset : section.offset + min(section.size, MOST_RECIPE)]
+        content = self._content[
+            section.offset : section.offset + min(section.size, MAX_RECIPE_BYTES)
+        ]
         try:
             recipe = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -184,9 +187,9 @@ class Corpus:
         return recipe
 
     def verify(self) -> None:
-        """Read the whole file: its checksums, and whether every entry is what it should be.
+        """Read the whole file and check its checksums and every entry.
 
-        Takes some microseconds a token.
+        Takes some microseconds per token.
 
         Raises:
             StoreFileError: something is broken; the message says what.
@@ -199,10 +202,10 @@ class Corpus:
             raise StoreFileError(f"{self.path} is broken: {error}") from error
 
     def longest_match(self, context: Int32) -> tuple[int, int]:
-        """(tokens, places) of the longest match of a context's end; (0, 0) without one.
+        """(tokens, places) of the longest match of the end of a context; (0, 0) without one.
 
         Args:
-            context: token ids, int32 (n,); the last 64 are looked at.
+            context: token ids, int32 (n,); only the last 64 are used.
         """
         length, first, end = self.index.longest(context)
         return length, end - first
@@ -210,12 +213,12 @@ class Corpus:
     def continuations(
         self, context: Int32, most: int = 8, *, max_length: int | None = None
     ) -> list[tuple[int, int]]:
-        """What follows the longest match of a context's end: (token, count), most frequent first.
+        """What follows the longest match, as (token, count), most frequent first.
 
         Args:
-            context: token ids, int32 (n,); the last 64 are looked at.
-            most: continuations, 1..8.
-            max_length: longest match asked for, in tokens; None: 64.
+            context: token ids, int32 (n,); only the last 64 are used.
+            most: maximum number of continuations, 1..8.
+            max_length: maximum match length in tokens; None: 64.
         """
         check_int("most", most, 1, 8)
         if max_length is not None:
@@ -224,7 +227,7 @@ class Corpus:
         return list(self.index.continuations(context, most)[0])
 
     def following(self, context: Int32, most: int) -> Int32:
-        """At most ``most`` tokens behind the first place of the longest match: int32 (n,)."""
+        """At most ``most`` tokens after the first place of the longest match: int32 (n,)."""
         check_int("most", most, 0)
         length, first, _ = self.index.longest(context)
         place = self.index.place(first) if length else -1
@@ -233,7 +236,7 @@ class Corpus:
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise a ValueError if the corpus was built with another tokenizer.
 
-        One that was built without any is compared by its largest id only.
+        For a corpus that was built without a tokenizer, only the largest id is compared.
         """
         if self._checked is not None and self._checked() is tokenizer:
             return
@@ -245,11 +248,11 @@ class Corpus:
                 f" {info.tokenizer}, that of the given one {own}; build it again with that one"
             )
         self.check_vocabulary(vocabulary_size(tokenizer))
-        with contextlib.suppress(TypeError):  # not all can be referred to weakly
+        with contextlib.suppress(TypeError):  # not every type supports weak references
             self._checked = weakref.ref(tokenizer)
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise a ValueError if the corpus has ids that a vocabulary of ``size`` has not."""
+        """Raise a ValueError if the corpus has ids outside a vocabulary of ``size``."""
         largest = self.info().largest_id
         if largest >= size:
             raise ValueError(
@@ -258,11 +261,11 @@ class Corpus:
             )
 
     def sizeof(self) -> int:
-        """Bytes allocated; the file's pages are not."""
+        """Bytes allocated, without the file's mapped pages."""
         return int(self.index.sizeof())
 
     def __len__(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return int(self._fields[5])
 
     def __repr__(self) -> str:
@@ -278,7 +281,7 @@ class Corpus:
         return self
 
     def _make_index(self) -> CorpusIndex:
-        """The native look-ups, over the sections where they are mapped."""
+        """The native index, which reads the mapped sections in place."""
         width, largest, _, _, codes, tokens, documents, _ = self._fields
         view = memoryview(self._content)
         parts = [self._part(view, each) for each in self._sections[:-1]]

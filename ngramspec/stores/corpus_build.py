@@ -1,13 +1,13 @@
 """Building a corpus: from documents to the sections of its file.
 
-The suffix array is of the text read backwards, so that it sorts places by what stands before them.
-libdivsufsort sorts bytes. So token ids are first numbered among those that occur, in two bytes
-where there are fewer than 65536, most significant byte first; of the sorted bytes' suffixes those
-that begin at a token remain.
+The suffix array is built over the reversed text, so that it sorts places by the text before them.
+libdivsufsort sorts bytes. Token ids are therefore first renumbered among those that occur, as two
+big-endian bytes where there are fewer than 65536. Of the sorted suffixes, only those that begin at
+a token are kept.
 
-Memory at its peak, of the arrays for N tokens: 18 N bytes with fewer than 65536 different ids, else
-25 N; from 2 ** 31 bytes on, which is 2 ** 30 or 2 ** 30 * 2 / 3 tokens, 26 and 37 N. With what else
-a process has, 19 N were measured at 100 million tokens and 29 N at 10 million.
+Peak memory of the arrays for N tokens: 18 N bytes with fewer than 65536 different ids, else 25 N.
+From 2 ** 31 bytes on (2 ** 30 or 2 ** 30 * 2 / 3 tokens) it is 26 N and 37 N. Measured for the
+whole process: 19 N at 100 million tokens and 29 N at 10 million.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ngramspec._native.store_corpus import STRIDE
 from ngramspec.draft import Int32
 from ngramspec.stores.fingerprint import encode
 
-MOST_ID = (1 << 21) - 2  # three tokens share 64 bits of a key
-MOST_CODES = (1 << 31) - 1
-NARROW = (1 << 16) - 1  # ids below it take two bytes
+MAX_TOKEN_ID = (1 << 21) - 2  # three tokens share 64 bits of a key
+MAX_CODES = (1 << 31) - 1
+NARROW_IDS = (1 << 16) - 1  # ids below it take two bytes
 SEPARATOR = store_build.SEPARATOR_CODE
 CHUNK_TOKENS = 1 << 22
-BYTES_PER_WIDE = 96  # tokens for which one wide interval may be kept: under a byte each
+TOKENS_PER_WIDE = 96  # text tokens per stored wide interval: under a byte of entries per token
 
 Sections = list[list[Any]]
 Progress = Callable[[str], None]
 
 
 def gather(documents: Iterable[Any], tokenizer: Any) -> tuple[Int32, int]:
-    """The text as codes, a separator before the first document and behind each; and their number.
+    """The text as codes, with a separator before and after each document; number of documents.
 
     Empty documents are left out.
 
     Raises:
-        TypeError, ValueError: a document that is none; the message has its index.
+        TypeError, ValueError: a document is invalid; the message has its index.
     """
     border = np.array([SEPARATOR], np.int32)
     parts, total = [border], 1
@@ -49,8 +49,8 @@ def gather(documents: Iterable[Any], tokenizer: Any) -> tuple[Int32, int]:
         if len(tokens):
             parts += [tokens, border]
             total += len(tokens) + 1
-        if total > MOST_CODES:
-            raise ValueError(f"a corpus has at most {MOST_CODES} tokens and separators")
+        if total > MAX_CODES:
+            raise ValueError(f"a corpus has at most {MAX_CODES} tokens and separators")
     return np.concatenate(parts), len(parts) // 2
 
 
@@ -70,16 +70,17 @@ def tokens_of(document: Any, index: int, tokenizer: Any) -> Int32:
             f"{where} must be a text or a one-dimensional integer array, got"
             f" {getattr(document, 'dtype', type(document).__name__)}"
         )
-    if len(document) and not 0 <= int(document.min()) <= int(document.max()) <= MOST_ID:
+    if len(document) and not 0 <= int(document.min()) <= int(document.max()) <= MAX_TOKEN_ID:
         raise ValueError(
-            f"{where}: token ids must be in 0..{MOST_ID}, got {document.min()}..{document.max()}"
+            f"{where}: token ids must be in 0..{MAX_TOKEN_ID}, got {document.min()}"
+            f"..{document.max()}"
         )
     return np.ascontiguousarray(document, np.int32)
 
 
 def sections_of(text: Int32, largest: int, progress: Progress) -> Sections:
     """The sections of a corpus: text, places, next, keys, wide, slots, as parts to be written."""
-    width = 2 if largest < NARROW else 3
+    width = 2 if largest < NARROW_IDS else 3
     progress("sorting")
     places = sorted_places(text)
     progress("what follows each place")
@@ -105,9 +106,9 @@ def sections_of(text: Int32, largest: int, progress: Progress) -> Sections:
 
 
 def sorted_places(text: Int32) -> NDArray[np.uint32]:
-    """The places of a text sorted by what stands before them, read backwards: uint32 (m,).
+    """The places of a text sorted by the reversed text before them: uint32 (m,).
 
-    Left out are those behind a separator, or at one.
+    Places at a separator or directly after one are left out.
     """
     content, each = sortable(text)
     try:
@@ -123,7 +124,7 @@ def sorted_places(text: Int32) -> NDArray[np.uint32]:
     for begin in range(0, len(order), CHUNK_TOKENS):
         chunk = order[begin : begin + CHUNK_TOKENS]
         chunk = chunk[chunk % each == 0] // each
-        chunk = len(text) - chunk[chunk > 0]  # the last place is behind the text
+        chunk = len(text) - chunk[chunk > 0]  # the last place is after the text
         chunk = chunk[~(borders[chunk - 1] | borders[chunk])]
         places[count : count + len(chunk)] = chunk
         count += len(chunk)
@@ -131,12 +132,12 @@ def sorted_places(text: Int32) -> NDArray[np.uint32]:
 
 
 def sortable(text: Int32) -> tuple[NDArray[np.uint8], int]:
-    """The text read backwards as bytes whose order is that of its codes; and bytes a code."""
+    """The reversed text as bytes that sort like its codes, and the number of bytes per code."""
     tokens = text != SEPARATOR
     used = np.zeros(int(text[tokens].max(initial=0)) + 1, bool)
     used[text[tokens]] = True
     number = (np.cumsum(used) - 1).astype(np.uint32)
-    most = int(number[-1]) + 1  # the separator's, above all tokens'
+    most = int(number[-1]) + 1  # the separator's number, above all tokens'
     each = 1 if most < 1 << 8 else 2 if most < 1 << 16 else 3
     codes = np.full(len(text), most, ">u4" if each == 3 else f">u{each}")
     codes[tokens] = number[text[tokens]]
@@ -145,7 +146,7 @@ def sortable(text: Int32) -> tuple[NDArray[np.uint8], int]:
 
 
 def packed(codes: Int32, width: int) -> list[Any]:
-    """Codes in ``width`` bytes each, a separator as the largest that is kept for it."""
+    """Codes in ``width`` bytes each; the separator has the largest value of that width."""
     parts = []
     for begin in range(0, len(codes), CHUNK_TOKENS):
         chunk = codes[begin : begin + CHUNK_TOKENS].astype("<u4" if width == 3 else "<u2")
@@ -158,10 +159,10 @@ def packed(codes: Int32, width: int) -> list[Any]:
 def wide_sections(
     text: Int32, places: NDArray[np.uint32], following: Int32, largest: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Entries of the widest intervals, as many as there is room for; and their slots."""
+    """Entries and slots of the widest intervals, as far as they fit."""
     intervals = store_build.wide_intervals(text, places)
     widths = intervals[:, 1] - intervals[:, 0]
-    order = np.argsort(-widths, kind="stable")[: len(text) // BYTES_PER_WIDE]
+    order = np.argsort(-widths, kind="stable")[: len(text) // TOKENS_PER_WIDE]
     intervals = np.ascontiguousarray(intervals[np.sort(order)])
     slots, kept = store_build.slots(intervals)
     if not kept.all():

@@ -1,4 +1,4 @@
-"""Texts from files and folders, and what was left out of them and why."""
+"""Texts from files and folders, with reports of what was left out and why."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from ngramspec.stores.regular_file import open_regular
 
 IGNORED = ".gitignore"
-MAX_FILE = 64  # MiB of a file
-LOOKED_AT = 8192  # bytes, for a zero among them: as git tells binary files
+MAX_FILE_MIB = 64  # default limit of a file's size, in MiB
+BINARY_CHECK_BYTES = 8192  # first bytes searched for a zero, which marks binary files, as git does
 
 Skipped = Callable[[Path, str], None]
 
@@ -21,19 +21,19 @@ Skipped = Callable[[Path, str], None]
 def find_files(
     places: Iterable[Path], globs: Sequence[str] = (), skipped: Skipped = lambda path, why: None
 ) -> Iterator[Path]:
-    """The files that are meant by files and folders, each folder's in order of name.
+    """Find the files in the given files and folders, each folder's in order of name.
 
-    In a folder, what its ``.gitignore`` files and those of the folders above it in its repository
-    exclude is left out, and so are ``.git`` folders and symbolic links. A file that is named itself
-    is taken as it is.
+    In folders, ``.git`` folders, symbolic links and the files excluded by ``.gitignore`` files are
+    left out. The ``.gitignore`` files of parent folders in the same repository apply as well. A
+    file that is named explicitly is always included.
 
     Args:
         places: files and folders.
-        globs: patterns; of a folder's files, one must match the name or the path in the folder.
-        skipped: called with what was left out, and why.
+        globs: patterns. In a folder, at least one must match a file's name or its relative path.
+        skipped: called with each path that was left out and the reason.
 
     Raises:
-        FileNotFoundError: a place is not there.
+        FileNotFoundError: a place does not exist.
         ImportError: there is a .gitignore, and pathspec is not installed.
     """
     for place in places:
@@ -51,21 +51,21 @@ def read_texts(
     files: Iterable[Path],
     field: str | None = None,
     skipped: Skipped = lambda path, why: None,
-    max_file: int = MAX_FILE,
+    max_file: int = MAX_FILE_MIB,
 ) -> Iterator[str]:
-    """The text of each file; files that hold none, and larger files, are left out.
+    """The text of each file. Files without text and files over the limit are left out.
 
-    Of a file that is left out, at most its first 8 KiB are read, unless it is not UTF-8.
+    At most the first 8 KiB of a file that is left out are read, unless it is not UTF-8.
 
     Args:
-        files: as ``find_files`` gives them.
-        field: None: a file is one document. A name: every line is a JSON object, and its field of
+        files: as from ``find_files``.
+        field: None: a file is one document. A name: every line is a JSON object, whose field of
             that name is a document.
-        skipped: called with a file that was left out, and why.
-        max_file: MiB of a file that is read, >= 1.
+        skipped: called with each file that was left out and the reason.
+        max_file: maximum size of a file in MiB, >= 1.
 
     Raises:
-        ValueError: a line that is no such object; the message has its number.
+        ValueError: a line is not such an object; the message has its number.
     """
     for path in files:
         text = _read(path, skipped, max_file)
@@ -104,7 +104,7 @@ def _content(path: Path, max_file: int) -> bytes:
     """
     most = max_file << 20
     with open_regular(path) as file:
-        content = file.read(LOOKED_AT)
+        content = file.read(BINARY_CHECK_BYTES)
         if not content:
             raise ValueError("empty")
         if b"\0" in content:
@@ -127,7 +127,7 @@ def _field(line: str, field: str, where: str) -> str:
     return text
 
 
-# A rule is a folder and what its .gitignore says; the deeper one, which comes later, decides.
+# A folder and its .gitignore patterns; rules of deeper folders come later and take precedence.
 Rule = tuple[Path, Any]
 
 
@@ -161,7 +161,7 @@ def _matches(path: Path, top: Path, glob: str) -> bool:
 
 
 def _above(folder: Path) -> list[Path]:
-    """The folders above one in its repository, from the top; none outside of a repository."""
+    """The folders above one in its repository, from the top; none outside a repository."""
     folders: list[Path] = []
     here = folder
     while not (here / ".git").exists():
@@ -192,5 +192,5 @@ def _excluded(path: Path, folder: bool, rules: Sequence[Rule]) -> bool:
         name = path.relative_to(where).as_posix() + ("/" if folder else "")
         included = spec.check_file(name).include
         if included is not None:
-            return bool(included)  # of what is ignored
+            return bool(included)  # True: included among the ignored files
     return False

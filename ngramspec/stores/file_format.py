@@ -1,11 +1,11 @@
-"""Files of sections behind a checked header, written whole or not at all.
+"""Files that consist of a checked header and sections, and are replaced atomically.
 
-    header      fixed size, little-endian: what it is, sizes, and where each section lies
-    sections    each at a multiple of 64 bytes, in order, with a checksum of its own
+    header      fixed size, little-endian: kind, sizes, and the location of each section
+    sections    in order, each at a multiple of 64 bytes and with its own checksum
 
-The header's own checksum is its last eight bytes. Checksums are XXH3 with 64 bits: they find
-accidents, not attackers; who can write a file can make its checksums right. So nothing that is read
-later is trusted for its checksum.
+The header's own checksum is its last eight bytes. Checksums are XXH3 with 64 bits. They detect
+accidents, not attackers, because anyone who can write a file can also write matching checksums.
+Content is therefore still checked before it is used.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from typing import Any, BinaryIO
 from ngramspec.stores.regular_file import open_regular
 from ngramspec.stores.replaced_file import replaced
 
-ORDER = 0x0A0B0C0D  # reads as another number on a machine of the other byte order
-ALIGNED = 64
-WRITTEN = 1 << 24  # bytes at a time
-READ = 1 << 20
+BYTE_ORDER_MARK = 0x0A0B0C0D  # reads as a different number on a machine of the other byte order
+ALIGNMENT_BYTES = 64
+WRITE_CHUNK_BYTES = 1 << 24  # bytes per write
+READ_CHUNK_BYTES = 1 << 20  # bytes per read
 Content = bytes | memoryview | mmap.mmap
 INSTALL = "pip install numpy xxhash"
 
 
 class StoreFileError(ValueError):
-    """A file that is no store, or a broken one; the message names it and says what is wrong."""
+    """A file that is not a store, or is broken; the message names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What a file says it is.
+    """A kind of file.
 
     Attributes:
         magic: its first eight bytes.
-        name: what it is called in messages.
-        version: of the format.
-        fields: struct codes of the numbers and bytes in the header, of one kind of file.
-        sections: their names, in order.
+        name: its name in messages.
+        version: version of the format.
+        fields: struct codes of the header fields that are specific to this kind.
+        sections: names of its sections, in order.
     """
 
     magic: bytes
@@ -63,7 +63,7 @@ class FileKind:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Where a section lies: bytes from the file's start, its size in bytes, its checksum."""
+    """A section's location: offset in the file and size, in bytes, and its checksum."""
 
     offset: int
     size: int
@@ -71,32 +71,33 @@ class Section:
 
 
 def aligned(size: int) -> int:
-    """The next multiple of 64."""
-    return -(-size // ALIGNED) * ALIGNED
+    """``size`` rounded up to a multiple of 64."""
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def write_file(
     path: Path, kind: FileKind, fields: Sequence[object], sections: Sequence[Sequence[Any]]
 ) -> None:
-    """Write a file of ``kind`` beside ``path`` and rename it into place.
+    """Write a file of ``kind`` under a temporary name and rename it to ``path``.
 
-    A crash at any moment leaves the old file or the new one. Who has mapped the old one keeps it.
+    A crash at any moment leaves the old file or the new one. Existing mappings of the old file stay
+    valid.
 
     Args:
         path: the file.
-        kind: of file.
-        fields: the header's own values.
+        kind: kind of file.
+        fields: values of the header fields that are specific to this kind.
         sections: the parts of each section, bytes-like.
 
     Raises:
-        OSError: it cannot be written; nothing is left behind.
+        OSError: it cannot be written; no temporary file remains.
     """
     with replaced(path) as file:
         file.seek(kind.header_size)
         written = [_write_section(file, parts) for parts in sections]
         numbers = [each for s in written for each in (s.offset, s.size, s.checksum)]
         header = kind.layout.pack(
-            kind.magic, kind.version, ORDER, kind.header_size, *fields, *numbers
+            kind.magic, kind.version, BYTE_ORDER_MARK, kind.header_size, *fields, *numbers
         ).ljust(kind.header_size - 8, b"\0")
         file.seek(0)
         file.write(header + struct.pack("<Q", checksum(header)))
@@ -105,16 +106,16 @@ def write_file(
 def read_header(
     path: Path, kind: FileKind, header: bytes, file_size: int
 ) -> tuple[tuple[Any, ...], list[Section]]:
-    """The header's own values and the sections of a file, checked against each other.
+    """Read the fields and sections from a file's header and check them against its size.
 
     Args:
-        path: of the file, for messages.
-        kind: of file.
+        path: the file's path, for messages.
+        kind: kind of file.
         header: its first ``kind.header_size`` bytes, or all of a shorter file.
         file_size: in bytes.
 
     Raises:
-        StoreFileError: the file is none of this kind, or its header is broken.
+        StoreFileError: the file is not of this kind, or its header is broken.
         ImportError: xxhash is not installed.
     """
     if header[:8] != kind.magic:
@@ -122,7 +123,7 @@ def read_header(
     if len(header) < kind.header_size:
         raise StoreFileError(f"{path} ends in its header, after {file_size} bytes")
     version, order, size = struct.unpack_from("<III", header, 8)
-    if order != ORDER:
+    if order != BYTE_ORDER_MARK:
         raise StoreFileError(f"{path} was written on a machine of the other byte order")
     if version != kind.version:
         raise StoreFileError(
@@ -139,7 +140,7 @@ def read_header(
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """A file's content, mapped for reading: pages are shared between all that map it.
+    """Map a file's content for reading. All processes that map it share its pages.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
@@ -153,14 +154,14 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def chunks_of(path: Path, file: BinaryIO, section: Section) -> Iterator[bytes]:
-    """A section's bytes, read in pieces of ``READ`` bytes.
+    """A section's bytes, read in pieces of ``READ_CHUNK_BYTES`` bytes.
 
     Raises:
-        StoreFileError: the file ends in the section, because it was truncated while it was read.
+        StoreFileError: the file was truncated while it was read.
     """
-    for begin in range(0, section.size, READ):
+    for begin in range(0, section.size, READ_CHUNK_BYTES):
         file.seek(section.offset + begin)
-        wanted = min(READ, section.size - begin)
+        wanted = min(READ_CHUNK_BYTES, section.size - begin)
         chunk = file.read(wanted)
         if len(chunk) < wanted:
             raise StoreFileError(f"{path} was truncated while it was read")
@@ -173,7 +174,7 @@ def checksum(content: Content) -> int:
 
 
 def _checksum_of(parts: Iterable[Content]) -> int:
-    """XXH3 of the parts one after the other, 64 bits."""
+    """XXH3 of the concatenated parts, 64 bits."""
     digest = _new_digest()
     for part in parts:
         digest.update(part)
@@ -181,7 +182,7 @@ def _checksum_of(parts: Iterable[Content]) -> int:
 
 
 def _new_digest() -> Any:
-    """An XXH3 digest of 64 bits, of nothing yet.
+    """An empty XXH3 digest of 64 bits.
 
     Raises:
         ImportError: xxhash is not installed; the message says how to install it.
@@ -199,13 +200,13 @@ def check_checksums(
     sections: Sequence[Section],
     read: Callable[[Section], Iterable[Content]],
 ) -> None:
-    """Raise a StoreFileError that names the first section with other bytes than were written.
+    """Raise a StoreFileError that names the first section whose content differs from its checksum.
 
     Args:
-        path: of the file, for messages.
-        kind: of file.
-        sections: as the header has them.
-        read: gives a section's bytes, in pieces.
+        path: the file's path, for messages.
+        kind: kind of file.
+        sections: as read from the header.
+        read: returns a section's bytes, in pieces.
     """
     for name, section in zip(kind.sections, sections, strict=True):
         if _checksum_of(read(section)) != section.checksum:
@@ -217,9 +218,9 @@ def _write_section(file: BinaryIO, parts: Sequence[Any]) -> Section:
     offset, size, digest = file.tell(), 0, _new_digest()
     for part in parts:
         view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
-        for begin in range(0, len(view), WRITTEN):
-            file.write(view[begin : begin + WRITTEN])
-            digest.update(view[begin : begin + WRITTEN])
+        for begin in range(0, len(view), WRITE_CHUNK_BYTES):
+            file.write(view[begin : begin + WRITE_CHUNK_BYTES])
+            digest.update(view[begin : begin + WRITE_CHUNK_BYTES])
         size += len(view)
     return Section(offset, size, int(digest.intdigest()))
 
@@ -230,7 +231,7 @@ def _check_sections(path: Path, kind: FileKind, sections: Sequence[Section], siz
         if section.offset != aligned(end) or section.size > size - section.offset:
             raise StoreFileError(
                 f"{path}: section {name} of {section.size} bytes at {section.offset} does not fit"
-                f" into {size} bytes behind {end}"
+                f" into {size} bytes after {end}"
             )
         end = section.offset + section.size
     if end != size:

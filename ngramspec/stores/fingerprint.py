@@ -1,18 +1,16 @@
-"""Which tokenizer token ids belong to."""
+"""Identifies the tokenizer that token ids belong to."""
 
 from __future__ import annotations
 
 import hashlib
 from typing import Any
 
-NONE = ""
-
 
 def fingerprint(tokenizer: Any) -> str:
-    """What a tokenizer's ids mean: the SHA-256 of its vocabulary, 64 hex digits.
+    """The SHA-256 of a tokenizer's vocabulary, 64 hex digits.
 
     Two tokenizers have the same fingerprint if every id stands for the same piece in both, whatever
-    class they have and wherever they were loaded from.
+    their class and wherever they were loaded from.
 
     Args:
         tokenizer: a transformers tokenizer or a ``tokenizers.Tokenizer``.
@@ -29,7 +27,7 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def vocabulary_size(tokenizer: Any) -> int:
-    """One more than the tokenizer's largest id."""
+    """The tokenizer's largest id plus one."""
     return max(vocabulary_of(tokenizer).values(), default=-1) + 1
 
 
@@ -49,8 +47,8 @@ def vocabulary_of(tokenizer: Any) -> dict[Any, int]:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text, without special tokens around it."""
-    encoder = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of transformers' fast tokenizers
+    """Encode a text without adding special tokens."""
+    encoder = getattr(tokenizer, "backend_tokenizer", tokenizer)  # transformers' fast tokenizers
     if hasattr(encoder, "encode_batch"):
         return list(encoder.encode(text, add_special_tokens=False).ids)
     return list(tokenizer.encode(text, add_special_tokens=False))

@@ -1,4 +1,4 @@
-"""A list in JSON, one element at a time."""
+"""Reading a JSON list one element at a time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 
 def elements_of(chunks: Iterator[bytes], longest: int) -> Iterator[Any]:
-    """The elements of a list as ``json.dumps`` writes it.
+    """The elements of a list in the format of ``json.dumps``.
 
-    Memory: a chunk and one element, however many elements the list has and whatever they hold.
+    Memory: one chunk and one element, regardless of the length of the list.
 
     Args:
         chunks: the list's text, in pieces.
-        longest: characters of an element at most.
+        longest: maximum number of characters of an element.
 
     Raises:
-        ValueError: the text is no such list, or an element is longer.
+        ValueError: the text is not such a list, or an element is longer.
     """
     decode = json.JSONDecoder().raw_decode
     text = _Text(chunks)
@@ -38,7 +38,7 @@ def elements_of(chunks: Iterator[bytes], longest: int) -> Iterator[Any]:
 
 
 class _Text:
-    """ASCII text that is read as far as it is needed."""
+    """ASCII text that is read on demand."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -54,5 +54,5 @@ class _Text:
         return self._text[self._at : self._at + count]
 
     def skip(self, count: int) -> None:
-        """Pass over characters that were looked at."""
+        """Skip characters that ``ahead`` returned."""
         self._at += count

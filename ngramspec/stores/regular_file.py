@@ -1,4 +1,4 @@
-"""Opening regular files, and nothing else."""
+"""Opening regular files and no other kind."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KINDS = {
 
 
 def open_regular(path: str | PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading; anything else is refused before it is opened.
+    """Open a regular file for reading; other files are refused before they are opened.
 
-    Opening a FIFO waits for a writer, and opening a device can have effects. Where the path is
-    replaced after the check, ``O_NONBLOCK`` makes the opening return at once, and what was opened
-    is checked again. The flag has no effect on regular files.
+    Opening a FIFO waits for a writer, and opening a device can have side effects. If the path is
+    replaced after the check, ``O_NONBLOCK`` makes the call return at once, and the opened file is
+    checked again. The flag has no effect on regular files.
 
     Args:
         path: the file, or a symbolic link to one.

@@ -1,9 +1,10 @@
-"""Files that are written whole or not at all.
+"""Files that are replaced atomically.
 
 The new content is written to a temporary file ``.NAME.xxxxxxxx.new`` in the same folder, which is
 renamed to NAME at the end. The writer holds an exclusive ``flock`` on the temporary file until it
-is renamed or removed. The kernel releases the lock when the writer's process ends, however it ends.
-So a temporary file that can be locked belongs to no writer, and the next writer of NAME removes it.
+is renamed or removed. The kernel releases the lock when the writer's process ends for any reason. A
+temporary file that can be locked therefore belongs to no writer, and the next writer of NAME
+removes it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import BinaryIO
 def replaced(path: Path) -> Iterator[BinaryIO]:
     """A new file that replaces ``path`` if the block succeeds, and is removed if it raises.
 
-    Temporary files that earlier writers of ``path`` left when they were killed are removed first.
+    Temporary files that killed writers of ``path`` left are removed first.
 
     Raises:
         OSError: the file cannot be written.
@@ -45,8 +46,8 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 def remove_stale(path: Path) -> None:
     """Remove the temporary files of ``path`` that belong to no writer.
 
-    A file whose writer is alive is locked and is kept. So is a file that cannot be opened or
-    locked for any other reason, such as its permissions or a file system without ``flock``.
+    A file whose writer is alive is locked and kept. A file that cannot be opened or locked for
+    another reason, such as permissions or a file system without ``flock``, is also kept.
     """
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.new")
     with contextlib.suppress(OSError):
@@ -75,8 +76,8 @@ def _remove_unlocked(temporary: Path) -> None:
 def _create(path: Path) -> tuple[Path, BinaryIO]:
     """A new temporary file of ``path``, locked if the file system has ``flock``.
 
-    Until the file is locked, another process may take it for stale and remove it. Then a further
-    one is created.
+    Until the file is locked, another process may consider it stale and remove it. Another one is
+    then created.
     """
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
@@ -86,7 +87,7 @@ def _create(path: Path) -> tuple[Path, BinaryIO]:
         except BlockingIOError:  # another process is removing it
             file.close()
             continue
-        except OSError:  # no flock here, so that no other process can lock and remove it either
+        except OSError:  # without flock, no other process can lock and remove it either
             return temporary, file
         if _is_file_at(file.fileno(), temporary):
             return temporary, file
@@ -104,7 +105,7 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename last, where folders can be opened."""
+    """Make a rename durable, where folders can be opened."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

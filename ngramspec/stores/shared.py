@@ -1,4 +1,4 @@
-"""A shared store: what earlier requests said, in memory, for the drafts of later ones."""
+"""A shared store: text of earlier requests, in memory, for the drafts of later ones."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file
 from ngramspec.stores.fingerprint import fingerprint
 from ngramspec.stores.regular_file import open_regular
-from ngramspec.stores.shared_file import LEAST_BYTES, MOST_NAME, SavedStore
+from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, SavedStore
 from ngramspec.stores.shared_request import SharedRequest
 
 DEFAULT_BYTES = 64 << 20
-MOST_BYTES = 1 << 40
-DEFAULT_NAMESPACES = 8  # namespaces of the default size
+MAX_BYTES = 1 << 40
+DEFAULT_NAMESPACES = 8  # number of namespaces of the default size that fit
 WRITES = ("outputs", "all", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What a namespace holds, and what it was good for.
+    """The size and usefulness of a namespace.
 
     Attributes:
-        tokens: that can be found now.
-        added: tokens ever.
-        look_ups: of drafts.
+        tokens: tokens that can be found now.
+        added: tokens added in total.
+        look_ups: look-ups for drafts.
         hits: look-ups that found a place.
-        accepted: drafted tokens from here that the target accepted.
-        bytes: of memory.
+        accepted: drafted tokens from this namespace that the target accepted.
+        bytes: memory in bytes.
     """
 
     tokens: int
@@ -47,26 +47,27 @@ class StoreStatistics:
     bytes: int
 
 
-NOTHING = StoreStatistics(0, 0, 0, 0, 0, 0)
+NO_STATISTICS = StoreStatistics(0, 0, 0, 0, 0, 0)
 
 
 class SharedStore:
-    """What requests said, in memory, for later requests that name the same namespace.
+    """Text of requests, in memory, for later requests that name the same namespace.
 
     Nothing is shared by default: a request reads and writes only the namespaces that it names.
-    A namespace takes all of its memory when it is first used, and then overwrites its oldest text.
-    Where a further one does not fit, the one that was used longest ago is dropped. Any number of
-    threads may use a store. Drafts from it change how fast a text comes, never the text; but who
-    can time requests can tell something of what earlier ones in the same namespace said.
+    A namespace allocates all of its memory when it is first used, and then overwrites its oldest
+    text. When a new one does not fit, the least recently used one is dropped. Any number of threads
+    may use a store. Drafts from it change how fast a text is generated, never the text. However,
+    request times reveal something about earlier text in the same namespace.
 
     Args:
-        max_bytes: of all namespaces, 4096..2**40.
-        namespace_bytes: of each, 4096..max_bytes, 28 for a token; None: an eighth of max_bytes.
-        write: what requests add: "outputs"; "all": prompts too; "none": only ``Namespace.add``
-            does.
-        live: whether they add while they run, 64 tokens at a time; else when they end well, and a
-            request that fails or is aborted adds nothing.
-        tokenizer: of the token ids, for its fingerprint; None: not known, and not checked.
+        max_bytes: limit for all namespaces together, 4096..2**40.
+        namespace_bytes: size of each namespace, 4096..max_bytes, at 28 bytes per token; None: an
+            eighth of max_bytes.
+        write: what requests add: "outputs"; "all": outputs and prompts; "none": nothing, only
+            ``Namespace.add`` adds text.
+        live: whether requests add text while they run, 64 tokens at a time. Otherwise they add it
+            when they end, and a request that fails or is aborted adds nothing.
+        tokenizer: its fingerprint is stored; None: not known, and not checked.
 
     Example:
         >>> import numpy as np
@@ -85,35 +86,37 @@ class SharedStore:
         live: bool = True,
         tokenizer: Any = None,
     ) -> None:
-        self.max_bytes = check_int("max_bytes", max_bytes, LEAST_BYTES, MOST_BYTES)
+        self.max_bytes = check_int("max_bytes", max_bytes, MIN_NAMESPACE_BYTES, MAX_BYTES)
         if namespace_bytes is None:
-            namespace_bytes = max(max_bytes // DEFAULT_NAMESPACES, LEAST_BYTES)
-        self.namespace_bytes = check_int("namespace_bytes", namespace_bytes, LEAST_BYTES, max_bytes)
+            namespace_bytes = max(max_bytes // DEFAULT_NAMESPACES, MIN_NAMESPACE_BYTES)
+        self.namespace_bytes = check_int(
+            "namespace_bytes", namespace_bytes, MIN_NAMESPACE_BYTES, max_bytes
+        )
         check_choice("write", write, WRITES)
         self.write = write
         self.live = check_bool("live", live)
         self.tokenizer = "" if tokenizer is None else fingerprint(tokenizer)
-        self._lock = threading.Lock()  # of the two below
-        self._rings: OrderedDict[str, StoreRing] = OrderedDict()  # used longest ago first
+        self._lock = threading.Lock()  # protects _rings
+        self._rings: OrderedDict[str, StoreRing] = OrderedDict()  # least recently used first
 
     def __getitem__(self, name: str) -> Namespace:
-        """A namespace, to be named in ``stores=``; it takes memory when it is first used."""
+        """A namespace, to be passed in ``stores=``; memory is allocated when it is first used."""
         return Namespace(self, name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._rings
 
     def __iter__(self) -> Iterator[str]:
-        """Names of the namespaces that have memory, the one used longest ago first."""
+        """Names of the namespaces that have memory, least recently used first."""
         with self._lock:
             return iter(list(self._rings))
 
     def __len__(self) -> int:
-        """Namespaces that have memory."""
+        """Number of namespaces that have memory."""
         return len(self._rings)
 
     def ring(self, name: str) -> StoreRing:
-        """The text of a namespace that is used now, made if there is none."""
+        """The text of a namespace, allocated if necessary; marks it as most recently used."""
         with self._lock:
             ring = self._rings.get(name)
             if ring is None:
@@ -122,17 +125,17 @@ class SharedStore:
             return ring
 
     def _make(self, name: str) -> StoreRing:
-        """A new namespace's text, in place of those used longest ago. Under the lock."""
+        """Allocate a namespace and drop the least recently used ones. Under the lock."""
         while (len(self._rings) + 1) * self.namespace_bytes > self.max_bytes:
             self._rings.popitem(last=False)[1].close()
         ring = self._rings[name] = StoreRing(self.namespace_bytes // BYTES_PER_CODE)
         return ring
 
     def drop(self, name: str) -> None:
-        """Free a namespace's memory; requests that use it find nothing there any more.
+        """Free a namespace's memory; requests that still use it find nothing.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: there is no namespace of that name.
         """
         with self._lock:
             if name not in self._rings:
@@ -140,26 +143,26 @@ class SharedStore:
             self._rings.pop(name).close()
 
     def clear(self) -> None:
-        """Forget the text of all namespaces, and erase it."""
+        """Remove the text of all namespaces and erase it from memory."""
         for ring in self.rings().values():
             ring.clear()
 
     def rings(self) -> dict[str, StoreRing]:
-        """The texts of all namespaces, the one used longest ago first."""
+        """The texts of all namespaces, least recently used first."""
         with self._lock:
             return dict(self._rings)
 
     def statistics(self) -> dict[str, StoreStatistics]:
-        """Of each namespace that has memory."""
+        """The statistics of each namespace that has memory."""
         return {name: statistics_of(ring) for name, ring in self.rings().items()}
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write all namespaces to a file, in place of the one that is there.
+        """Write all namespaces to a file, replacing any existing one.
 
-        A crash at any moment leaves the old file or the new one. Requests may go on meanwhile.
+        A crash at any moment leaves the old file or the new one. Requests may run meanwhile.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
             ImportError: xxhash is not installed.
         """
         shared_file.save(Path(path), self._header(), self.rings())
@@ -172,18 +175,19 @@ class SharedStore:
         *,
         namespace_bytes: int | None = None,
     ) -> SharedStore:
-        """A store from a file that ``save`` wrote, with the settings that it had.
+        """Load a store that ``save`` wrote, with the settings that it had.
 
         Args:
             path: the file.
-            max_bytes: of all namespaces: no file decides how much memory is taken. Text that does
-                not fit is left out, the oldest first, which is logged. A file with more than
+            max_bytes: limit for all namespaces together; the file does not decide this. Text that
+                does not fit is left out, the oldest first, which is logged. A file with more than
                 ``max_bytes`` bytes of text or of names is refused.
-            namespace_bytes: of each; None: as the store had, but at most max_bytes.
+            namespace_bytes: size of each namespace; None: as saved, but at most max_bytes.
 
         Raises:
             OSError: the file cannot be read, or is not a regular file.
-            StoreFileError: it is no such file, is broken, or is too large; the message says how.
+            StoreFileError: it is not a shared store, is broken, or is too large; the message says
+                which.
             ImportError: xxhash is not installed.
         """
         store = cls(max_bytes)
@@ -191,8 +195,8 @@ class SharedStore:
             saved = SavedStore(Path(path), file, max_bytes)
             header = saved.header
             if namespace_bytes is None:
-                namespace_bytes = max(min(header.namespace_bytes, max_bytes), LEAST_BYTES)
-            check_int("namespace_bytes", namespace_bytes, LEAST_BYTES, max_bytes)
+                namespace_bytes = max(min(header.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)
+            check_int("namespace_bytes", namespace_bytes, MIN_NAMESPACE_BYTES, max_bytes)
             store.namespace_bytes = namespace_bytes
             store.write, store.live = WRITES[header.write], bool(header.live)
             store.tokenizer = header.tokenizer
@@ -229,12 +233,12 @@ class SharedStore:
 
 
 class Namespace:
-    """The part of a SharedStore that requests share which name it; nothing else reads or writes it.
+    """One namespace of a SharedStore. Only requests that name it read or write it.
 
     Attributes:
-        store: whose.
+        store: the store.
         name: 1 to 256 characters.
-        settings: from which it was made together with its store; None: the store was there.
+        settings: the settings from which its store was also made; None: the store existed before.
     """
 
     settings: dict[str, Any] | None = None
@@ -242,48 +246,48 @@ class Namespace:
     def __init__(self, store: SharedStore, name: str) -> None:
         if not isinstance(name, str):
             raise TypeError(f"a namespace's name must be a string, got {type(name).__name__}")
-        if not 1 <= len(name) <= MOST_NAME:
-            raise ValueError(f"a namespace's name must have 1..{MOST_NAME} characters")
+        if not 1 <= len(name) <= MAX_NAME_LENGTH:
+            raise ValueError(f"a namespace's name must have 1..{MAX_NAME_LENGTH} characters")
         self.store = store
         self.name = name
 
     def request(self, limit: int = 0) -> SharedRequest:
-        """What one request does here: it reads, and writes as the store says.
+        """The access of one request, which reads, and writes according to the store's settings.
 
         Args:
-            limit: of the token ids that it reads; 0: none.
+            limit: bound of the token ids that it reads; 0: no bound.
         """
         store = self.store
         return SharedRequest(StoreStream(store.ring(self.name), limit), store.write, store.live)
 
     @property
     def index(self) -> StoreStream:
-        """Look-ups by one sequence, which adds nothing."""
+        """Look-ups for one sequence, without adding text."""
         return StoreStream(self.store.ring(self.name))
 
     def add(self, tokens: Int32) -> None:
-        """Add a document on purpose, int32 (n,), whatever ``write`` says.
+        """Add a document, int32 (n,), regardless of the store's ``write`` setting.
 
         Raises:
-            TypeError, ValueError: no token ids; nothing was added.
+            TypeError, ValueError: not token ids; nothing was added.
         """
         stream = self.index
         stream.append(tokens)
         stream.finish()
 
     def clear(self) -> None:
-        """Forget the text, and erase it."""
+        """Remove the text and erase it from memory."""
         ring = self.store.rings().get(self.name)
         if ring is not None:
             ring.clear()
 
     def statistics(self) -> StoreStatistics:
-        """What it holds, and what it was good for."""
+        """The size and usefulness of the namespace."""
         ring = self.store.rings().get(self.name)
-        return NOTHING if ring is None else statistics_of(ring)
+        return NO_STATISTICS if ring is None else statistics_of(ring)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Raise a ValueError if the store is of another tokenizer, as far as that is known."""
+        """Raise a ValueError if the store is known to belong to another tokenizer."""
         own = fingerprint(tokenizer) if self.store.tokenizer else ""
         if own != self.store.tokenizer:
             raise ValueError(
@@ -292,7 +296,7 @@ class Namespace:
             )
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise a ValueError if it holds ids that a vocabulary of ``size`` has not."""
+        """Raise a ValueError if it holds ids outside a vocabulary of ``size``."""
         ring = self.store.rings().get(self.name)
         largest = -1 if ring is None else ring.largest_id()
         if largest >= size:
@@ -321,7 +325,7 @@ def made_namespace(settings: Mapping[str, Any]) -> Namespace:
     """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name.
 
     Raises:
-        TypeError, ValueError: one of them is none, or wrong.
+        TypeError, ValueError: an unknown setting or an invalid value.
     """
     known = ("namespace", "max_bytes", "namespace_bytes", "write", "live")
     unknown = [name for name in settings if name not in known]

@@ -1,11 +1,11 @@
-"""A shared store's file: the text of its namespaces; what finds it is made anew.
+"""The file of a shared store: the text of its namespaces. Indexes are rebuilt on loading.
 
-    text    the codes of all namespaces: token ids, a border before each document
-    names   JSON: for each namespace, the one used longest ago first: its name, its codes, and the
-            counts of its statistics
+    text    the codes of all namespaces: token ids, and a border before each document
+    names   JSON: for each namespace, least recently used first, its name, its number of codes, and
+            the counts of its statistics
 
-A file does not decide how much memory is taken: the sizes of its sections are checked before they
-are read, they are read in pieces, and what is in them is checked before it is used.
+A file does not decide how much memory is allocated: section sizes are checked before reading,
+sections are read in pieces, and their content is checked before use.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ KIND = FileKind(
     fields="QII32s",
     sections=("text", "names"),  # the last one is never empty
 )
-COUNTS = 4  # tokens ever, look-ups, hits, accepted tokens
-MOST_COUNT = 1 << 62
-MOST_NAME = 256  # characters of a namespace's name
-LEAST_BYTES = 4096  # memory of a namespace
-LONGEST_ENTRY = 4096  # characters: a name of 256, each escaped as two of \\uxxxx, and five numbers
-LARGER = BYTES_PER_CODE // 4  # memory of a code for each byte of it in the file
+COUNTS_PER_ENTRY = 4  # tokens ever, look-ups, hits, accepted tokens
+MAX_COUNT = 1 << 62
+MAX_NAME_LENGTH = 256  # characters of a namespace's name
+MIN_NAMESPACE_BYTES = 4096  # memory of a namespace
+# Characters: a name of 256, each escaped as two of \\uxxxx, and five numbers.
+MAX_ENTRY_LENGTH = 4096
+MEMORY_PER_FILE_BYTE = BYTES_PER_CODE // 4  # memory of a code for each byte of it in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,10 @@ class Header:
     """A store's settings.
 
     Attributes:
-        namespace_bytes: of each namespace.
-        write: what requests add, by its place among SharedStore's choices.
-        live: 1 if they add while they run, else 0.
-        tokenizer: its fingerprint; empty: not known.
+        namespace_bytes: size of each namespace.
+        write: what requests add, as an index of SharedStore's choices.
+        live: 1 if requests add text while they run, else 0.
+        tokenizer: the tokenizer's fingerprint; empty: not known.
     """
 
     namespace_bytes: int
@@ -79,7 +80,7 @@ class Entry:
 
 
 def save(path: Path, header: Header, rings: Mapping[str, StoreRing]) -> None:
-    """Write namespaces; the lock of each is held for a bounded number of codes at a time."""
+    """Write namespaces. Each one's lock is held for a bounded number of codes at a time."""
     names: list[Any] = []
     parts: list[Int32] = []
     for name, ring in rings.items():
@@ -97,7 +98,7 @@ def save(path: Path, header: Header, rings: Mapping[str, StoreRing]) -> None:
 
 
 def pieces_of(ring: StoreRing) -> Iterator[Int32]:
-    """The codes that a namespace has when this starts, in order, in pieces.
+    """The codes that a namespace has at the start of the iteration, in order, in pieces.
 
     Codes that are overwritten before they are copied are left out. Codes that are added meanwhile
     are not copied, so the number of pieces is bounded.
@@ -105,7 +106,7 @@ def pieces_of(ring: StoreRing) -> Iterator[Int32]:
     at, end = 0, ring.written
     while at < end:
         begin, codes = ring.codes(at)
-        if 0 < at < begin < end:  # what lay between was overwritten meanwhile
+        if 0 < at < begin < end:  # the codes in between were overwritten meanwhile
             yield np.array([BORDER], np.int32)
         codes = codes[: max(end - begin, 0)]
         if not len(codes):
@@ -115,16 +116,16 @@ def pieces_of(ring: StoreRing) -> Iterator[Int32]:
 
 
 class SavedStore:
-    """An opened file of a shared store, of which all but the names and the codes is checked.
+    """An open file of a shared store. Everything but the names and codes is checked on opening.
 
-    Sections of more than ``max_bytes`` bytes are refused before they are read. A code takes
-    ``LARGER`` times as much memory as it takes bytes of the file. So the file of a store can be
-    read into one with a ``LARGER``-th of its ``max_bytes``.
+    Sections of more than ``max_bytes`` bytes are refused before they are read. Codes take
+    ``MEMORY_PER_FILE_BYTE`` times as many bytes in memory as in the file. So a file can be loaded
+    with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved.
 
     Args:
-        path: of the file, for messages.
-        file: the file, open for reading as long as this is used.
-        max_bytes: of the store that it is read into.
+        path: the file's path, for messages.
+        file: the file, which must stay open for reading while this object is used.
+        max_bytes: limit of the store into which the file is loaded.
 
     Attributes:
         header: the settings of the store that was saved.
@@ -157,14 +158,14 @@ class SavedStore:
         check_checksums(path, KIND, sections, self._chunks_of)
 
     def restore(self, ring_of: Callable[[str], StoreRing], most: int) -> None:
-        """Add the namespaces that were used last to a store, as far as they fit.
+        """Add the most recently used namespaces to a store, as far as they fit.
 
-        Text that does not fit is left out, the oldest first, which is logged. Memory: that of the
-        store, the entries of its namespaces, and a piece of the file.
+        Text that does not fit is left out, the oldest first, which is logged. Memory: the store,
+        the entries of its namespaces, and one piece of the file.
 
         Args:
-            ring_of: a namespace's text, by its name.
-            most: namespaces at most, >= 1.
+            ring_of: returns a namespace's text by its name.
+            most: maximum number of namespaces, >= 1.
 
         Raises:
             StoreFileError: the names or the codes are broken, or there are too many names.
@@ -191,10 +192,10 @@ class SavedStore:
             )
 
     def _last_entries(self, most: int) -> tuple[Sequence[Entry], int]:
-        """The last entries, at most ``most``, and the number of codes before theirs."""
+        """The last entries, at most ``most``, and the number of codes before them."""
         entries: deque[Entry] = deque(maxlen=most)
         total = self._text.size // 4
-        most_known = LARGER * self._max_bytes // LEAST_BYTES
+        most_known = MEMORY_PER_FILE_BYTE * self._max_bytes // MIN_NAMESPACE_BYTES
         codes = 0
         for count, entry in enumerate(self._entries(), 1):
             if count > most_known:
@@ -212,7 +213,7 @@ class SavedStore:
 
     def _entries(self) -> Iterator[Entry]:
         try:
-            for element in elements_of(self._chunks_of(self._names), LONGEST_ENTRY):
+            for element in elements_of(self._chunks_of(self._names), MAX_ENTRY_LENGTH):
                 yield _checked_entry(element)
         except StoreFileError:
             raise
@@ -253,11 +254,11 @@ def _checked_entry(element: Any) -> Entry:
     Raises:
         ValueError: it is none.
     """
-    if not isinstance(element, list) or len(element) != 2 + COUNTS:
+    if not isinstance(element, list) or len(element) != 2 + COUNTS_PER_ENTRY:
         raise ValueError("an element is no namespace")
     name, *numbers = element
-    if not isinstance(name, str) or not 1 <= len(name) <= MOST_NAME:
-        raise ValueError(f"a name must be a string of 1..{MOST_NAME} characters")
-    if not all(type(each) is int and 0 <= each < MOST_COUNT for each in numbers):
-        raise ValueError(f"counts must be integers in 0..{MOST_COUNT - 1}")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH:
+        raise ValueError(f"a name must be a string of 1..{MAX_NAME_LENGTH} characters")
+    if not all(type(each) is int and 0 <= each < MAX_COUNT for each in numbers):
+        raise ValueError(f"counts must be integers in 0..{MAX_COUNT - 1}")
     return Entry(name, numbers[0], tuple(numbers[1:]))

@@ -1,4 +1,4 @@
-"""One request's part in a namespace: what it adds, and when."""
+"""One request's access to a namespace: what it adds, and when."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ngramspec.draft import Int32
 class SharedRequest:
     """Reads a namespace's text and adds a request's own. One thread at a time.
 
-    It stands in the drafter's stores in place of the namespace, and does not find its own text.
+    It replaces the namespace in the drafter's stores. It does not find its own text.
 
     Args:
-        stream: of the namespace.
-        write: "outputs", "all" or "none", as of SharedStore.
+        stream: a stream of the namespace.
+        write: "outputs", "all" or "none", as in SharedStore.
         live: whether text is added before ``finish``.
     """
 
@@ -26,12 +26,12 @@ class SharedRequest:
         self._kept: list[Int32] = []
 
     def begin(self, prompt: Int32) -> None:
-        """Note the prompt, int32 (n,)."""
+        """Record the prompt, int32 (n,)."""
         if self._write == "all":
             self._add(prompt)
 
     def append(self, tokens: Int32) -> None:
-        """Note committed tokens, int32 (n,)."""
+        """Record committed tokens, int32 (n,)."""
         if self._write != "none":
             self._add(tokens)
 
@@ -42,18 +42,18 @@ class SharedRequest:
             self._kept.append(np.array(tokens, np.int32))
 
     def pause(self) -> None:
-        """The request may have ended: what may be added before its end is, to the last token."""
+        """Publish all text if it may be added before the end; the request may have ended."""
         if self._live:
             self.index.publish()
 
     def finish(self) -> None:
-        """The request ended well: everything is added."""
+        """End the request normally: all text is added."""
         kept, self._kept = self._kept, []
         for tokens in kept:
             self.index.append(tokens)
         self.index.finish()
 
     def abort(self) -> None:
-        """The request failed, or was aborted: what is not added yet never is."""
+        """End a failed or aborted request: text that is not added yet is discarded."""
         self._kept = []
         self.index.end()

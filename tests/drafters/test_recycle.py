@@ -11,7 +11,7 @@ from doubles import ids
 import ngramspec
 from ngramspec import Evidence, Speculator, build_drafter
 from ngramspec.drafters import RecycleDrafter, ValueDrafter
-from ngramspec.drafters.recycle import RANKS, static_tree
+from ngramspec.drafters.recycle import RANK_PROBABILITIES, static_tree
 from ngramspec.measure.costs import cost_curve
 
 
@@ -63,7 +63,7 @@ def test_the_static_tree_holds_the_most_probable_paths():
     reach = []
     for node, (parent, rank) in enumerate(tree):
         assert parent < node
-        reach.append((1 if parent < 0 else reach[parent]) * RANKS[rank])
+        reach.append((1 if parent < 0 else reach[parent]) * RANK_PROBABILITIES[rank])
     assert reach == sorted(reach, reverse=True)
     assert len(set(tree)) == 40
     assert static_tree(12, 8) == tree[:12]
@@ -72,7 +72,7 @@ def test_the_static_tree_holds_the_most_probable_paths():
         assert ranks == list(range(len(ranks)))
     # nothing left out is more probable than the last one
     outside = [
-        reach[node] * RANKS[sum(above == node for above, _ in tree)]
+        reach[node] * RANK_PROBABILITIES[sum(above == node for above, _ in tree)]
         for node in range(40)
         if sum(above == node for above, _ in tree) < 8
     ]
@@ -153,7 +153,7 @@ def test_without_evidence_auto_drafts_as_if_it_never_asked():
 
 
 def test_alone_it_cannot_wait_until_it_pays():
-    with pytest.raises(ValueError, match="always must be True of recycle alone"):
+    with pytest.raises(ValueError, match="always must be True if recycle is the only source"):
         build_drafter("recycle(always=false)", policy="priority")
     with pytest.raises(ValueError, match="always must be True or False, got 1"):
         build_drafter("copy+recycle(always=1)")

@@ -110,7 +110,7 @@ WRONG = {
         "node 2 states another than its first sibling, node 0",
     ),
     "a token of none": (drawn([1, 3], HALF, HALF), "proposal of node 1 must hold its token 3"),
-    "zero": (drawn([1], ((1, 2), (1.0, 0.0))), "must be > 0 and sum to 1 of a node, got sum 1$"),
+    "zero": (drawn([1], ((1, 2), (1.0, 0.0))), "of a node must be > 0 and sum to 1, got sum 1$"),
     "negative": (drawn([1], ((1, 2, 3), (1.0, 0.5, -0.5))), "must be > 0"),
     "nan": (drawn([1, 1], HALF, ((1, 2), (0.5, np.nan))), "got sum nan"),
     "inf": (drawn([1], ((1, 2), (0.5, np.inf))), "got sum inf"),

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from ngramspec.stores import documents
-from ngramspec.stores.documents import LOOKED_AT, find_files, read_texts
+from ngramspec.stores.documents import BINARY_CHECK_BYTES, find_files, read_texts
 
 pytest.importorskip("pathspec")
 TREE = {
@@ -136,7 +136,7 @@ def left_out_in(found):
 
 def test_of_files_that_are_left_out_no_more_than_8_kib_are_read(tmp_path):
     """Sparse files of 256 MiB: one looks like weights, one like text."""
-    for name, begin in (("weights", b"GGUF\0"), ("text", b"x" * LOOKED_AT)):
+    for name, begin in (("weights", b"GGUF\0"), ("text", b"x" * BINARY_CHECK_BYTES)):
         with open(tmp_path / name, "wb") as file:
             file.write(begin)
             file.truncate(256 << 20)
