@@ -117,7 +117,7 @@ def with_max_file(recipe: dict[str, Any], max_file: int | None) -> dict[str, Any
     if max_file is None:
         max_file = recipe.get("max_file", MAX_FILE_MIB)
     with usable():
-        return recipe | {"max_file": check_int("--max-file", max_file, 1)}
+        return recipe | {"max_file": check_int("--max-file", max_file, 1, 1 << 20)}
 
 
 def run_info(arguments: argparse.Namespace) -> int:
@@ -174,19 +174,21 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
     from ngramspec.stores.documents import find_files, read_texts
 
     console, left_out = Console(stderr=True), LeftOut()
-    with usable():
-        tokenizer = load_tokenizer(recipe.get("tokenizer"))
-        paths = [Path(each) for each in recipe["paths"]]
-        with installed():
-            files = list(find_files(paths, recipe.get("glob") or (), left_out))
-            with progress(console, len(files)) as (advance, stage):
-                texts = read_texts(
-                    advance(files), recipe.get("jsonl"), left_out, recipe["max_file"]
-                )
-                corpus = Corpus.build(
-                    texts, out, tokenizer=tokenizer, recipe=recipe, on_stage=stage
-                )
-    left_out.show(console)
+    try:
+        with usable():
+            tokenizer = load_tokenizer(recipe.get("tokenizer"))
+            paths = [Path(each) for each in recipe["paths"]]
+            with installed():
+                files = list(find_files(paths, recipe.get("glob") or (), left_out))
+                with progress(console, len(files)) as (advance, stage):
+                    texts = read_texts(
+                        advance(files), recipe.get("jsonl"), left_out, recipe["max_file"]
+                    )
+                    corpus = Corpus.build(
+                        texts, out, tokenizer=tokenizer, recipe=recipe, on_stage=stage
+                    )
+    finally:  # if nothing is left, this says why
+        left_out.show(console)
     info = corpus.info()
     print(
         f"{out}: {counted(info.tokens, 'token')} of {counted(info.documents, 'document')},"

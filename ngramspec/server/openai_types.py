@@ -115,12 +115,16 @@ class CompletionBody(Common):
     best_of: Answers | None = None
 
 
+# A template may form a control token of any other role.
+Role = Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
+
+
 class Message(BaseModel):
     """One message of a chat; its other fields are passed to the model's template unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
-    role: Name
+    role: Role
     content: str | Objects | None = None
 
 

@@ -23,6 +23,7 @@ from ngramspec.server.settings import Limits
 LARGE_BODY_BYTES = 64 << 10  # reading a larger body can take many milliseconds; not tuned
 SMALL_THREADS, LARGE_THREADS = 2, 1
 MAX_DIGITS = 400  # consecutive digits of a number: parsing n of them takes O(n * n)
+MAX_MEMBERS = 4096  # of an object
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -160,4 +161,21 @@ def json_value(raw: bytes, limits: Limits, place: str) -> Any:
                 f"{place} must have at most {most} {name}, got {given}",
                 code="too_many_values",
             )
-    return from_json(raw)
+    value = from_json(raw)
+    check_members(value, place)
+    return value
+
+
+def check_members(value: Any, place: str) -> None:
+    """Refuse a JSON value with an object of very many members, each of which may be an error."""
+    containers = [value] if isinstance(value, dict | list) else []
+    while containers:
+        each = containers.pop()
+        if isinstance(each, dict) and len(each) > MAX_MEMBERS:
+            raise ApiError(
+                400,
+                f"{place} must have at most {MAX_MEMBERS} members in an object, got {len(each)}",
+                code="too_many_values",
+            )
+        children = each.values() if isinstance(each, dict) else each
+        containers += [child for child in children if isinstance(child, dict | list)]

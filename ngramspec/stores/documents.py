@@ -12,6 +12,7 @@ from typing import Any
 from ngramspec.stores.regular_file import open_regular
 
 IGNORED = ".gitignore"
+MAX_IGNORE_BYTES = 1 << 20  # of a file of patterns
 MAX_FILE_MIB = 64  # default limit of a file's size, in MiB
 BINARY_CHECK_BYTES = 8192  # first bytes searched for a zero, which marks binary files, as git does
 
@@ -74,7 +75,7 @@ def read_texts(
         if field is None:
             yield text
         else:
-            for number, line in enumerate(text.splitlines(), 1):
+            for number, line in enumerate(text.split("\n"), 1):  # JSON strings may hold U+2028
                 if line.strip():
                     yield _field(line, field, f"{path}, line {number}")
 
@@ -121,6 +122,8 @@ def _field(line: str, field: str, where: str) -> str:
         value = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{where}: nested too deeply") from error
     text = value.get(field) if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise ValueError(f"{where}: has no text {field!r}")
@@ -134,13 +137,13 @@ Rule = tuple[Path, Any]
 def _walk(
     folder: Path, top: Path, rules: Sequence[Rule], globs: Sequence[str], skipped: Skipped
 ) -> Iterator[Path]:
-    rules = [*rules, *_rules(folder)]
-    try:
-        entries = sorted(os.scandir(folder), key=lambda each: each.name)
-    except OSError as error:
-        skipped(folder, error.strerror or "cannot be read")
-        return
-    for entry in entries:
+    folders = [_listed(folder, rules, skipped)]  # from the top to the one that is being read
+    while folders:
+        entries, rules = folders[-1]
+        entry = next(entries, None)
+        if entry is None:
+            folders.pop()
+            continue
         path = Path(entry.path)
         if entry.is_symlink():
             skipped(path, "symbolic link")
@@ -149,11 +152,23 @@ def _walk(
         elif _excluded(path, entry.is_dir(), rules):
             skipped(path, IGNORED)
         elif entry.is_dir():
-            yield from _walk(path, top, rules, globs, skipped)
+            folders.append(_listed(path, rules, skipped))
         elif not entry.is_file():
             skipped(path, "no regular file")
         elif not globs or any(_matches(path, top, glob) for glob in globs):
             yield path
+
+
+def _listed(
+    folder: Path, rules: Sequence[Rule], skipped: Skipped
+) -> tuple[Iterator[os.DirEntry[str]], Sequence[Rule]]:
+    """A folder's entries by name, and the rules that hold for them."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda each: each.name)
+    except OSError as error:
+        skipped(folder, error.strerror or "cannot be read")
+        return iter(()), rules
+    return iter(entries), [*rules, *_rules(folder)]
 
 
 def _matches(path: Path, top: Path, glob: str) -> bool:
@@ -184,7 +199,14 @@ def _spec(file: Path) -> Any:
         raise ImportError(
             f"reading {file} needs pathspec: pip install 'ngramspec[corpus]'"
         ) from error
-    return GitIgnoreSpec.from_lines(file.read_text(errors="replace").splitlines())
+    with open_regular(file) as opened:
+        content = opened.read(MAX_IGNORE_BYTES + 1)
+    if len(content) > MAX_IGNORE_BYTES:
+        raise ValueError(f"{file} must have at most {MAX_IGNORE_BYTES} bytes")
+    try:
+        return GitIgnoreSpec.from_lines(content.decode(errors="replace").splitlines())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _excluded(path: Path, folder: bool, rules: Sequence[Rule]) -> bool:

@@ -12,7 +12,12 @@ from functools import partial
 import pytest
 
 from ngramspec.stores import documents
-from ngramspec.stores.documents import BINARY_CHECK_BYTES, find_files, read_texts
+from ngramspec.stores.documents import (
+    BINARY_CHECK_BYTES,
+    MAX_IGNORE_BYTES,
+    find_files,
+    read_texts,
+)
 
 pytest.importorskip("pathspec")
 TREE = {
@@ -186,3 +191,42 @@ def test_without_pathspec_the_error_says_how_to_get_it(tree, monkeypatch):
     monkeypatch.setitem(sys.modules, "pathspec", None)
     with pytest.raises(ImportError, match=r"gitignore needs pathspec: .*\[corpus\]|exclude needs"):
         found(tree)
+
+
+def test_folders_may_be_nested_deeply(tmp_path):
+    folder = tmp_path
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1500):  # more than calls may be nested, and a longer path than a call takes
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    folder.joinpath("a.txt").write_text("text")
+    skipped = []
+    try:
+        found = list(find_files([tmp_path], skipped=lambda path, why: skipped.append(why)))
+    finally:  # pytest's own removal is recursive
+        subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
+    assert [each.name for each in found] == ["a.txt"]
+    assert set(skipped) <= {"File name too long"}
+
+
+def test_a_line_that_is_nested_deeply_is_named(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": ' + "[" * 100_000)
+    with pytest.raises(ValueError, match="line 1: "):
+        list(read_texts([file], "text"))
+
+
+def test_a_line_ends_where_json_lines_end(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a\u2028b"}\r\n{"text": "c"}\n', newline="")
+    assert list(read_texts([file], "text")) == ["a\u2028b", "c"]
+
+
+def test_a_file_of_patterns_has_a_limit(tmp_path):
+    with (tmp_path / ".gitignore").open("wb") as file:
+        file.truncate(MAX_IGNORE_BYTES + 1)
+    with pytest.raises(ValueError, match=r"\.gitignore must have at most 1048576 bytes"):
+        list(find_files([tmp_path]))
