@@ -146,7 +146,10 @@ def test_verify_finds_what_is_broken(project, tmp_path, capsys):
         (["build", "{out}", "{project}", "--glob", "*.rs"], "at least one token, got none"),
         (["build", "{nothing}/x.ngc", "{project}"], "No such file"),
         (["build", "{out}", "{project}/a.py", "--jsonl", "text"], "line 1: not JSON"),
-        (["build", "{out}", "{project}", "--max-file", "0"], "--max-file must be in 1..1048576, got 0"),
+        (
+            ["build", "{out}", "{project}", "--max-file", "0"],
+            "--max-file must be in 1..1048576, got 0",
+        ),
         (["info", "{fifo}"], "not a regular file but a FIFO"),
         (["verify", "{fifo}"], "not a regular file but a FIFO"),
         (["info", "{nothing}"], "No such file"),
