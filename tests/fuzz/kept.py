@@ -203,4 +203,11 @@ KEPT: dict[str, Case] = {
         options={"max_new_tokens": 8, "num_beams": 4, "return_dict_in_generate": True},
         criteria=("rows",),
     ),
+    "scores of beams under another default dtype": Case(
+        default_dtype="float64",
+        options={
+            **{"max_new_tokens": 1, "num_beams": 3},
+            **{"return_dict_in_generate": True, "output_scores": True},
+        },
+    ),
 }
