@@ -310,7 +310,7 @@ def test_what_cannot_be_is_refused_by_the_fields_name(caller, body, param):
 
 
 PICKY = (
-    "{% if messages[0].role == 'robot' %}{{ raise_exception('No robots.') }}{% endif %}"
+    "{% if messages[0].role == 'ipython' %}{{ raise_exception('No robots.') }}{% endif %}"
     "{% if tools and messages[0].role != 'user' %}"
     "{{ raise_exception('Cannot put tools before the first user message.') }}{% endif %}"
 )
@@ -319,8 +319,8 @@ PICKY = (
 def test_what_a_template_refuses_is_named(model):
     with served(model, tokenizer_of(PICKY + CHAT)) as client:
         for role, tools, blamed in [
-            ("robot", None, "messages"),
-            ("robot", TOOLS, "messages"),
+            ("ipython", None, "messages"),
+            ("ipython", TOOLS, "messages"),
             ("system", TOOLS, "tools"),
         ]:
             body = {"messages": [{"role": role, "content": "hi"}], "tools": tools, "max_tokens": 1}
