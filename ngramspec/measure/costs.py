@@ -35,7 +35,9 @@ def _read(path: Path) -> tuple[list[float], list[float]]:
     at, cost = (each if isinstance(each, list) else [] for each in lists)
     numbers = all(isinstance(each, int | float) for each in (*at, *cost))
     if not (numbers and at and len(at) == len(cost) and at[0] == 1 and min(cost) > 0):
-        raise ValueError(f"{path}: needs one cost > 0 per position, the first for 1 position")
+        raise ValueError(
+            f"{path}: positions must begin with 1, and cost must have a value > 0 for each of them"
+        )
     if sorted(set(at)) != at:
         raise ValueError(f"{path}: positions must rise, got {at}")
     return at, cost
