@@ -1,0 +1,158 @@
+"""Unfinished tool calls: what was read of them, and what is predicted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ngramspec.drafters.call_text import CallText
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find_flights",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "origin": {"type": "string"},
+                    "cabin": {"type": "string", "enum": ["economy", "business"]},
+                    "stops": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+                    "passengers": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+                            "required": ["name", "age"],
+                        },
+                    },
+                },
+                "required": ["origin", "cabin"],
+            },
+        },
+    },
+    {"name": "list_all", "parameters": {"type": "object", "properties": {}}},
+    {"type": "function", "function": {"name": 7}},
+    "not a tool",
+]
+CALL = {"name": "find_flights", "arguments": {"cabin": "business", "origin": "SFO"}}
+
+
+def after(text, calls=None):
+    calls = CallText(TOOLS) if calls is None else calls
+    return calls.after(calls.reader().read(text))
+
+
+def learned(*texts):
+    calls = CallText(TOOLS)
+    for text in texts:
+        reader = calls.reader().read(text)
+        assert reader.state == "done"
+        calls.learn(reader)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("", '\n{"name": "find_flights", "arguments": {"origin": "'),
+        ("\n", '{"name": "find_flights", "arguments": {"origin": "'),
+        ('\n{"na', 'me": "find_flights", "arguments": {"origin": "'),
+        ('\n{"name": "li', 'st_all", "arguments": {}}\n</tool_call>'),
+        ('\n{"name": "find_flights", "arguments": {"origin": "SFO"', ', "cabin": "economy"}}'),
+        ('\n{"name": "find_flights", "arguments": {"origin": "SFO", "cabin": "b', 'usiness"}}'),
+        ('\n{"name": "list_all", "arguments": {}}', "\n</tool_call>"),
+        ('\n{"name": "list_all", "arguments": {}}\n</to', "ol_call>"),
+    ],
+)
+def test_what_follows(text, first):
+    assert after(text)[0].startswith(first)
+
+
+def test_names_values_and_optional_keys_are_alternatives():
+    assert [each.partition('"')[0] for each in after('\n{"name": "')] == ["find_flights", "list_all"]
+    begun = '\n{"name": "find_flights", "arguments": {"origin": "S\\"O", "cabin": '
+    assert [each.split('"')[1] for each in after(begun)] == ["economy", "business"]
+    ends = after(begun + '"economy"')
+    assert ends[0] == "}}\n</tool_call>"
+    assert ends[1:] == [', "stops": false}}\n</tool_call>', ', "passengers": [{"name": "']
+
+
+def test_a_nested_value_is_predicted_by_its_schema():
+    begun = '\n{"name": "find_flights", "arguments": {"passengers": [{"name": "Ann"'
+    assert after(begun)[0] == ', "age": '
+    assert after(begun + ', "age": 3}')[:2] == [
+        '], "origin": "',
+        ', {"name": "',
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "find_flights", "arguments": {"origin": "SF', "Sorry, ", '{"name": }', "[1, 2", "{]"],
+)
+def test_where_nothing_is_known_nothing_is_predicted(text):
+    assert after(text) == []
+
+
+def test_style_order_and_values_come_from_earlier_calls():
+    compact = json.dumps(CALL, separators=(",", ":"))
+    calls = learned(compact)
+    assert after("", calls)[0] == (
+        '{"name":"find_flights","arguments":{"cabin":"business","origin":"SFO"}}\n</tool_call>'
+    )
+    again = learned(compact, compact.replace("SFO", "JFK"))
+    begun = '{"name":"find_flights","arguments":{"cabin":"economy","origin":'
+    assert after(begun, again)[:2] == ['"JFK"}}\n</tool_call>', '"SFO"}}\n</tool_call>']
+    assert after('{"name":"', learned(compact, '{"name":"list_all","arguments":{}}'))[0].startswith(
+        'list_all"'
+    )
+
+
+NAMES = st.sampled_from(["a", "b", 'q"', "é", ""])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+SCHEMAS = st.recursive(
+    st.sampled_from([{}, {"type": "string"}, {"type": "boolean"}, {"enum": [1, "x"]}, None, 3]),
+    lambda inner: (
+        st.fixed_dictionaries({"type": st.just("array"), "items": inner})
+        | st.fixed_dictionaries(
+            {
+                "type": st.just("object"),
+                "properties": st.dictionaries(NAMES, inner, max_size=3),
+                "required": st.lists(NAMES, max_size=2),
+            }
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(SCHEMAS, st.dictionaries(NAMES, VALUES, max_size=3), st.data())
+def test_any_call_is_read_in_any_pieces_and_any_schema_predicts_readable_text(
+    schema, arguments, data
+):
+    calls = CallText([{"name": "f", "parameters": schema}])
+    text = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=False)
+    at = data.draw(st.integers(0, len(text)))
+    reader = calls.reader().read(text[:at])
+    for following in calls.after(reader):
+        begun = text[:at] + following.removesuffix("\n</tool_call>")
+        assert calls.reader().read(begun).state != "invalid"
+    assert reader.read(text[at:]).state == "done"
+    assert reader.tool == "f"
+    calls.learn(reader)
+    assert calls.after(calls.reader())
+
+
+@given(st.text(alphabet='{}[]":, \\ntf1a', max_size=40))
+def test_any_text_is_read(text):
+    calls = CallText(TOOLS)
+    reader = calls.reader().read(text)
+    assert all(isinstance(each, str) for each in calls.after(reader))
