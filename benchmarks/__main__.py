@@ -27,6 +27,7 @@ BENCHMARKS = (
     "replay",
     "drafters",
     "runners_up",
+    "record_heads",
     "long_contexts",
     "corpus",
     "shared_store",
