@@ -28,6 +28,7 @@ BENCHMARKS = (
     "drafters",
     "runners_up",
     "record_heads",
+    "heads",
     "long_contexts",
     "corpus",
     "shared_store",
