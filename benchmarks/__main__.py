@@ -27,6 +27,8 @@ BENCHMARKS = (
     "replay",
     "drafters",
     "runners_up",
+    "record_heads",
+    "heads",
     "long_contexts",
     "corpus",
     "shared_store",

@@ -14,9 +14,19 @@ class DraftModel(Protocol):
 
     Attributes:
         room: most tokens that it can read; None: no limit.
+        ahead: most tokens after the committed ones that it can predict; None: no limit.
+        ready: whether it knows what it needs of the committed text.
     """
 
     room: int | None
+    ahead: int | None
+    ready: bool
+
+    def cost(self, last: int) -> float:
+        """Cost of a forward that returns ``last`` distributions, in the target's forwards."""
+
+    def commit(self, length: int) -> None:
+        """Learn the number of committed tokens; called before the forwards of each draft."""
 
     def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
         """Read tokens and return the distributions of the tokens that may follow.

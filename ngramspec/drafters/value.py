@@ -20,6 +20,7 @@ from ngramspec.stores.shared_request import SharedRequest
 
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
+TIERS_OF_ENGINE = ("copy", "resume", "ngram", "unigram", "store", RECYCLE)  # see Draft.source
 RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
@@ -117,7 +118,7 @@ class ValueDrafter(LearningDrafter):
             32 nodes costs at most 1.15 times a one-position forward.
     """
 
-    tiers: tuple[str, ...] = ("copy", "resume", "ngram", "unigram")
+    tiers: tuple[str, ...] = TIERS_OF_ENGINE[:4]
     estimates = True
     branches = True
     learned = ("calibration",)
@@ -150,9 +151,9 @@ class ValueDrafter(LearningDrafter):
         self.recycles = RECYCLE in self.sources
         if self.recycles:
             self.evidence = EvidenceRequest(top_k=RECYCLE_TOP_K)
-            self.tiers = (*type(self).tiers, "store", RECYCLE)
+            self.tiers = TIERS_OF_ENGINE
         elif self.stores:
-            self.tiers = (*type(self).tiers, "store")
+            self.tiers = TIERS_OF_ENGINE[:5]
         self.forget()
 
     def with_stores(self, stores: Sequence[Store]) -> ValueDrafter:
@@ -165,8 +166,12 @@ class ValueDrafter(LearningDrafter):
         self.calibration = Calibration()
 
     def start(self, tokens: Int32) -> DraftSession:
-        copies, counts, falls_back = (name in self.sources for name in SOURCES)
+        return self.begin(tokens)[0]
+
+    def begin(self, tokens: Int32, *, headed: bool = False) -> tuple[DraftSession, ValueEngine]:
+        """Begin a sequence; also return its engine. ``headed``: it drafts a head's tokens, too."""
         stores = [each.request() if isinstance(each, Namespace) else each for each in self.stores]
+        copies, counts, falls_back = (name in self.sources for name in SOURCES)
         calibration = Calibration() if self.by_request else self.calibration
         engine = ValueEngine(
             calibration,
@@ -176,17 +181,18 @@ class ValueDrafter(LearningDrafter):
             self.min_match,
             one_source(stores),
             self.recycles,
+            headed,
         )
         rehearsed = REHEARSED_TOKENS if any(isinstance(each, Corpus) for each in self.stores) else 0
         session = ValueSession(engine, tokens, self.always, rehearsed=rehearsed)
         if not any(isinstance(each, SharedRequest) for each in stores):
-            return session
+            return session, engine
         own = [
             each
             for each, given in zip(stores, self.stores, strict=True)
             if isinstance(given, Namespace)
         ]
-        return SharedSession(session, self.tiers.index("store"), own, tokens)
+        return SharedSession(session, self.tiers.index("store"), own, tokens), engine
 
 
 class StoreDrafter(ValueDrafter):
