@@ -92,7 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
         ratios = compared(figures)
         for name, by_group in ratios.items():
             mean = float(np.exp(np.mean(np.log(list(by_group.values())))))
-            print(f"{name:<16}" + "".join(f"{v:>14.3f}" for v in by_group.values()) + f"{mean:>9.3f}")
+            print(
+                f"{name:<16}" + "".join(f"{v:>14.3f}" for v in by_group.values()) + f"{mean:>9.3f}"
+            )
         found.append({"cost": cost, "tokens_per_cost": figures, "ratios": ratios})
     settings = {
         "traces": len(traces),

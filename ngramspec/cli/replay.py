@@ -4,6 +4,7 @@ recording has it at its place."""
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shared",
         choices=("outputs", "all"),
         help="all drafters share a store of the earlier traces' outputs; all: prompts, too",
+    )
+    parser.add_argument(
+        "--tools", type=Path, metavar="FILE", help="JSON: the tools of the traces' model"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="FOLDER", help="of the traces; only --tools needs it"
     )
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="play in another order")
     add_outputs(parser, plots=True)
@@ -171,11 +178,26 @@ def report(
 
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
-    """What drafters know in addition to each request, by ``--corpus`` or ``--shared``.
+    """What drafters know in addition to each request, by the options.
 
     Raises:
-        OSError, ValueError: a corpus cannot be used, or the options exclude each other.
+        OSError, ValueError: a file cannot be used, or the options exclude each other.
     """
+    from ngramspec.measure.knowledge import Tools
+
+    stored = stored_text(arguments, traces)
+    if arguments.tools is None:
+        return stored
+    if arguments.tokenizer is None:
+        raise ValueError("--tools needs --tokenizer")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    return Tools(json.loads(arguments.tools.read_text(encoding="utf-8")), tokenizer, stored)
+
+
+def stored_text(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
+    """The text of ``--corpus`` or ``--shared``; see ``known``."""
     from ngramspec.measure.knowledge import Earlier, Knowledge
 
     if arguments.shared is not None:

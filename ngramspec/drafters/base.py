@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
+
+if TYPE_CHECKING:
+    from ngramspec.drafters.tool_calls import ToolCalls
 
 
 class DraftModel(Protocol):
@@ -220,6 +223,13 @@ class Drafter(ABC):
             f"drafter {self.spec or type(self).__name__} takes no stores; 'auto' and other joins of"
             " copy, ngram and unigram do"
         )
+
+    def with_tools(self, tools: ToolCalls) -> Drafter:
+        """A copy of this drafter that predicts calls of a request's tools.
+
+        The default returns the drafter itself: it cannot weigh them against its other candidates.
+        """
+        return self
 
     def learning(self, *, by_request: bool) -> Drafter:
         """A copy of this drafter whose sequences learn separately (by request) or together.

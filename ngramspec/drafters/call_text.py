@@ -34,16 +34,17 @@ class CallText:
 
     Args:
         tools: in OpenAI's form; entries that are not are ignored.
-        closes: text after a call.
+        closes: text that closes a call, without the white space before it.
     """
 
-    def __init__(self, tools: Sequence[Any], closes: str = "\n</tool_call>") -> None:
+    def __init__(self, tools: Sequence[Any], closes: str = "</tool_call>") -> None:
         self.tools: dict[str, Schema] = {}
         for tool in tools:
             function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
                 self.tools[function["name"]] = resolved(function.get("parameters"))
-        self.closes = closes
+        self._closes = closes
+        self._ending = "\n" + closes
         self._style = {"": "\n", ":": " ", ",": " "}
         self._used: list[str] = []  # names of tools, the latest first
         self._values: dict[tuple[str | None, tuple[str, ...]], list[str]] = {}
@@ -56,6 +57,9 @@ class CallText:
     def learn(self, call: CallReader) -> None:
         """Learn the style, the order of keys, and the values of a finished call."""
         self._style |= call.style
+        space, closes, _ = call.space.partition(self._closes)
+        if closes and not space.strip():
+            self._ending = space + closes
         if call.tool is not None:
             self._used = [call.tool, *(each for each in self._used if each != call.tool)]
         for path, keys in call.orders:
@@ -76,8 +80,8 @@ class CallText:
     def _after(self, call: CallReader) -> Iterator[str]:
         state, frames = call.state, call.frames
         if state == "done":
-            if self.closes.startswith(call.space):
-                yield self.closes[len(call.space) :]
+            if self._ending.startswith(call.space):
+                yield self._ending[len(call.space) :]
         elif state in ("string", "scalar"):
             begun = '"' * (state == "string") + call.partial
             known = self._values_of(call, call.schema(), call.path())
@@ -188,7 +192,7 @@ class CallText:
     def _rests(self, call: CallReader, frames: list[Frame]) -> Iterator[str]:
         """What follows once a value of the last frame has ended, the likeliest first."""
         if not frames:
-            yield self.closes
+            yield self._ending
             return
         frame, outer = frames[-1], frames[:-1]
         if frame.keys is None:

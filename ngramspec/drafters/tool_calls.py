@@ -26,7 +26,7 @@ MAX_ROWS = 64
 MAX_CANDIDATES = 8  # per row
 # Probabilities that a prediction begins with, not tuned; the calibration corrects them: the only
 # continuation, the likeliest of several values, a token after the first.
-CERTAIN, LIKELIEST, FURTHER = 0.97, 0.55, 0.93
+CERTAIN, LIKELIEST, FURTHER = 0.98, 0.55, 0.98
 Row = tuple[Int32, Float32]
 
 
@@ -78,7 +78,7 @@ class CallPredictor:
 
     def __init__(self, calls: ToolCalls, tokens: Int32) -> None:
         self._calls = calls
-        self._text = CallText(calls.tools, "\n" + calls.closes)
+        self._text = CallText(calls.tools, calls.closes)
         self._recent: list[int] = []  # while no call is open: the last tokens
         self._call: list[int] = []  # tokens since the opening, which is among them
         self._known = ""  # text of the open call that was read
@@ -127,7 +127,7 @@ class CallPredictor:
             text = self._calls.text(tokens.tolist())
             for part in text.split(self._calls.opens)[1:]:
                 call, closes, _ = part.partition(self._calls.closes)
-                reader = self._text.reader().read(call)
+                reader = self._text.reader().read(call + closes)
                 if closes and reader.state == "done" and reader.tool in self._text.tools:
                     self._text.learn(reader)
             self._recent = tokens[-16:].tolist()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
@@ -18,9 +21,13 @@ from ngramspec.stores.corpus import Corpus
 from ngramspec.stores.shared import Namespace
 from ngramspec.stores.shared_request import SharedRequest
 
+if TYPE_CHECKING:
+    from ngramspec.drafters.tool_calls import CallPredictor, Row, ToolCalls
+
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
 TIERS_OF_ENGINE = ("copy", "resume", "ngram", "unigram", "store", RECYCLE)  # see Draft.source
+TOOLS = "tools"
 RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
@@ -41,12 +48,20 @@ class ValueSession(DraftSession):
         tokens: int32 (n,), the prompt.
         always: see ValueDrafter.
         rehearsed: number of final prompt tokens that it also learns from.
+        tools: predicts the tool calls of the request; None: it has no tools.
     """
 
     def __init__(
-        self, engine: Any, tokens: Int32, always: bool = True, *, rehearsed: int = 0
+        self,
+        engine: Any,
+        tokens: Int32,
+        always: bool = True,
+        *,
+        rehearsed: int = 0,
+        tools: CallPredictor | None = None,
     ) -> None:
         self.engine = engine
+        self.tools = tools
         self._always = self._wanted = always
         known = max(len(tokens) - rehearsed, 0)
         engine.extend(tokens[:known])
@@ -60,11 +75,21 @@ class ValueSession(DraftSession):
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         if not self._always:
             self._wanted = tree and cost is not None and is_flat(cost)
+        if self.tools is not None:
+            self._predict_call(self.tools.rows(gamma))
         if tree:
             tokens, parents, confidence, source = self.engine.draft_tree(gamma, cost)
             return Draft(tokens, parents, confidence, None, source)
         tokens, confidence, source = self.engine.draft(gamma, cost)
         return Draft(tokens, None, confidence, None, source)
+
+    def _predict_call(self, rows: list[Row]) -> None:
+        """Give the engine candidates for the next positions; each row follows the first of them."""
+        before = 0
+        for depth, (ids, log_probs) in enumerate(rows):
+            after = np.array([before], np.int32)
+            self.engine.read_head(after, ids[None], log_probs[None], depth)
+            before = int(ids[0])
 
     def observe(
         self,
@@ -84,6 +109,8 @@ class ValueSession(DraftSession):
 
     def extend(self, tokens: Int32) -> None:
         self.engine.extend(tokens)
+        if self.tools is not None:
+            self.tools.extend(tokens)
 
     def sizeof(self) -> int | None:
         return int(self.engine.sizeof())
@@ -122,6 +149,7 @@ class ValueDrafter(LearningDrafter):
     estimates = True
     branches = True
     learned = ("calibration",)
+    tools: ToolCalls | None = None
 
     def __init__(
         self,
@@ -160,6 +188,12 @@ class ValueDrafter(LearningDrafter):
         """A copy of this drafter with other stores; both share one calibration."""
         other = type(self)(self.sources, self.min_match, stores, self.always)
         other.calibration, other.by_request = self.calibration, self.by_request
+        return other if self.tools is None else other.with_tools(self.tools)
+
+    def with_tools(self, tools: ToolCalls) -> ValueDrafter:
+        """A copy of this drafter that predicts tool calls; both share one calibration."""
+        other = copy.copy(self)
+        other.tools, other.tiers = tools, (*TIERS_OF_ENGINE, TOOLS)
         return other
 
     def forget(self) -> None:
@@ -181,10 +215,11 @@ class ValueDrafter(LearningDrafter):
             self.min_match,
             one_source(stores),
             self.recycles,
-            headed,
+            headed or self.tools is not None,
         )
         rehearsed = REHEARSED_TOKENS if any(isinstance(each, Corpus) for each in self.stores) else 0
-        session = ValueSession(engine, tokens, self.always, rehearsed=rehearsed)
+        tools = None if self.tools is None else self.tools.predictor(tokens)
+        session = ValueSession(engine, tokens, self.always, rehearsed=rehearsed, tools=tools)
         if not any(isinstance(each, SharedRequest) for each in stores):
             return session, engine
         own = [
@@ -211,4 +246,4 @@ class StoreDrafter(ValueDrafter):
     def with_stores(self, stores: Sequence[Store]) -> StoreDrafter:
         other = StoreDrafter(stores)
         other.calibration, other.by_request = self.calibration, self.by_request
-        return other
+        return other if self.tools is None else other.with_tools(self.tools)

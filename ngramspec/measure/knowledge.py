@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from ngramspec.draft import Int32
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.measure.traces import Trace
 from ngramspec.stores import Corpus, SharedStore
 
@@ -63,6 +65,30 @@ class Earlier:
             return drafter.with_stores([store[NAMESPACE]])  # type: ignore[no-any-return]
         except ValueError:
             return drafter  # type: ignore[no-any-return]
+
+
+class Tools:
+    """The tools of all traces, in addition to what else is known.
+
+    Args:
+        tools: in OpenAI's form.
+        tokenizer: of the traces.
+        also: other knowledge, or None.
+    """
+
+    def __init__(self, tools: Sequence[Any], tokenizer: Any, also: Known | None) -> None:
+        self._calls = ToolCalls(tools, tokenizer)
+        self._also = also
+        self._last: tuple[Drafter, Drafter] | None = None
+        self.shares = also is not None and also.shares
+
+    def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
+        """A drafter that predicts calls of the tools, if it can."""
+        if self._also is not None:
+            drafter = self._also.given_to(drafter, trace)
+        if self._last is None or self._last[0] is not drafter:
+            self._last = (drafter, drafter.with_tools(self._calls))
+        return self._last[1]
 
 
 class Knowledge:

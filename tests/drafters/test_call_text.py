@@ -73,7 +73,10 @@ def test_what_follows(text, first):
 
 
 def test_names_values_and_optional_keys_are_alternatives():
-    assert [each.partition('"')[0] for each in after('\n{"name": "')] == ["find_flights", "list_all"]
+    assert [each.partition('"')[0] for each in after('\n{"name": "')] == [
+        "find_flights",
+        "list_all",
+    ]
     begun = '\n{"name": "find_flights", "arguments": {"origin": "S\\"O", "cabin": '
     assert [each.split('"')[1] for each in after(begun)] == ["economy", "business"]
     ends = after(begun + '"economy"')
@@ -92,7 +95,13 @@ def test_a_nested_value_is_predicted_by_its_schema():
 
 @pytest.mark.parametrize(
     "text",
-    ['{"name": "find_flights", "arguments": {"origin": "SF', "Sorry, ", '{"name": }', "[1, 2", "{]"],
+    [
+        '{"name": "find_flights", "arguments": {"origin": "SF',
+        "Sorry, ",
+        '{"name": }',
+        "[1, 2",
+        "{]",
+    ],
 )
 def test_where_nothing_is_known_nothing_is_predicted(text):
     assert after(text) == []

@@ -1,0 +1,137 @@
+"""Tool calls that are predicted by the tools' schemas, in a session's drafts."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from ngramspec import build_drafter
+from ngramspec.drafters.tool_calls import ToolCalls
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]}},
+                "required": ["city", "unit"],
+            },
+        },
+    }
+    for name in ("get_weather", "get_time")
+]
+CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Bonn", "unit": "F"}}\n</tool_call>'
+
+
+class Characters:
+    """A tokenizer with a token for each character; "<tool_call>" can be one, too."""
+
+    def __init__(self, special=False):
+        self.special = special
+
+    def get_vocab(self):
+        pieces = {chr(i): i for i in range(128)} | {"é": 233}
+        return pieces | ({"<tool_call>": 300} if self.special else {})
+
+    def encode(self, text, add_special_tokens=True):
+        ids = [ord(each) for each in text.replace("<tool_call>", "\u012c")]
+        if self.special:
+            return ids
+        return [each for one in ids for each in ([one] if one != 300 else map(ord, "<tool_call>"))]
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join("<tool_call>" if each == 300 else chr(each) for each in ids)
+
+
+def int32(ids):
+    return np.array(ids, np.int32)
+
+
+@pytest.fixture(params=[False, True], ids=["text", "special token"])
+def tokenizer(request):
+    return Characters(request.param)
+
+
+def drafted(session, gamma=200):
+    """The draft as text, and the share of it that each source gave."""
+    draft = session.propose(gamma)
+    return "".join(map(chr, draft.tokens.tolist())), draft.source.tolist()
+
+
+def test_a_call_is_predicted_after_its_opening(tokenizer):
+    predictor = ToolCalls(TOOLS, tokenizer).predictor(int32(tokenizer.encode("What time is it?")))
+    assert predictor.rows(9) == []
+    right = 0
+    ids = tokenizer.encode("Sure.\n" + CALL + " Done.")
+    opening = len(tokenizer.encode("Sure.\n<tool_call>"))
+    closing = len(tokenizer.encode("Sure.\n" + CALL))
+    for at, token in enumerate(ids):
+        rows = predictor.rows(50)
+        assert bool(rows) <= (opening <= at < closing)
+        assert len({len(each) for row in rows for each in row}) <= len(rows)
+        right += bool(rows) and int(rows[0][0][0]) == token
+        predictor.extend(int32([token]))
+    assert right > 0.85 * (closing - opening)
+    assert len(predictor.rows(3)) == 0
+    predictor.extend(int32(tokenizer.encode('<tool_call>\n{"name": "get_')))
+    first, second = predictor.rows(1)[0][0].tolist()  # the tool that was used comes first
+    assert (chr(first), chr(second)) == ("t", "w")
+    assert len(predictor.rows(7)) == 7
+
+
+def test_calls_of_the_prompt_show_style_and_values(tokenizer):
+    compact = json.dumps(json.loads(CALL[11:-12]), separators=(",", ":"))
+    prompt = tokenizer.encode(f"<tool_call>{compact}</tool_call> <tool_call>broken")
+    predictor = ToolCalls(TOOLS, tokenizer).predictor(int32(prompt))
+    predictor.extend(int32(tokenizer.encode("<tool_call>")))
+    path = "".join(chr(int(ids[0])) for ids, _ in predictor.rows(64))
+    assert path == (compact + "</tool_call>")[:64]
+
+
+def test_a_session_drafts_the_call_and_names_its_source(tokenizer):
+    drafter = build_drafter("auto").with_tools(ToolCalls(TOOLS, tokenizer))
+    session = drafter.start(int32(tokenizer.encode("Hello")))
+    session.extend(int32(tokenizer.encode("<tool_call>")))
+    text, source = drafted(session)
+    assert '\n{"name": "get_weather", "arguments": {"city": "'.startswith(text)
+    assert len(text) > 8
+    assert {drafter.tiers[each] for each in source} == {"tools"}
+    session.extend(int32(tokenizer.encode('\n{"name": "get_')))
+    draft = session.propose(60, np.linspace(1, 1.2, 62, dtype=np.float32), tree=True)
+    first = [chr(token) for token in draft.tokens[draft.parents < 0]]
+    assert first[:2] == ["w", "t"]
+
+
+def test_stores_and_copies_keep_the_tools():
+    drafter = build_drafter("auto").with_tools(ToolCalls(TOOLS, Characters()))
+    assert drafter.with_stores([]).tools is drafter.tools
+    assert drafter.learning(by_request=True).tools is drafter.tools
+    assert build_drafter("copy", policy="priority").with_tools(drafter.tools).tiers == ("copy",)
+
+
+def test_a_tokenizer_that_fails_stops_predictions_but_not_drafts(caplog):
+    class Failing(Characters):
+        def encode(self, text, add_special_tokens=True):
+            raise RuntimeError("broken")
+
+    drafter = build_drafter("auto").with_tools(ToolCalls(TOOLS, Failing()))
+    session = drafter.start(int32([1, 2, 3] * 5))
+    with caplog.at_level(logging.WARNING):
+        session.extend(int32(Characters().encode("<tool_call>")))
+        assert len(session.propose(4)) > 0
+        session.extend(int32([1]))
+        session.propose(4)
+    assert caplog.text.count("no longer predicted") == 1
+
+
+def test_text_that_is_no_call_ends_the_prediction(tokenizer):
+    predictor = ToolCalls(TOOLS, tokenizer).predictor(int32([]))
+    predictor.extend(int32(tokenizer.encode("<tool_call>Hello")))
+    assert predictor.rows(5) == []
+    predictor.extend(int32(tokenizer.encode("é <tool_call>\n")))
+    assert chr(int(predictor.rows(5)[0][0][0])) == "{"
