@@ -115,7 +115,7 @@ class DraftRunner:
             guarded.fault(error)
             guarded.close()
             return EMPTY_DRAFT
-        if checked is None:
+        if checked is None or not len(checked.tokens):
             return EMPTY_DRAFT
         self._proposed = guarded.returned
         part = checked.within(limit)

@@ -20,6 +20,7 @@ PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
 # The cache is compacted if the slots that are gaps in every row exceed both limits; not tuned.
 MAX_GAP_SHARE = 0.25
 MIN_GAP_SLOTS = 32
+FREE_COLUMNS = 256  # columns by which arguments per token are extended in advance; not tuned
 
 
 class Inputs:
@@ -42,6 +43,8 @@ class Inputs:
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
         self._used: list[int] = []  # per row of a ragged batch, cache slots that are not gaps
+        self._extended: dict[str, torch.Tensor] = {}  # see ``_columns``
+        self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
 
     def let_rows_diverge(self) -> None:
         """Make the batch ragged, before the prefill."""
@@ -83,10 +86,13 @@ class Inputs:
         )
         if self.ragged:
             self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
+        self._extended.clear()
+        self._passed_on = None
 
     def replace_cache(self, cache: Any) -> None:
         """Use another cache in later forwards."""
         self.kwargs["past_key_values"] = cache
+        self._passed_on = None
 
     def grown(
         self, count: int, lengths: Sequence[int] = (), *, committed: bool = False
@@ -99,14 +105,36 @@ class Inputs:
             committed: as in ``grow_ragged``.
         """
         kwargs = dict(self.kwargs)
-        for name in self._per_token:
-            if kwargs.get(name) is None:
-                continue
-            if self.ragged:
-                kwargs[name] = grow_ragged(name, kwargs[name], count, lengths, committed=committed)
-            else:
-                kwargs[name] = grow(name, kwargs[name], count)
-        return kwargs
+        return kwargs | self._grown(count, lengths, committed=committed) if count else kwargs
+
+    def _grown(
+        self, count: int, lengths: Sequence[int] = (), *, committed: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Return only the arguments that ``grown`` changes."""
+        given = [(name, self.kwargs.get(name)) for name in self._per_token]
+        if self.ragged:
+            return {
+                name: grow_ragged(name, value, count, lengths, committed=committed)
+                for name, value in given
+                if value is not None
+            }
+        return {
+            name: self._columns(name, value.shape[-1] + count)
+            for name, value in given
+            if value is not None
+        }
+
+    def _columns(self, name: str, length: int) -> torch.Tensor:
+        """Return an argument of rows in lock-step, extended to (..., batch, length).
+
+        All later columns are known, so many are added at once, and a part of them is returned.
+        """
+        value = self._extended.get(name)
+        if value is None or value.shape[-1] < length:
+            held = self.kwargs[name]
+            free = length - held.shape[-1] + FREE_COLUMNS
+            value = self._extended[name] = grow(name, held, free)
+        return value[..., :length].contiguous()
 
     def commit(self, kept: Sequence[int]) -> None:
         """Grow the arguments by the positions of the last forward that stay.
@@ -114,7 +142,9 @@ class Inputs:
         Args:
             kept: for each row, how many stay; equal for all rows unless the batch is ragged.
         """
-        self.kwargs |= self.grown(max(kept), [each + 1 for each in kept], committed=True)
+        count = max(kept)
+        if count:
+            self.kwargs |= self._grown(count, [each + 1 for each in kept], committed=True)
         if self.ragged:
             self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
 
@@ -156,9 +186,7 @@ class Inputs:
             grown["attention_mask"] = self._mask(block, trees if branched else (), slots, keys)
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
-        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            block, next_sequence_length=width, **grown
-        )
+        inputs = self._prepared(block, grown, width, fixed=keys is not None)
         if (branched or self.ragged) and inputs.get("position_ids") is None:
             raise UnsupportedError(
                 f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
@@ -167,6 +195,32 @@ class Inputs:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         return inputs
+
+    def _prepared(
+        self, block: torch.Tensor, kwargs: dict[str, Any], width: int, *, fixed: bool
+    ) -> dict[str, Any]:
+        """Return what the model's ``prepare_inputs_for_generation`` returns for a block.
+
+        transformers' own one cuts the arguments per token to the block, and passes the others on
+        unchanged, unless it makes a mask over a ``fixed`` number of keys. If its first result shows
+        this, it is not called again.
+        """
+        own = {
+            name: value if name.endswith("attention_mask") else value[..., -width:].contiguous()
+            for name in self._per_token
+            if (value := kwargs.get(name)) is not None
+        }
+        own["decoder_input_ids" if self._traits.encodes else "input_ids"] = block
+        if self._passed_on is not None:
+            return self._passed_on | own
+        prepare = self._model.prepare_inputs_for_generation
+        made: dict[str, Any] = prepare(block, next_sequence_length=width, **kwargs)
+        others = {name: value for name, value in made.items() if name not in own}
+        cut = all(name in made and made[name].shape == own[name].shape for name in own)
+        unchanged = all(name in kwargs and value is kwargs[name] for name, value in others.items())
+        if cut and unchanged and not (fixed or self._traits.reads_text):
+            self._passed_on = others
+        return made
 
     def _padded(
         self, block: torch.Tensor, kwargs: dict[str, Any], count: int
