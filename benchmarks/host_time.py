@@ -4,8 +4,8 @@
 
 A Llama of one layer (hidden size 64, vocabulary 32000) continues 200 random tokens with one thread.
 All configurations run in turn in one process. Each forward is timed by a wrapper, the same for all.
-The host time is the rest of the time between the end of the prefill and the end of the last forward.
-It is given per forward and per token (of one row), as medians of the repeats. The texts are:
+The host time is the rest of the time from the end of the prefill to the end of the last forward. It
+is given per forward and per token (of one row), as medians of the repeats. The texts are:
 
 own     the model's own, without processors
 random  random tokens, which a logits processor forces, so that nothing can be predicted

@@ -33,7 +33,7 @@ class Batch:
     @property
     def stopped(self) -> bool:
         """Whether every row has ended."""
-        return all([group.stopped for group in self.groups])
+        return not [group for group in self.groups if not group.stopped]
 
     @property
     def accepted_paths(self) -> list[Sequence[int]]:

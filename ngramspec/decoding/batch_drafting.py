@@ -146,7 +146,7 @@ class BatchDrafting:
         estimated = all(draft.confidence is not None for draft in going if len(draft))
         sampled = any(draft.proposal is not None for draft in going)  # see propose_for
         costs = self._costs
-        if costs is None or sampled or not estimated:
+        if costs is None or sampled or not estimated or not any(map(len, going)):
             return drafts
         left = [self.tokens_left(group) for group in groups]
         weights = urgencies(left, [group.new for group in groups], self._steps)

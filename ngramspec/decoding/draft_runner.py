@@ -185,8 +185,9 @@ class DraftRunner:
             verdict: the result of its verification.
             computed: the evidence of the forward, or None.
         """
-        if len(draft):
-            self._controller.observe(len(draft), len(verdict.accepted))
+        drafted = len(draft.tokens)
+        if drafted:
+            self._controller.observe(drafted, len(verdict.accepted))
         tokens = np.array(verdict.emitted, np.int32)
         evidence = None
         if computed is not None and self.evidence is not None:
@@ -195,7 +196,7 @@ class DraftRunner:
         if self._shared is not None:
             self._shared.append(tokens)
         if self._guarded.session is not None:
-            proposed = self._proposed.first(len(draft)) if len(draft) else EMPTY_DRAFT
+            proposed = self._proposed.first(drafted) if drafted else EMPTY_DRAFT
             accepted = tuple(verdict.accepted)
             self._guarded.learn(proposed, accepted, verdict.tested, evidence, tokens)
 
@@ -234,12 +235,13 @@ class DraftRunner:
     def _gave_up(self) -> bool:
         """Whether the drafter has failed too often; its session is closed the first time."""
         guarded = self._guarded
-        if guarded.gave_up and self._stopped is not guarded.drafter:
+        if not guarded.gave_up:
+            self._stopped = None
+            return False
+        if self._stopped is not guarded.drafter:
             self._stopped = guarded.drafter
             guarded.close()
             if self._stats.count_stopped_drafter():
                 what = "%s failed %d times and is no longer called in this generation"
                 logger.warning(what, type(guarded.drafter).__name__, MAX_FAULTS)
-        elif not guarded.gave_up:
-            self._stopped = None
-        return guarded.gave_up
+        return True

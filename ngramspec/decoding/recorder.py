@@ -88,7 +88,9 @@ class StepRecorder:
         stats = self._run.stats
         for row, verdict in enumerate(step.verdicts):
             if verdict.emitted:
-                stats.count_step(step.drafts[row], verdict, self._run.drafting.tiers(row))
+                draft = step.drafts[row]
+                tiers = self._run.drafting.tiers(row) if len(draft.tokens) else ()
+                stats.count_step(draft, verdict, tiers)
         stats.count_host_syncs(transfers)
 
     def _learn_costs(self, step: Step, seconds: float) -> None:

@@ -211,7 +211,7 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """Maximum draft length after ``new`` generated tokens; None: no limit."""
-        if self.pending.full:
+        if self.pending.tokens is not None and self.pending.full:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ngramspec.draft import Draft, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
 from ngramspec.hf_model.compat.classes import caller_of
 from ngramspec.rng import default_generator
 from ngramspec.verification.draws import draw_at_depths
@@ -63,6 +63,11 @@ class DraftCursor:
         self.tokens: list[int] = draft.tokens.tolist()
         self._children = None if draft.parents is None else draft.children()
 
+    @classmethod
+    def of(cls, draft: Draft) -> DraftCursor:
+        """A draft's cursor; that of the empty draft is shared."""
+        return cls(draft) if len(draft.tokens) else EMPTY_CURSOR
+
     def nodes(self, position: int) -> Sequence[int]:
         """The nodes drafted at a position; siblings in order."""
         if self._children is not None:
@@ -76,6 +81,9 @@ class DraftCursor:
         for node, parent in enumerate(chain if parents is None else parents.tolist()):
             depths[node + 1] = depths[parent + 1] + 1
         return depths
+
+
+EMPTY_CURSOR = DraftCursor(EMPTY_DRAFT)
 
 
 class RowGroup(Protocol):

@@ -43,7 +43,7 @@ class Inputs:
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
         self._used: list[int] = []  # per row of a ragged batch, cache slots that are not gaps
-        self._extended: dict[str, torch.Tensor] = {}  # see ``_columns``
+        self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
         self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
 
     def let_rows_diverge(self) -> None:
@@ -94,47 +94,18 @@ class Inputs:
         self.kwargs["past_key_values"] = cache
         self._passed_on = None
 
-    def grown(
-        self, count: int, lengths: Sequence[int] = (), *, committed: bool = False
-    ) -> dict[str, Any]:
+    def grown(self, count: int, lengths: Sequence[int] = ()) -> dict[str, Any]:
         """Return the arguments for ``count`` positions after each row's last committed token.
 
         Args:
             count: positions to add, >= 0.
             lengths: as in ``grow_ragged``; used in a ragged batch only.
-            committed: as in ``grow_ragged``.
         """
-        kwargs = dict(self.kwargs)
-        return kwargs | self._grown(count, lengths, committed=committed) if count else kwargs
-
-    def _grown(
-        self, count: int, lengths: Sequence[int] = (), *, committed: bool = False
-    ) -> dict[str, torch.Tensor]:
-        """Return only the arguments that ``grown`` changes."""
-        given = [(name, self.kwargs.get(name)) for name in self._per_token]
-        if self.ragged:
-            return {
-                name: grow_ragged(name, value, count, lengths, committed=committed)
-                for name, value in given
-                if value is not None
-            }
-        return {
-            name: self._columns(name, value.shape[-1] + count)
-            for name, value in given
-            if value is not None
-        }
-
-    def _columns(self, name: str, length: int) -> torch.Tensor:
-        """Return an argument of rows in lock-step, extended to (..., batch, length).
-
-        All later columns are known, so many are added at once, and a part of them is returned.
-        """
-        value = self._extended.get(name)
-        if value is None or value.shape[-1] < length:
-            held = self.kwargs[name]
-            free = length - held.shape[-1] + FREE_COLUMNS
-            value = self._extended[name] = grow(name, held, free)
-        return value[..., :length].contiguous()
+        if not count:
+            return dict(self.kwargs)
+        if not self.ragged:
+            return self.kwargs | self._lengthened(count)
+        return self.kwargs | self._grown_by_row(count, lengths, committed=False)
 
     def commit(self, kept: Sequence[int]) -> None:
         """Grow the arguments by the positions of the last forward that stay.
@@ -143,10 +114,40 @@ class Inputs:
             kept: for each row, how many stay; equal for all rows unless the batch is ragged.
         """
         count = max(kept)
-        if count:
-            self.kwargs |= self._grown(count, [each + 1 for each in kept], committed=True)
+        if min(kept) == count:
+            self.kwargs |= self._lengthened(count)
+        else:
+            own = [each + 1 for each in kept]
+            self.kwargs |= self._grown_by_row(count, own, committed=True)
+            self._extended.clear()
         if self.ragged:
             self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
+
+    def _lengthened(self, count: int) -> dict[str, torch.Tensor]:
+        """Return the arguments per token with ``count`` more tokens in every row.
+
+        Their columns do not depend on the tokens, so many are added at once, and some returned.
+        """
+        found = {}
+        for name in self._per_token if count else ():
+            held, more = self.kwargs.get(name), self._extended.get(name)
+            if held is None:
+                continue
+            length = held.shape[-1] + count
+            if more is None or more.shape[-1] < length:
+                more = self._extended[name] = grow(name, held, count + FREE_COLUMNS)
+            found[name] = more[..., :length].contiguous()
+        return found
+
+    def _grown_by_row(
+        self, count: int, lengths: Sequence[int], *, committed: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return the arguments per token of a ragged batch, extended by ``grow_ragged``."""
+        return {
+            name: grow_ragged(name, value, count, lengths, committed=committed)
+            for name in self._per_token
+            if (value := self.kwargs.get(name)) is not None
+        }
 
     def prepare(
         self,
@@ -282,6 +283,7 @@ class Inputs:
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; see ``KVCache.keep_rows``."""
+        self._extended.clear()
         for name in self._per_token:
             value = self.kwargs.get(name)
             if value is not None:
@@ -308,6 +310,7 @@ class Inputs:
 
     def compact(self, slots: torch.Tensor) -> None:
         """Keep the columns of the cache positions ``slots``, int64 (batch, kept), in that order."""
+        self._extended.clear()
         for name in self._per_token:
             value = self.kwargs.get(name)
             if value is not None:
