@@ -245,7 +245,7 @@ class Target:
         if self._forward.width == 1 and not (self.wants_hidden or self._forward.reread):
             return self.end_forward(self._shapes.run(**inputs, return_dict=True))
         wanted, alone = self.wants_hidden, selecting_alone(self.model, self.cache, inputs)
-        with in_place(block.device), alone, head_inputs(self.model, wanted) as states:
+        with in_place(self.model, block.device), alone, head_inputs(self.model, wanted) as states:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
 
