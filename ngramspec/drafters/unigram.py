@@ -10,8 +10,7 @@ import numpy as np
 
 from ngramspec._native.unigram import UnigramCounts
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import DraftSession
-from ngramspec.drafters.learning import LearningDrafter
+from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.drafters.stochastic import SamplingUnigramSession, check_temperature
 from ngramspec.errors import check_bool
 

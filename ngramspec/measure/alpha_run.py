@@ -256,11 +256,7 @@ def _makers(
 
 
 def train_texts(model: Any, plan: Plan, temperature: float) -> list[list[int]]:
-    """The target's outputs for the prompts to train on; speculation does not change them.
-
-    Raises:
-        ValueError: the plan has no such prompts.
-    """
+    """The target's outputs for the plan's training prompts; a ValueError if there are none."""
     if not plan.train:
         raise ValueError("trained drafters need prompts to train on")
     found = []

@@ -12,13 +12,8 @@ from ngramspec.stores import SharedStore
 class SharedText:
     """A SharedStore for each user, so that users do not displace each other's text.
 
-    Args:
-        max_bytes: size of all stores together.
-        users: names of the users; none: one store serves all requests.
-        tokenizer: the model's tokenizer.
-
-    Raises:
-        ValueError: there is too little memory for each user.
+    ``max_bytes`` is the size of all stores together; a ValueError is raised if it is too little.
+    Without ``users``, one store serves all requests.
     """
 
     def __init__(self, max_bytes: int, users: Iterable[str], tokenizer: Any) -> None:

@@ -37,10 +37,8 @@ Progress = Callable[[str], None]
 def gather(documents: Iterable[Any], tokenizer: Any) -> tuple[Int32, int]:
     """The text as codes, with a separator before and after each document; number of documents.
 
-    Empty documents are left out.
-
-    Raises:
-        TypeError, ValueError: a document is invalid; the message has its index.
+    Empty documents are left out. An invalid document raises a TypeError or ValueError with its
+    index.
     """
     border = np.array([SEPARATOR], np.int32)
     parts, total = [border], 1

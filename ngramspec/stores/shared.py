@@ -134,8 +134,7 @@ class SharedStore:
     def drop(self, name: str) -> None:
         """Free a namespace's memory; requests that still use it find nothing.
 
-        Raises:
-            KeyError: there is no namespace of that name.
+        A KeyError is raised if there is no namespace of that name.
         """
         with self._lock:
             if name not in self._rings:
@@ -254,8 +253,7 @@ class Namespace:
     def request(self, limit: int = 0) -> SharedRequest:
         """The access of one request, which reads, and writes according to the store's settings.
 
-        Args:
-            limit: bound of the token ids that it reads; 0: no bound.
+        Token ids that it reads are below ``limit``; 0: no bound.
         """
         store = self.store
         return SharedRequest(StoreStream(store.ring(self.name), limit), store.write, store.live)
