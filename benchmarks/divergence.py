@@ -14,8 +14,9 @@ import argparse
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from ngramspec.measure.measurement import ulps_apart
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.prompts import library_prompts
 from ngramspec.measure.record import Prompt, read_prompts
-from ngramspec.measure.traces import Trace, read_traces
+from ngramspec.measure.traces import Trace, by_group, read_traces
 from ngramspec.measure.whole_calls import first_difference
 from ngramspec.measure.wording import counted
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ngramspec.draft import Draft, Int32, Verdict
+from ngramspec.draft import Draft, Int32, Verdict, judged_nodes
 from ngramspec.drafters.base import DraftSession
-from ngramspec.measure.replay import Tally, accepted_path, judged_nodes
+from ngramspec.measure.replay import Tally, accepted_path
 
 
 @dataclass(slots=True)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ngramspec.measure.plots import HEIGHT, WIDTH, colours, plt, save
+from matplotlib import pyplot as plt
+
+from ngramspec.measure.plots import HEIGHT, WIDTH, colours, save
 
 
 def plot_structures(readings: Sequence[dict[str, Any]], folder: Path) -> list[Path]:

@@ -77,12 +77,15 @@ class EngineOptions:
     def build_drafter(self, tokenizer: Any = None, vocab: int | None = None) -> Drafter:
         """The drafter, with its stores, checked against the tokenizer and vocabulary if known.
 
+        A store with ``sync`` needs the tokenizer.
+
         Raises:
             TypeError, ValueError: the drafter accepts no stores, or a store is invalid or was built
                 with another tokenizer.
             OSError: a store cannot be read.
         """
-        drafter = build_drafter(self.drafter, policy=self.policy, stores=named_stores(self.stores))
+        stores = named_stores(self.stores, tokenizer)
+        drafter = build_drafter(self.drafter, policy=self.policy, stores=stores)
         for store in drafter.stores:
             if tokenizer is not None:
                 store.check_tokenizer(tokenizer)
