@@ -52,10 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_count(parser, "--gamma-max", 64, "most tokens of a draft")
     parser.add_argument(
-        "--tree",
-        type=int,
-        metavar="N",
-        help="token trees of at most N nodes instead of chains",
+        "--tree", type=int, metavar="N", help="token trees of at most N nodes instead of chains"
     )
     parser.add_argument(
         "--fresh", action="store_true", help="a new drafter for every trace: nothing carries over"

@@ -17,13 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ngramspec.costs.learned import (
-    Comparison,
-    CurveCorrections,
-    Float64,
-    Forward,
-    positions_weight,
-)
+from ngramspec.costs.learned import Comparison, CurveCorrections, Float64, Forward, positions_weight
 from ngramspec.draft import Float32
 
 logger = logging.getLogger("ngramspec")

@@ -189,10 +189,7 @@ class BatchDrafting:
         return request
 
     def learn(
-        self,
-        drafts: list[Draft],
-        verdicts: list[Verdict],
-        computed: list[Computed] | None = None,
+        self, drafts: list[Draft], verdicts: list[Verdict], computed: list[Computed] | None = None
     ) -> None:
         """Report each draft's verdict, with the row's evidence if any, to the row's runner."""
         for row, runner in enumerate(self._runners):

@@ -83,13 +83,7 @@ def call_traits_of(
 
 
 # Arguments of the prefill that a prompt of plain text has.
-PLAIN_PREFILL = (
-    "past_key_values",
-    "use_cache",
-    "logits_to_keep",
-    "attention_mask",
-    "position_ids",
-)
+PLAIN_PREFILL = ("past_key_values", "use_cache", "logits_to_keep", "attention_mask", "position_ids")
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,11 +210,7 @@ def observe(
                 prompt = torch.tensor([list(ids)], device=model.device)
                 mask = torch.ones_like(prompt)
                 generate(
-                    model,
-                    input_ids=prompt,
-                    attention_mask=mask,
-                    speculator=speculator,
-                    **arguments,
+                    model, input_ids=prompt, attention_mask=mask, speculator=speculator, **arguments
                 )
         stats = speculator.stats
         counted = (lenience, stats.tested, stats.alpha, stats.tokens_per_call)

@@ -25,12 +25,7 @@ from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_cut
 from ngramspec.server.llama_views import TokenizeBody
 from ngramspec.server.metrics import Metrics
 from ngramspec.server.middleware import Front
-from ngramspec.server.openai_types import (
-    ChatBody,
-    CompletionBody,
-    InfillBody,
-    LlamaBody,
-)
+from ngramspec.server.openai_types import ChatBody, CompletionBody, InfillBody, LlamaBody
 from ngramspec.server.reading import Body
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Service
@@ -82,12 +77,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
             await asyncio.wait(running, timeout=SHUTDOWN_GRACE_SECONDS)
         await service.grammars.close()
 
-    app = FastAPI(
-        title="ngramspec",
-        version=__version__,
-        lifespan=lifespan,
-        openapi_url=None,
-    )
+    app = FastAPI(title="ngramspec", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.service = service
     add_handlers(app)
     app.add_middleware(Front, settings=settings, count=metrics.count_request, running=running)

@@ -18,10 +18,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     ChatCompletionMessageFunctionToolCall,
     Function,
 )
-from openai.types.chat.chat_completion_token_logprob import (
-    ChatCompletionTokenLogprob,
-    TopLogprob,
-)
+from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
 
 from ngramspec.server.job import STOP, Delta
 from ngramspec.server.openai_types import ChatBody

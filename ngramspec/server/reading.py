@@ -138,9 +138,7 @@ def json_value(raw: bytes, limits: Limits, place: str) -> Any:
     ):
         if given > most:
             raise ApiError(
-                400,
-                f"{place} must have at most {most} {name}, got {given}",
-                code="too_many_values",
+                400, f"{place} must have at most {most} {name}, got {given}", code="too_many_values"
             )
     value = from_json(raw)
     check_members(value, place)

@@ -12,18 +12,9 @@ from fastapi import Request
 from ngramspec.draft import Int32
 from ngramspec.hf_model.traits import embedding_count
 from ngramspec.server.auth import ANYONE, Client
-from ngramspec.server.encoding import (
-    TooManyTokensError,
-    longest_token,
-    prompt_encoder,
-)
+from ngramspec.server.encoding import TooManyTokensError, longest_token, prompt_encoder
 from ngramspec.server.engine import Engine
-from ngramspec.server.errors import (
-    ApiError,
-    bad,
-    refuse_unless,
-    shutting_down,
-)
+from ngramspec.server.errors import ApiError, bad, refuse_unless, shutting_down
 from ngramspec.server.fim import FillInTheMiddle, family_of
 from ngramspec.server.grammar_pool import GrammarPool
 from ngramspec.server.job import CANCELLED, CompletionRequest, Delta, Job

@@ -62,11 +62,7 @@ class TextEncoder:
         return without_gil(self._backend, text, add_special_tokens=False, most=most)
 
     def encode_with(
-        self,
-        text: str,
-        spans: Sequence[Span],
-        marks: Mapping[str, str],
-        most: int | None = None,
+        self, text: str, spans: Sequence[Span], marks: Mapping[str, str], most: int | None = None
     ) -> list[int]:
         """The ids of a text that has control tokens only at the given spans.
 

@@ -93,14 +93,7 @@ def sections_of(text: Int32, largest: int, progress: Progress) -> Sections:
         level = np.ascontiguousarray(level[::STRIDE])
     progress("frequent contexts")
     entries, slots = wide_sections(text, places, following, largest)
-    return [
-        packed(text, width),
-        [places],
-        packed(following, width),
-        levels,
-        [entries],
-        [slots],
-    ]
+    return [packed(text, width), [places], packed(following, width), levels, [entries], [slots]]
 
 
 def sorted_places(text: Int32) -> NDArray[np.uint32]:

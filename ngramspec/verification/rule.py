@@ -72,10 +72,7 @@ class Rule:
         return self._from(probs, children, draft_probs).masked_fill(broken, -1)
 
     def _from(
-        self,
-        probs: torch.Tensor,
-        children: torch.Tensor | None,
-        draft_probs: torch.Tensor | None,
+        self, probs: torch.Tensor, children: torch.Tensor | None, draft_probs: torch.Tensor | None
     ) -> torch.Tensor:
         from ngramspec.verification.draws import draw  # not needed for the argmax
         from ngramspec.verification.greedy import lenient_tokens

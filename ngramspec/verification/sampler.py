@@ -166,10 +166,7 @@ class TokenSampler:
         return self.all_at_once and self.one_transfer
 
     def sample_all(
-        self,
-        drafts: Sequence[Draft],
-        logits: torch.Tensor,
-        extra: torch.Tensor | None = None,
+        self, drafts: Sequence[Draft], logits: torch.Tensor, extra: torch.Tensor | None = None
     ) -> SampledTokens | None:
         """Sample at all positions of a forward; None: use ``next_tokens`` for each position.
 
@@ -254,10 +251,7 @@ class TokenSampler:
         return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
 
     def _sample_depths(
-        self,
-        cursors: Sequence[DraftCursor],
-        scores: torch.Tensor,
-        extra: torch.Tensor | None,
+        self, cursors: Sequence[DraftCursor], scores: torch.Tensor, extra: torch.Tensor | None
     ) -> SampledTokens:
         """Sample at all positions, with the random numbers of the baseline for each depth."""
         positions = scores.shape[1]

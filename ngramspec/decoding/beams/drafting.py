@@ -156,10 +156,7 @@ class BeamDrafting(BatchDrafting):
         return own if self._chains is None else (*own, CANDIDATE_SOURCE)
 
     def learn(
-        self,
-        drafts: list[Draft],
-        verdicts: list[Verdict],
-        computed: list[Computed] | None = None,
+        self, drafts: list[Draft], verdicts: list[Verdict], computed: list[Computed] | None = None
     ) -> None:
         """Move every text's runner to the text's present row, and report the results."""
         paths = self._beams.paths
