@@ -16,13 +16,10 @@ class Tokens(Protocol):
 
 
 class TokensOnDemand:
-    """The target's argmax at every row and position, computed when it is first looked up.
+    """The argmax at each row and position of (batch, n + 1, vocab) logits on a CPU, on demand.
 
-    Every step needs the first position of all rows, so these are computed together.
-
-    Args:
-        logits: (batch, n + 1, vocab), on a CPU, any floating dtype. As in ``generate``, the argmax
-            is that of a float32 copy.
+    Every step needs the first position of all rows, so these are computed together. As in
+    ``generate``, the argmax is that of a float32 copy.
     """
 
     __slots__ = ("_first", "_logits")
@@ -40,15 +37,10 @@ class TokensOnDemand:
 
 
 def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
-    """The index of the largest score; of equal ones the first, and NaN counts as the largest.
+    """The index of the largest of (..., vocab) scores, int64 (...), on the host.
 
-    On a CPU, NumPy's argmax is about six times as fast as torch's.
-
-    Args:
-        scores: (..., vocab), any floating dtype.
-
-    Returns:
-        int64 (...), on the host.
+    Of equal maxima it is the first, and NaN counts as the largest. On a CPU, NumPy's argmax is
+    about six times as fast as torch's.
     """
     if scores.device.type != "cpu":
         return scores.argmax(dim=-1).cpu().numpy()
@@ -63,15 +55,8 @@ def lenient_tokens(
     """The most probable drafted child x with p(x) >= lenience * max p; else the argmax.
 
     See Leviathan et al. 2023, A.5, for the argmax. Lenience 1 accepts only the argmax and tokens
-    that tie with it.
-
-    Args:
-        target_probs: float32 (m, vocab), p at m positions.
-        children: int64 (m, k), the tokens drafted there, padded with -1.
-        lenience: in (0, 1].
-
-    Returns:
-        int64 (m,).
+    that tie with it. ``target_probs`` is float32 (m, vocab), ``children`` int64 (m, k), padded with
+    -1, and the result int64 (m,).
     """
     best, argmax = target_probs.max(dim=-1)
     return best_child(target_probs, children, lenience * best, argmax)
@@ -83,16 +68,10 @@ def best_child(
     threshold: torch.Tensor,
     otherwise: torch.Tensor,
 ) -> torch.Tensor:
-    """The most probable child that reaches the threshold; of equal ones the first.
+    """The most probable child that reaches the threshold; of equal ones the first; int64 (m,).
 
-    Args:
-        target_probs: float32 (m, vocab).
-        children: int64 (m, k), padded with -1.
-        threshold: float32 (m,).
-        otherwise: int64 (m,), the tokens for positions without such a child.
-
-    Returns:
-        int64 (m,).
+    ``target_probs`` is float32 (m, vocab), ``children`` int64 (m, k), padded with -1, ``threshold``
+    float32 (m,), and ``otherwise`` int64 (m,), the tokens for positions without such a child.
     """
     if children.shape[1] == 0:
         return otherwise

@@ -12,12 +12,11 @@ runs the model at that time finds the same function, which then calls transforme
 name equals "sdpa". A copy of the model with other configs would miss the state that some models
 keep between their forwards.
 
-In bfloat16 the kernel converts the keys again for each query head, which takes longer than the
-products if there are few positions. In that case the query heads of a group are passed as
-additional positions of one head, so that keys are read once per group. This halves the time
-(batches of 4 to 16 rows). It is done up to ``MAX_FOLDED_POSITIONS``, which the kernel handles in
-one block. The results were bitwise equal on the processor where this was measured; other processors
-may round the wider product differently.
+In bfloat16 the kernel converts the keys for each query head. With up to ``MAX_FOLDED_POSITIONS``
+positions, which it handles in one block, this takes longer than the products. The query heads of a
+group are then passed as additional positions of one head, which halves the time (batches of 4 to 16
+rows). The results were bitwise equal on the processor where this was measured; other processors may
+round the wider product differently.
 """
 
 from __future__ import annotations
@@ -98,12 +97,7 @@ _uses: dict[int, int] = {}  # by the ``id`` of a config, the running forwards th
 
 @contextmanager
 def in_place(model: Any, device: torch.device) -> Iterator[None]:
-    """Return a context in which this thread's forwards of a model attend without copies.
-
-    Args:
-        model: a transformers model.
-        device: of the forwards; there is no effect unless it is a CPU.
-    """
+    """Return a context in which this thread's forwards on a CPU attend without copies."""
     if device.type != "cpu":
         yield
         return
@@ -156,13 +150,9 @@ def _named(model: Any) -> Iterator[None]:
 def grouped(original: Attention) -> Attention:
     """Return an sdpa attention that makes no copies inside ``in_place``.
 
-    Args:
-        original: transformers' sdpa attention.
-
-    Returns:
-        A function with the same arguments: query (batch, heads, n, size), key and value (batch, key
-        heads, keys, size), attention_mask (batch or 1, 1, n, keys). It returns (batch, n, heads,
-        size), and None in place of attention weights.
+    It has the arguments of ``original``, transformers' function: query (batch, heads, n, size), key
+    and value (batch, key heads, keys, size), attention_mask (batch or 1, 1, n, keys). It returns
+    (batch, n, heads, size), and None in place of attention weights.
     """
     parameters = inspect.signature(original).parameters.values()
     named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
@@ -240,12 +230,10 @@ def _fold(query: torch.Tensor, group: int) -> torch.Tensor:
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tensor:
-    """Return a mask as torch adds it to the scores, made once for all layers with the same mask.
+    """Return a mask as torch adds it to scores of ``dtype``, made once for all layers.
 
-    Args:
-        mask: (batch or 1, 1, n, keys), bool, or floats to add to the scores.
-        dtype: of the scores.
-        times: number of repetitions of its positions.
+    ``mask`` is (batch or 1, 1, n, keys), bool, or floats to add. Its positions are repeated
+    ``times`` times.
     """
     if mask.dtype != torch.bool and times == 1:
         return mask
