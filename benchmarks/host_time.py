@@ -42,8 +42,8 @@ TREE_NODES = 32
 BATCH = 8
 CHAIN: dict[str, Any] = {"gamma": LOOKUP_TOKENS, "tree": None}
 TREE: dict[str, Any] = {"gamma": TREE_NODES, "tree": TREE_NODES}
-# Seconds of one forward that the host time is compared with.
-GPU_FORWARDS = (0.003, 0.006, 0.012, 0.025)
+# Assumed, not measured: milliseconds of a forward on a GPU, which the host time is compared with.
+ASSUMED_FORWARDS = (3, 6, 12, 25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"{row['name']:<40}{row['per_forward']:>11.0f}{row['spread']:>6.0f}"
             f"{row['per_token']:>10.0f}{row['drafted']:>8.0%}"
         )
-    write(arguments, {"rows": rows})
+    print("\nSpeed of steps without a draft to the baseline's, at assumed forwards of a GPU")
+    print(f"{'':<40}" + "".join(f"{each:>8} ms" for each in ASSUMED_FORWARDS))
+    for row in rows:
+        if row["assumed"]:
+            print(f"{row['name']:<40}" + "".join(f"{each:>11.3f}" for each in row["assumed"]))
+    write(arguments, {"rows": rows, "assumed_forwards_ms": ASSUMED_FORWARDS})
     return 0
 
 
@@ -152,7 +157,21 @@ def measure(new: int, repeats: int, cells: Sequence[Cell]) -> list[dict[str, Any
     turns = take_turns(
         {cell.name: partial(host_time, model, prompt, new, cell) for cell in cells}, repeats
     )
-    return [row_of(cell, turns.results[cell.name]) for cell in cells]
+    rows = {cell.name: row_of(cell, turns.results[cell.name]) for cell in cells}
+    for cell in cells:
+        baseline = rows.get(Cell(BASELINE, cell.text, cell.rows).name)
+        undrafted = cell.settings is not None and cell.text != COPY
+        hosts = (baseline["per_forward"], rows[cell.name]["per_forward"]) if baseline else None
+        rows[cell.name]["assumed"] = speeds(*hosts) if hosts and undrafted else []
+    return list(rows.values())
+
+
+def speeds(baseline: float, ours: float) -> list[float]:
+    """A step's speed to the baseline's at each of ``ASSUMED_FORWARDS``, for two host times in µs.
+
+    The host works while the device waits, so a step takes the sum of both times.
+    """
+    return [(1000 * each + baseline) / (1000 * each + ours) for each in ASSUMED_FORWARDS]
 
 
 def row_of(cell: Cell, calls: Sequence[Host]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable
+from inspect import signature
 from typing import Any
 
 from ngramspec.hf_model.compat import class_names
@@ -35,7 +35,6 @@ BIASING = class_names.BIASING.keys()
 END_OF_SEQUENCE = "EosTokenCriteria"
 MAX_LENGTH = "MaxLengthCriteria"
 MAX_TIME = "MaxTimeCriteria"
-PROCESSORS = "LogitsProcessorList"
 
 
 def names_of(model: Any) -> frozenset[str]:
@@ -98,10 +97,8 @@ def caller_of(processors: Any) -> Callable[..., Any]:
     many processors. The function only does so here. If a processor has more parameters, it is
     the list itself, which then raises an error.
     """
-    kinds = [inspect.signature(each.__call__).parameters for each in processors]
-    if stock_name(processors, class_names.PROCESSOR_MODULE) != PROCESSORS or any(
-        len(parameters) > 2 for parameters in kinds
-    ):
+    known = processor_name(processors) in class_names.PROCESSOR_LIST
+    if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
         call: Callable[..., Any] = processors
         return call
 

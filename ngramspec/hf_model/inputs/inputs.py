@@ -203,7 +203,7 @@ class Inputs:
         prepare = self._model.prepare_inputs_for_generation
         made: dict[str, Any] = prepare(block, next_sequence_length=width, **kwargs)
         others = {name: value for name, value in made.items() if name not in own}
-        cut = all(name in made and made[name].shape == own[name].shape for name in own)
+        cut = all(getattr(made.get(name), "shape", None) == own[name].shape for name in own)
         unchanged = all(name in kwargs and value is kwargs[name] for name, value in others.items())
         if cut and unchanged and not (fixed or self._traits.reads_text):
             self._passed_on = others
