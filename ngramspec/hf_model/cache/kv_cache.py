@@ -144,7 +144,8 @@ class KVCache:
         for layer in self.layers:
             if layer not in self._static and (count or layer.is_sliding):
                 self._crop(layer, count)
-        self._convolutions.truncate(count)
+        if self._linear:
+            self._convolutions.truncate(count)
 
     def _crop(self, layer: Any, count: int) -> None:
         """Drop the last ``count`` keys and values of a dynamic layer."""
