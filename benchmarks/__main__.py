@@ -23,6 +23,7 @@ BENCHMARKS = (
     "encoder_decoder",
     "forced",
     "profile",
+    "costs",
     "gpu",
     "replay",
     "drafters",
