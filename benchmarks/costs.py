@@ -18,10 +18,11 @@ import torch
 
 from benchmarks.harness import add_json, write
 from ngramspec.cli.options import add_count
-from ngramspec.costs.processors import POSITIONS
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.measure.models import load
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32, 48, 65, 128)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +70,7 @@ def relative_costs(model: Any, context: int, repeats: int) -> tuple[dict[int, fl
         rolled.truncate(width)
         return spent
 
-    ratios: dict[int, list[float]] = {width: [] for width in POSITIONS if width > 1}
+    ratios: dict[int, list[float]] = {width: [] for width in WIDTHS if width > 1}
     plain = [seconds(1), seconds(1)]
     for turn in range(repeats + 1):
         for width, found in ratios.items():
