@@ -79,7 +79,7 @@ class BatchDrafting:
         vocab = target.vocab
         if limit < 1 or vocab is None or costs is None or self._ranks is not ALONE:
             return drafts
-        costs.at(group.length)
+        costs.at(group.length, prefill=True)
         self.start(vocab)
         return [self._runners[0].propose(limit, tree=False)]
 
