@@ -69,7 +69,8 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(service.grammars.prepare)
+        if service.eos:  # a grammar needs a token that ends the text
+            await asyncio.to_thread(service.grammars.prepare)
         engine.start()
         with without_collections():
             yield
