@@ -23,6 +23,7 @@ BENCHMARKS = (
     "encoder_decoder",
     "forced",
     "profile",
+    "host_time",
     "gpu",
     "replay",
     "drafters",

@@ -86,6 +86,7 @@ class StepCostTracker:
         self._since_plain = 0  # the same, since the last plain step
         self._chains: tuple[tuple[int, int], Float32] | None = None
         self._seen: tuple[Float32, float] | None = None
+        self._cost: Float32 | None = None  # of the next step
         self.curve = curve_of(model, kind, saved)
 
     def at(self, length: int, pending: int | None = None) -> None:
@@ -96,7 +97,7 @@ class StepCostTracker:
             pending: accepted tokens that the next forward runs again, before the last committed
                 one. None: rejected drafts never leave such tokens.
         """
-        self._length, self._pending = length, pending
+        self._length, self._pending, self._cost = length, pending, None
 
     def plain(self) -> bool:
         """Whether the next step should be a plain one, so that it can be timed."""
@@ -127,6 +128,8 @@ class StepCostTracker:
 
         Every value is at least 1, because a draft never makes a forward cheaper.
         """
+        if self._cost is not None:
+            return self._cost
         margin = min(self.MARGIN + self.MARGIN_PER_REJECTION * self._rejected, self.MAX_MARGIN)
         seen = self._priced(), margin
         if self._seen is None or self._seen[0] is not seen[0] or self._seen[1] != margin:
@@ -135,7 +138,8 @@ class StepCostTracker:
             envelope[1] = 1.0
             envelope[2:] = np.maximum(envelope[2:], 1.0) * (1.0 + margin)
             self._envelope: Float32 = envelope
-        return self._envelope
+        self._cost = self._envelope
+        return self._cost
 
     def _priced(self) -> Float32:
         """``chains`` plus the cost of pending tokens, in steps without a draft.
@@ -175,6 +179,7 @@ class StepCostTracker:
             seconds: duration of the step.
             tree: whether the forward had a tree mask.
         """
+        self._cost = None
         if self._steps < 2:  # caches are cold in the first step after a prefill
             return
         forward = Forward(int(self._run[min(width, self.limit)]), self._length, tree)
@@ -188,6 +193,7 @@ class StepCostTracker:
 
     def record_acceptance(self, drafted: int, accepted: int) -> None:
         """Record a step's drafted and accepted tokens over all rows. Call after ``record_time``."""
+        self._cost = None
         if drafted:
             self._undone += (1 - self.WHOLE_MEMORY) * ((accepted < drafted) - self._undone)
         if drafted and self._last is not None:
