@@ -17,6 +17,9 @@ PLAIN_PREFILL = (
     "logits_to_keep",
     "attention_mask",
     "position_ids",
+    "encoder_outputs",
+    "decoder_attention_mask",
+    "decoder_position_ids",
 )
 
 

@@ -15,6 +15,7 @@ REREADS = class_names.REREADS.keys()
 NOT_STATIC = class_names.NOT_STATIC.keys()
 PLACES_ONE_TOKEN_ELSEWHERE = class_names.PLACES_ONE_TOKEN_ELSEWHERE.keys()
 ATTENDS_BY_OUTPUT = class_names.ATTENDS_BY_OUTPUT.keys()
+PASSES_POSITIONS = class_names.PASSES_POSITIONS.keys()
 ONE_AT_A_TIME = {name: row.use for name, row in class_names.ONE_AT_A_TIME.items()}
 OWN_CACHE = {name: row.use for name, row in class_names.OWN_CACHE.items()}
 # Of layers and caches.
@@ -121,14 +122,6 @@ def least_step_size(model: Any) -> float:
     """Return the largest lower bound on step sizes among a model's recurrent layers; 0: none."""
     bounds = (getattr(module, "time_step_limit", (0.0,))[0] for module in model.modules())
     return max(bounds, default=0.0)
-
-
-def positionless_token(model: Any) -> int | None:
-    """Return ``Traits.positionless_token``: the padding id of embeddings that skip it, or None."""
-    for module in model.modules():
-        if hasattr(module, "create_position_ids_from_input_ids"):
-            return int(getattr(module, "padding_idx", model.config.pad_token_id))
-    return None
 
 
 def captures_states(hook: Any) -> bool:
