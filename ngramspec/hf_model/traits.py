@@ -134,7 +134,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         reads_text=prepare is not GenerationMixin.prepare_inputs_for_generation,
         takes_positions=placed,
         hooked=hooked,
-        skips_padding=not placed and positions.skips_padding(model),
+        skips_padding=not placed and classes.skips_padding(model),
         position_limit=getattr(config, "max_position_embeddings", None),
         embeddings=embedding_count(model),
         rope_changes_at=rope_changes_at(config),

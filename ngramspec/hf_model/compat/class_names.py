@@ -107,6 +107,8 @@ PASSES_POSITIONS = listed(
 # positions which ``generate`` does not give them.
 
 _IN_TABLE = "it looks a position up in its weights"
+_NO_PADDING = f"{_IN_TABLE}, and padding has none"
+_GROWING = f"{_NO_PADDING}; they grow with the cache"
 POSITION_EMBEDDINGS = {
     name: Name(name, f"models.{folder}.modeling_{folder}", use)
     for folder, name, use in (
@@ -114,20 +116,21 @@ POSITION_EMBEDDINGS = {
         ("bigbird_pegasus", "BigBirdPegasusLearnedPositionalEmbedding", _IN_TABLE),
         ("blenderbot", "BlenderbotLearnedPositionalEmbedding", _IN_TABLE),
         ("blenderbot_small", "BlenderbotSmallLearnedPositionalEmbedding", _IN_TABLE),
-        ("m2m_100", "M2M100SinusoidalPositionalEmbedding", "and padding has none"),
+        ("m2m_100", "M2M100SinusoidalPositionalEmbedding", _GROWING),
         ("marian", "MarianSinusoidalPositionalEmbedding", _IN_TABLE),
         ("mbart", "MBartLearnedPositionalEmbedding", _IN_TABLE),
         ("mvp", "MvpLearnedPositionalEmbedding", _IN_TABLE),
-        ("nllb_moe", "NllbMoeSinusoidalPositionalEmbedding", "and padding has none"),
+        ("nllb_moe", "NllbMoeSinusoidalPositionalEmbedding", _GROWING),
         ("pegasus", "PegasusSinusoidalPositionalEmbedding", _IN_TABLE),
         ("pegasus_x", "PegasusXSinusoidalPositionalEmbedding", "it computes each"),
         ("plbart", "PLBartLearnedPositionalEmbedding", _IN_TABLE),
-        ("speech_to_text", "Speech2TextSinusoidalPositionalEmbedding", "and padding has none"),
+        ("speech_to_text", "Speech2TextSinusoidalPositionalEmbedding", _NO_PADDING),
         ("trocr", "TrOCRLearnedPositionalEmbedding", _IN_TABLE),
-        ("trocr", "TrOCRSinusoidalPositionalEmbedding", "and padding has none"),
+        ("trocr", "TrOCRSinusoidalPositionalEmbedding", _NO_PADDING),
         ("whisper", "WhisperPositionalEmbedding", _IN_TABLE),
     )
 }
+GROWING_EMBEDDINGS = {name for name, row in POSITION_EMBEDDINGS.items() if row.use == _GROWING}
 POSITION_BIASES = {
     name: Name(name, f"models.{folder}.modeling_{folder}", "it takes a bias for each row")
     for folder, name in (

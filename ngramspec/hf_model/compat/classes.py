@@ -16,6 +16,10 @@ NOT_STATIC = class_names.NOT_STATIC.keys()
 PLACES_ONE_TOKEN_ELSEWHERE = class_names.PLACES_ONE_TOKEN_ELSEWHERE.keys()
 ATTENDS_BY_OUTPUT = class_names.ATTENDS_BY_OUTPUT.keys()
 PASSES_POSITIONS = class_names.PASSES_POSITIONS.keys()
+# Of modules in models.
+POSITION_EMBEDDINGS = class_names.POSITION_EMBEDDINGS.keys()
+GROWING_EMBEDDINGS = class_names.GROWING_EMBEDDINGS
+POSITION_BIASES = class_names.POSITION_BIASES.keys()
 ONE_AT_A_TIME = {name: row.use for name, row in class_names.ONE_AT_A_TIME.items()}
 OWN_CACHE = {name: row.use for name, row in class_names.OWN_CACHE.items()}
 # Of layers and caches.
@@ -122,6 +126,11 @@ def least_step_size(model: Any) -> float:
     """Return the largest lower bound on step sizes among a model's recurrent layers; 0: none."""
     bounds = (getattr(module, "time_step_limit", (0.0,))[0] for module in model.modules())
     return max(bounds, default=0.0)
+
+
+def skips_padding(model: Any) -> bool:
+    """Whether position embeddings of a model count tokens other than padding."""
+    return any(hasattr(each, "create_position_ids_from_input_ids") for each in model.modules())
 
 
 def captures_states(hook: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding
 
-from ngramspec.hf_model.compat import class_names
+from ngramspec.hf_model.compat import classes
 
 Modules = tuple[list[Any], list[Any]]  # position embeddings, and attentions with a position bias
 
@@ -25,14 +25,9 @@ Modules = tuple[list[Any], list[Any]]  # position embeddings, and attentions wit
 def counting_modules(model: Any) -> Modules:
     """Return the modules of a model's decoder that compute positions, of the listed classes."""
     found = [(each, type(each).__name__) for each in model.get_decoder().modules()]
-    tables = [each for each, name in found if name in class_names.POSITION_EMBEDDINGS]
-    biased = [each for each, name in found if name in class_names.POSITION_BIASES]
+    tables = [each for each, name in found if name in classes.POSITION_EMBEDDINGS]
+    biased = [each for each, name in found if name in classes.POSITION_BIASES]
     return tables, [each for each in biased if each.has_relative_attention_bias]
-
-
-def skips_padding(model: Any) -> bool:
-    """Whether a model that counts positions itself gives none to padding tokens."""
-    return any(hasattr(each, "create_position_ids_from_input_ids") for each in model.modules())
 
 
 @contextmanager
@@ -80,7 +75,7 @@ def _counted_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
     left to grow.
     """
     call = _signature(type(module).forward).bind(module, *args, **kwargs)
-    if not hasattr(module, "make_weights"):
+    if type(module).__name__ not in classes.GROWING_EMBEDDINGS:
         call.arguments.pop("past_key_values_length", None)
         if call.arguments.get("position_ids") is not None:
             call.arguments["position_ids"] = torch.zeros_like(call.arguments["position_ids"])
