@@ -131,12 +131,13 @@ def build(name: str, **changes: object):
         part = transformers.T5GemmaModuleConfig(**settings)
         settings = {"encoder": part, "decoder": part, "vocab_size": VOCAB, "pad_token_id": 0}
         settings |= {"bos_token_id": 1, "eos_token_id": None, "decoder_start_token_id": 2}
+        settings["tie_word_embeddings"] = False
     model = getattr(transformers, kind)(getattr(transformers, config)(**(settings | changes)))
     if "encoder_ffn_dim" in settings:  # a head tied to the embeddings would only repeat
         model.lm_head = torch.nn.Linear(SEQ2SEQ["d_model"], VOCAB, bias=False)
     if settings is T5:  # attention depends on positions
         bias = model.decoder.block[0].layer[0].SelfAttention.relative_attention_bias
-        bias.weight.data.mul_(100.0)
+        bias.weight.data.mul_(10.0)
     model.generation_config.eos_token_id = changes.get("eos_token_id")
     model.generation_config.forced_eos_token_id = None
     return model.eval()
