@@ -21,6 +21,7 @@ BENCHMARKS = (
     "compiled",
     "recurrent",
     "encoder_decoder",
+    "summaries",
     "forced",
     "profile",
     "gpu",

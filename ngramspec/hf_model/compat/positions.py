@@ -30,37 +30,44 @@ def counting_modules(model: Any) -> Modules:
     return tables, [each for each in biased if each.has_relative_attention_bias]
 
 
+class _Thread(threading.local):
+    """The positions of one thread's forward, as in ``placed``, or None."""
+
+    past: torch.Tensor | None = None
+    own: torch.Tensor | None = None
+
+
+_thread = _Thread()
+
+
 @contextmanager
 def placed(modules: Modules, past: torch.Tensor, own: torch.Tensor) -> Iterator[None]:
-    """Let this thread's next forward use given positions.
+    """Let this thread's next forward use given positions; other threads may run the same model.
 
     Args:
         modules: the ``counting_modules`` of the model.
         past: int64 (rows, length), of the positions in the cache.
         own: int64 (rows, width), of the forward's own.
     """
-    mine = threading.get_ident()  # other threads may run the same model
-
-    def count_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
-        return _counted_from_zero(module, args, kwargs) if threading.get_ident() == mine else None
-
-    def embed(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return _embedded(module, args, own) if threading.get_ident() == mine else output
-
-    def bias(module: Any, args: Any, kwargs: Any) -> Any:
-        if threading.get_ident() == mine and kwargs.get("position_bias") is None:
-            kwargs["position_bias"] = _bias(module, kwargs["mask"], past, own)
-        return args, kwargs
-
     tables, biased = modules
-    hooks = [each.register_forward_pre_hook(count_from_zero, with_kwargs=True) for each in tables]
-    hooks += [each.register_forward_hook(embed) for each in tables]
-    hooks += [each.register_forward_pre_hook(bias, with_kwargs=True) for each in biased]
+    hooks = [each.register_forward_pre_hook(_count_from_zero, with_kwargs=True) for each in tables]
+    hooks += [each.register_forward_hook(_embed) for each in tables]
+    hooks += [each.register_forward_pre_hook(_add_bias, with_kwargs=True) for each in biased]
+    _thread.past, _thread.own = past, own
     try:
         yield
     finally:
+        _thread.past = _thread.own = None
         for hook in hooks:
             hook.remove()
+
+
+def given_positions() -> torch.Tensor | None:
+    """Return the positions of this thread's present forward, int64 (rows, width).
+
+    They are None outside of ``placed``.
+    """
+    return _thread.own
 
 
 @functools.cache
@@ -68,12 +75,14 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(forward)
 
 
-def _counted_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
-    """Return a position embedding's arguments, changed so that no position is out of its range.
+def _count_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
+    """Change a position embedding's arguments so that no position is out of its range.
 
     In rows with gaps, the cache may be longer than the embedding's table. A table that grows is
     left to grow.
     """
+    if _thread.own is None:
+        return None
     call = _signature(type(module).forward).bind(module, *args, **kwargs)
     if type(module).__name__ not in classes.GROWING_EMBEDDINGS:
         call.arguments.pop("past_key_values_length", None)
@@ -82,14 +91,17 @@ def _counted_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
     return call.args[1:], call.kwargs
 
 
-def _embedded(module: Any, args: Any, own: torch.Tensor) -> torch.Tensor:
-    """Return the embeddings of the positions ``own``, (rows, width) or more columns and size.
+def _embed(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+    """Return the embeddings of the given positions, (rows, width, size).
 
     Args:
         module: a position embedding.
         args: of its forward: token ids, their shape, or their embeddings.
-        own: int64 (rows, width).
+        output: of its forward.
     """
+    own = _thread.own
+    if own is None:
+        return output
     if isinstance(module, torch.nn.Embedding):
         return embedding(own.to(module.weight.device) + getattr(module, "offset", 0), module.weight)
     if hasattr(module, "weights"):  # the first positions are those of padding tokens
@@ -100,6 +112,14 @@ def _embedded(module: Any, args: Any, own: torch.Tensor) -> torch.Tensor:
     flat = args[0].reshape(1, -1, args[0].shape[-1])  # Pegasus-X uses the size of its input
     computed: torch.Tensor = module.forward(flat, 0, own.reshape(-1, 1))
     return computed.reshape(args[0].shape)
+
+
+def _add_bias(module: Any, args: Any, kwargs: Any) -> Any:
+    """Pass an attention the relative position bias of the given positions."""
+    past, own = _thread.past, _thread.own
+    if past is not None and own is not None and kwargs.get("position_bias") is None:
+        kwargs["position_bias"] = _bias(module, kwargs["mask"], past, own)
+    return args, kwargs
 
 
 def _bias(

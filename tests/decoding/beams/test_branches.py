@@ -7,7 +7,7 @@ import pytest
 import torch
 from beams import BeamOracle, Watching, assert_same
 from doubles import draft_of
-from families import build
+from families import ENCODER_DECODER, build
 from transformers import DynamicCache
 
 import ngramspec
@@ -48,7 +48,9 @@ def both(model, settings, *, rows=1, drafter=None, tree=12, gamma=4):
 def test_beams_with_branches_are_those_of_plain_generate(family, rows, which):
     plain, ours, stats = both(build(family), SETTINGS[which], rows=rows, drafter="auto")
     assert_same(plain, ours)
-    assert stats.tiers["runner-up"].drafted > 0
+    assert not stats.chains
+    if family not in ENCODER_DECODER:  # their drafts may be wrong at the first token of every beam
+        assert stats.tiers["runner-up"].drafted > 0
 
 
 @pytest.mark.slow
