@@ -29,7 +29,7 @@ from ngramspec.measure.turns import PLAIN, take_turns
 
 OURS, LOOKUP, ENCODER = "ours", "prompt lookup", "encoder"
 LARGE = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "vocab_size": 50264}
-SETTINGS = {"do_sample": False, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
+SETTINGS: dict[str, Any] = {"do_sample": False, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
 SETTINGS |= {"early_stopping": True, "min_length": 0, "forced_bos_token_id": None}
 EOS, PAD, SPECIAL_IDS = 2, 1, 4  # recorded ids are moved up by the number of special ones
 LONGEST_ARTICLE = 1000  # tokens; the model has 1024 positions

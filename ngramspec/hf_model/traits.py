@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat import classes, hf_private, positions
-from ngramspec.hf_model.probe import probe
+from ngramspec.hf_model.compat import classes, hf_private
 
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
 
@@ -96,11 +95,6 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
 
     A ``prepare_inputs_for_generation`` defined outside transformers is called once (``probe``).
 
-    Args:
-        model: a transformers model.
-        input_ids: int64 (batch, prompt).
-        kwargs: of its forward.
-
     Raises:
         UnsupportedError: ``prepare_inputs_for_generation`` cannot prepare two new tokens.
     """
@@ -113,12 +107,17 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     given = model.config.is_encoder_decoder or kwargs.get(name) is not None
     placed = given and name in inspect.signature(model.forward).parameters
     placed = placed or _passes_positions(model, names)
-    hooked = not placed and any(positions.counting_modules(model))
-    passes_masks = True
+    hooked, passes_masks = False, True
     own = type(model).prepare_inputs_for_generation
     if not own.__module__.startswith("transformers."):
+        from ngramspec.hf_model.probe import probe
+
         found = probe(model, input_ids, kwargs)
         placed, passes_masks = placed and found.positions, found.masks
+    elif not placed:
+        from ngramspec.hf_model.compat.positions import counting_modules
+
+        hooked = any(counting_modules(model))
     return Traits(
         name=type(model).__name__,
         names=names,

@@ -12,7 +12,6 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_mask, tree_positions
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.compat.positions import counting_modules, placed
 from ngramspec.hf_model.inputs.growth import grow, grow_ragged, used_slots
 from ngramspec.hf_model.inputs.present_rows import has_hooks, select_rows
 from ngramspec.hf_model.traits import Traits
@@ -32,11 +31,6 @@ class Inputs:
     Attributes:
         kwargs: what ``generate`` would pass to the forward over the last committed token.
         ragged: whether rows may accept different numbers of tokens.
-
-    Args:
-        model: a transformers model.
-        traits: of the model.
-        kwargs: what ``generate`` prepared for the prefill.
     """
 
     def __init__(self, model: Any, traits: Traits, kwargs: dict[str, Any]) -> None:
@@ -46,7 +40,6 @@ class Inputs:
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
         self._mask_name, self._positions_name = self._per_token[:2]
-        self._counting = counting_modules(model) if traits.hooked else ([], [])
         self._used: list[int] = []  # per row of a ragged batch, cache slots that are not gaps
 
     def let_rows_diverge(self) -> None:
@@ -65,11 +58,7 @@ class Inputs:
         return self.kwargs | self._selected(range(0, rows, step))
 
     def carry(self, outputs: Any) -> None:
-        """Update the arguments from the prefill to the first forward after it.
-
-        Args:
-            outputs: of the prefill.
-        """
+        """Update the arguments from the prefill, with its outputs, to the first forward after."""
         self.kwargs = hf_private.carried_kwargs(
             self._model, outputs, self.kwargs, encodes=self._traits.encodes
         )
@@ -99,10 +88,7 @@ class Inputs:
     ) -> dict[str, Any]:
         """Return the arguments for ``count`` positions after each row's last committed token.
 
-        Args:
-            count: positions to add, >= 0.
-            lengths: as in ``grow_ragged``; used in a ragged batch only.
-            committed: as in ``grow_ragged``.
+        ``lengths`` (used in a ragged batch only) and ``committed`` are those of ``grow_ragged``.
         """
         kwargs = dict(self.kwargs)
         for name in self._per_token:
@@ -115,10 +101,9 @@ class Inputs:
         return kwargs
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Grow the arguments by the positions of the last forward that stay.
+        """Grow the arguments by the positions of the last forward that stay, ``kept`` of each row.
 
-        Args:
-            kept: for each row, how many stay; equal for all rows unless the batch is ragged.
+        The numbers are equal for all rows unless the batch is ragged.
         """
         self.kwargs |= self.grown(max(kept), [each + 1 for each in kept], committed=True)
         if self.ragged:
@@ -182,6 +167,8 @@ class Inputs:
         """
         if not self._traits.hooked:
             return nullcontext()
+        from ngramspec.hf_model.compat.positions import placed  # most models take positions
+
         own = inputs.pop(self._positions_name)  # (rows, width)
         past = self.kwargs[self._positions_name][:, :-1]
         return placed(self._counting, past.expand(len(own), -1), own)
@@ -191,10 +178,7 @@ class Inputs:
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Repeat the block's last token ``count`` times at the same position.
 
-        This keeps all positions within the model's limit.
-
-        Returns:
-            int64 (batch, n + count), and ``kwargs``, changed in place.
+        This keeps all positions within the model's limit. ``kwargs`` are changed in place.
         """
         for name in self._per_token:
             value = kwargs.get(name)
@@ -225,6 +209,13 @@ class Inputs:
             self._traits.attention == "eager",
             keys,
         ).expand(len(block), -1, -1, -1)
+
+    @functools.cached_property
+    def _counting(self) -> Any:
+        """The model's modules that compute positions."""
+        from ngramspec.hf_model.compat.positions import counting_modules
+
+        return counting_modules(self._model)
 
     @functools.cached_property
     def hooked(self) -> bool:
@@ -266,11 +257,8 @@ class Inputs:
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
         """Return the cache slots that each row keeps if the cache is to be compacted.
 
-        Args:
-            slots: positions in the cache.
-
-        Returns:
-            int64 (batch, kept), as ``used_slots``; None: too few slots are unused by all rows.
+        The result is int64 (batch, kept), as ``used_slots``, or None if too few of the ``slots``
+        positions in the cache are unused by all rows.
         """
         if not self.ragged:
             return None
