@@ -22,6 +22,7 @@ BENCHMARKS = (
     "compiled",
     "recurrent",
     "encoder_decoder",
+    "summaries",
     "forced",
     "profile",
     "host_time",

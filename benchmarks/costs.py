@@ -63,7 +63,7 @@ def relative_costs(model: Any, context: int, repeats: int) -> tuple[dict[int, fl
 
     def seconds(width: int) -> float:
         began = perf_counter()
-        with in_place(model.device):
+        with in_place(model, model.device):
             block = tokens[:, :width]
             model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=width)
         spent = perf_counter() - began

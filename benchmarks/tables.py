@@ -105,8 +105,8 @@ def whole_calls(*files: Raw) -> str:
         for task, by_way in ways.items():
             lookup, ours = by_way["prompt lookup 10"]["ratio"], by_way["ngramspec"]
             chains = by_way.get("ngramspec, tree None", {}).get("ratio")
-            figures = (lookup, ours["ratio"], ours["ratio"] / lookup, ours["tokens_per_call"])
-            figures = (*figures, ours["limit_share"], chains)
+            figures = [lookup, ours["ratio"], ours["ratio"] / lookup, ours["tokens_per_call"]]
+            figures += [ours["limit_share"], chains]
             dtype, count = raw["settings"]["dtype"], ours["prompts"]
             same = f"{ours['same']} of {count}"
             rows.append((dtype, task, count, *map(_speed, figures), same))
@@ -161,7 +161,7 @@ def lengths_mean(raw: Raw) -> str:
         (name, *(_speed(geometric_mean(each[way])) for each in found.values()))
         for way, name in names.items()
     ]
-    return markdown(("prompt tokens", *found), rows)
+    return markdown(("prompt tokens", *map(str, found)), rows)
 
 
 def policies(raw: Raw) -> str:
@@ -193,8 +193,8 @@ def compiled(raw: Raw) -> str:
 
 def profile(raw: Raw) -> str:
     """Shares of a step's time by section."""
-    sections = ("forward", "verification", "input preparation", "rollback", "drafting")
-    sections = (*sections, "rest of Python")
+    sections = ["forward", "verification", "input preparation", "rollback", "drafting"]
+    sections += ["rest of Python"]
     names = {"plain": "baseline", "lookup 10": "prompt lookup", "ngramspec": "ngramspec"}
     rows = []
     for row in raw["rows"]:
@@ -305,8 +305,10 @@ def _whole(dtype: str, *more: str) -> tuple[str, ...]:
 
 
 _NOTHING = ("--tasks", "nothing", "--lookup", "--prompts-per-task", "6", "--repeats", "9")
-_WHOLE = ("--tasks", *TASKS, "--lookup", "10", "--speculator", '{"tree": null}')
-_WHOLE = (*_WHOLE, "--prompts-per-task", "7", "--repeats", "2")
+_WHOLE = (
+    *("--tasks", *TASKS, "--lookup", "10", "--speculator", '{"tree": null}'),
+    *("--prompts-per-task", "7", "--repeats", "2"),
+)
 _BATCH = ("benchmarks", "batch", "--traces", PUBLIC, "--repeats", "2", "--chains")
 _PRESET = (*REPLAY, "--policy", "priority", "--curve", "cpu", "--curve", "gpu")
 _LENGTHS = {

@@ -107,7 +107,9 @@ def cpu_flags() -> frozenset[str]:
         return frozenset(found[1].split())
     import torch
 
-    known = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.6 does not have it
+    known: dict[str, object] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )()  # torch 2.6 does not have it
     return frozenset(name for name, value in known.items() if value is True)
 
 

@@ -97,10 +97,8 @@ class BatchDrafting:
             if costs.plain():
                 return drafts
         for group in self._groups:
-            ended = len(group.rows) - len(group.going)
-            if group.stopped or (ended and self._target.traits.positionless_token is not None):
-                continue  # the padding of an ended row would have no position
-            self.propose_for(group, drafts)
+            if not group.stopped:
+                self.propose_for(group, drafts)
         if len(self._groups) > 1:
             drafts = self.cut_together(drafts)
         return drafts

@@ -43,8 +43,6 @@ class DraftRunner:
         temperature: sampling temperature, or None for greedy decoding.
         seed: seed of the call and the row, for stochastic drafts.
         shared: adds the row's text to the call's shared stores; None if there are none.
-        positionless_token: an id after which the target numbers positions differently in a wider
-            forward, or None. Drafts end before it, and no draft begins after it.
         load: opens the draft models of sessions that need one; None if no session does.
     """
 
@@ -60,7 +58,6 @@ class DraftRunner:
         always: bool = False,
         temperature: float | None = None,
         seed: tuple[int, ...] = (),
-        positionless_token: int | None = None,
         load: Callable[[Any], DraftModel] | None = None,
         shared: RowDrafter | None = None,
     ) -> None:
@@ -72,7 +69,6 @@ class DraftRunner:
         self.always_branches = always
         self._temperature = temperature
         self._seed = seed
-        self._positionless_token = positionless_token
         self._load = load
         tokens = tokens[(tokens >= 0) & (tokens < vocab)]
         self._shared = shared
@@ -121,9 +117,9 @@ class DraftRunner:
         part = checked.within(limit)
         if len(part) < len(checked):
             self._proposed = deepcopy(part)
-        placed = self._placed(part).as_chain()
-        kept = self._controller.keep(placed)
-        if kept.parents is None and placed.parents is not None:
+        part = part.as_chain()
+        kept = self._controller.keep(part)
+        if kept.parents is None and part.parents is not None:
             self._proposed = deepcopy(kept)  # a path of the tree
         return kept
 
@@ -137,20 +133,6 @@ class DraftRunner:
         path = draft.path(likeliest_path(draft.parents, draft.confidence))
         self._proposed = deepcopy(path)
         return path
-
-    def _placed(self, draft: Draft) -> Draft:
-        """The part of a chain whose positions the target numbers correctly.
-
-        For a sampled chain this is empty, because no sampled token may decide how many tokens are
-        verified.
-        """
-        if self._positionless_token is None or not len(draft):
-            return draft
-        last = self._last() if self._count else self._positionless_token
-        if last == self._positionless_token or draft.proposal is not None:
-            return EMPTY_DRAFT
-        wrong = (draft.tokens == self._positionless_token).nonzero()[0]
-        return draft.first(int(wrong[0])) if len(wrong) else draft
 
     def _call(self, limit: int, nodes: int, tree: bool) -> Draft | None:
         """The session's checked draft, or None if the controller wants none. It may raise."""

@@ -222,7 +222,6 @@ def _runners(
             always=isinstance(config.tree, int),
             temperature=temperature,
             seed=(seed, row),
-            positionless_token=target.traits.positionless_token,
             load=lambda drafter: model_loader(drafter, vocab),
             shared=of_row if alone else None,
         )

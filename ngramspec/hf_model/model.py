@@ -81,9 +81,9 @@ class Target:
         check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
         self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
-        states, encodes = self._recorder.names, traits.encodes
+        states = self._recorder.names
         self.call = call_traits_of(
-            input_ids, config, model_kwargs, self.cache, encodes=encodes, states=states
+            input_ids, config, model_kwargs, self.cache, traits=traits, states=states
         )
         check_states(traits, self.call)
         first = next_position(model_kwargs.get("position_ids"))
@@ -158,11 +158,10 @@ class Target:
         Returns:
             logits at the prompt's last token and the n draft tokens, (batch, n + 1, vocab).
         """
-        self.inputs.make_mask(self.prompt, self.call.end)
         count = 0 if draft is None else draft.shape[1]
         prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
         if self._copies > 1:
-            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies)
+            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies, len(prompt))
         if draft is not None:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
@@ -180,6 +179,7 @@ class Target:
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self._slots = (self.cache.length() or self.call.end) - count
+        self.inputs.begin(self.prompt, self._slots)
         self.limits.begin(self._slots)
         if draft is not None:
             self._forward = LastForward(count, is_prefill=True, outputs=outputs)
@@ -237,15 +237,17 @@ class Target:
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
         assert self._forward is not None
-        if self._forward.width == 1 and not (self.wants_hidden or self._forward.reread):
+        plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
+        if plain and not self.traits.hooked:
             return self.end_forward(self._shapes.run(**inputs, return_dict=True))
+        places = self.inputs.take_positions(inputs)
         alone: AbstractContextManager[None] = nullcontext()
         if self.cache.indexed:
             from ngramspec.hf_model.attention.index_ties import selecting_alone
 
             alone = selecting_alone(self.model, self.cache, inputs)
-        own = in_place(self.model, block.device)
-        with own, alone, head_inputs(self.model, self.wants_hidden) as states:
+        own, wanted = in_place(self.model, block.device), self.wants_hidden
+        with own, alone, places, head_inputs(self.model, wanted) as states:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
 

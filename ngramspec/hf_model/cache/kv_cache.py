@@ -36,6 +36,7 @@ class KVCache:
     Args:
         cache: what the model's forward takes and returns.
         layers: all its layers except those of cross-attention.
+        cross: its layers of cross-attention, which change only when rows leave.
         recurrent: whether its linear layers have a recurrent state in addition to a convolution.
 
     Attributes:
@@ -45,8 +46,16 @@ class KVCache:
         capacity: positions that the cache can hold; None: no limit.
     """
 
-    def __init__(self, cache: Any, layers: list[Any], *, recurrent: bool = False) -> None:
+    def __init__(
+        self,
+        cache: Any,
+        layers: list[Any],
+        *,
+        cross: Sequence[Any] = (),
+        recurrent: bool = False,
+    ) -> None:
         self.cache = cache
+        self._cross = cross
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self._sliding = [layer for layer in self.layers if layer.is_sliding]
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
@@ -255,7 +264,7 @@ class KVCache:
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; ``order[place] >= place`` is where a place's row was."""
         moved = [(place, was) for place, was in enumerate(order) if place != was]
-        for layer in self.layers:
+        for layer in (*self.layers, *self._cross):
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # (batch, heads, length, size)
                 for place, was in moved:
@@ -290,4 +299,4 @@ def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
         )
     check_kinds(cache)
     layers = list(fields.decoder_cache(cache).layers)
-    return KVCache(cache, layers, recurrent=recurrent)
+    return KVCache(cache, layers, cross=fields.cross_layers(cache), recurrent=recurrent)

@@ -16,6 +16,11 @@ REREADS = class_names.REREADS.keys()
 NOT_STATIC = class_names.NOT_STATIC.keys()
 PLACES_ONE_TOKEN_ELSEWHERE = class_names.PLACES_ONE_TOKEN_ELSEWHERE.keys()
 ATTENDS_BY_OUTPUT = class_names.ATTENDS_BY_OUTPUT.keys()
+PASSES_POSITIONS = class_names.PASSES_POSITIONS.keys()
+# Of modules in models.
+POSITION_EMBEDDINGS = class_names.POSITION_EMBEDDINGS.keys()
+GROWING_EMBEDDINGS = class_names.GROWING_EMBEDDINGS
+POSITION_BIASES = class_names.POSITION_BIASES.keys()
 ONE_AT_A_TIME = {name: row.use for name, row in class_names.ONE_AT_A_TIME.items()}
 OWN_CACHE = {name: row.use for name, row in class_names.OWN_CACHE.items()}
 # Of layers and caches.
@@ -144,12 +149,9 @@ def least_step_size(model: Any) -> float:
     return max(bounds, default=0.0)
 
 
-def positionless_token(model: Any) -> int | None:
-    """Return ``Traits.positionless_token``: the padding id of embeddings that skip it, or None."""
-    for module in model.modules():
-        if hasattr(module, "create_position_ids_from_input_ids"):
-            return int(getattr(module, "padding_idx", model.config.pad_token_id))
-    return None
+def skips_padding(model: Any) -> bool:
+    """Whether position embeddings of a model count tokens other than padding."""
+    return any(hasattr(each, "create_position_ids_from_input_ids") for each in model.modules())
 
 
 def captures_states(hook: Any) -> bool:

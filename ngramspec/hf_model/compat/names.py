@@ -147,7 +147,13 @@ FIELDS = {
     ),
     **rows("DynamicIndexedLayer", {"indexer_keys": "keys of an index over the layer's keys"}),
     **rows("DynamicIndexedLayer", {"indexer_position_ids": "their positions"}, "5.21"),
-    **rows("EncoderDecoderCache", {"self_attention_cache": "the decoder's own cache"}),
+    **rows(
+        "EncoderDecoderCache",
+        {
+            "self_attention_cache": "the decoder's own cache",
+            "cross_attention_cache": "the encoder's output for each layer",
+        },
+    ),
     **rows("DynamicCache StaticCache", {"offloading": "whether layers move to the CPU"}),
 }
 # Methods that are replaced on single objects, in ``layers`` only.
