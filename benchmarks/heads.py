@@ -92,7 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
         ratios = compared(figures)
         for name, by_group in ratios.items():
             mean = float(np.exp(np.mean(np.log(list(by_group.values())))))
-            print(f"{name:<16}" + "".join(f"{v:>14.3f}" for v in by_group.values()) + f"{mean:>9.3f}")
+            values = "".join(f"{each:>14.3f}" for each in by_group.values())
+            print(f"{name:<16}{values}{mean:>9.3f}")
         found.append({"cost": cost, "tokens_per_cost": figures, "ratios": ratios})
     settings = {
         "traces": len(traces),

@@ -13,11 +13,14 @@ import torch
 
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
+from ngramspec.decoding.heads import head_of_config
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.heads import HeadOfCalls
+from ngramspec.drafters.model import ModelDrafter
 from ngramspec.persistence import (
     FOLDER,
     check_pickles,
@@ -33,7 +36,7 @@ from ngramspec.stores.choice import OpenStore, Store, described
 logger = logging.getLogger("ngramspec")
 
 # Attributes that a copy does not share with the original.
-NOT_COPIED = ("stats", "observer", "_prefill_length", "_lock", "_logged")
+NOT_COPIED = ("stats", "observer", "_prefill_length", "_lock", "_logged", "_heads")
 
 
 class Speculator:
@@ -167,6 +170,7 @@ class Speculator:
         self.observer: Observer | None = None
         self._lock = threading.Lock()
         self._logged: set[str] = set()
+        self._heads = HeadOfCalls()
         self._config = config
         self._prefill_length = PrefillDraftLength(config.longest)
 
@@ -368,7 +372,10 @@ class Speculator:
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
         )
-        return decode_call(self.settings(), call)
+        return decode_call(self.settings(head_of_config(generation_config)), call)
+
+    def _drafter_with(self, head: ModelDrafter | None) -> Drafter:
+        return self._drafter if head is None else self._heads.drafter(self._drafter, head)
 
     def _count(self, stats: DecodeStats) -> None:
         """Add a run's counts and times to the statistics."""
@@ -383,12 +390,16 @@ class Speculator:
         if not known:
             logger.warning("%s", message)
 
-    def settings(self) -> Settings:
-        """The settings for a call that begins now."""
+    def settings(self, head: ModelDrafter | None = None) -> Settings:
+        """The settings for a call that begins now.
+
+        Args:
+            head: what drafts with a model in addition to the drafter, or None.
+        """
         config, shared = self._config, self._config.calibration == "shared"
         return Settings(
             config=config,
-            drafter=lambda: self._drafter,
+            drafter=lambda: self._drafter_with(head),
             rule=config.rule,
             prefill_length=self._prefill_length if shared else PrefillDraftLength(config.longest),
             on_step=self.on_step,

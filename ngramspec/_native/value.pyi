@@ -34,9 +34,7 @@ class ValueEngine:
         log_probs: npt.NDArray[np.float32],
         depth: int = 0,
     ) -> None: ...
-    def fix(
-        self, tokens: npt.NDArray[np.int32], shares: npt.NDArray[np.float32]
-    ) -> None: ...
+    def fix(self, tokens: npt.NDArray[np.int32], shares: npt.NDArray[np.float32]) -> None: ...
     def recycle(
         self,
         tokens: npt.NDArray[np.int32],

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ngramspec.costs.joint import AnyCosts
+from ngramspec.costs.pace import Pace
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.distributed import ALONE, Ranks
@@ -32,6 +33,7 @@ class Generation:
         on_step: called with every StepEvent, or None.
         observer: is notified of the sections of the prefill and of each step.
         ranks: the processes that decode together with this one.
+        pace: the duration of the target's forwards.
     """
 
     target: Target
@@ -44,3 +46,4 @@ class Generation:
     on_step: Callable[[StepEvent], None] | None = None
     observer: Observer = NO_OBSERVER
     ranks: Ranks = ALONE
+    pace: Pace = field(default_factory=Pace)

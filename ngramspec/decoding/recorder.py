@@ -99,6 +99,9 @@ class StepRecorder:
         if not self._run.target.compiling:
             trees = any(draft.parents is not None for draft in step.drafts)
             costs.record_time(step.width, seconds, trees)
+            cost = costs.cost()
+            relative = float(cost[min(step.width, len(cost) - 1)])
+            self._run.pace.record(seconds, relative, len(step.drafts))
         accepted = sum(len(verdict.accepted) for verdict in step.verdicts)
         costs.record_acceptance(sum(len(draft) for draft in step.drafts), accepted)
 

@@ -11,6 +11,8 @@ from ngramspec.drafters.registry import build_drafter, register_drafter
 if TYPE_CHECKING:
     from ngramspec.drafters.calibrated import CalibratedDrafter
     from ngramspec.drafters.copy import CopyDrafter
+    from ngramspec.drafters.headed import HeadedDrafter
+    from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
     from ngramspec.drafters.known import OracleDrafter, RandomDrafter
     from ngramspec.drafters.model import ModelDrafter
     from ngramspec.drafters.ngram import NGramDrafter
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CalibratedDrafter",
     "CopyDrafter",
+    "EarlyExitDrafter",
+    "HeadedDrafter",
     "ModelDrafter",
+    "MtpDrafter",
     "NGramDrafter",
     "NullDrafter",
     "OracleDrafter",
@@ -39,7 +44,10 @@ __all__ = [
 _MODULES = {
     "CalibratedDrafter": "calibrated",
     "CopyDrafter": "copy",
+    "EarlyExitDrafter": "heads",
+    "HeadedDrafter": "headed",
     "ModelDrafter": "model",
+    "MtpDrafter": "heads",
     "NGramDrafter": "ngram",
     "NullDrafter": "null",
     "OracleDrafter": "known",

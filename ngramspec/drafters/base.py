@@ -14,13 +14,17 @@ class DraftModel(Protocol):
 
     Attributes:
         room: most tokens that it can read; None: no limit.
-        ahead: most tokens after the committed ones that it can predict; None: no limit.
-        ready: whether it knows what it needs of the committed text.
     """
 
     room: int | None
-    ahead: int | None
-    ready: bool
+
+    @property
+    def ahead(self) -> int | None:
+        """Most tokens after the committed ones that it can predict; None: no limit."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it knows what it needs of the committed text."""
 
     def cost(self, last: int) -> float:
         """Cost of a forward that returns ``last`` distributions, in the target's forwards."""

@@ -15,7 +15,7 @@ from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.reader import Reader, distribution, sampled
 from ngramspec.drafters.value import TIERS_OF_ENGINE, ValueDrafter
-from ngramspec.drafters.worth import MOST_PATIENCE, PATIENCE, HeadWorth
+from ngramspec.drafters.worth import HeadWorth
 
 ONE = np.ones(1, np.float32)
 RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost; not tuned
@@ -79,7 +79,6 @@ class HeadedSession(ForwardingSession):
         self._rows: list[tuple[Int32, Float32]] = []  # the head's distributions along them
         self._emitted = self._cost = 1.0  # decaying sums over steps
         self._paid = 0.0  # cost of the step so far, without the committed token's forward
-        self._skipped, self._patience = 0, PATIENCE
         self._failed: Exception | None = None
         self._sampled: dict[int, tuple[Int32, Float32]] = {}  # by depth: what it was sampled from
 
@@ -113,11 +112,12 @@ class HeadedSession(ForwardingSession):
     def _consult(self, reader: Reader, gamma: int, cost: Float32 | None) -> Plan:
         """Consult the head while it pays; return the chain that is drafted then."""
         plan = self._plan(gamma, cost)
+        rate = 0.0 if cost is None else self._emitted / self._cost  # without costs, all are free
         while True:
-            at = self._worthwhile(reader, plan, gamma)
+            at = self._worthwhile(reader, plan, gamma, rate)
             if at is None:
                 return plan
-            before, paid = plan, self._paid
+            before = plan
             try:
                 self._read(reader, plan, at)
             except Exception as error:
@@ -127,8 +127,8 @@ class HeadedSession(ForwardingSession):
                 return plan
             plan = self._plan(gamma, cost)
             if self.temperature is not None:
-                plan = self._sample(plan, gamma, cost)
-            self._learn(before, plan, at, cost, paid)
+                plan = self._sample(plan, gamma, cost, rate)
+            self._learn(before, plan, at, cost, rate)
 
     def _plan(self, gamma: int, cost: Float32 | None) -> Plan:
         """The chain that the engine drafts with the rows read so far."""
@@ -140,9 +140,9 @@ class HeadedSession(ForwardingSession):
             known += 1
         return Plan(tokens, confidence, source, known)
 
-    def _worthwhile(self, reader: Reader, plan: Plan, gamma: int) -> int | None:
-        """The depth at which to consult the head, or None."""
-        model, rate = reader.model, self._emitted / self._cost
+    def _worthwhile(self, reader: Reader, plan: Plan, gamma: int, rate: float) -> int | None:
+        """The depth at which to consult the head, or None. ``rate``: tokens per cost."""
+        model = reader.model
         last = min(len(plan.tokens), gamma - 1)
         if model.ahead is not None:
             last = min(last, model.ahead - 1)
@@ -154,14 +154,10 @@ class HeadedSession(ForwardingSession):
                 best, most = depth, net
         if best is None or not reader.fits(len(self.text) + gamma):
             return None
-        if most > 0:
-            return best
-        if not self._rows:
-            self._skipped += 1
-            if self._skipped >= self._patience:
-                self._skipped, self._patience = 0, min(2 * self._patience, MOST_PATIENCE)
-                return best
-        return None
+        tried = most <= 0 and not self._rows and self.worth.due()
+        if most > 0 and not self._rows:
+            self.worth.pays()
+        return best if most > 0 or tried else None
 
     def _read(self, reader: Reader, plan: Plan, depth: int) -> None:
         """Read the head's rows up to a depth of the chain."""
@@ -181,19 +177,17 @@ class HeadedSession(ForwardingSession):
         return reader.forward(text[at:], last)
 
     def _learn(
-        self, before: Plan, after: Plan, depth: int, cost: Float32 | None, paid: float
+        self, before: Plan, after: Plan, depth: int, cost: Float32 | None, rate: float
     ) -> None:
         """Learn what the row at a depth has changed."""
-        rate, more = self._emitted / self._cost, 0.0
+        more = 0.0
         if cost is not None:
             more = float(cost[len(after.tokens) + 1]) - float(cost[len(before.tokens) + 1])
         gain = after.expected() - before.expected() - rate * more
         reach = max(before.reach(depth), 1e-3)
         self.worth.learn_gain(before.chance(depth), depth, gain / reach)
-        if gain > rate * (self._paid - paid):
-            self._patience = PATIENCE
 
-    def _sample(self, plan: Plan, gamma: int, cost: Float32 | None) -> Plan:
+    def _sample(self, plan: Plan, gamma: int, cost: Float32 | None, rate: float) -> Plan:
         """Sample the head's tokens where they are accepted with a higher probability."""
         assert self.temperature is not None
         depth = max(self._sampled, default=-1) + 1
@@ -201,7 +195,7 @@ class HeadedSession(ForwardingSession):
             q = distribution(*self._rows[depth], self.temperature)
             share = self.worth.accepted(float(q[1][0]))
             price = 0.0 if cost is None else float(cost[depth + 2] - cost[depth + 1])
-            worth = plan.reach(depth) * share > self._emitted / self._cost * price
+            worth = plan.reach(depth) * share > rate * price
             if share > plan.chance(depth) and worth:
                 token = sampled(*q, self._rng)
                 self._sampled[depth] = q

@@ -155,6 +155,7 @@ class ModelDrafter(LearningDrafter):
 
     tiers = ("model",)
     estimates = True
+    reads_states = False  # whether its model reads the target's hidden states
     learned = ("loaded", "checked_for")
 
     def __init__(
@@ -175,13 +176,18 @@ class ModelDrafter(LearningDrafter):
         self.most = (
             MAX_PROPOSAL_IDS if most is None else check_int("most", most, 1, MAX_PROPOSAL_IDS)
         )
+        self.settings = f"gamma={gamma},threshold={self.threshold},most={most},tables={tables}"
         speeds_up = check_bool("tables", tables)
         self.tables: Drafter
         self.tables = TieredDrafter([CopyDrafter(), NGramDrafter()]) if speeds_up else NullDrafter()
         if isinstance(path, str):
-            own = f"gamma={gamma},threshold={self.threshold},most={most},tables={tables}"
-            self.spec = f"model({path},{own})"
+            self.spec = f"model({path},{self.settings})"
         self.forget()
+
+    def same_as(self, other: ModelDrafter) -> bool:
+        """Whether another drafter has the same model and the same arguments."""
+        same = self.assistant is other.assistant if self.spec is None else self.spec == other.spec
+        return type(self) is type(other) and same
 
     @property
     def assistants(self) -> tuple[Any, ...]:  # type: ignore[override]

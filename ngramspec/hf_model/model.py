@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ngramspec.hf_model.abilities import Ability, obstacle
+from ngramspec.hf_model.assistants.states import StateChannel
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.attention.index_ties import selecting_alone
 from ngramspec.hf_model.attention.tree_attention import Trees
@@ -47,6 +48,7 @@ class Target:
         keep_hidden: whether the next forward collects ``hidden``.
         hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
             of its logits; None: not collected or not available.
+        states: the hidden states of committed positions for heads; None: no head reads them.
 
     Args:
         model: a transformers model with a language-model head.
@@ -102,6 +104,7 @@ class Target:
         self.pending = Pending()
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
+        self.states: StateChannel | None = None
         self._present = PresentRows(len(input_ids))
         self._forward: LastForward | None = None
 
@@ -109,6 +112,12 @@ class Target:
         """Return the properties of the model and the call for ``obstacle``; see Known."""
         kwargs = self.inputs.kwargs
         return Known(self.traits, self.call, self.model, self.config, kwargs, by_row)
+
+    def read_states(self) -> None:
+        """Keep the hidden states of committed positions for heads; call it before the prefill."""
+        if self._copies == 1:
+            mask = self.inputs.kwargs.get("attention_mask")
+            self.states = StateChannel(self.model, mask, len(self.prompt))
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens; call it before the prefill."""
@@ -175,8 +184,10 @@ class Target:
         if self.call.cached and config.prefill_chunk_size is None:
             self.cache.record()  # so that an interrupted prefill can be rolled back
         self.cache.save()
-        with head_inputs(self.model, self.keep_hidden) as states:
+        with head_inputs(self.model, self.keep_hidden) as states, self._reading():
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        if self.states is not None:
+            self.states.keep_prompt(count)
         self.hidden = self._copied(states[-1][:, -1 - count :]) if states else None
         self.inputs.carry(outputs)
         if self._copies > 1:
@@ -242,9 +253,14 @@ class Target:
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
         wanted, alone = self.wants_hidden, selecting_alone(self.model, self.cache, inputs)
-        with in_place(block.device), alone, head_inputs(self.model, wanted) as states:
+        hidden, reading = head_inputs(self.model, wanted), self._reading()
+        with in_place(block.device), alone, hidden as states, reading:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """The context in which a forward's states are collected for heads."""
+        return nullcontext() if self.states is None else self.states.reading()
 
     def begin_forward(
         self,
@@ -291,6 +307,8 @@ class Target:
         logits = self._present.spread(forward.of_new(outputs.logits, name))
         read = None if hidden is None else self._present.spread(forward.of_new(hidden, name))
         self.hidden = read
+        if self.states is not None:
+            self.states.offer(lambda each: self._present.spread(forward.of_new(each, name)))
         return logits
 
     @property
@@ -320,6 +338,8 @@ class Target:
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
+        if self.states is not None and forward is not None:
+            self.states.keep(paths, prefill=forward.is_prefill)
         if forward is None:
             if self._unordered:  # all positions of the prefill stay
                 self.cache.reorder(origins)

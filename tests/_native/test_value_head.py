@@ -126,9 +126,7 @@ def test_native_equals_twin_with_a_store(tmp_path, seed):
     documents = [text[begin : begin + 60].tolist() for begin in range(60, 200, 45)]
     corpus = Corpus.build([ids(each) for each in documents], tmp_path / "c.ngc")
     native = ValueEngine(Calibration(), True, True, True, 2, corpus.index, False, True)
-    twin = ValueTwin(
-        CalibrationTwin(), True, True, True, 2, CorpusTwin(documents), False, True
-    )
+    twin = ValueTwin(CalibrationTwin(), True, True, True, 2, CorpusTwin(documents), False, True)
     for begin in range(0, 230, 5):
         before, found, log_probs = head_rows(rng, text[begin : begin + 3].tolist(), 30)
         for engine in (native, twin):
