@@ -168,9 +168,9 @@ class MtpHead:
     def _logits(self, k: int) -> torch.Tensor:
         """Run layer ``k`` if it has not run; its logits (1, vocab) after the last position."""
         run, above = self._runs[k], self._states if k == 0 else self._runs[k - 1]
-        if k >= self._run_now:
+        if run.cached < self._known:
             self._run(k, run, above)
-            self._run_now = k + 1
+        self._run_now = max(self._run_now, k + 1)
         logits: torch.Tensor = self.layers._project_to_logits(run.since(self._known - 1))[0]
         return logits
 
