@@ -286,6 +286,10 @@ class HeadedDrafter(LearningDrafter):
         other.evidence, other.stores = other.tables.evidence, other.tables.stores
         return other
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeadedDrafter:
+        """A copy that shares the weights of the head's model, and nothing learned."""
+        return HeadedDrafter(copy.deepcopy(self.tables, memo), copy.deepcopy(self.head, memo))
+
     def start(self, tokens: Int32) -> DraftSession:
         inner, engine = self.tables.begin(tokens, headed=True)
         drafter = self

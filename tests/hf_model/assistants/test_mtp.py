@@ -66,8 +66,9 @@ def test_rows_equal_a_computation_from_scratch(model, seed):
         new = rng.integers(2, 97, int(rng.integers(1, 5))).tolist()
         with torch.no_grad(), channel.reading():
             model(torch.tensor([[*text, *new][:-1]]))
-        channel.offer(lambda states, n=len(new): states[:, -n:])
-        channel.keep([range(len(new))], prefill=False)
+        count = len(new)
+        channel.offer(lambda states, count=count: states[:, -count:])
+        channel.keep([range(count)], prefill=False)
         head.truncate(len(text))
         text += new
 
