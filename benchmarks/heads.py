@@ -30,7 +30,7 @@ from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
 from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.heads import RecordedHead, RecordedRows, SyntheticRows
 from ngramspec.measure.replay import Plan, Player, geometric_mean
-from ngramspec.measure.traces import Trace, in_turn, read_traces
+from ngramspec.measure.traces import Trace, read_traces
 
 CHAINS = ("head, tables", "tables, head")
 PRICED = ("priced h, t", "priced t, h")
@@ -71,7 +71,7 @@ CONTENDERS: dict[str, Callable[[], Drafter]] = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay; print a table for each cost and write the JSON."""
-    traces = in_turn(read_traces(arguments.traces))[: arguments.count]
+    traces = read_traces(arguments.traces)[: arguments.count]
     plans = {True: Plan(cost_curve(arguments.curve, 64))}
     plans[False] = replace(plans[True], gamma="heuristic")
     groups = list(dict.fromkeys(trace.group for trace in traces))

@@ -6,17 +6,19 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.heads import HEAD_SETTINGS, check_tokenizers, requested_head
 from ngramspec.decoding.request import GenerateCall
-from ngramspec.drafters.model import ModelDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
 from ngramspec.hf_model.support import HUB_MODES_OFF, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stores.choice import open_stores
+
+if TYPE_CHECKING:
+    from ngramspec.drafters.model import ModelDrafter
 
 
 class GenerateHook:

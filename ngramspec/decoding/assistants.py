@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ngramspec.costs.pace import HeadPace, Pace
+from ngramspec.decoding.generation import Pace, averaged
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
@@ -29,6 +29,33 @@ from ngramspec.hf_model.assistants.states import StateChannel
 from ngramspec.verification.evidence import leading
 
 MOST_TIMED_TOKENS = 16  # longer reads catch up with the text and are not timed
+
+
+class HeadPace:
+    """The cost of a head's forward, at first assumed and then measured.
+
+    Args:
+        pace: of the generation.
+        assumed: cost of a forward relative to one of the target.
+    """
+
+    def __init__(self, pace: Pace, assumed: float) -> None:
+        self._pace, self._assumed = pace, assumed
+        self._seconds: float | None = None
+        self._forwards = 0
+
+    def record(self, seconds: float) -> None:
+        """Record a forward; the first one, in which caches are cold, is ignored."""
+        self._forwards += 1
+        if self._forwards > 1:
+            self._seconds = averaged(self._seconds, seconds)
+
+    @property
+    def cost(self) -> float:
+        """Cost of a forward in the target's one-position forwards, for one row."""
+        if self._seconds is None or not self._pace.target:
+            return self._assumed
+        return self._seconds / self._pace.target
 
 
 class DraftingModel:
@@ -70,15 +97,10 @@ class DraftingModel:
         return self._model.length
 
     def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
-        """Read tokens, and return the most probable next tokens in one transfer to the host.
+        """Read int32 (n,) tokens, and return the most probable next tokens in one transfer.
 
-        Args:
-            tokens: int32 (n,), appended to those read before.
-            last: number of final positions to return next tokens for, 1..n.
-            most: maximum number of ids for each position.
-
-        Returns:
-            (ids int32, log_probs float32), each (last, min(most, vocab)), the most probable first.
+        They follow each of the ``last`` final positions: (ids int32, log_probs float32), each
+        (last, min(most, vocab)), the most probable first.
         """
         began = perf_counter()
         logits = self._model.forward(torch.from_numpy(tokens.astype(np.int64)), last)

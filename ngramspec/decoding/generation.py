@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ngramspec.costs.joint import AnyCosts
-from ngramspec.costs.pace import Pace
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.distributed import ALONE, Ranks
@@ -15,6 +14,35 @@ from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.sampler import TokenSampler
+
+MEMORY = 0.9  # weight of earlier forwards in an average duration; not tuned
+
+
+class Pace:
+    """The average duration of the target's forwards, in which heads state their costs.
+
+    Attributes:
+        target: seconds of a forward of one position, divided by the number of rows; None: not
+            measured.
+    """
+
+    def __init__(self) -> None:
+        self.target: float | None = None
+
+    def record(self, seconds: float, relative: float, rows: int) -> None:
+        """Record a forward of the target.
+
+        Args:
+            seconds: its duration.
+            relative: its cost relative to a forward of one position.
+            rows: number of rows of the batch.
+        """
+        self.target = averaged(self.target, seconds / max(relative, 1.0) / rows)
+
+
+def averaged(average: float | None, value: float) -> float:
+    """A decaying average with one more value."""
+    return value if average is None else MEMORY * average + (1 - MEMORY) * value
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
-from ngramspec.drafters.model import ModelDrafter, fingerprint_of
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.assistants.assistant import named
+
+if TYPE_CHECKING:
+    from ngramspec.drafters.model import ModelDrafter
 
 # Arguments of ``generate`` that name a head, and the value that switches each off.
 HEAD_SETTINGS = {"assistant_model": None, "assistant_early_exit": None, "use_mtp": False}
@@ -36,6 +36,9 @@ def requested_head(settings: Mapping[str, Any]) -> ModelDrafter | None:
         raise UnsupportedError(f"{' and '.join(asked)} cannot be combined; pass one of them")
     if not asked:
         return None
+    from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter  # most calls have none
+    from ngramspec.drafters.model import ModelDrafter
+
     if asked == ["assistant_model"]:
         assistant = settings["assistant_model"]
         check_independent(assistant)
@@ -47,6 +50,8 @@ def requested_head(settings: Mapping[str, Any]) -> ModelDrafter | None:
 
 def check_independent(assistant: Any) -> None:
     """Raise an UnsupportedError if a drafting model needs more of the target than its tokens."""
+    from ngramspec.hf_model.assistants.assistant import named
+
     for starts, reason in DEPENDENT.items():
         if type(assistant).__name__.startswith(starts):
             raise UnsupportedError(
@@ -64,6 +69,8 @@ def check_tokenizers(own: Any, assistants: Any) -> None:
     """
     if own is None or assistants is None or own is assistants:
         return
+    from ngramspec.drafters.model import fingerprint_of
+
     if fingerprint_of(own) != fingerprint_of(assistants):
         raise UnsupportedError(
             "assistant_tokenizer differs from tokenizer; pass an assistant_model with the target's"

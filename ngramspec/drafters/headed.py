@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32, Proposal, joined
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, ForwardingSession
-from ngramspec.drafters.learning import LearningDrafter
+from ngramspec.drafters.base import (
+    Drafter,
+    DraftModel,
+    DraftSession,
+    ForwardingSession,
+    LearningDrafter,
+)
 from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.reader import Reader, distribution, sampled
-from ngramspec.drafters.value import TIERS_OF_ENGINE, ValueDrafter
+from ngramspec.drafters.value import TIERS_OF_ENGINE, ValueDrafter, ValueSession
 from ngramspec.drafters.worth import HeadWorth
 
 ONE = np.ones(1, np.float32)
@@ -257,7 +262,7 @@ class HeadedDrafter(LearningDrafter):
     learned = ("worth",)
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
-        self.tables, self.head = tables, head
+        self.tables, self.head = tables.with_heads_tokens(), head
         self.tiers = (*TIERS_OF_ENGINE, *head.tiers)
         self.evidence, self.stores = tables.evidence, tables.stores
         known = None in (tables.spec, head.spec)
@@ -282,7 +287,7 @@ class HeadedDrafter(LearningDrafter):
 
     def with_stores(self, stores: Sequence[Any]) -> Drafter:
         other = copy.copy(self)
-        other.tables = self.tables.with_stores(stores)
+        other.tables = self.tables.with_stores(stores).with_heads_tokens()
         other.evidence, other.stores = other.tables.evidence, other.tables.stores
         return other
 
@@ -291,9 +296,12 @@ class HeadedDrafter(LearningDrafter):
         return HeadedDrafter(copy.deepcopy(self.tables, memo), copy.deepcopy(self.head, memo))
 
     def start(self, tokens: Int32) -> DraftSession:
-        inner, engine = self.tables.begin(tokens, headed=True)
+        inner = innermost = self.tables.start(tokens)
+        while isinstance(innermost, ForwardingSession):
+            innermost = innermost.inner
+        assert isinstance(innermost, ValueSession)
         drafter = self
         if self.by_request:
             drafter = copy.copy(self)
             drafter.forget()
-        return HeadedSession(drafter, inner, engine, tokens)
+        return HeadedSession(drafter, inner, innermost.engine, tokens)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
+from ngramspec._native.store_source import StoreSource
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
-from ngramspec.drafters.base import DraftSession
-from ngramspec.drafters.learning import LearningDrafter
-from ngramspec.drafters.shared import SharedSession
+from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.errors import check_int
-from ngramspec.stores.choice import Store, one_source, open_stores
-from ngramspec.stores.corpus import Corpus
-from ngramspec.stores.shared import Namespace
-from ngramspec.stores.shared_request import SharedRequest
+from ngramspec.stores.choice import Store, open_stores
 
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
@@ -25,8 +22,6 @@ RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
 MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
-# Last prompt tokens that calibrate a corpus; measured in docs/internals/value-engine.md.
-REHEARSED_TOKENS = 512
 
 
 class ValueSession(DraftSession):
@@ -122,6 +117,7 @@ class ValueDrafter(LearningDrafter):
     estimates = True
     branches = True
     learned = ("calibration",)
+    headed = False  # whether its engines draft a head's tokens, too
 
     def __init__(
         self,
@@ -162,37 +158,36 @@ class ValueDrafter(LearningDrafter):
         other.calibration, other.by_request = self.calibration, self.by_request
         return other
 
+    def with_heads_tokens(self) -> ValueDrafter:
+        """A copy whose engines also draft a head's tokens; both share one calibration."""
+        other = copy.copy(self)
+        other.headed = True
+        return other
+
     def forget(self) -> None:
         self.calibration = Calibration()
 
     def start(self, tokens: Int32) -> DraftSession:
-        return self.begin(tokens)[0]
+        if not self.stores:
+            return ValueSession(self.engine(None), tokens, self.always)
+        from ngramspec.drafters.shared import start_with_stores  # most drafters have none
 
-    def begin(self, tokens: Int32, *, headed: bool = False) -> tuple[DraftSession, ValueEngine]:
-        """Begin a sequence; also return its engine. ``headed``: it drafts a head's tokens, too."""
-        stores = [each.request() if isinstance(each, Namespace) else each for each in self.stores]
+        return start_with_stores(self, tokens)
+
+    def engine(self, source: StoreSource | None) -> ValueEngine:
+        """A new engine that also drafts from ``source``."""
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
         calibration = Calibration() if self.by_request else self.calibration
-        engine = ValueEngine(
+        return ValueEngine(
             calibration,
             copies,
             counts,
             falls_back,
             self.min_match,
-            one_source(stores),
+            source,
             self.recycles,
-            headed,
+            self.headed,
         )
-        rehearsed = REHEARSED_TOKENS if any(isinstance(each, Corpus) for each in self.stores) else 0
-        session = ValueSession(engine, tokens, self.always, rehearsed=rehearsed)
-        if not any(isinstance(each, SharedRequest) for each in stores):
-            return session, engine
-        own = [
-            each
-            for each, given in zip(stores, self.stores, strict=True)
-            if isinstance(given, Namespace)
-        ]
-        return SharedSession(session, self.tiers.index("store"), own, tokens), engine
 
 
 class StoreDrafter(ValueDrafter):

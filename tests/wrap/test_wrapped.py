@@ -10,7 +10,6 @@ import sys
 
 import pytest
 import torch
-from conftest import tiny_llama
 from threads import PROMPTS, assert_each_is, in_threads
 from transformers import AutoModelForCausalLM, GenerationConfig, pipeline
 from wrapping import GREEDY, PROMPT, SETTINGS, answer, checkout, letters, load, save_tiny, stats_of
