@@ -29,6 +29,7 @@ BENCHMARKS = (
     "runners_up",
     "record_heads",
     "heads",
+    "assisted",
     "long_contexts",
     "corpus",
     "shared_store",

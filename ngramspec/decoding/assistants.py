@@ -14,7 +14,6 @@ from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
 from ngramspec.drafters.model import ModelDrafter, fingerprint_of
-from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.assistants.assistant import (
     AssistantModel,
     check_assistant,
@@ -152,8 +151,6 @@ class Assistants:
         model = self._model_of(drafter)
         share = parameters(model) / max(parameters(self._target), 1)
         if isinstance(drafter, MtpDrafter):
-            if self._channel is None:
-                raise UnsupportedError("MTP layers need the states of the target's forwards")
             share /= len(model.layers)
             return DraftingModel(MtpHead(model, self._channel, row), vocab, HeadPace(pace, share))
         return DraftingModel(AssistantModel(model), vocab, HeadPace(pace, share))

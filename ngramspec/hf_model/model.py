@@ -115,7 +115,7 @@ class Target:
 
     def read_states(self) -> None:
         """Keep the hidden states of committed positions for heads; call it before the prefill."""
-        if self._copies == 1:
+        if (self.config.num_beams or 1) == 1:
             from ngramspec.hf_model.assistants.states import StateChannel  # few calls have heads
 
             mask = self.inputs.kwargs.get("attention_mask")
@@ -185,7 +185,7 @@ class Target:
         self.cache.save()
         with head_inputs(self.model, self.keep_hidden) as states, self._reading():
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
-        if self.states is not None:
+        if self.states is not None and not self.widths.sizes:
             self.states.keep_prompt(count)
         self.hidden = self._copied(states[-1][:, -1 - count :]) if states else None
         self.inputs.carry(outputs)
@@ -263,7 +263,9 @@ class Target:
 
     def _reading(self) -> AbstractContextManager[Any]:
         """The context in which a forward's states are collected for heads."""
-        return nullcontext() if self.states is None else self.states.reading()
+        if self.states is None or self.widths.sizes:  # no hook in a compiled forward
+            return nullcontext()
+        return self.states.reading()
 
     def begin_forward(
         self,

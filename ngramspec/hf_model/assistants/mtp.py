@@ -79,7 +79,7 @@ class MtpHead:
 
     Args:
         layers: transformers' MtpModel.
-        channel: the target's states.
+        channel: the target's states; None: it has none, and the head is never ready.
         row: the sequence's row.
 
     Attributes:
@@ -87,7 +87,7 @@ class MtpHead:
     """
 
     layers: Any
-    channel: StateChannel
+    channel: StateChannel | None
     row: int
     _tokens: list[int] = field(default_factory=list)
     _committed: int = 0
@@ -115,6 +115,8 @@ class MtpHead:
 
     def commit(self, length: int) -> None:
         """Take the new states; ``length`` tokens are committed now."""
+        if self.channel is None:
+            return
         self._settle(0)
         taken = self.channel.take(self.row)
         new = sum(len(each) for each in taken)

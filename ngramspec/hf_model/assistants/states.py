@@ -55,7 +55,7 @@ class StateChannel:
             if self._mask is not None and self._mask.shape[1] >= last:
                 own = own[self._mask[row, -last:].bool()]
             kept.append(own)
-        self._last = states[:, last - 1 :]
+        self._last, self._found = states[:, last - 1 :], []
 
     def offer(self, placed: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Note the states of a forward.
@@ -64,6 +64,7 @@ class StateChannel:
             placed: brings them to (batch, positions, d), without positions that were run again.
         """
         self._last = placed(self._found[-1]) if self._found else None
+        self._found = []  # another forward may not be read
 
     def keep(self, paths: Sequence[Sequence[int]], *, prefill: bool) -> None:
         """Keep the states at each row's accepted positions of the last forward."""

@@ -145,6 +145,14 @@ def test_sampling_and_a_second_turn(model):
     assert speculator.stats.drafter_faults == 0
 
 
+def test_without_states_it_drafts_nothing(model):
+    given = {"do_sample": False, "max_new_tokens": 12, "num_beams": 2, "pad_token_id": 0}
+    speculator = Speculator("none", gamma=2)
+    ours = ngramspec.generate(model, PROMPT, use_mtp=True, speculator=speculator, **given)
+    assert ours.tolist() == model.generate(PROMPT, **given).tolist()
+    assert speculator.stats.drafter_faults == 0
+
+
 def test_a_model_without_a_checkpoint_is_refused(model):
     from transformers import AutoModelForCausalLM
 
