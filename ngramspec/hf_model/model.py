@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from ngramspec.hf_model.outputs import OutputRecorder, head_inputs
 from ngramspec.hf_model.support import check_cache, check_model, check_states
 from ngramspec.hf_model.traits import head_size, traits_of
 
+if TYPE_CHECKING:
+    from ngramspec.hf_model.assistants.states import StateChannel
+
 
 class Target:
     """One generation of a model, from its prefill on.
@@ -43,6 +46,7 @@ class Target:
         keep_hidden: whether the next forward collects ``hidden``.
         hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
             of its logits; None: not collected or not available.
+        states: the hidden states of committed positions for heads; None: no head reads them.
 
     Args:
         model: a transformers model with a language-model head.
@@ -100,6 +104,7 @@ class Target:
         self.pending = Pending()
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
+        self.states: StateChannel | None = None
         self._present = PresentRows(len(input_ids))
         self._forward: LastForward | None = None
 
@@ -107,6 +112,14 @@ class Target:
         """Return the properties of the model and the call for ``obstacle``; see Known."""
         kwargs = self.inputs.kwargs
         return Known(self.traits, self.call, self.model, self.config, kwargs, by_row)
+
+    def read_states(self) -> None:
+        """Keep the hidden states of committed positions for heads; call it before the prefill."""
+        if (self.config.num_beams or 1) == 1:
+            from ngramspec.hf_model.assistants.states import StateChannel  # few calls have heads
+
+            mask = self.inputs.kwargs.get("attention_mask")
+            self.states = StateChannel(self.model, mask, len(self.prompt))
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens; call it before the prefill."""
@@ -169,8 +182,10 @@ class Target:
         if self.call.cached and config.prefill_chunk_size is None:
             self.cache.record()  # so that an interrupted prefill can be rolled back
         self.cache.save()
-        with head_inputs(self.model, self.keep_hidden) as states:
+        with head_inputs(self.model, self.keep_hidden) as states, self._reading():
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        if self.states is not None and not self.widths.sizes:
+            self.states.keep_prompt(count)
         self.hidden = self._copied(states[-1][:, -1 - count :]) if states else None
         self.inputs.carry(outputs)
         if self._copies > 1:
@@ -238,7 +253,7 @@ class Target:
         inputs = self.begin_forward(block, lengths, trees, committed)
         assert self._forward is not None
         plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
-        if plain and not self.traits.hooked:
+        if plain and self.states is None and not self.traits.hooked:
             return self.end_forward(self._shapes.run(**inputs, return_dict=True))
         places = self.inputs.take_positions(inputs)
         alone: AbstractContextManager[None] = nullcontext()
@@ -246,10 +261,17 @@ class Target:
             from ngramspec.hf_model.attention.index_ties import selecting_alone
 
             alone = selecting_alone(self.model, self.cache, inputs)
-        own, wanted = in_place(self.model, block.device), self.wants_hidden
-        with own, alone, places, head_inputs(self.model, wanted) as states:
+        hidden, reading = head_inputs(self.model, self.wants_hidden), self._reading()
+        own = in_place(self.model, block.device)
+        with own, alone, places, hidden as states, reading:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """The context in which a forward's states are collected for heads."""
+        if self.states is None or self.widths.sizes:  # no hook in a compiled forward
+            return nullcontext()
+        return self.states.reading()
 
     def begin_forward(
         self,
@@ -292,6 +314,8 @@ class Target:
         logits = self._present.spread(forward.of_new(outputs.logits, name))
         read = None if hidden is None else self._present.spread(forward.of_new(hidden, name))
         self.hidden = read
+        if self.states is not None:
+            self.states.offer(lambda each: self._present.spread(forward.of_new(each, name)))
         return logits
 
     @property
@@ -321,6 +345,8 @@ class Target:
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
+        if self.states is not None and forward is not None:
+            self.states.keep(paths, prefill=forward.is_prefill)
         if forward is None:
             if self._unordered:  # all positions of the prefill stay
                 self.cache.reorder(origins)

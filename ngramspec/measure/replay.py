@@ -8,7 +8,7 @@ only, if it was recorded. What the target computed after rejected tokens was not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
@@ -18,6 +18,7 @@ from ngramspec._native.copyindex import CopyIndex
 from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
 from ngramspec.drafters.base import Drafter, hand_over
+from ngramspec.measure.heads import RecordedHead
 from ngramspec.measure.knowledge import Known
 from ngramspec.measure.runners_up import replayed
 from ngramspec.measure.traces import Trace
@@ -129,6 +130,7 @@ class Player:
         acceptance: where acceptance is counted in detail; None: not at all. Counting disturbs the
             times, so figures and details are measured in different runs.
         knowledge: text that it knows in addition to each request, or None.
+        head: makes the recorded drafting model of a trace; None: the drafter runs no model.
     """
 
     def __init__(
@@ -137,7 +139,9 @@ class Player:
         plan: Plan,
         acceptance: Acceptance | None = None,
         knowledge: Known | None = None,
+        head: Callable[[Trace], RecordedHead] | None = None,
     ) -> None:
+        self.head = head
         self.drafter = drafter
         self.knowledge = knowledge
         self.plan = plan
@@ -171,6 +175,9 @@ class Player:
             session.extend(output[:1])
         else:
             session = drafter.start(committed)
+        model = None if self.head is None else self.head(trace)
+        if model is not None:
+            session.begin_models(lambda _: model)
         at = 1
         while at < len(recorded):
             gamma, cost = controller.plan(estimates)
@@ -203,6 +210,7 @@ class Player:
                 self.acceptance.count(draft, path, match, drafter.tiers)
                 seen.extend(new)
             at += len(new)
+        tally.cost += 0.0 if model is None else model.paid
         session.close()
 
 
