@@ -45,7 +45,7 @@ from ngramspec.measure.whole_calls import (
     Measured,
     Plan,
     by_model,
-    by_processor,
+    forced_texts,
     to_dict,
 )
 
@@ -316,7 +316,8 @@ def steps(arguments: argparse.Namespace, model: Any, prompts: list[Prompt]) -> A
 def plots(arguments: argparse.Namespace, report: dict[str, Any]) -> Any:
     """Plots of what was measured; they need matplotlib."""
     try:
-        from ngramspec.measure.plots import plot_costs, plot_e2e
+        from benchmarks.plots import plot_costs
+        from ngramspec.measure.plots import plot_e2e
     except ModuleNotFoundError as error:
         print(f"skipped: plots: {error}; pip install 'ngramspec[plots]'")
         return {"skipped": str(error)}
@@ -360,7 +361,9 @@ def smollm2(arguments: argparse.Namespace) -> Any:
         compiled=not (arguments.no_compile or arguments.tiny),
     )
     plan = Plan(arguments.repeats, arguments.new, min(48, arguments.new), arguments.per_task)
-    measured = EndToEnd(loaded.model, ways, plan, forcing=by_processor, progress=print).run(prompts)
+    with forced_texts(loaded.model, prompts, plan) as forcing:
+        compared = EndToEnd(loaded.model, ways, plan, forcing=forcing, progress=print)
+        measured = compared.run(prompts)
     rows = summarize(measured)
     show(rows)
     return {"summary": rows, "against": against(rows), **to_dict(measured)}

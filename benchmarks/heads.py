@@ -6,14 +6,17 @@ The traces are of ``record_heads`` or ``ngramspec record --top-k 8``. ``--exit``
 early exit instead of the synthetic head. Figures are tokens per cost, where a row of the head costs
 ``--costs`` one-position forwards of the target.
 
-"tables" and "head" draft alone. "head, tables" and "tables, head" draft in order of priority, and
-each continues the draft of the one before it. "both" is the arbiter (``auto+model(FOLDER)``).
+"tables" and "head" draft alone, by expected tokens per cost. "head, tables" and "tables, head"
+draft in order of priority: each continues the draft of the one before it, with the heuristic draft
+length and without estimates. In "priced" ones the draft also ends by the measured acceptance of
+each source. "both" is the arbiter (``auto+model(FOLDER)``).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,10 @@ from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
 from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.heads import RecordedHead, RecordedRows, SyntheticRows
 from ngramspec.measure.replay import Plan, Player, geometric_mean
-from ngramspec.measure.traces import Trace, in_turn, read_traces
+from ngramspec.measure.traces import Trace, read_traces
 
+CHAINS = ("head, tables", "tables, head")
+PRICED = ("priced h, t", "priced t, h")
 GAMMA = 16  # most tokens of a head in the chainings
 
 
@@ -48,11 +53,6 @@ def head() -> ModelDrafter:
     return ModelDrafter("recorded", gamma=GAMMA, tables=False)
 
 
-def chained(*drafters: Drafter) -> Drafter:
-    """Drafters in order of priority, with measured acceptance."""
-    return CalibratedDrafter(TieredDrafter(drafters))
-
-
 def tables() -> Drafter:
     """The tables in order of priority."""
     return build_drafter("copy+ngram", policy="priority")
@@ -61,16 +61,19 @@ def tables() -> Drafter:
 CONTENDERS: dict[str, Callable[[], Drafter]] = {
     "tables": ValueDrafter,
     "head": lambda: HeadedDrafter(StoreDrafter(), head()),
-    "head, tables": lambda: chained(head(), tables()),
-    "tables, head": lambda: chained(tables(), head()),
+    "head, tables": lambda: TieredDrafter([head(), tables()]),
+    "tables, head": lambda: TieredDrafter([tables(), head()]),
+    "priced h, t": lambda: CalibratedDrafter(TieredDrafter([head(), tables()])),
+    "priced t, h": lambda: CalibratedDrafter(TieredDrafter([tables(), head()])),
     "both": lambda: HeadedDrafter(ValueDrafter(SOURCES), head()),
 }
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Replay; print a table for each cost and write the JSON."""
-    traces = in_turn(read_traces(arguments.traces))[: arguments.count]
-    plan = Plan(cost_curve(arguments.curve, 64))
+    traces = read_traces(arguments.traces)[: arguments.count]
+    plans = {True: Plan(cost_curve(arguments.curve, 64))}
+    plans[False] = replace(plans[True], gamma="heuristic")
     groups = list(dict.fromkeys(trace.group for trace in traces))
     rows = RecordedRows if arguments.exit else SyntheticRows
     found: list[dict[str, Any]] = []
@@ -82,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             def model(trace: Trace, cost: float = cost) -> RecordedHead:
                 return RecordedHead(trace, rows(trace, arguments.seed), cost)
 
+            plan = plans[name not in CHAINS]
             player = Player(make(), plan, head=None if name == "tables" else model).play(traces)
             figures[name] = {
                 each: player.groups[each].to_dict()["tokens_per_cost"] for each in groups
@@ -92,9 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         ratios = compared(figures)
         for name, by_group in ratios.items():
             mean = float(np.exp(np.mean(np.log(list(by_group.values())))))
-            print(
-                f"{name:<16}" + "".join(f"{v:>14.3f}" for v in by_group.values()) + f"{mean:>9.3f}"
-            )
+            values = "".join(f"{each:>14.3f}" for each in by_group.values())
+            print(f"{name:<16}{values}{mean:>9.3f}")
         found.append({"cost": cost, "tokens_per_cost": figures, "ratios": ratios})
     settings = {
         "traces": len(traces),
@@ -107,8 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def compared(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The arbiter relative to the better one alone, and to the better chaining, by group."""
-    rivals = {"/ better alone": ("tables", "head"), "/ chaining": ("head, tables", "tables, head")}
+    """The arbiter relative to the better one alone, and to the better chains, by group."""
+    rivals = {"/ better alone": ("tables", "head"), "/ better chain": CHAINS, "/ priced": PRICED}
     return {
         name: {
             group: value / max(figures[each][group] for each in names)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.assistants.early_exit import EarlyExit
+from ngramspec.hf_model.assistants.early_exit import early_exit
 from ngramspec.measure.models import load
 from ngramspec.measure.traces import RunnersUp, Trace, by_group, read_traces, write_traces
 from ngramspec.verification.evidence import leading
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     whole = Path(f"{arguments.output}.jsonl")
     early = Path(f"{arguments.output}.exit.jsonl")
     write_traces(whole, recorded(model, traces, arguments.context))
-    exits = EarlyExit(model, arguments.layers)
+    exits = early_exit(model, arguments.layers)
     write_traces(early, recorded(exits, traces, arguments.context))
     return 0
 

@@ -7,33 +7,29 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
+from ngramspec.decoding.heads import head_of_config
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter
-from ngramspec.persistence import (
-    FOLDER,
-    check_pickles,
-    copied_drafter,
-    find_settings,
-    pickled_drafter,
-    read_settings,
-    write_settings,
-)
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.stores.choice import OpenStore, Store, described
+
+if TYPE_CHECKING:
+    from ngramspec.drafters.heads import HeadOfCalls
+    from ngramspec.drafters.model import ModelDrafter
 
 logger = logging.getLogger("ngramspec")
 
 # Attributes that a copy does not share with the original.
-NOT_COPIED = ("stats", "observer", "_prefill_length", "_lock", "_logged")
+NOT_COPIED = ("stats", "observer", "_prefill_length", "_lock", "_logged", "_heads")
 
 
 class Speculator:
@@ -167,6 +163,7 @@ class Speculator:
         self.observer: Observer | None = None
         self._lock = threading.Lock()
         self._logged: set[str] = set()
+        self._heads: HeadOfCalls | None = None
         self._config = config
         self._prefill_length = PrefillDraftLength(config.longest)
 
@@ -253,6 +250,8 @@ class Speculator:
             ValueError: the drafter has no spec.
             OSError: the file cannot be written.
         """
+        from ngramspec.persistence import write_settings
+
         return write_settings(Path(folder), self.to_dict())
 
     @classmethod
@@ -267,6 +266,8 @@ class Speculator:
             FileNotFoundError: there is no such file.
             ValueError: the file is invalid; the message names it and the problem.
         """
+        from ngramspec.persistence import FOLDER, find_settings, read_settings
+
         path = find_settings(Path(folder))
         wrapped = {"unsupported": "plain"} if path.parent.name == FOLDER else {}
         settings = read_settings(path)
@@ -277,6 +278,8 @@ class Speculator:
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle."""
+        from ngramspec.persistence import check_pickles, pickled_drafter
+
         check_pickles("on_step", self.on_step, "set on_step to None, or to a module's function")
         return self._state() | {"_drafter": pickled_drafter(self._drafter)}
 
@@ -287,6 +290,8 @@ class Speculator:
         self._begin(config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Speculator:
+        from ngramspec.persistence import copied_drafter
+
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         apart = {"_drafter": None, "on_step": None}  # callbacks may hold large objects
@@ -368,7 +373,16 @@ class Speculator:
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
         )
-        return decode_call(self.settings(), call)
+        return decode_call(self.settings(head_of_config(generation_config)), call)
+
+    def _drafter_with(self, head: ModelDrafter | None) -> Drafter:
+        if head is None:
+            return self._drafter
+        from ngramspec.drafters.heads import HeadOfCalls  # most calls have none
+
+        with self._lock:
+            self._heads = self._heads or HeadOfCalls()
+        return self._heads.drafter(self._drafter, head)
 
     def _count(self, stats: DecodeStats) -> None:
         """Add a run's counts and times to the statistics."""
@@ -383,12 +397,16 @@ class Speculator:
         if not known:
             logger.warning("%s", message)
 
-    def settings(self) -> Settings:
-        """The settings for a call that begins now."""
+    def settings(self, head: ModelDrafter | None = None) -> Settings:
+        """The settings for a call that begins now.
+
+        Args:
+            head: what drafts with a model in addition to the drafter, or None.
+        """
         config, shared = self._config, self._config.calibration == "shared"
         return Settings(
             config=config,
-            drafter=lambda: self._drafter,
+            drafter=lambda: self._drafter_with(head),
             rule=config.rule,
             prefill_length=self._prefill_length if shared else PrefillDraftLength(config.longest),
             on_step=self.on_step,

@@ -79,7 +79,7 @@ cdef float PRIOR_SHARE = 100.0  # tokens that the prior of a recent token's cell
 # small model). They matter for the first few hundred tokens.
 cdef float[18] WEIGHTS = [
     0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.25, 0.2, 0.2,
-    0.1, 0.4, 0.4, 0.4
+    0.1, 0.4, 0.45, 0.45
 ]
 cdef float BESIDE_HEAD = 0.4    # factor on the other weights where a head has a row
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # count of a bucket

@@ -27,6 +27,12 @@ MIB = 1 << 20
 CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
 
+def drafter_of(arguments: argparse.Namespace) -> str:
+    """The drafter's description, with the head that the options ask for."""
+    head = f"+model({arguments.assistant})" if arguments.assistant else "+mtp" * arguments.mtp
+    return f"{arguments.drafter}{head}"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
@@ -35,6 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dtype(parser)
     add_device(parser)
     add_drafter(parser)
+    heads = parser.add_mutually_exclusive_group()
+    heads.add_argument(
+        "--assistant", metavar="FOLDER", help="a small model that drafts, too; it has the tokenizer"
+    )
+    heads.add_argument(
+        "--mtp",
+        action="store_true",
+        help="the model's MTP layers draft, too",
+    )
     parser.add_argument("--name", metavar="NAME", help="of the model (default: its own)")
     parser.add_argument(
         "--corpus",
@@ -86,11 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Raises:
-        UsageError: an argument cannot be used. The message names it.
-    """
+    """Serve until SIGTERM or Ctrl-C."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
@@ -148,7 +159,7 @@ def settings_of(
         shared=shared,
         keys=keys,
         corpora=corpora,
-        drafter=arguments.drafter,
+        drafter=drafter_of(arguments),
         limits=limits,
         max_tokens=arguments.max_tokens,
         allowed_hosts=[arguments.host, *check_allowed(arguments.allowed_hosts)],
@@ -157,11 +168,7 @@ def settings_of(
 
 
 def check_allowed(given: Sequence[str]) -> list[str]:
-    """The hosts that an option names, separated by commas.
-
-    Raises:
-        UsageError: one is neither a name nor an address.
-    """
+    """The hosts that an option names, separated by commas."""
     from ngramspec.server.hosts import AllowedHosts
 
     found = [each.strip() for text in given for each in text.split(",")]
@@ -171,11 +178,7 @@ def check_allowed(given: Sequence[str]) -> list[str]:
 
 
 def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
-    """API keys by user, from the options and the environment variable.
-
-    Raises:
-        UsageError: one is not USER=KEY, or a user has two.
-    """
+    """API keys by user, from the options and the environment variable, each USER=KEY."""
     keys: dict[str, str] = {}
     for text in (*given, *filter(None, variable.split(","))):
         user, equals, key = text.partition("=")
@@ -188,11 +191,7 @@ def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
 
 
 def open_corpora(given: Sequence[str]) -> dict[str, Corpus]:
-    """Corpora by the given name, or by the stem of their file.
-
-    Raises:
-        UsageError: one cannot be opened, or two have one name.
-    """
+    """Corpora by the given name, or by the stem of their file."""
     from ngramspec.stores import Corpus
 
     corpora: dict[str, Corpus] = {}

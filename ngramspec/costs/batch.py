@@ -15,7 +15,7 @@ from ngramspec.draft import Float32
 class StepCosts(Protocol):
     """Costs of a generation's next step. The methods are StepCostTracker's."""
 
-    def at(self, length: int, pending: int | None = None) -> None: ...
+    def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None: ...
 
     def plain(self) -> bool: ...
 
@@ -31,23 +31,17 @@ class StepCosts(Protocol):
 
 
 class DelegatedCosts:
-    """A generation's costs, delegated to a replaceable object. Not thread-safe.
+    """A generation's costs, delegated to ``now``, which may be replaced between two steps.
 
-    The methods are StepCostTracker's.
-
-    Args:
-        now: the costs of the next step.
-
-    Attributes:
-        now: as given. It may be replaced between two steps.
+    The methods are StepCostTracker's. Not thread-safe.
     """
 
     def __init__(self, now: StepCosts) -> None:
         self.now = now
 
-    def at(self, length: int, pending: int | None = None) -> None:
+    def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None:
         """See StepCostTracker."""
-        self.now.at(length, pending)
+        self.now.at(length, pending, prefill=prefill)
 
     def plain(self) -> bool:
         """See StepCostTracker."""
@@ -77,12 +71,8 @@ class DelegatedCosts:
 class BatchStepCosts(DelegatedCosts):
     """A batch's current costs, for the rows that remain. Not thread-safe.
 
-    It has one StepCostTracker per number of rows that occurs. A curve for fewer rows starts from
-    the curve for more rows.
-
-    Args:
-        make: makes the tracker for a number of rows.
-        rows: number of rows of the batch, >= 1.
+    It has one StepCostTracker per number of rows that occurs, made by ``make``. A curve for fewer
+    rows starts from the curve for more rows.
     """
 
     def __init__(self, make: Callable[[int], StepCostTracker], rows: int) -> None:
@@ -108,10 +98,10 @@ class BatchStepCosts(DelegatedCosts):
         self.rows, self.now = rows, self._trackers[rows]
         self.now.at(self._length, self._pending)
 
-    def at(self, length: int, pending: int | None = None) -> None:
+    def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None:
         """See StepCostTracker."""
         self._length, self._pending = length, pending
-        self.now.at(length, pending)
+        self.now.at(length, pending, prefill=prefill)
 
     def plain(self) -> bool:
         """See StepCostTracker. With fewer rows than at first, only if a plain step was timed."""

@@ -10,7 +10,6 @@ from ngramspec.decoding.distributed import ALONE, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
-from ngramspec.draft_length.batch_choice import common_length, urgencies
 from ngramspec.draft_length.schedule import CostGamma, PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import Computed
@@ -80,7 +79,7 @@ class BatchDrafting:
         vocab = target.vocab
         if limit < 1 or vocab is None or costs is None or self._ranks is not ALONE:
             return drafts
-        costs.at(group.length)
+        costs.at(group.length, prefill=True)
         self.start(vocab)
         return [self._runners[0].propose(limit, tree=False)]
 
@@ -88,19 +87,18 @@ class BatchDrafting:
         """Each row's draft. Rows in lock-step have equal lengths, unless drafts were sampled."""
         drafts = [EMPTY_DRAFT] * len(self._rows)
         self._steps += 1
-        self.drop_ended()
+        if len(self._groups) > 1:
+            self.drop_ended()
         costs = self._costs
         if costs is not None:
             target = self._target
             pending = len(target.pending) if target.traits.recurrent else None
-            costs.at(max(group.length for group in self._groups), pending)
+            costs.at(max([group.length for group in self._groups]), pending)
             if costs.plain():
                 return drafts
         for group in self._groups:
-            ended = len(group.rows) - len(group.going)
-            if group.stopped or (ended and self._target.traits.positionless_token is not None):
-                continue  # the padding of an ended row would have no position
-            self.propose_for(group, drafts)
+            if not group.stopped:
+                self.propose_for(group, drafts)
         if len(self._groups) > 1:
             drafts = self.cut_together(drafts)
         return drafts
@@ -111,12 +109,14 @@ class BatchDrafting:
         Deterministic drafts are cut to the shortest. Sampled drafts are not cut, because letting
         sampled tokens decide the length would bias the output.
         """
-        limit, room = self.draft_limit(group), self._target.room(group.new)
-        going = [group.rows[row] for row in group.going]
+        room = self._target.room(group.new)
+        room = NO_LIMIT if room is None else room
+        limit = min(self.tokens_left(group) - 1, room)
         if len(group.rows) == 1:
-            for row in going:
-                drafts[row] = self._runners[row].propose(limit, NO_LIMIT if room is None else room)
+            row = group.rows[0]
+            drafts[row] = self._runners[row].propose(limit, room)
             return
+        going = [group.rows[row] for row in group.going]
         for row in going:
             drafts[row] = self._runners[row].propose(limit)
             if drafts[row].proposal is None:
@@ -129,7 +129,7 @@ class BatchDrafting:
         """Remove ended rows from the batch once enough rows have ended."""
         target, costs = self._target, self._costs
         going = [row for group in self._groups for row in group.rows if not group.stopped]
-        few = len(self._groups) > 1 and 0 < len(going) <= MAX_UNFINISHED_SHARE * target.rows
+        few = 0 < len(going) <= MAX_UNFINISHED_SHARE * target.rows
         if few and target.rows_may_leave:
             target.keep_rows(going)
             if isinstance(costs, BatchStepCosts):
@@ -143,8 +143,10 @@ class BatchDrafting:
         estimated = all(draft.confidence is not None for draft in going if len(draft))
         sampled = any(draft.proposal is not None for draft in going)  # see propose_for
         costs = self._costs
-        if costs is None or sampled or not estimated:
+        if costs is None or sampled or not estimated or not any(map(len, going)):
             return drafts
+        from ngramspec.draft_length.batch_choice import common_length, urgencies
+
         left = [self.tokens_left(group) for group in groups]
         weights = urgencies(left, [group.new for group in groups], self._steps)
         surcharge = 1.0 if self._runners[0].always_branches else costs.surcharge()
@@ -158,20 +160,19 @@ class BatchDrafting:
 
     def width(self, drafts: list[Draft]) -> int:
         """Positions of the forward: at least one more than the tokens of the longest draft."""
-        positions = 1 + max(len(draft) for draft in drafts)
+        positions = 1 + max([len(draft.tokens) for draft in drafts])
         costs, recurrent = self._costs, self._target.traits.recurrent
-        if costs is None or recurrent or any(draft.parents is not None for draft in drafts):
+        if positions == 1 or costs is None or recurrent:
             return positions  # padding is rejected, which would undo a recurrent state
+        if any(draft.parents is not None for draft in drafts):
+            return positions
         room = min(self.draft_limit(group) for group in self._groups if not group.stopped)
         return costs.width(positions, 1 + room)
 
     def draft_limit(self, group: Group) -> int:
         """Maximum draft tokens, by the maximum length and the room in the target's cache."""
-        limits = [self.tokens_left(group) - 1]
-        room = self._target.room(group.new)
-        if room is not None:
-            limits.append(room)
-        return min(limits)
+        left, room = self.tokens_left(group) - 1, self._target.room(group.new)
+        return left if room is None else min(left, room)
 
     def tokens_left(self, group: Group) -> int:
         """Maximum tokens that a group's rows may still generate."""
@@ -188,18 +189,9 @@ class BatchDrafting:
         return request
 
     def learn(
-        self,
-        drafts: list[Draft],
-        verdicts: list[Verdict],
-        computed: list[Computed] | None = None,
+        self, drafts: list[Draft], verdicts: list[Verdict], computed: list[Computed] | None = None
     ) -> None:
-        """Report each draft's result and the committed tokens to the row's runner.
-
-        Args:
-            drafts: each row's draft.
-            verdicts: each draft's verdict.
-            computed: each row's evidence, or None if none was requested.
-        """
+        """Report each draft's verdict, with the row's evidence if any, to the row's runner."""
         for row, runner in enumerate(self._runners):
             if verdicts[row].emitted:
                 own = None if computed is None else computed[row]

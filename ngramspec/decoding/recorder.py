@@ -30,15 +30,11 @@ class Step:
     @property
     def longest(self) -> int:
         """Tokens of the longest draft."""
-        return max(len(draft) for draft in self.drafts)
+        return max([len(draft.tokens) for draft in self.drafts])
 
 
 class StepRecorder:
-    """Times the parts of each step, adds steps to a run's statistics, and reports them.
-
-    Args:
-        run: the run of these steps.
-    """
+    """Times the parts of each step, adds steps to a run's statistics, and reports them."""
 
     def __init__(self, run: Generation) -> None:
         self._run = run
@@ -63,12 +59,7 @@ class StepRecorder:
         self._forwarded, self._waited = perf_counter(), waited
 
     def record(self, step: Step, transfers: int) -> None:
-        """Record a step that has just ended.
-
-        Args:
-            step: the step, with its verdicts.
-            transfers: number of its transfers from the device.
-        """
+        """Record a step that has just ended, with its number of transfers from the device."""
         ended = perf_counter()
         drafting, forward = self._proposed - self._started, self._forwarded - self._proposed
         seconds = drafting, forward, ended - self._forwarded
@@ -88,7 +79,9 @@ class StepRecorder:
         stats = self._run.stats
         for row, verdict in enumerate(step.verdicts):
             if verdict.emitted:
-                stats.count_step(step.drafts[row], verdict, self._run.drafting.tiers(row))
+                draft = step.drafts[row]
+                tiers = self._run.drafting.tiers(row) if len(draft.tokens) else ()
+                stats.count_step(draft, verdict, tiers)
         stats.count_host_syncs(transfers)
 
     def _learn_costs(self, step: Step, seconds: float) -> None:
@@ -97,10 +90,14 @@ class StepRecorder:
         if costs is None:
             return
         if not self._run.target.compiling:
-            trees = any(draft.parents is not None for draft in step.drafts)
+            trees = step.width > 1 and any(draft.parents is not None for draft in step.drafts)
             costs.record_time(step.width, seconds, trees)
-        accepted = sum(len(verdict.accepted) for verdict in step.verdicts)
-        costs.record_acceptance(sum(len(draft) for draft in step.drafts), accepted)
+            if self._run.pace is not None:
+                cost = costs.cost()
+                relative = float(cost[min(step.width, len(cost) - 1)])
+                self._run.pace.record(seconds, relative, len(step.drafts))
+        accepted = sum([len(verdict.accepted) for verdict in step.verdicts])
+        costs.record_acceptance(sum([len(draft.tokens) for draft in step.drafts]), accepted)
 
     def _report(self, step: Step, seconds: tuple[float, float, float]) -> None:
         """Pass an event for each row that had not ended to ``on_step``."""

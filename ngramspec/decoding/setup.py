@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.joint import AnyCosts, SwitchedCosts
-from ngramspec.costs.saved import SavedCosts
+from ngramspec.costs.processors import GPU, instruction_set
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.decoding.forced import forced_by
-from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.generation import Generation, Pace
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import (
@@ -36,7 +35,6 @@ from ngramspec.draft_length.schedule import (
     make_controller,
 )
 from ngramspec.drafters.base import Drafter, DraftModel
-from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
@@ -50,6 +48,9 @@ from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
+
+if TYPE_CHECKING:
+    from ngramspec.costs.saved import SavedCosts
 
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length; not tuned
 
@@ -112,11 +113,9 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
 def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCall) -> Generation:
     """The run that decodes a call.
 
-    Raises:
-        TypeError: ``reference_ids``, given or in the config, has the wrong type.
-        ValueError: it has an invalid value.
+    A TypeError or ValueError is raised if ``reference_ids``, given or in the config, is invalid.
     """
-    config, stats = settings.config, DecodeStats()
+    config, stats, pace = settings.config, DecodeStats(), Pace()
     sampler = _sampler(settings, target, call)
     if (call.generation_config.num_beams or 1) == 1 and _may_diverge(target, sampler):
         target.let_rows_diverge()
@@ -129,7 +128,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     learned = costs if config.planned_gamma == "auto" else None
     drafting: dict[str, Any] = {
         "target": target,
-        "make_runner": _runners(settings, ranks, target, call, costs, trees, stats),
+        "make_runner": _runners(settings, ranks, target, call, costs, trees, stats, pace),
         "costs": learned,
         "prefill_length": settings.prefill_length,
         "ranks": ranks,
@@ -154,6 +153,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         on_step=settings.on_step,
         observer=settings.observer,
         ranks=ranks,
+        pace=pace if settings.drafter().assistants else None,
     )
 
 
@@ -191,13 +191,14 @@ def _runners(
     costs: AnyCosts,
     trees: bool,
     stats: DecodeStats,
+    pace: Pace,
 ) -> Callable[[int, int], DraftRunner]:
     """The function that makes a row's DraftRunner; see ``BatchDrafting``."""
     config, temperature, seed = settings.config, None, 0
     reference = read_reference(call.generation_config, call.reference_ids)
     history = history_of(target, reference, call.inputs_tensor)
     drafter = CallDrafter(settings.drafter, call.stores, call.extra_stores, settings.log_once)
-    model_loader = _model_loader(target.model, settings.drafter())
+    open_model = _model_opener(target, settings.drafter(), pace)
     if call.generation_config.do_sample:
         temperature = float(call.generation_config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
@@ -205,14 +206,16 @@ def _runners(
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
         of_row = drafter.row(vocab)
-        current = of_row if follower is None else lambda: follower
+        current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
         beams = (call.generation_config.num_beams or 1) > 1
-        forced = None
-        if not beams:  # a beam's text moves between rows
-            forced = forced_by(call.logits_processor, row, target.prompt.shape[0], vocab)
+        if call.logits_processor and not beams:  # a beam's text moves between rows
+            from ngramspec.decoding.forced import with_forced
+
+            rows = target.prompt.shape[0]
+            current = with_forced(current, call.logits_processor, row, rows, vocab)
         alone = follower is None and not beams  # a beam's text is not an output yet
         return DraftRunner(
-            current if forced is None else ForcedBefore(current, forced),
+            current,
             _controller(config, costs),
             history(row),
             vocab,
@@ -221,26 +224,29 @@ def _runners(
             always=isinstance(config.tree, int),
             temperature=temperature,
             seed=(seed, row),
-            positionless_token=target.traits.positionless_token,
-            load=lambda drafter: model_loader(drafter, vocab),
+            load=lambda drafter: open_model(drafter, vocab, row),
             shared=of_row if alone else None,
         )
 
     return make
 
 
-def _model_loader(model: Any, drafter: Drafter) -> Callable[[Any, int], DraftModel]:
+def _model_opener(
+    target: Target, drafter: Drafter, pace: Pace
+) -> Callable[[Any, int, int], DraftModel]:
     """The function that opens drafters' models; those of ``drafter`` are checked at once."""
 
-    def load(drafter: Any, vocab: int) -> DraftModel:
+    def load(drafter: Any, vocab: int, row: int) -> DraftModel:
         from ngramspec.decoding.assistants import Assistants  # most drafters have none
 
-        return Assistants(model, drafter).loader(vocab)(drafter)
+        return Assistants(target.model, drafter, target.states).open(drafter, vocab, row, pace)
 
     if drafter.assistants:
         from ngramspec.decoding.assistants import Assistants
 
-        Assistants(model, drafter)
+        Assistants(target.model, drafter)
+        if any(each.reads_states for each in drafter.assistants):
+            target.read_states()
     return load
 
 
@@ -286,7 +292,7 @@ def _step_costs(
     rows, length = target.prompt.shape
     tokens = ASSUMED_NEW_TOKENS if max_length is None else max_length - length
     kind = ForwardKind(
-        machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
+        machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
         dtype=str(target.model.dtype).removeprefix("torch."),
         rows=rows,
         attention=target.traits.attention,

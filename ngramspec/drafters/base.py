@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,13 +18,17 @@ class DraftModel(Protocol):
 
     Attributes:
         room: most tokens that it can read; None: no limit.
-        ahead: most tokens after the committed ones that it can predict; None: no limit.
-        ready: whether it knows what it needs of the committed text.
     """
 
     room: int | None
-    ahead: int | None
-    ready: bool
+
+    @property
+    def ahead(self) -> int | None:
+        """Most tokens after the committed ones that it can predict; None: no limit."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it knows what it needs of the committed text."""
 
     def cost(self, last: int) -> float:
         """Cost of a forward that returns ``last`` distributions, in the target's forwards."""
@@ -259,3 +264,33 @@ def hand_over(
         session.observe(draft, accepted, tested)
     else:
         session.observe(draft, accepted, tested, evidence)
+
+
+class LearningDrafter(Drafter):
+    """A drafter whose copies, including pickled ones, keep its arguments and nothing learned.
+
+    Attributes:
+        learned: names of the attributes that ``forget`` sets.
+        by_request: whether each sequence learns separately.
+    """
+
+    learned: tuple[str, ...] = ()
+    by_request = False
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Reset what was learned. Not while sequences run."""
+
+    def learning(self, *, by_request: bool) -> LearningDrafter:
+        if by_request == self.by_request:
+            return self
+        other = copy.copy(self)
+        other.by_request = by_request
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self.learned}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.forget()

@@ -5,17 +5,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32, Proposal, joined
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, ForwardingSession
-from ngramspec.drafters.learning import LearningDrafter
+from ngramspec.drafters.base import (
+    Drafter,
+    DraftModel,
+    DraftSession,
+    ForwardingSession,
+    LearningDrafter,
+)
 from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.reader import Reader, distribution, sampled
-from ngramspec.drafters.value import TIERS_OF_ENGINE, ValueDrafter
-from ngramspec.drafters.worth import MOST_PATIENCE, PATIENCE, HeadWorth
+from ngramspec.drafters.value import TIERS_OF_ENGINE, ValueDrafter, ValueSession
+from ngramspec.drafters.worth import HeadWorth
+
+if TYPE_CHECKING:
+    from ngramspec.drafters.tool_calls import CallPredictor, ToolCalls
 
 ONE = np.ones(1, np.float32)
 RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost; not tuned
@@ -66,10 +74,19 @@ class HeadedSession(ForwardingSession):
         inner: a value session, or what wraps one.
         engine: the value engine of that session.
         tokens: the prompt, int32 (n,).
+        calls: predicts tool calls; the head is not consulted inside them.
     """
 
-    def __init__(self, drafter: HeadedDrafter, inner: Any, engine: Any, tokens: Int32) -> None:
+    def __init__(
+        self,
+        drafter: HeadedDrafter,
+        inner: Any,
+        engine: Any,
+        tokens: Int32,
+        calls: CallPredictor | None = None,
+    ) -> None:
         super().__init__(inner)
+        self._calls = calls
         self.drafter, self.engine, self.worth = drafter, engine, drafter.worth
         self.text: list[int] = tokens.tolist()
         self.reader: Reader | None = None
@@ -79,7 +96,6 @@ class HeadedSession(ForwardingSession):
         self._rows: list[tuple[Int32, Float32]] = []  # the head's distributions along them
         self._emitted = self._cost = 1.0  # decaying sums over steps
         self._paid = 0.0  # cost of the step so far, without the committed token's forward
-        self._skipped, self._patience = 0, PATIENCE
         self._failed: Exception | None = None
         self._sampled: dict[int, tuple[Int32, Float32]] = {}  # by depth: what it was sampled from
 
@@ -95,7 +111,8 @@ class HeadedSession(ForwardingSession):
         self._path, self._rows, self._sampled = [], [], {}
         self._paid = 0.0
         plan = None
-        if self.reader is not None and self.text and gamma > 0:
+        in_call = self._calls is not None and self._calls.predicts
+        if self.reader is not None and self.text and gamma > 0 and not in_call:
             self.reader.model.commit(len(self.text))
             if self.reader.model.ready:
                 plan = self._consult(self.reader, gamma, cost)
@@ -113,11 +130,12 @@ class HeadedSession(ForwardingSession):
     def _consult(self, reader: Reader, gamma: int, cost: Float32 | None) -> Plan:
         """Consult the head while it pays; return the chain that is drafted then."""
         plan = self._plan(gamma, cost)
+        rate = 0.0 if cost is None else self._emitted / self._cost  # without costs, all are free
         while True:
-            at = self._worthwhile(reader, plan, gamma)
+            at = self._worthwhile(reader, plan, gamma, rate)
             if at is None:
                 return plan
-            before, paid = plan, self._paid
+            before = plan
             try:
                 self._read(reader, plan, at)
             except Exception as error:
@@ -127,8 +145,8 @@ class HeadedSession(ForwardingSession):
                 return plan
             plan = self._plan(gamma, cost)
             if self.temperature is not None:
-                plan = self._sample(plan, gamma, cost)
-            self._learn(before, plan, at, cost, paid)
+                plan = self._sample(plan, gamma, cost, rate)
+            self._learn(before, plan, at, cost, rate)
 
     def _plan(self, gamma: int, cost: Float32 | None) -> Plan:
         """The chain that the engine drafts with the rows read so far."""
@@ -140,9 +158,9 @@ class HeadedSession(ForwardingSession):
             known += 1
         return Plan(tokens, confidence, source, known)
 
-    def _worthwhile(self, reader: Reader, plan: Plan, gamma: int) -> int | None:
-        """The depth at which to consult the head, or None."""
-        model, rate = reader.model, self._emitted / self._cost
+    def _worthwhile(self, reader: Reader, plan: Plan, gamma: int, rate: float) -> int | None:
+        """The depth at which to consult the head, or None. ``rate``: tokens per cost."""
+        model = reader.model
         last = min(len(plan.tokens), gamma - 1)
         if model.ahead is not None:
             last = min(last, model.ahead - 1)
@@ -154,14 +172,10 @@ class HeadedSession(ForwardingSession):
                 best, most = depth, net
         if best is None or not reader.fits(len(self.text) + gamma):
             return None
-        if most > 0:
-            return best
-        if not self._rows:
-            self._skipped += 1
-            if self._skipped >= self._patience:
-                self._skipped, self._patience = 0, min(2 * self._patience, MOST_PATIENCE)
-                return best
-        return None
+        tried = most <= 0 and not self._rows and self.worth.due()
+        if most > 0 and not self._rows:
+            self.worth.pays()
+        return best if most > 0 or tried else None
 
     def _read(self, reader: Reader, plan: Plan, depth: int) -> None:
         """Read the head's rows up to a depth of the chain."""
@@ -181,19 +195,17 @@ class HeadedSession(ForwardingSession):
         return reader.forward(text[at:], last)
 
     def _learn(
-        self, before: Plan, after: Plan, depth: int, cost: Float32 | None, paid: float
+        self, before: Plan, after: Plan, depth: int, cost: Float32 | None, rate: float
     ) -> None:
         """Learn what the row at a depth has changed."""
-        rate, more = self._emitted / self._cost, 0.0
+        more = 0.0
         if cost is not None:
             more = float(cost[len(after.tokens) + 1]) - float(cost[len(before.tokens) + 1])
         gain = after.expected() - before.expected() - rate * more
         reach = max(before.reach(depth), 1e-3)
         self.worth.learn_gain(before.chance(depth), depth, gain / reach)
-        if gain > rate * (self._paid - paid):
-            self._patience = PATIENCE
 
-    def _sample(self, plan: Plan, gamma: int, cost: Float32 | None) -> Plan:
+    def _sample(self, plan: Plan, gamma: int, cost: Float32 | None, rate: float) -> Plan:
         """Sample the head's tokens where they are accepted with a higher probability."""
         assert self.temperature is not None
         depth = max(self._sampled, default=-1) + 1
@@ -201,7 +213,7 @@ class HeadedSession(ForwardingSession):
             q = distribution(*self._rows[depth], self.temperature)
             share = self.worth.accepted(float(q[1][0]))
             price = 0.0 if cost is None else float(cost[depth + 2] - cost[depth + 1])
-            worth = plan.reach(depth) * share > self._emitted / self._cost * price
+            worth = plan.reach(depth) * share > rate * price
             if share > plan.chance(depth) and worth:
                 token = sampled(*q, self._rng)
                 self._sampled[depth] = q
@@ -263,7 +275,7 @@ class HeadedDrafter(LearningDrafter):
     learned = ("worth",)
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
-        self.tables, self.head = tables, head
+        self.tables, self.head = tables.with_heads_tokens(), head
         self.tiers = (*TIERS_OF_ENGINE, *head.tiers)
         self.evidence, self.stores = tables.evidence, tables.stores
         known = None in (tables.spec, head.spec)
@@ -288,14 +300,26 @@ class HeadedDrafter(LearningDrafter):
 
     def with_stores(self, stores: Sequence[Any]) -> Drafter:
         other = copy.copy(self)
-        other.tables = self.tables.with_stores(stores)
+        other.tables = self.tables.with_stores(stores).with_heads_tokens()
         other.evidence, other.stores = other.tables.evidence, other.tables.stores
         return other
 
+    def with_tools(self, tools: ToolCalls) -> Drafter:
+        other = copy.copy(self)
+        other.tables = self.tables.with_tools(tools)
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeadedDrafter:
+        """A copy that shares the weights of the head's model, and nothing learned."""
+        return HeadedDrafter(copy.deepcopy(self.tables, memo), copy.deepcopy(self.head, memo))
+
     def start(self, tokens: Int32) -> DraftSession:
-        inner, engine = self.tables.begin(tokens, headed=True)
+        inner = innermost = self.tables.start(tokens)
+        while isinstance(innermost, ForwardingSession):
+            innermost = innermost.inner
+        assert isinstance(innermost, ValueSession)
         drafter = self
         if self.by_request:
             drafter = copy.copy(self)
             drafter.forget()
-        return HeadedSession(drafter, inner, engine, tokens)
+        return HeadedSession(drafter, inner, innermost.engine, tokens, innermost.tools)

@@ -13,9 +13,8 @@ import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32, Proposal
 from ngramspec.draft_length.optimal import worthwhile_nodes
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, LearningDrafter
 from ngramspec.drafters.copy import CopyDrafter
-from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.reader import Reader, distribution, sampled
@@ -155,6 +154,7 @@ class ModelDrafter(LearningDrafter):
 
     tiers = ("model",)
     estimates = True
+    reads_states = False  # whether its model reads the target's hidden states
     learned = ("loaded", "checked_for")
 
     def __init__(
@@ -175,13 +175,18 @@ class ModelDrafter(LearningDrafter):
         self.most = (
             MAX_PROPOSAL_IDS if most is None else check_int("most", most, 1, MAX_PROPOSAL_IDS)
         )
+        self.settings = f"gamma={gamma},threshold={self.threshold},most={most},tables={tables}"
         speeds_up = check_bool("tables", tables)
         self.tables: Drafter
         self.tables = TieredDrafter([CopyDrafter(), NGramDrafter()]) if speeds_up else NullDrafter()
         if isinstance(path, str):
-            own = f"gamma={gamma},threshold={self.threshold},most={most},tables={tables}"
-            self.spec = f"model({path},{own})"
+            self.spec = f"model({path},{self.settings})"
         self.forget()
+
+    def same_as(self, other: ModelDrafter) -> bool:
+        """Whether another drafter has the same model and the same arguments."""
+        same = self.assistant is other.assistant if self.spec is None else self.spec == other.spec
+        return type(self) is type(other) and same
 
     @property
     def assistants(self) -> tuple[Any, ...]:  # type: ignore[override]

@@ -87,6 +87,11 @@ class CallPredictor:
         self._broken = False
         self._read_prompt(tokens)
 
+    @property
+    def predicts(self) -> bool:
+        """Whether a call is open."""
+        return self._reader is not None and not self._broken
+
     def extend(self, tokens: Int32) -> None:
         """Read committed tokens, int32 (n,)."""
         if self._broken:

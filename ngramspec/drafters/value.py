@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
+from ngramspec._native.store_source import StoreSource
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
-from ngramspec.drafters.base import DraftSession
-from ngramspec.drafters.learning import LearningDrafter
-from ngramspec.drafters.shared import SharedSession
+from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.errors import check_int
-from ngramspec.stores.choice import Store, one_source, open_stores
-from ngramspec.stores.corpus import Corpus
-from ngramspec.stores.shared import Namespace
-from ngramspec.stores.shared_request import SharedRequest
+from ngramspec.stores.choice import Store, open_stores
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import CallPredictor, Row, ToolCalls
@@ -27,13 +23,11 @@ if TYPE_CHECKING:
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
 TIERS_OF_ENGINE = ("copy", "resume", "ngram", "unigram", "store", RECYCLE)  # see Draft.source
-TOOLS = "tools"
+TOOLS = "tools"  # predicted tool calls
 RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
 MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
-# Last prompt tokens that calibrate a corpus; measured in docs/internals/value-engine.md.
-REHEARSED_TOKENS = 512
 
 
 class ValueSession(DraftSession):
@@ -60,8 +54,7 @@ class ValueSession(DraftSession):
         rehearsed: int = 0,
         tools: CallPredictor | None = None,
     ) -> None:
-        self.engine = engine
-        self.tools = tools
+        self.engine, self.tools = engine, tools
         self._always = self._wanted = always
         known = max(len(tokens) - rehearsed, 0)
         engine.extend(tokens[:known])
@@ -149,6 +142,7 @@ class ValueDrafter(LearningDrafter):
     estimates = True
     branches = True
     learned = ("calibration",)
+    headed = False  # whether its engines draft a head's tokens, or predicted tool calls, too
     tools: ToolCalls | None = None
 
     def __init__(
@@ -190,44 +184,48 @@ class ValueDrafter(LearningDrafter):
         other.calibration, other.by_request = self.calibration, self.by_request
         return other if self.tools is None else other.with_tools(self.tools)
 
-    def with_tools(self, tools: ToolCalls) -> ValueDrafter:
+    def with_tools(self, tools: ToolCalls) -> Self:
         """A copy of this drafter that predicts tool calls; both share one calibration."""
         other = copy.copy(self)
-        other.tools, other.tiers = tools, (*TIERS_OF_ENGINE, TOOLS)
+        other.tools, other.headed, other.tiers = tools, True, (*TIERS_OF_ENGINE, TOOLS)
+        return other
+
+    def with_heads_tokens(self) -> ValueDrafter:
+        """A copy whose engines also draft a head's tokens; both share one calibration."""
+        other = copy.copy(self)
+        other.headed = True
         return other
 
     def forget(self) -> None:
         self.calibration = Calibration()
 
     def start(self, tokens: Int32) -> DraftSession:
-        return self.begin(tokens)[0]
+        if not self.stores:
+            return ValueSession(
+                self.engine(None), tokens, self.always, tools=self.predictor(tokens)
+            )
+        from ngramspec.drafters.shared import start_with_stores  # most drafters have none
 
-    def begin(self, tokens: Int32, *, headed: bool = False) -> tuple[DraftSession, ValueEngine]:
-        """Begin a sequence; also return its engine. ``headed``: it drafts a head's tokens, too."""
-        stores = [each.request() if isinstance(each, Namespace) else each for each in self.stores]
+        return start_with_stores(self, tokens)
+
+    def predictor(self, tokens: Int32) -> CallPredictor | None:
+        """Predicts the tool calls of a sequence with this prompt, int32 (n,), if it has tools."""
+        return None if self.tools is None else self.tools.predictor(tokens)
+
+    def engine(self, source: StoreSource | None) -> ValueEngine:
+        """A new engine that also drafts from ``source``."""
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
         calibration = Calibration() if self.by_request else self.calibration
-        engine = ValueEngine(
+        return ValueEngine(
             calibration,
             copies,
             counts,
             falls_back,
             self.min_match,
-            one_source(stores),
+            source,
             self.recycles,
-            headed or self.tools is not None,
+            self.headed,
         )
-        rehearsed = REHEARSED_TOKENS if any(isinstance(each, Corpus) for each in self.stores) else 0
-        tools = None if self.tools is None else self.tools.predictor(tokens)
-        session = ValueSession(engine, tokens, self.always, rehearsed=rehearsed, tools=tools)
-        if not any(isinstance(each, SharedRequest) for each in stores):
-            return session, engine
-        own = [
-            each
-            for each, given in zip(stores, self.stores, strict=True)
-            if isinstance(given, Namespace)
-        ]
-        return SharedSession(session, self.tiers.index("store"), own, tokens), engine
 
 
 class StoreDrafter(ValueDrafter):

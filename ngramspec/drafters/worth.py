@@ -7,9 +7,9 @@ import numpy as np
 # Not tuned one by one:
 CONFIDENCE_BOUNDS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98)  # buckets of a confidence
 DEPTHS = 6  # buckets of the number of draft tokens before
-GUESS = 0.7  # P(a head's first token is right) before anything was seen
-FADED = 200.0  # most earlier times that a mean remembers
-PRIOR_TIMES = 6.0  # times that the initial value of a mean counts as
+GUESS = 0.6  # P(a head's first token is right) before anything was seen
+FADED = 100.0  # most earlier times that a mean remembers
+PRIOR_TIMES = 4.0  # times that the initial value of a mean counts as
 PATIENCE, MOST_PATIENCE = 16, 256  # steps between trials of a head that does not pay
 PEAKS = 10  # buckets of the highest probability of a head's distribution
 
@@ -31,6 +31,7 @@ class HeadWorth:
         self._times = np.full(self._gain.shape, PRIOR_TIMES)
         self._accepted = (np.arange(PEAKS) + 0.5) / PEAKS * 0.6 + 0.35
         self._tested = np.full(PEAKS, PRIOR_TIMES)
+        self._skipped, self._patience = 0, PATIENCE
 
     def gain(self, confidence: float, depth: int) -> float:
         """The mean gain of a row at a position that is reached."""
@@ -41,6 +42,18 @@ class HeadWorth:
         cell = _cell(confidence, depth)
         self._times[cell] = min(self._times[cell] + 1, FADED)
         self._gain[cell] += (gain - self._gain[cell]) / self._times[cell]
+
+    def due(self) -> bool:
+        """Count a step in which the head does not pay; whether to try it nevertheless."""
+        self._skipped += 1
+        if self._skipped < self._patience:
+            return False
+        self._skipped, self._patience = 0, min(2 * self._patience, MOST_PATIENCE)
+        return True
+
+    def pays(self) -> None:
+        """Note that the head pays: if it no longer does, it is tried again soon."""
+        self._skipped, self._patience = 0, PATIENCE
 
     def accepted(self, peak: float) -> float:
         """P(a token is accepted) that is sampled from a distribution with this maximum."""

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ngramspec.hf_model.attention.gqa_attention import install
+from ngramspec.hf_model.attention.gqa_attention import available
 from ngramspec.hf_model.joint_forward import JointForward, Share, share_of
 from ngramspec.hf_model.recurrent_probe import COARSE_TOLERANCE, TOLERANCE, modules_left_alone, near
 from ngramspec.hf_model.traits import embedding_count
@@ -23,16 +23,15 @@ _found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, wh
 
 
 def why_not_tried(model: Any) -> str | None:
-    """Why a model's forwards cannot be joined, according to a test of it; None: they can.
+    """Why a transformers model's forwards cannot be joined, by a test of it; None: they can.
 
     A model is tested once, with a few forwards over a few tokens.
-
-    Args:
-        model: a transformers model.
     """
     if model not in _found:
         with modules_left_alone(model):
-            _found[model] = _try(model) if install() else "another attention is registered as sdpa"
+            _found[model] = (
+                _try(model) if available() else "another attention is registered as sdpa"
+            )
     return _found[model]
 
 

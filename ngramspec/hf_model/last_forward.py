@@ -31,11 +31,7 @@ class LastForward:
     reread: bool = False
 
     def of_new(self, states: torch.Tensor, name: str) -> torch.Tensor:
-        """Select the states of the block's new tokens.
-
-        Args:
-            states: (batch, positions, size), whose last positions are those of the forward.
-            name: of the model, for the message.
+        """Select the states of the block's new tokens from (batch, positions, size).
 
         Raises:
             UnsupportedError: there are fewer positions than in the forward.
@@ -46,4 +42,6 @@ class LastForward:
                 " pass Speculator('none')"
             )
         assert self.block is not None
+        if not self.again and states.shape[1] == self.block.shape[1]:
+            return states
         return states[:, -self.width :][:, self.again : self.block.shape[1]]

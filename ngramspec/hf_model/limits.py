@@ -49,22 +49,18 @@ class DraftLimits:
         return self._position_limit - max(self._end, self._next_position)
 
     def longest(self, new: int, width: int | None) -> int | None:
-        """Maximum draft length after ``new`` generated tokens; None: no limit.
+        """Maximum draft length after ``new`` generated tokens of each row; None: no limit.
 
-        No forward crosses a length at which the model computes its positions differently
-        (``Traits.thresholds``). The first forward after that length may read all tokens again, so
-        it has no draft. Rotary frequencies depend on positions, and reading again depends on the
-        number of tokens, so both are compared with the thresholds.
-
-        Args:
-            new: generated tokens of each row.
-            width: maximum positions of the forward; None: no limit.
+        No forward has more than ``width`` positions, and none crosses a length at which the model
+        computes its positions differently (``Traits.thresholds``). The first forward after that
+        length may read all tokens again, so it has no draft. Rotary frequencies depend on
+        positions, and reading again on the number of tokens, so both are compared with them.
         """
         if self.unaligned is not None:
             return 0
         rooms = [] if width is None else [width - 1]
         if self._prefilled is not None:
-            ends = {self._prefilled + new, self._next_position + new}  # by tokens, by positions
+            ends = self._prefilled + new, self._next_position + new  # by tokens, by positions
             if self._position_limit is not None:
                 rooms.append(self._position_limit - max(ends))
             for threshold in self._thresholds:

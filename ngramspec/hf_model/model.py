@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.attention.gqa_attention import in_place
-from ngramspec.hf_model.attention.index_ties import selecting_alone
 from ngramspec.hf_model.attention.tree_attention import Trees
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Pending
-from ngramspec.hf_model.call import call_traits_of
+from ngramspec.hf_model.call import Known, call_traits_of
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.hidden import head_inputs
 from ngramspec.hf_model.inputs.growth import next_position
 from ngramspec.hf_model.inputs.inputs import Inputs
 from ngramspec.hf_model.inputs.present_rows import PresentRows
 from ngramspec.hf_model.inputs.shapes import ForwardShapes
-from ngramspec.hf_model.known import Known
 from ngramspec.hf_model.last_forward import LastForward
 from ngramspec.hf_model.limits import DraftLimits
-from ngramspec.hf_model.outputs import OutputRecorder
-from ngramspec.hf_model.recurrent_probe import check_recurrent
+from ngramspec.hf_model.outputs import OutputRecorder, head_inputs
 from ngramspec.hf_model.support import check_cache, check_model, check_states
 from ngramspec.hf_model.traits import head_size, traits_of
+
+if TYPE_CHECKING:
+    from ngramspec.hf_model.assistants.states import StateChannel
 
 
 class Target:
@@ -47,6 +46,7 @@ class Target:
         keep_hidden: whether the next forward collects ``hidden``.
         hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
             of its logits; None: not collected or not available.
+        states: the hidden states of committed positions for heads; None: no head reads them.
 
     Args:
         model: a transformers model with a language-model head.
@@ -79,13 +79,15 @@ class Target:
         self.traits = traits = traits_of(model, input_ids, model_kwargs)
         self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
         if traits.recurrent:
+            from ngramspec.hf_model.recurrent_probe import check_recurrent
+
             check_recurrent(model)
         check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
         self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
-        states, encodes = self._recorder.names, traits.encodes
+        states = self._recorder.names
         self.call = call_traits_of(
-            input_ids, config, model_kwargs, self.cache, encodes=encodes, states=states
+            input_ids, config, model_kwargs, self.cache, traits=traits, states=states
         )
         check_states(traits, self.call)
         first = next_position(model_kwargs.get("position_ids"))
@@ -102,6 +104,7 @@ class Target:
         self.pending = Pending()
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
+        self.states: StateChannel | None = None
         self._present = PresentRows(len(input_ids))
         self._forward: LastForward | None = None
 
@@ -109,6 +112,14 @@ class Target:
         """Return the properties of the model and the call for ``obstacle``; see Known."""
         kwargs = self.inputs.kwargs
         return Known(self.traits, self.call, self.model, self.config, kwargs, by_row)
+
+    def read_states(self) -> None:
+        """Keep the hidden states of committed positions for heads; call it before the prefill."""
+        if (self.config.num_beams or 1) == 1:
+            from ngramspec.hf_model.assistants.states import StateChannel  # few calls have heads
+
+            mask = self.inputs.kwargs.get("attention_mask")
+            self.states = StateChannel(self.model, mask, len(self.prompt))
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens; call it before the prefill."""
@@ -125,13 +136,10 @@ class Target:
         return self.inputs.rows_may_leave and not self.widths.sizes
 
     def keep_rows(self, rows: Collection[int]) -> None:
-        """Run only these rows in later forwards; call it after a rollback.
+        """Run only these present rows in later forwards; call it after a rollback.
 
         All arguments and results keep the whole batch's rows. Values of rows that have left are
         meaningless.
-
-        Args:
-            rows: indices in the batch, at least one, none that has left.
         """
         order = self._present.keep(rows)
         self.cache.keep_rows(order)
@@ -163,11 +171,10 @@ class Target:
         Returns:
             logits at the prompt's last token and the n draft tokens, (batch, n + 1, vocab).
         """
-        self.inputs.make_mask(self.prompt, self.call.end)
         count = 0 if draft is None else draft.shape[1]
         prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
         if self._copies > 1:
-            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies)
+            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies, len(prompt))
         if draft is not None:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
@@ -175,8 +182,10 @@ class Target:
         if self.call.cached and config.prefill_chunk_size is None:
             self.cache.record()  # so that an interrupted prefill can be rolled back
         self.cache.save()
-        with head_inputs(self.model, self.keep_hidden) as states:
+        with head_inputs(self.model, self.keep_hidden) as states, self._reading():
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        if self.states is not None and not self.widths.sizes:
+            self.states.keep_prompt(count)
         self.hidden = self._copied(states[-1][:, -1 - count :]) if states else None
         self.inputs.carry(outputs)
         if self._copies > 1:
@@ -185,6 +194,7 @@ class Target:
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self._slots = (self.cache.length() or self.call.end) - count
+        self.inputs.begin(self.prompt, self._slots)
         self.limits.begin(self._slots)
         if draft is not None:
             self._forward = LastForward(count, is_prefill=True, outputs=outputs)
@@ -211,7 +221,7 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """Maximum draft length after ``new`` generated tokens; None: no limit."""
-        if self.pending.full:
+        if self.pending.tokens is not None and self.pending.full:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
@@ -241,10 +251,27 @@ class Target:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
-        wanted, alone = self.wants_hidden, selecting_alone(self.model, self.cache, inputs)
-        with in_place(block.device), alone, head_inputs(self.model, wanted) as states:
+        assert self._forward is not None
+        plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
+        if plain and self.states is None and not self.traits.hooked:
+            return self.end_forward(self._shapes.run(**inputs, return_dict=True))
+        places = self.inputs.take_positions(inputs)
+        alone: AbstractContextManager[None] = nullcontext()
+        if self.cache.indexed:
+            from ngramspec.hf_model.attention.index_ties import selecting_alone
+
+            alone = selecting_alone(self.model, self.cache, inputs)
+        hidden, reading = head_inputs(self.model, self.wants_hidden), self._reading()
+        own = in_place(self.model, block.device)
+        with own, alone, places, hidden as states, reading:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """The context in which a forward's states are collected for heads."""
+        if self.states is None or self.widths.sizes:  # no hook in a compiled forward
+            return nullcontext()
+        return self.states.reading()
 
     def begin_forward(
         self,
@@ -261,7 +288,8 @@ class Target:
         positions = block.shape[1]
         width = self.widths.of(positions)
         forward = self._forward = LastForward(width, block, positions - new)
-        self.cache.save(only_if=new > 1 or self._outlives)
+        if self.cache.checkpoint is not None:
+            self.cache.save(only_if=new > 1 or self._outlives)
         inputs = self.inputs.prepare(
             block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
         )
@@ -274,14 +302,9 @@ class Target:
         return self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
 
     def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Accept the outputs of the forward that ``begin_forward`` prepared.
+        """Accept the outputs of the forward that ``begin_forward`` prepared, and return its logits.
 
-        Args:
-            outputs: of the model.
-            hidden: input of its head, (batch, width or more, d), or None.
-
-        Returns:
-            logits, as ``forward``.
+        ``hidden`` is the input of the model's head, (batch, width or more, d), or None.
         """
         forward, name = self._forward, self.traits.name
         assert forward is not None
@@ -291,6 +314,8 @@ class Target:
         logits = self._present.spread(forward.of_new(outputs.logits, name))
         read = None if hidden is None else self._present.spread(forward.of_new(hidden, name))
         self.hidden = read
+        if self.states is not None:
+            self.states.offer(lambda each: self._present.spread(forward.of_new(each, name)))
         return logits
 
     @property
@@ -320,6 +345,8 @@ class Target:
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
+        if self.states is not None and forward is not None:
+            self.states.keep(paths, prefill=forward.is_prefill)
         if forward is None:
             if self._unordered:  # all positions of the prefill stay
                 self.cache.reorder(origins)
@@ -329,24 +356,27 @@ class Target:
         kept = [len(path) for path in paths]
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
-        stays, static = max(kept), self.cache.capacity is not None
+        stays = max(kept)
         if forward.outputs is None:
             self.cache.truncate_to(self._slots + stays)
         else:
-            self._recorder.keep(
-                forward.outputs,
-                stays,
-                self._slots,
-                whole_text=forward.reread,
-                static=static,
-                first=forward.again,
-            )
+            if self._recorder.names:
+                self._recorder.keep(
+                    forward.outputs,
+                    stays,
+                    self._slots,
+                    whole_text=forward.reread,
+                    static=self.cache.capacity is not None,
+                    first=forward.again,
+                )
             forward.outputs = None
             if self.cache.checkpoint is not None:
                 kept = [self._all_or_none(forward, stays, origins)] * len(kept)
                 stays = max(kept)
-            self.cache.reorder(origins)
-            self.cache.keep_paths(self._slots, paths)
+            if origins:
+                self.cache.reorder(origins)
+            if stays > 1:
+                self.cache.keep_paths(self._slots, paths)
             self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
         self._slots += stays

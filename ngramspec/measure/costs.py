@@ -7,20 +7,23 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.costs.curve import COSTS, POSITIONS
+from ngramspec.costs.processors import GPU_COSTS
 from ngramspec.draft import Float32
+
+# Widths and costs by which drafters are compared. "cpu": SmolLM2-135M in bfloat16 on two cores of
+# an Intel Xeon with AMX. "gpu": assumed, of a 7-8B model on one data-centre GPU.
+POSITIONS = tuple(GPU_COSTS)
+COSTS = {
+    "cpu": (1, 1, 1, 1.0, 1.04, 1.10, 1.22, 1.40, 1.60, 2.0, 2.7, 5.0),
+    "gpu": tuple(GPU_COSTS.values()),
+}
 
 
 def cost_curve(name: str, gamma_max: int) -> Float32:
-    """The ``cost`` argument of ``DraftSession.propose``.
+    """The ``cost`` argument of ``DraftSession.propose``, float32 (gamma_max + 2,).
 
-    Args:
-        name: "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``.
-        gamma_max: maximum number of tokens in a draft.
-
-    Returns:
-        float32 (gamma_max + 2,): linear between the given positions, constant after the last;
-        index 0 is unused.
+    It is linear between the given positions, and constant after the last; index 0 is unused. The
+    name is "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``.
 
     Raises:
         OSError, ValueError: the file cannot be read, or is not a cost curve.

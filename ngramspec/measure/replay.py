@@ -15,9 +15,9 @@ from time import perf_counter_ns
 import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
-from ngramspec.draft import Draft, Float32, Int32, Verdict, judged_nodes
+from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
-from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, hand_over
 from ngramspec.measure.heads import RecordedHead
 from ngramspec.measure.knowledge import Known
 from ngramspec.measure.runners_up import replayed
@@ -156,7 +156,7 @@ class Player:
 
     def _play(self, trace: Trace, tally: Tally) -> None:
         plan, output = self.plan, trace.output
-        said = output.tolist()
+        recorded = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
         controller: GammaController = CostGamma(plan.gamma_max, lambda: plan.cost)
         drafter = self.drafter
@@ -179,21 +179,21 @@ class Player:
         if model is not None:
             session.begin_models(lambda _: model)
         at = 1
-        while at < len(said):
+        while at < len(recorded):
             gamma, cost = controller.plan(estimates)
-            gamma = min(gamma, len(said) - at - 1)
+            gamma = min(gamma, len(recorded) - at - 1)
             begin = perf_counter_ns()
             draft = session.propose(gamma, cost, tree=plan.tree)
             draft = controller.keep(draft)
             tokens = draft.tokens.tolist()
             proposed = perf_counter_ns() - begin
-            path = accepted_path(tokens, draft, said, at)
+            path = accepted_path(tokens, draft, recorded, at)
             count = len(tokens)
             new = output[at : at + len(path) + 1]
             evidence = None
             wanted = drafter.evidence is not None and session.wants_evidence
             if wanted and trace.runners_up is not None:
-                evidence = replayed(trace.runners_up, said, said[at - 1], at, len(new))
+                evidence = replayed(trace.runners_up, recorded, recorded[at - 1], at, len(new))
             begin = perf_counter_ns()
             if count or evidence is not None:
                 hand_over(session, draft, path, None, evidence)
@@ -214,60 +214,23 @@ class Player:
         session.close()
 
 
-@dataclass(slots=True)
-class PlayedRow:
-    """A recorded output that is played as a row of a batch.
-
-    Attributes:
-        output: int32 (n,), the text after the prompt.
-        session: drafts for it; it was started with the output's first token.
-        at: number of committed tokens of the output.
-    """
-
-    output: Int32
-    session: DraftSession
-    at: int = 1
-    _said: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._said = self.output.tolist()
-
-    @property
-    def left(self) -> int:
-        """Tokens that are not committed yet."""
-        return len(self._said) - self.at
-
-    def verify(self, draft: Draft, tally: Tally, tiers: Sequence[str]) -> None:
-        """Commit what the recording accepts of a draft, and its next token; count both.
-
-        Args:
-            draft: for what is left.
-            tally: to count in; the cost is not counted.
-            tiers: of the drafter.
-        """
-        path = accepted_path(draft.tokens.tolist(), draft, self._said, self.at)
-        new = self.output[self.at : self.at + len(path) + 1]
-        tested = sum(1 for _ in judged_nodes(draft, path))
-        if len(draft):
-            self.session.observe(draft, path, tested)
-        self.session.extend(new)
-        tally.count_step(draft, Verdict(path, tested, new.tolist()), tiers)
-        self.at += len(new)
-
-
 def accepted_path(
-    tokens: Sequence[int], draft: Draft, said: Sequence[int], at: int
+    tokens: Sequence[int], draft: Draft, recorded: Sequence[int], at: int
 ) -> Sequence[int]:
     """Indices of the nodes that the target would accept: those recorded from ``at`` on."""
     if draft.parents is None:
         n = 0
-        while n < len(tokens) and tokens[n] == said[at + n]:
+        while n < len(tokens) and tokens[n] == recorded[at + n]:
             n += 1
         return range(n)
     path: list[int] = []
     parent = -1
     for node, (token, above) in enumerate(zip(tokens, draft.parents.tolist(), strict=True)):
-        if above == parent and at + len(path) < len(said) - 1 and token == said[at + len(path)]:
+        if (
+            above == parent
+            and at + len(path) < len(recorded) - 1
+            and token == recorded[at + len(path)]
+        ):
             path.append(node)
             parent = node
     return path

@@ -11,7 +11,7 @@ from typing import Any
 
 from ngramspec.hf_model.compiled import compilations
 from ngramspec.measure.configurations import Caller, Configuration, Outcome, compiled_forwards
-from ngramspec.measure.forced import ForcedProcessor
+from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
 from ngramspec.measure.forwards import forward_seconds
 from ngramspec.measure.tasks import Prompt
 from ngramspec.measure.turns import PLAIN, take_turns
@@ -25,22 +25,18 @@ MAX_COMPILING_CALLS = 16  # consecutive calls that may be repeated because they 
 Forcing = Callable[[Prompt], AbstractContextManager[dict[str, Any]]]
 
 
-def by_processor(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
-    """Have a logits processor force the prompt's text, if it has one."""
-    if prompt.text is None:
-        return nullcontext({})
-    return nullcontext({"logits_processor": [ForcedProcessor(len(prompt.ids), prompt.text)]})
+def unforced(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
+    """Let the model generate its own text."""
+    return nullcontext({})
 
 
 def by_model(
     set_text: Callable[[Sequence[int] | None], None],
     read: Callable[[Sequence[int]], None] = lambda ids: None,
 ) -> Forcing:
-    """Have the model's own logits force a prompt's text, if it has one.
+    """Have the model's own logits force a prompt's text, if it has one, by ``forced_model``.
 
-    Args:
-        set_text: see ``forced_model``.
-        read: called with the prompt's ids before the call; see ``prefilled_model``.
+    ``read`` is called with the prompt's ids before the call; see ``prefilled_model``.
     """
 
     @contextmanager
@@ -51,6 +47,21 @@ def by_model(
         yield {}
 
     return forcing
+
+
+@contextmanager
+def forced_texts(model: Any, prompts: Sequence[Prompt], plan: Plan) -> Iterator[Forcing]:
+    """Force the texts of prompts by the model's own logits, if there are any or the plan asks.
+
+    No logits processor is used: transformers' prompt lookup runs the processors over its candidates
+    and cuts them at the first impossible token, so it would learn the text from the processor.
+    """
+    if not plan.same_text and all(each.text is None for each in prompts):
+        yield unforced
+        return
+    capacity = max((len(each.ids) for each in prompts), default=0) + plan.new
+    with forced_model(model, capacity + POSITIONS_AFTER_TEXT) as set_text:
+        yield by_model(set_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +147,7 @@ class EndToEnd:
         configurations: Sequence[Configuration],
         plan: Plan,
         *,
-        forcing: Forcing = by_processor,
+        forcing: Forcing = unforced,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         if configurations[0].name != PLAIN:
@@ -158,13 +169,10 @@ class EndToEnd:
     ) -> Measured:
         """Measure all prompts, grouped by task and length in their order.
 
-        Args:
-            prompts: at least one.
-            after: called when a task's prompts of one length are done.
+        ``after`` is called when a task's prompts of one length are done.
 
         Raises:
-            ValueError: there is no prompt.
-            RuntimeError: a text was not forced.
+            ValueError, RuntimeError: there is no prompt; a text was not forced.
         """
         sets: dict[tuple[str, int | None], list[Prompt]] = {}
         for prompt in prompts:
@@ -229,12 +237,9 @@ class EndToEnd:
             self.measured.costs[key] = (context, seconds)
 
     def turns(self, prompt: Prompt, plain: list[int], first: int) -> None:
-        """All repeats of one prompt, each beginning with another configuration.
+        """All repeats of one prompt, each beginning with another configuration, at first ``first``.
 
-        Args:
-            prompt: what to continue.
-            plain: the tokens that the baseline generates.
-            first: the configuration that begins, modulo their number.
+        ``plain`` are the tokens that the baseline generates.
         """
         compiled = [
             configuration for configuration in self.configurations if configuration.compiled

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import Request
+from anyio.to_thread import run_sync
+from fastapi import Request, Response
 
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import Snippet
 from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job
+from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import InfillBody, LlamaBody
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Answers, Service
@@ -30,10 +32,7 @@ async def infill(service: Service, body: InfillBody, client: Client, request: Re
     """Generate the text between ``input_prefix`` plus ``prompt`` and ``input_suffix``.
 
     A prompt that is too long loses the oldest of ``input_extra`` first, then the beginning of the
-    prefix and the end of the suffix.
-
-    Raises:
-        ApiError: the request cannot be answered; the error names the field.
+    prefix and the end of the suffix. An ApiError names the invalid field.
     """
     refuse_unless(
         service.fim is not None,
@@ -59,11 +58,7 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
 
 
 async def completion(service: Service, body: LlamaBody, client: Client, request: Request) -> Any:
-    """Continue ``prompt``.
-
-    Raises:
-        ApiError: the request cannot be answered; the error names the field.
-    """
+    """Continue ``prompt``. An ApiError names the invalid field."""
     return await _answer(
         service, body, partial(prompt_of, service, body), client, request, DEFAULT_TEMPERATURE
     )
@@ -94,11 +89,18 @@ async def _answer(
     if body.stream:
         return stream_of(chunks(service, body, answers), answers.cancel, done=False)
     found = await answers.whole(request)
+    return await run_sync(whole, service, body, answers, found)
+
+
+def whole(
+    service: Service, body: LlamaBody, answers: Answers, found: Sequence[Sequence[Delta]]
+) -> Response:
+    """The response without streaming."""
     made = [
         picked(final(service, body, job, deltas), body.response_fields)
         for job, deltas in zip(answers.jobs, found, strict=True)
     ]
-    return made[0] if len(made) == 1 else made
+    return json_response(made[0] if len(made) == 1 else made)
 
 
 def requests_of(

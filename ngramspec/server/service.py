@@ -12,18 +12,9 @@ from fastapi import Request
 from ngramspec.draft import Int32
 from ngramspec.hf_model.traits import embedding_count
 from ngramspec.server.auth import ANYONE, Client
-from ngramspec.server.encoding import (
-    TooManyTokensError,
-    longest_token,
-    prompt_encoder,
-)
+from ngramspec.server.encoding import TooManyTokensError, longest_token, prompt_encoder
 from ngramspec.server.engine import Engine
-from ngramspec.server.errors import (
-    ApiError,
-    bad,
-    refuse_unless,
-    shutting_down,
-)
+from ngramspec.server.errors import ApiError, bad, refuse_unless, shutting_down
 from ngramspec.server.fim import FillInTheMiddle, family_of
 from ngramspec.server.grammar_pool import GrammarPool
 from ngramspec.server.job import CANCELLED, CompletionRequest, Delta, Job
@@ -34,22 +25,18 @@ from ngramspec.server.scheduler import QueueFullError
 from ngramspec.server.settings import ServerSettings
 from ngramspec.server.shelf import Shelf
 from ngramspec.server.special_tokens import TextEncoder
+from ngramspec.server.text import Detokenizer
 from ngramspec.server.token_bytes import TokenBytes
 from ngramspec.server.tool_format import find_format
 
 MAX_REFERENCE_TOKENS = 1 << 18
+MAX_LOGPROBS = 1 << 19  # of all tokens of a response; not tuned
+DECODED_TOKENS = 4096  # at once; not tuned
 T = TypeVar("T")
 
 
 class Service:
-    """A served model.
-
-    Args:
-        model: a transformers model.
-        tokenizer: the model's tokenizer.
-        engine: the engine that runs the model.
-        settings: the server's settings.
-    """
+    """A served model: the model, its tokenizer, the engine that runs it, and the settings."""
 
     def __init__(
         self, model: Any, tokenizer: Any, engine: Engine, settings: ServerSettings
@@ -103,6 +90,23 @@ class Service:
             f"a request may have at most {most} answers, got {given}",
         )
 
+    def check_logprobs(self, requests: Sequence[CompletionRequest], param: str) -> None:
+        """Refuse a request for more log-probabilities than one response may have.
+
+        Freeing a response of millions of objects holds the GIL.
+        """
+        count = sum(
+            (each.max_tokens + len(each.prompt) * each.prompt_logprobs) * (each.top_logprobs + 1)
+            for each in requests
+            if each.top_logprobs is not None
+        )
+        refuse_unless(
+            count <= MAX_LOGPROBS,
+            param,
+            f"a response may have at most {MAX_LOGPROBS} log-probabilities, and this one might have"
+            f" {count}; ask for fewer of each token, fewer tokens or fewer answers",
+        )
+
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
         most = self.context * self._longest
@@ -115,12 +119,9 @@ class Service:
             )
 
     def encode(self, text: str, param: str = "prompt", *, framed: bool = True) -> list[int]:
-        """The token ids of a prompt.
+        """The token ids of a prompt; an error names the field ``param`` if it is too long.
 
-        Args:
-            text: the prompt.
-            param: the field that an error names if the prompt is too long.
-            framed: whether to add the tokens that the tokenizer adds to every text.
+        ``framed``: add the tokens that the tokenizer adds to every text.
         """
         self.check_text(text, param)
         try:
@@ -129,16 +130,17 @@ class Service:
             raise self.too_long(param, error.count) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, including special tokens."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
+        """The text of tokens, including special tokens. Decoding holds the GIL, so it is split."""
+        if len(ids) <= DECODED_TOKENS:
+            text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+            return text
+        decoder = Detokenizer(self.tokenizer, (), hidden=())
+        ends = range(0, len(ids), DECODED_TOKENS)
+        parts = [decoder.add(ids[at : at + DECODED_TOKENS]) for at in ends]
+        return "".join((*parts, decoder.add((), last=True)))
 
     def check_prompt(self, ids: Sequence[int], param: str = "prompt") -> Int32:
-        """A prompt as int32 (n,).
-
-        Raises:
-            ApiError: it is empty, too long, or has an id outside the vocabulary.
-        """
+        """A prompt as int32 (n,); an ApiError if it is empty, too long, or has an unknown id."""
         refuse_unless(bool(ids), param, "it must have at least one token, got none")
         refuse_unless(
             max(ids) < self.vocabulary,
@@ -247,8 +249,7 @@ class Service:
 class Answers:
     """The answers of one client request, as a stream of deltas. Used in one event loop.
 
-    Raises:
-        ApiError: too many requests are waiting.
+    An ApiError is raised if too many requests are waiting.
     """
 
     def __init__(
@@ -315,11 +316,7 @@ class Answers:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine, and cancel it if the client closes the connection.
-
-    Raises:
-        ApiError: the client closed the connection.
-    """
+    """Run a coroutine, and cancel it with an ApiError if the client closes the connection."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(request))
     try:

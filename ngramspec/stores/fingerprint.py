@@ -9,7 +9,7 @@ from typing import Any
 def fingerprint(tokenizer: Any) -> str:
     """The SHA-256 of a tokenizer's vocabulary, 64 hex digits.
 
-    Two tokenizers have the same fingerprint if every id stands for the same piece in both, whatever
+    Two tokenizers have the same fingerprint if every id has the same piece in both, whatever
     their class and wherever they were loaded from.
 
     Args:
@@ -32,11 +32,7 @@ def vocabulary_size(tokenizer: Any) -> int:
 
 
 def vocabulary_of(tokenizer: Any) -> dict[Any, int]:
-    """A tokenizer's ids by piece.
-
-    Raises:
-        TypeError: it has no ``get_vocab``.
-    """
+    """A tokenizer's ids by piece; a TypeError if it has no ``get_vocab``."""
     get_vocab = getattr(tokenizer, "get_vocab", None)
     if not callable(get_vocab):
         raise TypeError(

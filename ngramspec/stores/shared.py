@@ -63,9 +63,10 @@ class SharedStore:
     request times reveal something about earlier text in the same namespace.
 
     Args:
-        max_bytes: limit for all namespaces together, 4096..2**40.
-        namespace_bytes: size of each namespace, 4096..max_bytes, at 28 bytes per token; None: an
-            eighth of max_bytes.
+        max_bytes: limit for the text of all namespaces together, 4096..2**40. Each namespace has up
+            to 512 bytes in addition, of which ``sizeof`` counts about 200, and its name.
+        namespace_bytes: size of each namespace's text, 4096..max_bytes, at 28 bytes per token;
+            None: an eighth of max_bytes.
         write: what requests add: "outputs"; "all": outputs and prompts; "none": nothing, only
             ``Namespace.add`` adds text.
         live: whether requests add text while they run, 64 tokens at a time. Otherwise they add it
@@ -147,10 +148,8 @@ class SharedStore:
     def drop(self, name: str) -> None:
         """Free a namespace's memory; requests that still use it find nothing.
 
-        With ``sync``, its text is deleted in Redis and in the other processes, too.
-
-        Raises:
-            KeyError: there is no namespace of that name.
+        With ``sync``, its text is deleted in Redis and in the other processes, too. A KeyError is
+        raised if there is no namespace of that name.
         """
         with self._lock:
             if name not in self._rings and self.sync is None:
@@ -274,8 +273,7 @@ class Namespace:
     def request(self, limit: int = 0) -> SharedRequest:
         """The access of one request, which reads, and writes according to the store's settings.
 
-        Args:
-            limit: bound of the token ids that it reads; 0: no bound.
+        Token ids that it reads are below ``limit``; 0: no bound.
         """
         store = self.store
         stream = StoreStream(store.ring(self.name), limit)

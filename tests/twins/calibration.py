@@ -39,8 +39,8 @@ WEIGHTS = {
     "pair": 0.2,
     "familiar": 0.2,
     "nearest": 0.1,
-    "head": 0.4,
-    "head depth": 0.4,
+    "head": 0.45,
+    "head depth": 0.45,
 }
 BESIDE_HEAD = Real(0.4)  # factor on the other weights where a head has a row
 # P(right) of a head's candidate by its probability bucket, of another token by the first one's.

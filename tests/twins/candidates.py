@@ -240,13 +240,8 @@ class Estimator:
         """The different tokens that may come next, in the order of preference among equals."""
         leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
         match, resumed, near = at.placed
-        order = [
-            match,
-            None if at.head is None else at.head.tokens[0],
-            leaders.get(2),
-            leaders.get(1),
-            leaders.get(0),
-        ]
+        head = None if at.head is None else at.head.tokens[0]
+        order = [match, head, leaders.get(2), leaders.get(1), leaders.get(0)]
         order += [resumed, near, *self.stored(at.votes, least), leaders.get(SKIP)]
         if self.counts and least <= 1:
             for slot in (known[m] for m in (2, 1, 0) if m in known):

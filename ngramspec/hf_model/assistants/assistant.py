@@ -11,6 +11,7 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache, cache_of, kv_cache_for
+from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.traits import embedding_count, head_size
 
 
@@ -39,21 +40,13 @@ class AssistantModel:
         return most if isinstance(most, int) and most > 0 else None
 
     def forward(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
-        """Read further tokens.
+        """Read int64 (n,) tokens; return the logits after each of the ``last`` ones, (last, vocab).
 
-        Args:
-            tokens: int64 (n,), on any device.
-            last: number of last tokens to return logits for, 1..n.
-
-        Returns:
-            (last, vocab), logits of the token after each of the last tokens, in the model's dtype.
-
-        Raises:
-            UnsupportedError: the model's cache cannot be truncated.
+        If the cache cannot be truncated, an UnsupportedError is raised.
         """
         cache = None if self._cache is None else self._cache.cache
         kept = {"logits_to_keep": last} if self._keeps else {}
-        with torch.no_grad(), in_place(self.model.device):
+        with torch.no_grad(), in_place(self.model, self.model.device):
             outputs = self.model(
                 input_ids=tokens[None].to(self.model.device),
                 past_key_values=cache,
@@ -84,11 +77,35 @@ class AssistantModel:
         self.length = min(length, self.length)
 
 
+def checked_cache(model: Any) -> Any:
+    """Return a drafting model, if its cache can be truncated.
+
+    Raises:
+        UnsupportedError: it has layers that a draft cannot roll back.
+    """
+    from transformers import DynamicCache
+
+    config = model.config.get_text_config(decoder=True)
+    cache = kv_cache_for(DynamicCache(config=config))
+    if cache.slides or cache.convolves or hf_private.is_stateful(model):
+        raise UnsupportedError(
+            f"{named(model)} cannot draft: it needs full attention in every layer, because drafts"
+            " are rolled back without a copy of its cache"
+        )
+    return model
+
+
+def parameters(model: Any) -> int:
+    """Number of a model's parameters; those of embeddings are left out."""
+    return sum(
+        each.numel() for name, each in model.named_parameters() if "embed_tokens" not in name
+    )
+
+
 def read_folder(path: str, like: Any) -> Any:
     """Load a causal language model from a local folder, on the device and in the dtype of ``like``.
 
-    Raises:
-        OSError: there is no such folder. Nothing is downloaded.
+    An OSError is raised if there is no such folder. Nothing is downloaded.
     """
     from transformers import AutoModelForCausalLM
 
@@ -115,11 +132,7 @@ def tokenizer_of(model: Any) -> Any:
 def check_assistant(assistant: Any, target: Any, own: str | None, targets: str | None) -> None:
     """Raise an UnsupportedError if a model's token ids are not those of the target.
 
-    Args:
-        assistant: the drafting model.
-        target: the model that verifies.
-        own: fingerprint of the assistant's tokenizer; None: there is no tokenizer.
-        targets: fingerprint of the target's tokenizer; None: there is no tokenizer.
+    ``own`` and ``targets`` are the fingerprints of their tokenizers; None: there is no tokenizer.
     """
     what = f"{named(assistant)} cannot draft for {named(target)}: "
     if getattr(assistant.config, "is_encoder_decoder", False):

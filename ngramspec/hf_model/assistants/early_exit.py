@@ -10,50 +10,42 @@ from torch import nn
 from ngramspec.errors import UnsupportedError
 
 
-class EarlyExit:
-    """The first ``layers`` layers of a model, its final norm and its output layer.
+def early_exit(model: Any, layers: int) -> Any:
+    """The model that consists of the first layers of a model, its final norm and output layer.
 
-    It shares the model's modules and has its own config and cache. The model itself does not
-    change, so other threads may run it meanwhile.
+    It shares the model's modules and has its own config. The model itself does not change, so other
+    threads may run it meanwhile.
 
     Args:
         model: a causal language model of transformers whose decoder has a list ``layers``.
-        layers: number of layers, 1 to that of the model less one.
+        layers: number of layers.
 
     Raises:
         UnsupportedError: the decoder has no such list, or ``layers`` is out of bounds.
     """
-
-    def __init__(self, model: Any, layers: int) -> None:
-        decoder = model.get_decoder()
-        whole = getattr(decoder, "layers", None)
-        name = type(model).__name__
-        if not isinstance(whole, nn.ModuleList) or decoder is model:
-            raise UnsupportedError(
-                f"assistant_early_exit={layers}: {name} has no list of decoder layers to exit from"
-            )
-        if not 1 <= layers < len(whole):
-            raise UnsupportedError(
-                f"assistant_early_exit must be in 1..{len(whole) - 1} for {name}, got {layers}"
-            )
-        part = _shallow(decoder)
-        part.layers = nn.ModuleList(whole[:layers])
-        part.config = copy.copy(decoder.config)
-        part.config.num_hidden_layers = layers
-        if getattr(part.config, "layer_types", None) is not None:
-            part.config.layer_types = part.config.layer_types[:layers]
-        self._model = _shallow(model)
-        for path, module in model.named_modules():
-            if module is decoder:
-                _place(self._model, path, part)
-        self._model.config = part.config
-        self.config, self.generation_config = part.config, model.generation_config
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model(*args, **kwargs)
+    decoder, name = model.get_decoder(), type(model).__name__
+    whole = getattr(decoder, "layers", None)
+    encodes = getattr(model.config, "is_encoder_decoder", False)
+    if not isinstance(whole, nn.ModuleList) or decoder is model or encodes:
+        raise UnsupportedError(
+            f"assistant_early_exit={layers} is not supported: {name} is no decoder with a list of"
+            " layers; remove it"
+        )
+    if not 1 <= layers < len(whole):
+        raise UnsupportedError(
+            f"assistant_early_exit must be in 1..{len(whole) - 1} for {name}, got {layers}"
+        )
+    part = _shallow(decoder)
+    part.layers = nn.ModuleList(whole[:layers])
+    part.config = copy.copy(decoder.config)
+    part.config.num_hidden_layers = layers
+    if getattr(part.config, "layer_types", None) is not None:
+        part.config.layer_types = part.config.layer_types[:layers]
+    exits = _shallow(model)
+    path = next(path for path, module in model.named_modules() if module is decoder)
+    _place(exits, path, part)
+    exits.config = part.config
+    return exits
 
 
 def _shallow(module: Any) -> Any:

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ngramspec.hf_model.compat.names import MARKS_CACHES
-from ngramspec.hf_model.compat.versions import has
+from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 # Methods of a model that determine the inputs and outputs of its forwards. A subclass that
 # overrides none of them behaves like its base class.
@@ -25,6 +24,7 @@ STEP_METHODS = (
     "get_decoder",
     "prepare_inputs_for_generation",
 )
+ATTENTION_NAME = "_attn_implementation_internal"  # the field of a config
 # Methods of the baseline that the decode loop replaces.
 LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
 
@@ -71,16 +71,10 @@ def device_mesh(model: Any) -> Any:
 
 
 def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a prompt as the baseline does, in chunks if the config says so.
+    """Run a prompt, int64 (batch, prompt), as the baseline does, in chunks if the config says so.
 
-    Args:
-        model: a transformers model.
-        input_ids: int64 (batch, prompt).
-        config: the prepared GenerationConfig.
-        kwargs: of the model's forward, as ``generate`` prepared them.
-
-    Returns:
-        the outputs of the last forward.
+    ``kwargs`` are those of the model's forward, as ``generate`` prepared them. The outputs of the
+    last forward are returned.
     """
     return model._prefill(input_ids, config, kwargs)
 
@@ -88,14 +82,7 @@ def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> 
 def carried_kwargs(
     model: Any, outputs: Any, kwargs: dict[str, Any], *, encodes: bool
 ) -> dict[str, Any]:
-    """Return the keyword arguments of the next forward, for one further token.
-
-    Args:
-        model: a transformers model.
-        outputs: of the last forward.
-        kwargs: of the last forward.
-        encodes: whether it is an encoder-decoder model.
-    """
+    """Return the keyword arguments of the next forward, over one token, from the last one's."""
     carried: dict[str, Any] = model._update_model_kwargs_for_generation(
         outputs, kwargs, is_encoder_decoder=encodes
     )
@@ -135,8 +122,25 @@ def forget_compiled_call(model: Any) -> None:
 
 def attention_of(model: Any) -> str:
     """Return the name of the attention implementation of a model's decoder, such as "sdpa"."""
-    config = model.config.get_text_config(decoder=True)
-    return str(getattr(config, "_attn_implementation", ""))
+    name = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", "")
+    return "sdpa" if name == "sdpa" else str(name)  # not the name in ``gqa_attention``
+
+
+def configs_of(model: Any) -> list[Any]:
+    """Return the different configs of a model's modules that name an attention implementation."""
+    every = (vars(module).get("config") for module in model.modules())
+    found = {id(each): each for each in every if ATTENTION_NAME in getattr(each, "__dict__", ())}
+    return list(found.values())
+
+
+def attention_name(config: Any) -> Any:
+    """Return the name of the attention implementation in one config."""
+    return vars(config)[ATTENTION_NAME]
+
+
+def set_attention_name(config: Any, name: str) -> None:
+    """Set the name of the attention implementation in one config, but not in its parts."""
+    vars(config)[ATTENTION_NAME] = name
 
 
 def pad_token(config: Any) -> int | None:

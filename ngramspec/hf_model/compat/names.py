@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 MODELS = "models"
 LINEAR = (
     "LinearAttentionLayer LinearAttentionAndFullAttentionLayer"
@@ -95,6 +97,7 @@ PRIVATE = {
         "modeling_utils",
         {
             "_attn_implementation": "name of the attention implementation",
+            "_attn_implementation_internal": "the config's field with that name",
             "_compiled_call": "the compiled forward that a model stores",
             "_default_compile_config": "the settings to compile with",
             "_is_stateful": "whether a model keeps a recurrent state",
@@ -144,7 +147,13 @@ FIELDS = {
     ),
     **rows("DynamicIndexedLayer", {"indexer_keys": "keys of an index over the layer's keys"}),
     **rows("DynamicIndexedLayer", {"indexer_position_ids": "their positions"}, "5.21"),
-    **rows("EncoderDecoderCache", {"self_attention_cache": "the decoder's own cache"}),
+    **rows(
+        "EncoderDecoderCache",
+        {
+            "self_attention_cache": "the decoder's own cache",
+            "cross_attention_cache": "the encoder's output for each layer",
+        },
+    ),
     **rows("DynamicCache StaticCache", {"offloading": "whether layers move to the CPU"}),
 }
 # Methods that are replaced on single objects, in ``layers`` only.
@@ -181,3 +190,15 @@ MODEL_NAMES = rows(
 MARKS_CACHES = Change("5.19", "generate marks every cache that a caller passed")
 PLACES_TOKENS = Change("5.19", "GIT places a single token where it places one of several")
 KEEPS_SELECTION = Change("5.17", "a mask of bools keeps the selection of an index under sdpa")
+
+
+def before(version: str) -> bool:
+    """Whether the installed transformers is older than a version; pre-releases of it are older."""
+    from transformers import __version__
+
+    return Version(__version__) < Version(version)
+
+
+def has(change: Change) -> bool:
+    """Whether the installed transformers has a change of behaviour."""
+    return not before(change.version)

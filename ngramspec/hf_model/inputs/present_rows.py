@@ -16,19 +16,35 @@ from ngramspec.hf_model.compat.classes import captures_states
 T = TypeVar("T")
 
 
+def select_rows(value: Any, rows: Sequence[int], dim: int) -> Any:
+    """Select rows of a tensor, or of each tensor in a model's outputs."""
+    if isinstance(value, torch.Tensor):
+        index = torch.tensor(rows, device="cpu").to(value.device, non_blocking=True)
+        return value.index_select(dim, index)
+    if isinstance(value, dict):
+        return type(value)(**{name: select_rows(each, rows, dim) for name, each in value.items()})
+    if isinstance(value, tuple | list):
+        return type(value)(select_rows(each, rows, dim) for each in value)
+    return value
+
+
 def has_hooks(model: Any, *, captures: bool = True) -> bool:
     """Whether a module has forward hooks, which may rely on every row of the batch.
 
-    Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT).
-
-    Args:
-        model: a transformers model.
-        captures: whether to count transformers' hooks that capture states. They stay on a model
-            after the first call that asked for states, and do nothing in calls that ask for none.
+    Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT). Hooks that ngramspec
+    sets for a single forward do not count; another thread may have set them. ``captures``: also
+    count transformers' hooks that capture states. They stay on a model after the first call that
+    asked for states, and do nothing in calls that ask for none.
     """
     modules = model.modules()
     hooks = (hook for each in modules for hooks in hooks_of(each) for hook in hooks.values())
-    return any(captures or not captures_states(hook) for hook in hooks)
+    others = (hook for hook in hooks if not is_own(hook))
+    return any(captures or not captures_states(hook) for hook in others)
+
+
+def is_own(hook: Any) -> bool:
+    """Whether ngramspec defines a hook."""
+    return str(getattr(hook, "__module__", "")).startswith("ngramspec.hf_model.")
 
 
 def hooks_of(module: Any) -> tuple[dict[int, Any], ...]:
@@ -37,11 +53,7 @@ def hooks_of(module: Any) -> tuple[dict[int, Any], ...]:
 
 
 class PresentRows:
-    """The present rows of a batch, by their place in the forwards.
-
-    Args:
-        rows: number of rows in the batch, all present.
-    """
+    """The present rows of a batch, at first all, by their place in the forwards."""
 
     def __init__(self, rows: int) -> None:
         self._count = rows
@@ -55,9 +67,9 @@ class PresentRows:
         """Whether no row has left."""
         return len(self._rows) == self._count
 
-    def of(self, values: Sequence[T]) -> list[T]:
+    def of(self, values: Sequence[T]) -> Sequence[T]:
         """Select the present rows' values, by place, from one value for each row of the batch."""
-        return [values[row] for row in self._rows]
+        return values if self.all else [values[row] for row in self._rows]
 
     def select(self, block: torch.Tensor) -> torch.Tensor:
         """Select the present rows of (batch, ...), by place."""
@@ -74,13 +86,7 @@ class PresentRows:
         return states.index_select(0, index)
 
     def keep(self, rows: Collection[int]) -> list[int]:
-        """Remove all other rows.
-
-        Args:
-            rows: indices in the batch of at least one present row.
-
-        Returns:
-            for each new place, the place where its row was; most are unchanged.
+        """Remove all other rows; return for each new place the place where its row was.
 
         Example:
             >>> present = PresentRows(5)
