@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec.decoding.reference import ReferenceCounter
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Int32, Verdict
 from ngramspec.draft_length.optimal import likeliest_path
 from ngramspec.draft_length.schedule import GammaController
@@ -46,6 +47,8 @@ class DraftRunner:
         positionless_token: an id after which the target numbers positions differently in a wider
             forward, or None. Drafts end before it, and no draft begins after it.
         load: opens the draft models of sessions that need one; None if no session does.
+        reference: counts the draft tokens that continue the call's reference text; None if it has
+            none.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class DraftRunner:
         positionless_token: int | None = None,
         load: Callable[[Any], DraftModel] | None = None,
         shared: RowDrafter | None = None,
+        reference: ReferenceCounter | None = None,
     ) -> None:
         self._current = current
         self._controller = controller
@@ -74,6 +78,7 @@ class DraftRunner:
         self._seed = seed
         self._positionless_token = positionless_token
         self._load = load
+        self._reference = reference
         tokens = tokens[(tokens >= 0) & (tokens < vocab)]
         self._shared = shared
         if shared is not None:
@@ -187,6 +192,9 @@ class DraftRunner:
         """
         if len(draft):
             self._controller.observe(len(draft), len(verdict.accepted))
+        if self._reference is not None:
+            last = self._tokens[max(self._count - 2, 0) : self._count]
+            self._reference.count(last, draft, verdict.accepted)
         tokens = np.array(verdict.emitted, np.int32)
         evidence = None
         if computed is not None and self.evidence is not None:

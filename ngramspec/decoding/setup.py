@@ -22,6 +22,7 @@ from ngramspec.decoding.forced import forced_by
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Observer
+from ngramspec.decoding.reference import ReferenceCounter
 from ngramspec.decoding.request import (
     GenerateCall,
     history_of,
@@ -224,6 +225,7 @@ def _runners(
             positionless_token=target.traits.positionless_token,
             load=lambda drafter: model_loader(drafter, vocab),
             shared=of_row if alone else None,
+            reference=ReferenceCounter(reference, stats) if len(reference) else None,
         )
 
     return make

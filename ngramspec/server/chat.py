@@ -206,8 +206,9 @@ def requests_of(
         "eos": service.eos,
         "hidden": None if tools is None else tools.hidden.union(service.eos),
         "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        "reference": service.reference(body.ngramspec),
+        "reference": service.reference(body.ngramspec, body.prediction).before(prompt),
         "stores": service.stores(body.ngramspec, client),
+        "speculate": body.ngramspec.speculate,
         "first": False,
     }
     return [

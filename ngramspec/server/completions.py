@@ -21,7 +21,7 @@ from ngramspec.server.openai_types import CompletionBody
 from ngramspec.server.sampling import TokenLogprobs
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.sse import stream_of
-from ngramspec.server.usage import usage_of
+from ngramspec.server.usage import timings_of, usage_of
 
 
 @dataclass(slots=True)
@@ -117,18 +117,22 @@ def requests_of(
         "stops": body.stops,
         "top_logprobs": body.logprobs,
         "prompt_logprobs": bool(body.echo) and body.logprobs is not None,
-        "reference": service.reference(body.ngramspec),
         "stores": service.stores(body.ngramspec, client),
+        "speculate": body.ngramspec.speculate,
     }
+    reference = service.reference(body.ngramspec, body.prediction)
     completions = []
     for prompt in checked.prompts:
-        room = service.max_tokens(body.max_tokens, prompt)
-        for index in range(checked.n):
-            own = sampling.of_answer(index)
-            eos = service.ends_of(prompt)
-            completions.append(
-                CompletionRequest(prompt=prompt, sampling=own, max_tokens=room, eos=eos, **common)
-            )
+        own = common | {
+            "prompt": prompt,
+            "max_tokens": service.max_tokens(body.max_tokens, prompt),
+            "eos": service.ends_of(prompt),
+            "reference": reference.before(prompt),
+        }
+        completions += [
+            CompletionRequest(sampling=sampling.of_answer(index), **own)
+            for index in range(checked.n)
+        ]
     return completions
 
 
@@ -149,8 +153,7 @@ def whole(
         )
         for index, deltas in enumerate(found)
     ]
-    usage = usage_of(answers.jobs, _sizes(checked), speculation=checked.body.ngramspec.usage)
-    answer = Completion(object="text_completion", choices=choices, usage=usage, **head)
+    answer = Completion(object="text_completion", choices=choices, **_ending(checked, answers, head))
     return Response(answer.model_dump_json(), media_type="application/json")
 
 
@@ -174,10 +177,17 @@ async def chunks(
             logprobs=_logprobs(service, checked, index, [delta], offsets[index]),
         )
         offsets[index] += len(text)
-        yield Completion.construct(object="text_completion", choices=[choice], **empty, **head)
+        last = empty if with_usage or not answers.ended else {"timings": timings_of(answers.jobs)}
+        yield Completion.construct(object="text_completion", choices=[choice], **last, **head)
     if with_usage:
-        usage = usage_of(answers.jobs, _sizes(checked), speculation=body.ngramspec.usage)
-        yield Completion.construct(object="text_completion", choices=[], usage=usage, **head)
+        end = _ending(checked, answers, head)
+        yield Completion.construct(object="text_completion", choices=[], **end)
+
+
+def _ending(checked: CheckedRequest, answers: Answers, head: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a response whose answers have ended."""
+    usage = usage_of(answers.jobs, _sizes(checked), checked.body)
+    return {**head, "usage": usage, "timings": timings_of(answers.jobs)}
 
 
 def _echo(checked: CheckedRequest, index: int) -> str:

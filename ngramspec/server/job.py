@@ -45,6 +45,7 @@ class CompletionRequest:
             whole line; None: no limit.
         reference: text to draft from, int32 (n,), or None.
         stores: stores to draft from.
+        speculate: whether the answer is drafted; if not, ``stores`` and ``reference`` are unused.
         first: whether the answer has priority (a completion); False for chats.
     """
 
@@ -61,6 +62,7 @@ class CompletionRequest:
     seconds: float | None = None
     reference: Int32 | None = None
     stores: tuple[Any, ...] = ()
+    speculate: bool = True
     first: bool = True
 
 
@@ -320,7 +322,7 @@ class ModelRunner:
     ) -> None:
         self.model, self.tokenizer, self.pool, self.chunk = model, tokenizer, pool, chunk
         self.steps = JointSteps(model)
-        self._speculator = speculator
+        self._speculator, self._plain = speculator, Speculator("none")
 
     @property
     def cuts(self) -> bool:
@@ -349,13 +351,13 @@ class ModelRunner:
         return open_generation(
             self.model,
             ids,
-            speculator=self._speculator(request.user),
+            speculator=self._speculator(request.user) if request.speculate else self._plain,
             attention_mask=torch.ones_like(ids),  # a prompt may hold the padding token
             past_key_values=cache,
             max_new_tokens=request.max_tokens,
             eos_token_id=list(request.eos) or None,
             reference_ids=request.reference,
-            extra_stores=list(request.stores),
+            extra_stores=list(request.stores) if request.speculate else None,
             **request.sampling.arguments(ids.shape[1], self.model.device),
             **kept,
         )
