@@ -80,8 +80,8 @@ def generate(
         speculator: how to speculate; None: a new Speculator().
         tokenizer: the model's tokenizer, needed for stop_strings.
         streamer: receives the prompt and then every token, with one ``put`` each.
-        **kwargs: keyword arguments of ``model.generate``, and ``reference_ids``, ``stores`` and
-            ``extra_stores``, see Speculator.__call__.
+        **kwargs: keyword arguments of ``model.generate``, and ``reference_ids``, ``stores``,
+            ``extra_stores`` and ``session``, see Speculator.__call__.
 
     Raises:
         UnsupportedError: an argument cannot be combined with speculation; the message names it.
@@ -224,7 +224,7 @@ def _without_speculation(
         raise UnsupportedError(refused)
     if kwargs.pop("generator", None) is not None:
         raise UnsupportedError(f"generator: {refused}")
-    for name in ("reference_ids", "stores", "extra_stores"):
+    for name in ("reference_ids", "stores", "extra_stores", "session"):
         kwargs.pop(name, None)
     speculator.log_once(f"decoding without speculation: {refused}")
     return plain(*args, **kwargs)

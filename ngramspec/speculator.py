@@ -320,6 +320,7 @@ class Speculator:
         reference_ids: Any = None,
         stores: Any = None,
         extra_stores: Any = None,
+        session: str | None = None,
         inputs_tensor: Any = None,
         generator: torch.Generator | None = None,
         synced_gpus: bool | None = None,
@@ -341,6 +342,9 @@ class Speculator:
                 of them. Drafters read it as if it preceded the prompt.
             stores: this call's stores, instead of the Speculator's.
             extra_stores: further stores of this call.
+            session: a name for the conversation that the call belongs to, 1..1000 characters; it
+                holds in each namespace of ``stores`` separately. None: the longest prefix that the
+                prompt shares with a recent request of the namespace identifies the conversation.
             inputs_tensor: the encoder's input, for encoder-decoder models.
             generator: random generator on the prompt's device; None: torch's global one.
             synced_gpus: as in ``generate``.
@@ -363,6 +367,7 @@ class Speculator:
             reference_ids=reference_ids,
             stores=stores,
             extra_stores=extra_stores,
+            session=session,
             inputs_tensor=inputs_tensor,
             generator=generator,
             synced_gpus=synced_gpus,

@@ -297,9 +297,10 @@ cdef class StoreRing:
         if self.capacity:
             if owner != self.owner:
                 self.put(SEPARATOR, False)
-                own.last = (own.last + 1) % OWN_RANGES
-                own.n = min(own.n + 1, <int>OWN_RANGES)
-                own.ranges[own.last].begin = self.written
+                if own.n == 0 or own.ranges[own.last].end + 1 != self.written:
+                    own.last = (own.last + 1) % OWN_RANGES
+                    own.n = min(own.n + 1, <int>OWN_RANGES)
+                    own.ranges[own.last].begin = self.written
                 for i in range(have):
                     self.put(before[i], False)
                 self.owner = owner

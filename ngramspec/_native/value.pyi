@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.runners import RunnersUp
+from ngramspec._native.store_reader import Familiar
 from ngramspec._native.store_source import StoreSource
 
 class ValueEngine:
@@ -23,6 +24,7 @@ class ValueEngine:
         min_match: int = 2,
         store: StoreSource | None = None,
         recycles: bool = False,
+        familiar: Familiar | None = None,
     ) -> None: ...
     def recycle(
         self,

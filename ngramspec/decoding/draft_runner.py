@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.decoding.reference import ReferenceCounter
-from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Int32, Verdict
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, EvidenceRequest, Int32, Verdict
 from ngramspec.draft_length.optimal import likeliest_path
 from ngramspec.draft_length.schedule import GammaController
 from ngramspec.drafters.base import Drafter, DraftModel
@@ -47,8 +47,7 @@ class DraftRunner:
         positionless_token: an id after which the target numbers positions differently in a wider
             forward, or None. Drafts end before it, and no draft begins after it.
         load: opens the draft models of sessions that need one; None if no session does.
-        reference: counts the draft tokens that continue the call's reference text; None if it has
-            none.
+        reference: the reference text that ``tokens`` begins with, int32 (m,).
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class DraftRunner:
         positionless_token: int | None = None,
         load: Callable[[Any], DraftModel] | None = None,
         shared: RowDrafter | None = None,
-        reference: ReferenceCounter | None = None,
+        reference: Int32 = NO_TOKENS,
     ) -> None:
         self._current = current
         self._controller = controller
@@ -78,11 +77,13 @@ class DraftRunner:
         self._seed = seed
         self._positionless_token = positionless_token
         self._load = load
-        self._reference = reference
-        tokens = tokens[(tokens >= 0) & (tokens < vocab)]
+        self._reference = ReferenceCounter(reference, stats) if len(reference) else None
+        known = (tokens >= 0) & (tokens < vocab)
+        prompt = int(known[: len(reference)].sum())  # its position
+        tokens = tokens[known]
         self._shared = shared
         if shared is not None:
-            shared.begin(tokens)
+            shared.begin(tokens[prompt:], tokens[:prompt])
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)

@@ -22,12 +22,12 @@ from ngramspec.decoding.forced import forced_by
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Observer
-from ngramspec.decoding.reference import ReferenceCounter
 from ngramspec.decoding.request import (
     GenerateCall,
     history_of,
     must_lockstep,
     read_reference,
+    read_session,
     samplers_by_row,
 )
 from ngramspec.draft_length.schedule import (
@@ -197,7 +197,10 @@ def _runners(
     config, temperature, seed = settings.config, None, 0
     reference = read_reference(call.generation_config, call.reference_ids)
     history = history_of(target, reference, call.inputs_tensor)
-    drafter = CallDrafter(settings.drafter, call.stores, call.extra_stores, settings.log_once)
+    session = read_session(call.generation_config, call.session)
+    drafter = CallDrafter(
+        settings.drafter, call.stores, call.extra_stores, settings.log_once, session
+    )
     model_loader = _model_loader(target.model, settings.drafter())
     if call.generation_config.do_sample:
         temperature = float(call.generation_config.temperature or 1.0)
@@ -225,7 +228,7 @@ def _runners(
             positionless_token=target.traits.positionless_token,
             load=lambda drafter: model_loader(drafter, vocab),
             shared=of_row if alone else None,
-            reference=ReferenceCounter(reference, stats) if len(reference) else None,
+            reference=reference,
         )
 
     return make

@@ -18,18 +18,13 @@ class SharedSession(ForwardingSession):
         source: index in ``Draft.source`` of tokens from stores.
         own: requests that this session feeds with its committed tokens and ends: ``close`` counts
             as a normal end. Those of a call of ``generate`` are fed and ended there.
-        tokens: the prompt.
     """
 
-    def __init__(
-        self, session: Any, source: int, own: Sequence[SharedRequest], tokens: Int32
-    ) -> None:
+    def __init__(self, session: Any, source: int, own: Sequence[SharedRequest]) -> None:
         super().__init__(session)
         self._credit = session.engine.credit_store
         self._source = source
         self._own = own
-        for request in own:
-            request.begin(tokens)
 
     def observe(
         self,

@@ -20,6 +20,7 @@ class CallDrafter:
         stores: replace that drafter's stores; None: keep them.
         extra: stores in addition to these; None: none.
         log_once: logs a warning once.
+        session: the name of the rows' conversation in the namespaces, or None.
 
     Raises:
         TypeError: an entry is not a store.
@@ -33,9 +34,10 @@ class CallDrafter:
         stores: Any,
         extra: Any,
         log_once: Callable[[str], None],
+        session: str | None = None,
     ) -> None:
         self.current = current
-        self.log_once = log_once
+        self.log_once, self.session = log_once, session
         self._stores = None if stores is None else open_stores(stores)
         self._extra = open_stores(extra, "extra_stores")
         current().with_stores(self.of(current()))
@@ -71,10 +73,10 @@ class RowDrafter:
             self._made = (current, drafter)
         return self._made[1]
 
-    def begin(self, prompt: Int32) -> None:
-        """Note the row's prompt, int32 (n,)."""
+    def begin(self, prompt: Int32, reference: Int32) -> None:
+        """Note the row's prompt, int32 (n,), and the reference text before it, int32 (m,)."""
         for request in self._requests.values():
-            request.begin(prompt)
+            request.begin(prompt, reference)
 
     def append(self, tokens: Int32) -> None:
         """Note the row's committed tokens, int32 (n,)."""
@@ -106,5 +108,5 @@ class RowDrafter:
 
     def _request(self, namespace: Namespace) -> SharedRequest:
         if namespace not in self._requests:
-            self._requests[namespace] = namespace.request(self._vocab)
+            self._requests[namespace] = namespace.request(self._vocab, self._call.session)
         return self._requests[namespace]

@@ -167,6 +167,10 @@ class ValueDrafter(LearningDrafter):
     def start(self, tokens: Int32) -> DraftSession:
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
         stores = [each.request() if isinstance(each, Namespace) else each for each in self.stores]
+        given = zip(stores, self.stores, strict=True)
+        own = [each for each, store in given if isinstance(store, Namespace)]
+        for request in own:
+            request.begin(tokens)
         calibration = Calibration() if self.by_request else self.calibration
         engine = ValueEngine(
             calibration,
@@ -176,17 +180,13 @@ class ValueDrafter(LearningDrafter):
             self.min_match,
             one_source(stores),
             self.recycles,
+            next((each.familiar for each in stores if isinstance(each, SharedRequest)), None),
         )
         rehearsed = REHEARSED_TOKENS if any(isinstance(each, Corpus) for each in self.stores) else 0
         session = ValueSession(engine, tokens, self.always, rehearsed=rehearsed)
         if not any(isinstance(each, SharedRequest) for each in stores):
             return session
-        own = [
-            each
-            for each, given in zip(stores, self.stores, strict=True)
-            if isinstance(given, Namespace)
-        ]
-        return SharedSession(session, self.tiers.index("store"), own, tokens)
+        return SharedSession(session, self.tiers.index("store"), own)
 
 
 class StoreDrafter(ValueDrafter):

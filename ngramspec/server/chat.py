@@ -209,6 +209,7 @@ def requests_of(
         "reference": service.reference(body.ngramspec, body.prediction).before(prompt),
         "stores": service.stores(body.ngramspec, client),
         "speculate": body.ngramspec.speculate,
+        "session": body.prompt_cache_key or None,
         "first": False,
     }
     return [

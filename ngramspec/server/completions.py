@@ -119,6 +119,7 @@ def requests_of(
         "prompt_logprobs": bool(body.echo) and body.logprobs is not None,
         "stores": service.stores(body.ngramspec, client),
         "speculate": body.ngramspec.speculate,
+        "session": body.prompt_cache_key or None,
     }
     reference = service.reference(body.ngramspec, body.prediction)
     completions = []

@@ -46,6 +46,7 @@ class CompletionRequest:
         reference: text to draft from, int32 (n,), or None.
         stores: stores to draft from.
         speculate: whether the answer is drafted; if not, ``stores`` and ``reference`` are unused.
+        session: the name of the conversation in ``stores``, or None.
         first: whether the answer has priority (a completion); False for chats.
     """
 
@@ -63,6 +64,7 @@ class CompletionRequest:
     reference: Int32 | None = None
     stores: tuple[Any, ...] = ()
     speculate: bool = True
+    session: str | None = None
     first: bool = True
 
 
@@ -358,6 +360,7 @@ class ModelRunner:
             eos_token_id=list(request.eos) or None,
             reference_ids=request.reference,
             extra_stores=list(request.stores) if request.speculate else None,
+            session=request.session,
             **request.sampling.arguments(ids.shape[1], self.model.device),
             **kept,
         )

@@ -117,6 +117,7 @@ class Common(BaseModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: Name | None = None
     prediction: Prediction | None = None
+    prompt_cache_key: Name | None = None
     ngramspec: Extras = Field(default_factory=Extras)
 
     @property

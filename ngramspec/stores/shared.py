@@ -15,6 +15,7 @@ from ngramspec._native.store_stream import StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file
+from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.fingerprint import fingerprint
 from ngramspec.stores.regular_file import open_regular
 from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, SavedStore
@@ -98,6 +99,7 @@ class SharedStore:
         self.tokenizer = "" if tokenizer is None else fingerprint(tokenizer)
         self._lock = threading.Lock()  # protects _rings
         self._rings: OrderedDict[str, StoreRing] = OrderedDict()  # least recently used first
+        self._conversations: dict[str, Conversations] = {}  # of each of them
 
     def __getitem__(self, name: str) -> Namespace:
         """A namespace, to be passed in ``stores=``; memory is allocated when it is first used."""
@@ -117,18 +119,26 @@ class SharedStore:
 
     def ring(self, name: str) -> StoreRing:
         """The text of a namespace, allocated if necessary; marks it as most recently used."""
+        return self.opened(name)[0]
+
+    def opened(self, name: str) -> tuple[StoreRing, Conversations]:
+        """The text of a namespace, as ``ring``, and its conversations."""
         with self._lock:
             ring = self._rings.get(name)
             if ring is None:
                 ring = self._make(name)
             self._rings.move_to_end(name)
-            return ring
+            return ring, self._conversations[name]
 
     def _make(self, name: str) -> StoreRing:
         """Allocate a namespace and drop the least recently used ones. Under the lock."""
         while (len(self._rings) + 1) * self.namespace_bytes > self.max_bytes:
-            self._rings.popitem(last=False)[1].close()
-        ring = self._rings[name] = StoreRing(self.namespace_bytes // BYTES_PER_CODE)
+            oldest, ring = self._rings.popitem(last=False)
+            del self._conversations[oldest]
+            ring.close()
+        conversations = self._conversations[name] = Conversations(self.namespace_bytes)
+        codes = (self.namespace_bytes - conversations.bytes) // BYTES_PER_CODE
+        ring = self._rings[name] = StoreRing(codes)
         return ring
 
     def drop(self, name: str) -> None:
@@ -140,12 +150,13 @@ class SharedStore:
         with self._lock:
             if name not in self._rings:
                 raise KeyError(f"there is no namespace {name!r}")
+            del self._conversations[name]
             self._rings.pop(name).close()
 
     def clear(self) -> None:
         """Remove the text of all namespaces and erase it from memory."""
-        for ring in self.rings().values():
-            ring.clear()
+        for name in self.rings():
+            self[name].clear()
 
     def rings(self) -> dict[str, StoreRing]:
         """The texts of all namespaces, least recently used first."""
@@ -251,14 +262,16 @@ class Namespace:
         self.store = store
         self.name = name
 
-    def request(self, limit: int = 0) -> SharedRequest:
+    def request(self, limit: int = 0, session: str | None = None) -> SharedRequest:
         """The access of one request, which reads, and writes according to the store's settings.
 
         Args:
             limit: bound of the token ids that it reads; 0: no bound.
+            session: the name of its conversation in this namespace; None: it has none.
         """
-        store = self.store
-        return SharedRequest(StoreStream(store.ring(self.name), limit), store.write, store.live)
+        ring, conversations = self.store.opened(self.name)
+        stream = StoreStream(ring, limit)
+        return SharedRequest(stream, self.store.write, self.store.live, conversations, session)
 
     @property
     def index(self) -> StoreStream:
@@ -277,8 +290,9 @@ class Namespace:
 
     def clear(self) -> None:
         """Remove the text and erase it from memory."""
-        ring = self.store.rings().get(self.name)
-        if ring is not None:
+        if self.name in self.store:
+            ring, conversations = self.store.opened(self.name)
+            conversations.clear()
             ring.clear()
 
     def statistics(self) -> StoreStatistics:

@@ -18,7 +18,7 @@ from tests.twins.committed import CommittedText
 from tests.twins.common import Tokens, committed_ids
 from tests.twins.runners import RunnersUp
 from tests.twins.search import DraftSearch
-from tests.twins.store_reader import Source, StoreReader
+from tests.twins.store_reader import Familiar, Source, StoreReader
 
 REHEARSED = 16  # tokens of a chain that is drafted along known text
 
@@ -35,12 +35,13 @@ class ValueEngine:
         min_match: int = 2,
         store: Source | None = None,
         recycles: bool = False,
+        familiar: Familiar | None = None,
     ) -> None:
         self.calibration = calibration
         self.copies, self.counts, self.falls_back = copies, counts, falls_back
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
-        self.store = None if store is None else StoreReader(store)
+        self.store = None if store is None else StoreReader(store, familiar)
         self.runners = RunnersUp() if recycles else None
         estimator = Estimator(
             calibration, self.committed, counts, falls_back, self.store, self.runners
