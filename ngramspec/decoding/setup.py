@@ -36,6 +36,7 @@ from ngramspec.draft_length.schedule import (
     RowGamma,
     make_controller,
 )
+from ngramspec.draft import Int32
 from ngramspec.drafters.base import Drafter, DraftModel
 from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
@@ -48,6 +49,7 @@ from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.support import check_beams_of
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
+from ngramspec.stores.siblings import SiblingAnswer, Siblings
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
@@ -206,11 +208,13 @@ def _runners(
         temperature = float(call.generation_config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
 
+    beams = (call.generation_config.num_beams or 1) > 1
+    answers = {} if beams else _answers(history, target.prompt.shape[0], call)
+
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
-        of_row = drafter.row(vocab)
+        of_row = drafter.row(vocab, answers.get(row))
         current = of_row if follower is None else lambda: follower
-        beams = (call.generation_config.num_beams or 1) > 1
         forced = None
         if not beams:  # a beam's text moves between rows
             forced = forced_by(call.logits_processor, row, target.prompt.shape[0], vocab)
@@ -232,6 +236,22 @@ def _runners(
         )
 
     return make
+
+
+def _answers(
+    history: Callable[[int], Int32], rows: int, call: GenerateCall
+) -> dict[int, SiblingAnswer]:
+    """The rows that have equal prompts, which are drafted from each other."""
+    same: dict[bytes, list[int]] = {}
+    for row in range(rows if rows > 1 else 0):
+        same.setdefault(history(row).tobytes(), []).append(row)
+    tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
+    found: dict[int, SiblingAnswer] = {}
+    for each in same.values():
+        if len(each) > 1:
+            siblings = Siblings(len(each), tokens)
+            found |= {row: siblings.answer(index) for index, row in enumerate(each)}
+    return found
 
 
 def _model_loader(model: Any, drafter: Drafter) -> Callable[[Any, int], DraftModel]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from ngramspec.draft import Int32
+from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.stores.choice import open_stores
 from ngramspec.stores.shared import Namespace
 from ngramspec.stores.shared_request import SharedRequest
+from ngramspec.stores.siblings import SiblingAnswer
 
 
 class CallDrafter:
@@ -39,16 +41,23 @@ class CallDrafter:
         self.current = current
         self.log_once, self.session = log_once, session
         self._stores = None if stores is None else open_stores(stores)
-        self._extra = open_stores(extra, "extra_stores")
+        given = open_stores(extra, "extra_stores")
+        self.answers = tuple(each for each in given if isinstance(each, SiblingAnswer))
+        self._extra = tuple(each for each in given if each not in self.answers)
         current().with_stores(self.of(current()))
 
     def of(self, drafter: Drafter) -> tuple[Any, ...]:
         """The stores of a drafter in this call."""
         return (*(drafter.stores if self._stores is None else self._stores), *self._extra)
 
-    def row(self, vocab: int) -> RowDrafter:
-        """One row's drafter, for a target with ``vocab`` token ids."""
-        return RowDrafter(self, vocab)
+    def row(self, vocab: int, answer: SiblingAnswer | None = None) -> RowDrafter:
+        """One row's drafter, for a target with ``vocab`` token ids.
+
+        Args:
+            vocab: number of token ids of the target.
+            answer: the row, if it is one of several answers of the call to one prompt.
+        """
+        return RowDrafter(self, vocab, self.answers if answer is None else (answer,))
 
 
 class RowDrafter:
@@ -57,9 +66,13 @@ class RowDrafter:
     Stores with token ids outside the target's vocabulary are left out.
     """
 
-    def __init__(self, call: CallDrafter, vocab: int) -> None:
+    def __init__(
+        self, call: CallDrafter, vocab: int, answers: Sequence[SiblingAnswer] = ()
+    ) -> None:
         self._call = call
         self._vocab = vocab
+        self._written = [each.siblings.written(each.index) for each in answers]
+        self._read = [each for own in answers for each in own.siblings.read(own.index, vocab)]
         self._requests: dict[Namespace, SharedRequest] = {}
         self._made: tuple[Drafter, Drafter] | None = None
         self()
@@ -70,10 +83,13 @@ class RowDrafter:
         if self._made is None or self._made[0] is not current:
             stores = self._fitting(self._call.of(current))
             drafter = current if stores == current.stores else current.with_stores(stores)
+            if self._read:
+                with suppress(ValueError):  # it takes no stores
+                    drafter = current.with_stores((*stores, *self._read))
             self._made = (current, drafter)
         return self._made[1]
 
-    def begin(self, prompt: Int32, reference: Int32) -> None:
+    def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
         """Note the row's prompt, int32 (n,), and the reference text before it, int32 (m,)."""
         for request in self._requests.values():
             request.begin(prompt, reference)
@@ -82,6 +98,9 @@ class RowDrafter:
         """Note the row's committed tokens, int32 (n,)."""
         for request in self._requests.values():
             request.append(tokens)
+        for answer in self._written:
+            answer.append(tokens)
+            answer.pause()  # at once
 
     def pause(self) -> None:
         """Called when the row may have ended without notice."""

@@ -18,7 +18,7 @@ from ngramspec.server.chat_prompt import chat_ids
 from ngramspec.server.encoding import TooManyTokensError
 from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.grammars import grammar_of
-from ngramspec.server.job import CompletionRequest
+from ngramspec.server.job import CompletionRequest, answers_of
 from ngramspec.server.openai_types import ChatBody, Message
 from ngramspec.server.reading import json_value
 from ngramspec.server.service import Service, while_connected
@@ -212,10 +212,7 @@ def requests_of(
         "session": body.prompt_cache_key or None,
         "first": False,
     }
-    return [
-        CompletionRequest(sampling=sampling.of_answer(index), **common)
-        for index in range(body.n or 1)
-    ]
+    return answers_of(sampling, body.n or 1, **common)
 
 
 def closing_of(service: Service, body: ChatBody) -> str | None:

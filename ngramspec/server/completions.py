@@ -16,7 +16,7 @@ from openai.types.completion_choice import CompletionChoice, Logprobs
 from ngramspec.draft import Int32
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
-from ngramspec.server.job import CompletionRequest, Delta
+from ngramspec.server.job import CompletionRequest, Delta, answers_of
 from ngramspec.server.openai_types import CompletionBody
 from ngramspec.server.sampling import TokenLogprobs
 from ngramspec.server.service import Answers, Service
@@ -130,10 +130,7 @@ def requests_of(
             "eos": service.ends_of(prompt),
             "reference": reference.before(prompt),
         }
-        completions += [
-            CompletionRequest(sampling=sampling.of_answer(index), **own)
-            for index in range(checked.n)
-        ]
+        completions += answers_of(sampling, checked.n, **own)
     return completions
 
 

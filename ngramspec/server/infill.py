@@ -16,7 +16,7 @@ from fastapi import Request
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import Snippet
-from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job
+from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
 from ngramspec.server.openai_types import InfillBody, LlamaBody
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Answers, Service
@@ -137,10 +137,7 @@ def requests_of(
         "stores": service.stores(body.ngramspec, client),
         "speculate": body.ngramspec.speculate,
     }
-    return [
-        CompletionRequest(sampling=sampling.of_answer(each), **common)
-        for each in range(body.n_cmpl)
-    ]
+    return answers_of(sampling, body.n_cmpl, **common)
 
 
 async def chunks(

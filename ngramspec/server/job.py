@@ -18,6 +18,7 @@ from ngramspec.server.text import Detokenizer, StopText
 from ngramspec.speculator import Speculator
 from ngramspec.stats import DecodeStats
 from ngramspec.stepwise import Added, JointSteps, OpenGeneration, open_generation
+from ngramspec.stores.siblings import SiblingAnswer, Siblings
 
 logger = logging.getLogger("ngramspec.server")
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
@@ -46,6 +47,7 @@ class CompletionRequest:
         reference: text to draft from, int32 (n,), or None.
         stores: stores to draft from.
         speculate: whether the answer is drafted; if not, ``stores`` and ``reference`` are unused.
+        siblings: itself, if it is one of several answers to a prompt; else empty.
         session: the name of the conversation in ``stores``, or None.
         first: whether the answer has priority (a completion); False for chats.
     """
@@ -64,6 +66,7 @@ class CompletionRequest:
     reference: Int32 | None = None
     stores: tuple[Any, ...] = ()
     speculate: bool = True
+    siblings: tuple[SiblingAnswer, ...] = ()
     session: str | None = None
     first: bool = True
 
@@ -359,7 +362,7 @@ class ModelRunner:
             max_new_tokens=request.max_tokens,
             eos_token_id=list(request.eos) or None,
             reference_ids=request.reference,
-            extra_stores=list(request.stores) if request.speculate else None,
+            extra_stores=[*request.stores, *request.siblings] if request.speculate else None,
             session=request.session,
             **request.sampling.arguments(ids.shape[1], self.model.device),
             **kept,
@@ -369,3 +372,22 @@ class ModelRunner:
 def as_tokens(ids: Sequence[int]) -> Int32:
     """Token ids as int32 (n,)."""
     return np.array(ids, np.int32)
+
+
+def answers_of(sampling: Sampling, count: int, **common: Any) -> list[CompletionRequest]:
+    """The requests of several answers to one prompt, which are drafted from each other.
+
+    Args:
+        sampling: of all of them.
+        count: number of answers.
+        **common: the other fields of each.
+    """
+    siblings = Siblings(count, common["max_tokens"]) if count > 1 else None
+    return [
+        CompletionRequest(
+            sampling=sampling.of_answer(index),
+            siblings=() if siblings is None else (siblings.answer(index),),
+            **common,
+        )
+        for index in range(count)
+    ]

@@ -10,7 +10,9 @@ from ngramspec._native.store_source import StorePair, StoreSource
 from ngramspec.stores.corpus import Corpus
 from ngramspec.stores.shared import Namespace, SharedStore, made_namespace
 from ngramspec.stores.shared_request import SharedRequest
+from ngramspec.stores.siblings import SiblingAnswer
 
+KINDS = (Corpus, Namespace, SharedRequest, SiblingAnswer, str, PathLike, Mapping)
 Store = Corpus | Namespace | str | PathLike[str] | Mapping[str, Any]
 OpenStore = Corpus | Namespace
 
@@ -43,7 +45,7 @@ def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any
     for i, store in enumerate(stores):
         if isinstance(store, SharedStore):
             raise TypeError(f"{name}[{i}] must be a namespace of a SharedStore: store['name']")
-        if not isinstance(store, Corpus | Namespace | SharedRequest | str | PathLike | Mapping):
+        if not isinstance(store, KINDS):
             raise TypeError(
                 f"{name}[{i}] must be a Corpus, the path of one, or a SharedStore's namespace, got"
                 f" {type(store).__name__}"
