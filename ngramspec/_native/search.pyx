@@ -35,7 +35,7 @@ cdef float MIN_REACH_TREE = 0.004   # a tree ends below it
 # Nodes of a tree are not expanded up to this reach, unless they follow the match. 0.06 would be a
 # tie of counts, which rounding would decide.
 cdef float MIN_REACH_BRANCH = 0.0597
-cdef float MIN_REACH_STORE = 0.0199     # the same with a store
+cdef float MIN_REACH_STORE = 0.0199     # the same where a store has a match
 cdef float MIN_REST = 0.5   # P(no candidate is next) above which recent tokens are offered
 # The last three where top-k candidates are known, which make deeper nodes worth inspecting.
 cdef float MIN_REACH_TREE_RUNNERS = 0.002
@@ -89,11 +89,9 @@ cdef class DraftSearch:
         return 0
 
     cdef void set_bounds(self) noexcept nogil:
-        """Set the bounds of a tree, which are wider with a store or known top-k candidates."""
+        """Set the bounds of a tree, which are wider once top-k candidates are known."""
         cdef bint known = self.estimator.runners is not None and self.estimator.runners.n
         self.least = MIN_REACH_RUNNERS if known else MIN_REACH_BRANCH
-        if self.estimator.store is not None:
-            self.least = min(self.least, MIN_REACH_STORE)
         self.least_node = MIN_REACH_TREE_RUNNERS if known else MIN_REACH_TREE
         self.least_rest = MIN_REST_RUNNERS if known else MIN_REST
         self.lookahead = LOOKAHEAD_RUNNERS if known else LOOKAHEAD
@@ -156,6 +154,8 @@ cdef class DraftSearch:
             root.live = self.estimator.store.find(
                 text.tokens + text.n, text.n, STORE_PLACES
             )
+            if root.live:
+                self.least = min(self.least, MIN_REACH_STORE)
         self.position_n = 1
         self.branch(root, NONE, known)
 

@@ -30,13 +30,13 @@ from ngramspec.decoding.request import (
     read_session,
     samplers_by_row,
 )
+from ngramspec.draft import Int32
 from ngramspec.draft_length.schedule import (
     GammaController,
     PrefillDraftLength,
     RowGamma,
     make_controller,
 )
-from ngramspec.draft import Int32
 from ngramspec.drafters.base import Drafter, DraftModel
 from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter

@@ -151,7 +151,9 @@ def whole(
         )
         for index, deltas in enumerate(found)
     ]
-    answer = Completion(object="text_completion", choices=choices, **_ending(checked, answers, head))
+    answer = Completion(
+        object="text_completion", choices=choices, **_ending(checked, answers, head)
+    )
     return Response(answer.model_dump_json(), media_type="application/json")
 
 

@@ -12,8 +12,8 @@ from value_play import ids, noisy_repetition, same
 
 from ngramspec._native import common, store_ring, store_stream
 from ngramspec._native.calibration import Calibration
-from ngramspec._native.store_ring import StoreRing
 from ngramspec._native.store_reader import Familiar
+from ngramspec._native.store_ring import StoreRing
 from ngramspec._native.store_source import StorePair
 from ngramspec._native.store_stream import StoreStream
 from ngramspec._native.value import ValueEngine

@@ -48,7 +48,17 @@ SCHEMAS: list[Any] = [{"$ref": "#"}, {"type": "array"}, {"pattern": "(a*)*b"}, {
 SCHEMAS += [{"anyOf": [{"$ref": "#"}] * 3}, {"enum": ["\ud800"]}, {"minLength": 10**9}]
 COMMON = ["model", "temperature", "top_p", "top_k", "min_p", "stream", "stop", "seed", "ngramspec"]
 COMMON += ["presence_penalty", "frequency_penalty", "unknown_field", "max_tokenz"]
-OPENAI = [*COMMON, "prediction", "prompt_cache_key", "max_tokens", "n", "stream_options", "logit_bias", "repetition_penalty", "user"]
+OPENAI = [
+    *COMMON,
+    "prediction",
+    "prompt_cache_key",
+    "max_tokens",
+    "n",
+    "stream_options",
+    "logit_bias",
+    "repetition_penalty",
+    "user",
+]
 LLAMAS = [*COMMON, "prompt", "n_predict", "n_indent", "n_cmpl", "repeat_penalty", "ignore_eos"]
 LLAMAS += ["samplers", "t_max_predict_ms", "response_fields", "return_tokens", "grammar"]
 LLAMAS += ["json_schema", "cache_prompt", "id_slot"]
