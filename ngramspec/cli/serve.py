@@ -74,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(limits, "--cache", 2048, "MiB of key-value caches kept between requests")
     add_count(limits, "--cache-of-key", 1024, "MiB of those of one API key")
     add_count(limits, "--shared", 64, "MiB of answers that later requests of a user draft from")
+    limits.add_argument(
+        "--sync",
+        metavar="ADDRESS",
+        help="redis://HOST:PORT: servers share these answers over Redis; also from NGRAMSPEC_SYNC",
+    )
     add_count(limits, "--active", 8, "answers that take turns")
     add_count(limits, "--waiting", 64, "answers that wait; more are refused")
     add_count(limits, "--grammar-seconds", 10, "that compiling one JSON schema may take")
@@ -81,11 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Raises:
-        UsageError: an argument cannot be used. The message names it.
-    """
+    """Serve until SIGTERM or Ctrl-C."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
@@ -126,7 +127,8 @@ def settings_of(
 
     room, shared = arguments.shared * MIB, None
     if room:
-        shared = SharedText(room, keys, loaded.tokenizer)
+        sync = arguments.sync or os.environ.get("NGRAMSPEC_SYNC") or None
+        shared = SharedText(room, keys, loaded.tokenizer, sync)
     limits = Limits(
         body=arguments.max_body * MIB,
         context=arguments.context,
@@ -151,11 +153,7 @@ def settings_of(
 
 
 def check_allowed(given: Sequence[str]) -> list[str]:
-    """The hosts that an option names, separated by commas.
-
-    Raises:
-        UsageError: one is neither a name nor an address.
-    """
+    """The hosts that an option names, separated by commas."""
     from ngramspec.server.hosts import AllowedHosts
 
     found = [each.strip() for text in given for each in text.split(",")]
@@ -165,11 +163,7 @@ def check_allowed(given: Sequence[str]) -> list[str]:
 
 
 def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
-    """API keys by user, from the options and the environment variable.
-
-    Raises:
-        UsageError: one is not USER=KEY, or a user has two.
-    """
+    """API keys by user, from the options and the environment variable, each USER=KEY."""
     keys: dict[str, str] = {}
     for text in (*given, *filter(None, variable.split(","))):
         user, equals, key = text.partition("=")
@@ -182,11 +176,7 @@ def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
 
 
 def open_corpora(given: Sequence[str]) -> dict[str, Corpus]:
-    """Corpora by the given name, or by the stem of their file.
-
-    Raises:
-        UsageError: one cannot be opened, or two have one name.
-    """
+    """Corpora by the given name, or by the stem of their file."""
     from ngramspec.stores import Corpus
 
     corpora: dict[str, Corpus] = {}

@@ -19,8 +19,8 @@ from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.attention.gqa_attention import Attention, in_place, install, split_by
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.compat.layers import replace_update
-from ngramspec.hf_model.hidden import head_inputs
 from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.outputs import head_inputs
 
 
 def why_not_joint(target: Target) -> str | None:
@@ -53,11 +53,7 @@ class Share:
 
 
 def share_of(inputs: dict[str, Any]) -> Share:
-    """Return the share of a generation whose separate forward would have these arguments.
-
-    Args:
-        inputs: as ``Inputs.prepare`` makes them, for one row.
-    """
+    """Return the share of a generation, from the arguments of its separate forward."""
     ids, cache, mask = inputs["input_ids"], inputs["past_key_values"], inputs.get("attention_mask")
     if mask is None or mask.ndim < 4:
         width = ids.shape[1]
@@ -84,12 +80,7 @@ class JointResult:
 
 
 class JointForward:
-    """A forward over the shares of several generations.
-
-    Args:
-        model: a transformers model; see ``why_not_joint``.
-        shares: at least one.
-    """
+    """A forward over the shares of several generations of a model; see ``why_not_joint``."""
 
     def __init__(self, model: Any, shares: Sequence[Share]) -> None:
         self._model = model
@@ -99,10 +90,7 @@ class JointForward:
         self._states: list[Any] = []  # keys and values of each share in that layer
 
     def run(self, hidden: bool = False) -> list[JointResult]:
-        """Run the forward and return each share's result.
-
-        Args:
-            hidden: whether to collect the input of the model's head.
+        """Run the forward, collect the head's inputs if ``hidden``, and return each share's result.
 
         Raises:
             UnsupportedError: a layer of the model does not attend to what its cache returned.
@@ -138,12 +126,7 @@ class JointForward:
     def _update(
         self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add a layer's new states to every share's cache.
-
-        Args:
-            key, value: (1, heads, total, size).
-            args, kwargs: for the ``update`` of each share's cache.
-        """
+        """Add a layer's new keys and values, (1, heads, total, size), to every share's cache."""
         parts = zip(*(torch.split(each, self._widths, dim=2) for each in (key, value)), strict=True)
         self._states = [
             share.cache.update(*own, *args, **kwargs)
@@ -161,17 +144,10 @@ class JointForward:
         value: torch.Tensor,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Have each share's positions attend to its own keys and values.
+        """Have each share's positions attend to its own keys and values, by attention ``own``.
 
-        Args:
-            own: attention over one sequence.
-            module: the layer's attention module.
-            query: (1, heads, total, size).
-            key, value: as ``_update`` returned them.
-            kwargs: for ``own``.
-
-        Returns:
-            (1, total, heads, size).
+        ``query`` is (1, heads, total, size), key and value are those that ``_update`` returned. The
+        result is (1, total, heads, size).
         """
         if key is not self._key:
             raise UnsupportedError(f"{type(module).__name__} does not attend to its cache's states")

@@ -95,12 +95,9 @@ class CachePool:
     _clock: int = 0
 
     def take(self, user: str, prompt: Int32, *, afresh: bool = False) -> Lease:
-        """Lend a cache that holds a prefix of a prompt, at most all but its last token.
+        """Lend a user's cache that holds a prefix of a prompt, at most all but its last token.
 
-        Args:
-            user: only this user's caches are considered.
-            prompt: int32 (n,).
-            afresh: start from an empty cache, because every position must be computed.
+        ``afresh``: start from an empty cache, because every position must be computed.
         """
         self.counts.prompt_tokens += len(prompt)
         self.counts.afresh += self.why_afresh is not None
@@ -115,10 +112,7 @@ class CachePool:
     def give_back(self, lease: Lease, tokens: Int32, prompt: int) -> None:
         """Return a cache to the pool, which keeps it if there is room.
 
-        Args:
-            lease: the lease of the cache.
-            tokens: prompt and answer, int32 (n,); the cache holds a prefix of them.
-            prompt: number of tokens of the prompt.
+        It holds a prefix of ``tokens``, prompt and answer, int32 (n,); ``prompt`` are the prompt's.
         """
         held = int(lease.cache.get_seq_length())
         self._clock += 1

@@ -20,7 +20,6 @@ CONVERSATION_BYTES = 6 << 10  # memory of one, with its marks
 MARKS_EACH = 64  # marks of blocks for each conversation that is kept
 MOST_CONVERSATIONS = 4096
 SHARE = 16  # at most one of so many bytes of a namespace is for conversations
-MAX_SESSION_LENGTH = 1000  # characters of a session's name
 
 
 class TextHash:

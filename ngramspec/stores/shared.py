@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
 from ngramspec._native.store_stream import StoreStream
@@ -20,6 +20,9 @@ from ngramspec.stores.fingerprint import fingerprint
 from ngramspec.stores.regular_file import open_regular
 from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, SavedStore
 from ngramspec.stores.shared_request import SharedRequest
+
+if TYPE_CHECKING:
+    from ngramspec.stores.redis_sync import RedisSync
 
 DEFAULT_BYTES = 64 << 20
 MAX_BYTES = 1 << 40
@@ -69,6 +72,9 @@ class SharedStore:
         live: whether requests add text while they run, 64 tokens at a time. Otherwise they add it
             when they end, and a request that fails or is aborted adds nothing.
         tokenizer: its fingerprint is stored; None: not known, and not checked.
+        sync: address of a Redis server over which processes share their namespaces, for example
+            "rediss://user:password@host:6379/0?salt=fleet"; see ``redis_entries.Address``. Text
+            then leaves the process. It needs ``tokenizer``. None: text stays in this process.
 
     Example:
         >>> import numpy as np
@@ -86,6 +92,7 @@ class SharedStore:
         write: str = "outputs",
         live: bool = True,
         tokenizer: Any = None,
+        sync: str | RedisSync | None = None,
     ) -> None:
         self.max_bytes = check_int("max_bytes", max_bytes, MIN_NAMESPACE_BYTES, MAX_BYTES)
         if namespace_bytes is None:
@@ -97,6 +104,7 @@ class SharedStore:
         self.write = write
         self.live = check_bool("live", live)
         self.tokenizer = "" if tokenizer is None else fingerprint(tokenizer)
+        self.sync = _opened_sync(sync, tokenizer)
         self._lock = threading.Lock()  # protects _rings
         self._rings: OrderedDict[str, StoreRing] = OrderedDict()  # least recently used first
         self._conversations: dict[str, Conversations] = {}  # of each of them
@@ -135,26 +143,35 @@ class SharedStore:
         while (len(self._rings) + 1) * self.namespace_bytes > self.max_bytes:
             oldest, ring = self._rings.popitem(last=False)
             del self._conversations[oldest]
+            if self.sync is not None:
+                self.sync.unfollow(oldest)
             ring.close()
         conversations = self._conversations[name] = Conversations(self.namespace_bytes)
         codes = (self.namespace_bytes - conversations.bytes) // BYTES_PER_CODE
         ring = self._rings[name] = StoreRing(codes)
+        if self.sync is not None:
+            self.sync.follow(name, ring)
         return ring
 
     def drop(self, name: str) -> None:
         """Free a namespace's memory; requests that still use it find nothing.
 
-        Raises:
-            KeyError: there is no namespace of that name.
+        With ``sync``, its text is deleted in Redis and in the other processes, too. A KeyError is
+        raised if there is no namespace of that name.
         """
         with self._lock:
-            if name not in self._rings:
+            if name not in self._rings and self.sync is None:
                 raise KeyError(f"there is no namespace {name!r}")
-            del self._conversations[name]
-            self._rings.pop(name).close()
+            self._conversations.pop(name, None)
+            ring = self._rings.pop(name, None)
+            if ring is not None:
+                ring.close()
+            if self.sync is not None:
+                self.sync.unfollow(name)
+                self.sync.clear(name)
 
     def clear(self) -> None:
-        """Remove the text of all namespaces and erase it from memory."""
+        """Remove the text of all namespaces and erase it from memory; see ``drop`` for ``sync``."""
         for name in self.rings():
             self[name].clear()
 
@@ -265,13 +282,14 @@ class Namespace:
     def request(self, limit: int = 0, session: str | None = None) -> SharedRequest:
         """The access of one request, which reads, and writes according to the store's settings.
 
-        Args:
-            limit: bound of the token ids that it reads; 0: no bound.
-            session: the name of its conversation in this namespace; None: it has none.
+        Token ids that it reads are below ``limit``; 0: no bound. ``session`` is the name of its
+        conversation in this namespace, or None.
         """
-        ring, conversations = self.store.opened(self.name)
+        store = self.store
+        ring, conversations = store.opened(self.name)
+        outlet = None if store.sync is None else store.sync.outlet(self.name)
         stream = StoreStream(ring, limit)
-        return SharedRequest(stream, self.store.write, self.store.live, conversations, session)
+        return SharedRequest(stream, store.write, store.live, outlet, conversations, session)
 
     @property
     def index(self) -> StoreStream:
@@ -287,13 +305,19 @@ class Namespace:
         stream = self.index
         stream.append(tokens)
         stream.finish()
+        if self.store.sync is not None:
+            outlet = self.store.sync.outlet(self.name)
+            outlet.append(tokens)
+            outlet.end()
 
     def clear(self) -> None:
-        """Remove the text and erase it from memory."""
+        """Remove the text and erase it from memory; see ``SharedStore.drop`` for ``sync``."""
         if self.name in self.store:
             ring, conversations = self.store.opened(self.name)
             conversations.clear()
             ring.clear()
+        if self.store.sync is not None:
+            self.store.sync.clear(self.name)
 
     def statistics(self) -> StoreStatistics:
         """The size and usefulness of the namespace."""
@@ -335,13 +359,25 @@ class Namespace:
         return self
 
 
-def made_namespace(settings: Mapping[str, Any]) -> Namespace:
+def _opened_sync(sync: Any, tokenizer: Any) -> RedisSync | None:
+    if sync is None:
+        return None
+    from ngramspec.stores.redis_sync import RedisSync
+
+    return sync if isinstance(sync, RedisSync) else RedisSync(sync, tokenizer)
+
+
+def made_namespace(settings: Mapping[str, Any], tokenizer: Any = None) -> Namespace:
     """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name.
+
+    Args:
+        settings: the arguments.
+        tokenizer: the model's tokenizer; only a store with ``sync`` needs it.
 
     Raises:
         TypeError, ValueError: an unknown setting or an invalid value.
     """
-    known = ("namespace", "max_bytes", "namespace_bytes", "write", "live")
+    known = ("namespace", "max_bytes", "namespace_bytes", "write", "live", "sync")
     unknown = [name for name in settings if name not in known]
     if unknown or "namespace" not in settings:
         raise ValueError(
@@ -349,6 +385,8 @@ def made_namespace(settings: Mapping[str, Any]) -> Namespace:
             f" got {', '.join(map(repr, settings))}"
         )
     rest = {name: value for name, value in settings.items() if name != "namespace"}
+    if "sync" in rest:
+        rest["tokenizer"] = tokenizer
     namespace = SharedStore(**rest)[settings["namespace"]]
     namespace.settings = dict(settings)
     return namespace

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ngramspec._native.store_reader import Familiar
 from ngramspec._native.store_stream import WRITTEN_AGAIN, StoreStream
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.stores.conversations import Begun, Conversations, TextHash
+
+if TYPE_CHECKING:
+    from ngramspec.stores.redis_sync import Outlet
 
 
 class SharedRequest:
@@ -20,6 +25,7 @@ class SharedRequest:
         stream: a stream of the namespace.
         write: "outputs", "all" or "none", as in SharedStore.
         live: whether text is added before ``finish``.
+        outlet: gets the text that is added, for other processes.
         conversations: those of the namespace; None: the request belongs to none.
         session: the conversation's name, or None.
 
@@ -32,11 +38,13 @@ class SharedRequest:
         stream: StoreStream,
         write: str,
         live: bool,
+        outlet: Outlet | None = None,
         conversations: Conversations | None = None,
         session: str | None = None,
     ) -> None:
         self.index = stream
         self.familiar: Familiar | None = None
+        self._outlet = outlet
         self._write = write
         self._live = live
         self._conversations, self._session = conversations, session
@@ -78,9 +86,14 @@ class SharedRequest:
 
     def _add(self, tokens: Int32) -> None:
         if self._live:
-            self.index.append(tokens)
+            self._put(tokens)
         else:
             self._kept.append(np.array(tokens, np.int32))
+
+    def _put(self, tokens: Int32) -> None:
+        self.index.append(tokens)
+        if self._outlet is not None:
+            self._outlet.append(tokens)
 
     def pause(self) -> None:
         """Publish all text if it may be added before the end; the request may have ended."""
@@ -92,7 +105,9 @@ class SharedRequest:
         self._ended = True
         kept, self._kept = self._kept, []
         for tokens in kept:
-            self.index.append(tokens)
+            self._put(tokens)
+        if self._outlet is not None:
+            self._outlet.end()
         if self._conversations is None or self._begun is None:
             self.index.finish()
             return
@@ -107,6 +122,9 @@ class SharedRequest:
 
         After ``finish`` this has no effect.
         """
-        if not self._ended:
-            self._kept = []
-            self.index.end()
+        if self._ended:
+            return
+        self._kept = []
+        self.index.end()
+        if self._outlet is not None:
+            self._outlet.end()

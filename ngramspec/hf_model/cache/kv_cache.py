@@ -180,8 +180,7 @@ class KVCache:
     def release(self, *, outlives: bool = True) -> None:
         """Have layers slide and grow again as in the baseline.
 
-        Args:
-            outlives: whether the cache is used after the generation; then spare memory is freed.
+        ``outlives``: whether the cache is used after the generation; then spare memory is freed.
         """
         for layer in self._sliding:
             fields.stop_recording(layer)
@@ -193,11 +192,7 @@ class KVCache:
         self._updated, self._stretched = [], 0
 
     def reorder(self, origins: Sequence[int]) -> None:
-        """Let each row continue another one. Only rows that change are copied.
-
-        Args:
-            origins: for each row, which one it continues.
-        """
+        """Let each row continue row ``origins[row]``. Only rows that change are copied."""
         changed = [row for row, origin in enumerate(origins) if row != origin]
         if not changed:
             return
@@ -223,11 +218,8 @@ class KVCache:
     def keep_paths(self, start: int, paths: Sequence[Sequence[int]]) -> None:
         """Move each row's positions start + path[0], start + path[1], ... to start, start + 1, ...
 
-        Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them.
-
-        Args:
-            start: position of the forward's first token.
-            paths: for each row, accepted positions of the forward, ascending.
+        Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them. A
+        path lists accepted positions of the forward, ascending.
         """
         moves = [
             (row, start + at, start + node)
@@ -247,11 +239,7 @@ class KVCache:
                 states[row, :, to] = states[row, :, source]
 
     def compact(self, slots: torch.Tensor) -> None:
-        """Keep some positions of each row.
-
-        Args:
-            slots: int64 (batch, kept), the positions in their new order.
-        """
+        """Keep some positions of each row: int64 (batch, kept) ``slots``, in their new order."""
         for layer in self.layers:
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # (batch, heads, length, size)
@@ -262,11 +250,7 @@ class KVCache:
                 setattr(layer, name, states[:, :, : kept.shape[2]])
 
     def keep_rows(self, order: Sequence[int]) -> None:
-        """Keep some rows of the batch.
-
-        Args:
-            order: for each new place, the place where its row was, equal to it or greater.
-        """
+        """Keep some rows of the batch; ``order[place] >= place`` is where a place's row was."""
         moved = [(place, was) for place, was in enumerate(order) if place != was]
         for layer in self.layers:
             for name in ("keys", "values"):
@@ -292,10 +276,6 @@ def cache_of(kwargs: dict[str, Any]) -> Any:
 
 def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
     """Return a KVCache that rolls a model's cache back.
-
-    Args:
-        cache: of transformers, or None.
-        recurrent: whether the model keeps a recurrent state.
 
     Raises:
         UnsupportedError: there is no cache, or it is of a kind that cannot be rolled back.
