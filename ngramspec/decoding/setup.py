@@ -28,7 +28,6 @@ from ngramspec.decoding.request import (
     read_session,
     samplers_by_row,
 )
-from ngramspec.draft import Int32
 from ngramspec.draft_length.schedule import (
     GammaController,
     PrefillDraftLength,
@@ -52,7 +51,6 @@ from ngramspec.verification.stopping import StopRules
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts
-    from ngramspec.stores.siblings import SiblingAnswer
 
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length; not tuned
 
@@ -207,11 +205,13 @@ def _runners(
         seed = seed_of(call.generator or default_generator(target.prompt.device))
 
     beams = (call.generation_config.num_beams or 1) > 1
-    answers = {} if beams else _answers(history, target.prompt.shape[0], call)
+    if target.prompt.shape[0] > 1 and not beams:
+        tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
+        drafter.join_equal([history(row) for row in range(target.prompt.shape[0])], tokens)
 
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
-        of_row = drafter.row(vocab, answers.get(row))
+        of_row = drafter.row(vocab, row)
         current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
         if call.logits_processor and not beams:  # a beam's text moves between rows
             from ngramspec.decoding.forced import with_forced
@@ -236,26 +236,6 @@ def _runners(
         )
 
     return make
-
-
-def _answers(
-    history: Callable[[int], Int32], rows: int, call: GenerateCall
-) -> dict[int, SiblingAnswer]:
-    """The rows that have equal prompts, which are drafted from each other."""
-    if rows == 1:
-        return {}
-    from ngramspec.stores.siblings import Siblings  # most calls have one row
-
-    same: dict[bytes, list[int]] = {}
-    for row in range(rows):
-        same.setdefault(history(row).tobytes(), []).append(row)
-    tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
-    found: dict[int, SiblingAnswer] = {}
-    for each in same.values():
-        if len(each) > 1:
-            siblings = Siblings(len(each), tokens)
-            found |= {row: siblings.answer(index) for index, row in enumerate(each)}
-    return found
 
 
 def _model_loader(model: Any, drafter: Drafter) -> Callable[[Any, int], DraftModel]:

@@ -44,6 +44,7 @@ class CallDrafter:
         self.log_once, self.session = log_once, session
         self._stores = None if stores is None else open_stores(stores)
         given = open_stores(extra, "extra_stores")
+        self._joined: dict[int, SiblingAnswer] = {}  # by row
         self.answers = tuple(each for each in given if hasattr(each, "siblings"))
         self._extra = tuple(each for each in given if each not in self.answers)
         current().with_stores(self.of(current()))
@@ -52,14 +53,27 @@ class CallDrafter:
         """The stores of a drafter in this call."""
         return (*(drafter.stores if self._stores is None else self._stores), *self._extra)
 
-    def row(self, vocab: int, answer: SiblingAnswer | None = None) -> RowDrafter:
-        """One row's drafter, for a target with ``vocab`` token ids.
+    def join_equal(self, prompts: Sequence[Int32], tokens: int) -> None:
+        """Draft rows with equal prompts from each other.
 
         Args:
-            vocab: number of token ids of the target.
-            answer: the row, if it is one of several answers of the call to one prompt.
+            prompts: of all rows, int32 (n,) each.
+            tokens: maximum tokens of an answer.
         """
-        return RowDrafter(self, vocab, self.answers if answer is None else (answer,))
+        same: dict[bytes, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            same.setdefault(prompt.tobytes(), []).append(row)
+        for rows in same.values():
+            if len(rows) > 1:
+                from ngramspec.stores.siblings import Siblings  # most calls have one row
+
+                siblings = Siblings(len(rows), tokens)
+                self._joined |= {row: siblings.answer(index) for index, row in enumerate(rows)}
+
+    def row(self, vocab: int, index: int = 0) -> RowDrafter:
+        """The drafter of the row ``index``, for a target with ``vocab`` token ids."""
+        joined = self._joined.get(index)
+        return RowDrafter(self, vocab, self.answers if joined is None else (joined,))
 
 
 class RowDrafter:

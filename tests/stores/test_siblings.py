@@ -20,8 +20,8 @@ def int32(tokens):
 
 def rows_of(count, tokens=1000):
     call = CallDrafter(lambda: build_drafter("copy+ngram"), None, None, print)
-    siblings = Siblings(count, tokens)
-    rows = [call.row(100_000, siblings.answer(index)) for index in range(count)]
+    call.join_equal([int32([1, 2])] * count, tokens)
+    rows = [call.row(100_000, index) for index in range(count)]
     for row in rows:
         row.begin(int32([1, 2]))
     return rows
@@ -38,6 +38,15 @@ def test_an_answer_is_drafted_from_the_others_at_once():
     second.append(int32([200, 201, 202]))
     assert drafted(third, [1, 2, 200]) == [201, 202]
     assert drafted(second, [1, 2, 200]) == []  # its own text is in the sequence itself
+
+
+def test_rows_with_other_prompts_see_nothing():
+    call = CallDrafter(lambda: build_drafter("copy+ngram"), None, None, print)
+    call.join_equal([int32(each) for each in ([1, 2], [1, 3], [1, 2])], 100)
+    rows = [call.row(100_000, index) for index in range(3)]
+    rows[0].append(int32(range(100, 110)))
+    assert drafted(rows[1], [1, 3, 100, 101]) == []
+    assert drafted(rows[2], [1, 2, 100, 101], 2) == [102, 103]
 
 
 def test_other_calls_see_nothing():
@@ -59,7 +68,8 @@ def test_the_number_of_texts_and_their_length_are_bounded():
 @pytest.mark.parametrize("spec", ["ngram(order=3)", "none"])
 def test_drafters_that_take_no_stores(spec):
     call = CallDrafter(lambda: build_drafter(spec, policy="priority"), None, None, print)
-    row = call.row(100, Siblings(2, 10).answer(0))
+    call.join_equal([int32([1])] * 2, 10)
+    row = call.row(100)
     assert row() is not None
     row.append(int32([1, 2, 3]))
 
