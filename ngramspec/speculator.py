@@ -341,9 +341,8 @@ class Speculator:
                 of them. Drafters read it as if it preceded the prompt.
             stores: this call's stores, instead of the Speculator's.
             extra_stores: further stores of this call.
-            session: a name for the conversation that the call belongs to, 1..1000 characters; it
-                holds in each namespace of ``stores`` separately. None: the longest prefix that the
-                prompt shares with a recent request of the namespace identifies the conversation.
+            session: the name of the call's conversation in each namespace, 1..1000 characters.
+                A prompt's longest prefix that ends a recent request identifies it, too.
             inputs_tensor: the encoder's input, for encoder-decoder models.
             generator: random generator on the prompt's device; None: torch's global one.
             synced_gpus: as in ``generate``.

@@ -158,8 +158,7 @@ cdef class StoreRing:
     def waits(self, int n, int pause):
         """For benchmarks: waiting times for the lock in ns, int64 (n,), ``pause`` ns apart."""
         cdef int64_t[::1] into
-        cdef int64_t began
-        cdef int i
+        cdef int64_t began, i
         waited = np.empty(n, np.int64)
         into = waited
         with nogil:
