@@ -18,6 +18,7 @@ from ngramspec.errors import check_int
 from ngramspec.stores.choice import Store, open_stores
 
 if TYPE_CHECKING:
+    from ngramspec._native.store_reader import Familiar
     from ngramspec.drafters.tool_calls import CallPredictor, Row, ToolCalls
 
 SOURCES = ("copy", "ngram", "unigram")
@@ -212,8 +213,8 @@ class ValueDrafter(LearningDrafter):
         """Predicts the tool calls of a sequence with this prompt, int32 (n,), if it has tools."""
         return None if self.tools is None else self.tools.predictor(tokens)
 
-    def engine(self, source: StoreSource | None) -> ValueEngine:
-        """A new engine that also drafts from ``source``."""
+    def engine(self, source: StoreSource | None, familiar: Familiar | None = None) -> ValueEngine:
+        """A new engine that also drafts from ``source``, of which ``familiar`` is known."""
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
         calibration = Calibration() if self.by_request else self.calibration
         return ValueEngine(
@@ -225,6 +226,7 @@ class ValueDrafter(LearningDrafter):
             source,
             self.recycles,
             self.headed,
+            familiar,
         )
 
 
