@@ -109,14 +109,19 @@ FACTS = (
         _for("a batch of {rows} rows", _DRAFT, FIXED_WIDTH="generate them one by one"),
     ),
     Fact(
+        "windows in layers of other types",
+        lambda known: known.traits.windows is not None and not known.traits.windows.known,
+        _for("sliding-window attention", _TREES, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
         "cache with sliding windows",
         lambda known: known.call.slides,
-        _for("sliding-window attention", _TREES, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
+        _for("sliding-window attention", _JOINT, FIXED_WIDTH=_FIT),
     ),
     Fact(
         "masks with windows",
         lambda known: known.traits.windows,
-        _for("sliding-window attention", _TREES, _JOINT, FIXED_WIDTH=_FIT),
+        _for("sliding-window attention", _JOINT, FIXED_WIDTH=_FIT),
     ),
     Fact(
         "recurrent state, convolution, or index of keys",

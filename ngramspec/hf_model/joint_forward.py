@@ -64,7 +64,7 @@ def share_of(inputs: dict[str, Any]) -> Share:
         sees, length = attended((), width, ids.device), int(cache.get_seq_length())
         hides = mask is not None and not bool(mask.all())
         plain = width == 1 and not hides
-        mask = None if plain else tree_mask(sees, mask if hides else None, length, ids, eager=False)
+        mask = None if plain else tree_mask(sees, mask if hides else None, length, ids.device)
     return Share(cache, ids, inputs["position_ids"], mask)
 
 

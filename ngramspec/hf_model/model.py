@@ -172,8 +172,8 @@ class Target:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
             config = hf_private.with_longer_mask(config, count)
-        if self.call.cached and config.prefill_chunk_size is None:
-            self.cache.record()  # so that an interrupted prefill can be rolled back
+        if (self.call.cached or draft is not None) and config.prefill_chunk_size is None:
+            self.cache.record()  # so that a draft or an interrupted prefill can be rolled back
         self.cache.save()
         with head_inputs(self.model, self.keep_hidden) as states:
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
@@ -200,6 +200,8 @@ class Target:
         """Use the cache that the model has returned, and make it ready for rollbacks."""
         self.cache = kv_cache_for(cache_of(self.inputs.kwargs), recurrent=self.traits.recurrent)
         self.cache.record()
+        if self.inputs.ragged:
+            self.cache.let_rows_diverge()
         if self._shapes.keys is not None:
             self.cache.stretch(self._shapes.keys)
         elif self.traits.attention == "sdpa":  # it accepts keys with any stride
@@ -263,7 +265,14 @@ class Target:
         forward = self._forward = LastForward(width, block, positions - new)
         self.cache.save(only_if=new > 1 or self._outlives)
         inputs = self.inputs.prepare(
-            block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
+            block,
+            lengths,
+            trees,
+            committed,
+            width=width,
+            slots=self._slots,
+            keys=keys,
+            held=self.cache.held if keys is None else None,
         )
         forward.reread = cache_of(inputs) is None
         return inputs
@@ -330,7 +339,8 @@ class Target:
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
         stays, static = max(kept), self.cache.capacity is not None
-        if forward.outputs is None:
+        complete = forward.outputs is not None
+        if not complete:
             self.cache.truncate_to(self._slots + stays)
         else:
             self._recorder.keep(
@@ -347,8 +357,9 @@ class Target:
                 stays = max(kept)
             self.cache.reorder(origins)
             self.cache.keep_paths(self._slots, paths)
-            self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
+        if complete:
+            self.cache.truncate(forward.width - stays, self.inputs.needed_slots)
         self._slots += stays
         self._forward = None
         slots = self.inputs.slots_to_keep(self._slots)

@@ -90,8 +90,7 @@ def tree_mask(
     sees: NDArray[np.bool_] | torch.Tensor,
     past: torch.Tensor | None,
     length: int,
-    like: torch.Tensor,
-    eager: bool,
+    device: torch.device,
     keys: int | None = None,
 ) -> torch.Tensor:
     """Return the attention mask of a forward of w positions after ``length`` ones in the cache.
@@ -101,27 +100,27 @@ def tree_mask(
         past: (batch, length or more), 0 at positions of the cache that are not attended to; None:
             all positions are attended to.
         length: positions in the cache.
-        like: a tensor on the device and in the dtype of the model.
-        eager: whether the attention adds its mask to the scores, instead of accepting bools.
+        device: of the model.
         keys: columns of the mask, >= length + w; those after the forward's own are masked. None:
             length + w.
 
     Returns:
-        (batch, 1, w, keys): bool, or 0 and the dtype's lowest value. The batch size is that of
-        ``sees`` if there is no ``past``.
+        bool (batch, 1, w, keys). The batch size is that of ``sees`` if there is no ``past``.
     """
     own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
-    own = own.to(like.device, non_blocking=True)
+    own = own.to(device, non_blocking=True)
     width = own.shape[-1]
-    there = torch.ones((1, length), dtype=torch.bool, device=like.device)
+    there = torch.ones((1, length), dtype=torch.bool, device=device)
     if past is not None:
         there = past[:, :length].to(torch.bool)
     rows = max(there.shape[0], 1 if own.ndim == 2 else own.shape[0])
     mask = torch.cat((there[:, None].expand(rows, width, -1), own.expand(rows, -1, -1)), dim=2)
     if keys is not None:
         mask = pad(mask, (0, keys - length - width))
-    mask = mask[:, None]
-    if not eager:
-        return mask
-    lowest = torch.finfo(like.dtype).min
-    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(~mask, lowest)
+    return mask[:, None]
+
+
+def added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a mask of bools as eager attention adds it to its scores: 0 or the lowest value."""
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill(~mask, torch.finfo(dtype).min)

@@ -28,6 +28,9 @@ from ngramspec.hf_model.compat import layers as fields
 from ngramspec.hf_model.compat.classes import DYNAMIC, INDEXED, STATIC, kind_of
 
 
+NO_WINDOW = 1 << 40  # positions: longer than any text
+
+
 class KVCache:
     """The decoder's layers in a cache, all of kinds that can be rolled back.
 
@@ -48,6 +51,7 @@ class KVCache:
         self.cache = cache
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self._sliding = [layer for layer in self.layers if layer.is_sliding]
+        self._windows = [int(layer.sliding_window) for layer in self._sliding]
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
         self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if fields.is_linear(layer)]
@@ -75,6 +79,20 @@ class KVCache:
     def slides(self) -> bool:
         """Whether a layer forgets positions that have left its window."""
         return bool(self._sliding)
+
+    @property
+    def held(self) -> int | None:
+        """Positions that layers with windows hold; None: there are no such layers."""
+        states = [layer.keys for layer in self._sliding if layer.is_initialized]
+        return max((each.shape[2] for each in states), default=None)
+
+    def let_rows_diverge(self) -> None:
+        """Let layers with windows hold gaps, until ``release``; call it after the prefill.
+
+        They return all that they hold, and only ``truncate`` drops what is no longer needed.
+        """
+        for layer in self._sliding:
+            fields.set_window(layer, NO_WINDOW)
 
     @property
     def capacity(self) -> int | None:
@@ -137,13 +155,22 @@ class KVCache:
         self.checkpoint.restore()
         return True
 
-    def truncate(self, count: int) -> None:
-        """Drop the last ``count`` >= 0 positions; call it after every complete forward."""
+    def truncate(self, count: int, needed: Callable[[int], int] = lambda window: window - 1) -> None:
+        """Drop the last ``count`` >= 0 positions; call it after every complete forward.
+
+        Args:
+            count: positions to drop.
+            needed: returns how many of the remaining positions a layer with a window needs; it
+                drops those before them.
+        """
         if count and self._static:
             fields.shorten_static(self._static, count)
         for layer in self.layers:
-            if layer not in self._static and (count or layer.is_sliding):
+            if count and layer not in self._static and not layer.is_sliding:
                 self._crop(layer, count)
+        keep = {window: needed(window) for window in set(self._windows)}
+        for layer, window in zip(self._sliding, self._windows, strict=True):
+            fields.crop_window(layer, count, keep[window])
         self._convolutions.truncate(count)
 
     def _crop(self, layer: Any, count: int) -> None:
@@ -174,7 +201,9 @@ class KVCache:
                 continue  # a prefill in chunks has dropped what left the window, as the baseline
             elif kind_of(layer) == INDEXED:
                 fields.truncate_indexed(layer, length)
-            elif surplus or (layer.is_sliding and layer.is_initialized):
+            elif layer.is_sliding:
+                fields.crop_window(layer, surplus, length)
+            elif surplus:
                 self._crop(layer, surplus)
 
     def release(self, *, outlives: bool = True) -> None:
@@ -183,7 +212,8 @@ class KVCache:
         Args:
             outlives: whether the cache is used after the generation; then spare memory is freed.
         """
-        for layer in self._sliding:
+        for layer, window in zip(self._sliding, self._windows, strict=True):
+            fields.set_window(layer, window)
             fields.stop_recording(layer)
         self._convolutions.release(outlives=outlives)
         for layer, own in self._updated:
@@ -238,28 +268,40 @@ class KVCache:
         if not moves:
             return
         places = torch.tensor(moves, device="cpu").T
-        indices: dict[torch.device, torch.Tensor] = {}
+        indices: dict[tuple[torch.device, int], torch.Tensor] = {}
         for layer in self.layers:
+            gone = fields.dropped(layer)
             for states in (layer.keys, layer.values):  # (rows, heads, length, size)
-                if states.device not in indices:
-                    indices[states.device] = places.to(states.device, non_blocking=True)
-                row, to, source = indices[states.device].unbind()
+                key = states.device, gone
+                if key not in indices:
+                    at = places - torch.tensor([[0], [gone], [gone]]) if gone else places
+                    indices[key] = at.to(states.device, non_blocking=True)
+                row, to, source = indices[key].unbind()
                 states[row, :, to] = states[row, :, source]
 
     def compact(self, slots: torch.Tensor) -> None:
         """Keep some positions of each row.
 
         Args:
-            slots: int64 (batch, kept), the positions in their new order.
+            slots: int64 (batch, kept), the positions in their new order. What a layer with a
+                window no longer holds is masked, or outside every row's window.
         """
         for layer in self.layers:
+            own = slots
+            if layer.is_sliding:
+                gone = fields.dropped(layer)
+                window = self._windows[self._sliding.index(layer)]
+                own = (slots[:, max(slots.shape[1] - window + 1, 0) :] - gone).clamp(min=0)
+                fields.set_length(layer, slots.shape[1])
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # (batch, heads, length, size)
-                index = slots[:, None, :, None].to(states.device)
+                index = own[:, None, :, None].to(states.device)
                 index = index.expand(-1, states.shape[1], -1, states.shape[3])
                 kept = states.gather(2, index)
-                states[:, :, : kept.shape[2]] = kept  # in place, to keep the layer's free memory
-                setattr(layer, name, states[:, :, : kept.shape[2]])
+                if not layer.is_sliding:  # in place, to keep the layer's free memory
+                    states[:, :, : kept.shape[2]] = kept
+                    kept = states[:, :, : kept.shape[2]]
+                setattr(layer, name, kept)
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch.

@@ -57,9 +57,38 @@ def crop_attention(layer: Any, count: int) -> None:
 
     The layer's own ``crop`` drops both.
     """
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+    from transformers.cache_utils import DynamicLayer
 
-    (DynamicSlidingWindowLayer if layer.is_sliding else DynamicLayer).crop(layer, -count)
+    DynamicLayer.crop(layer, -count)
+
+
+def crop_window(layer: Any, count: int, keep: int) -> None:
+    """Drop the last ``count`` positions of a sliding layer, and all but the ``keep`` last others.
+
+    With ``keep`` one less than the window, this is what the layer's own ``crop`` does.
+    """
+    if layer.is_initialized:
+        end = layer.keys.shape[2] - count
+        kept = slice(max(end - keep, 0), end)
+        layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+        layer.cumulative_length -= count
+
+
+def dropped(layer: Any) -> int:
+    """Return how many positions a layer no longer holds, all of them before those that it holds."""
+    if not layer.is_sliding or not layer.is_initialized:
+        return 0
+    return int(layer.cumulative_length) - int(layer.keys.shape[2])
+
+
+def set_length(layer: Any, length: int) -> None:
+    """Set how many positions a sliding layer has seen, including those that it no longer holds."""
+    layer.cumulative_length = length
+
+
+def set_window(layer: Any, window: int) -> None:
+    """Set how many positions a sliding layer returns in addition to the new ones, plus one."""
+    layer.sliding_window = window
 
 
 def drop_last(layer: Any, count: int) -> None:

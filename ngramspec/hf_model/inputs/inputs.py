@@ -9,13 +9,26 @@ from typing import Any
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_mask, tree_positions
+from ngramspec.hf_model.attention.tree_attention import (
+    Trees,
+    added,
+    attended,
+    tree_mask,
+    tree_positions,
+)
+from ngramspec.hf_model.attention.windows import Masks, key_positions
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.inputs.growth import grow, grow_ragged, used_slots
+from ngramspec.hf_model.inputs.growth import OwnSlots, grow, grow_ragged, padding_of, used_slots
 from ngramspec.hf_model.inputs.present_rows import has_hooks
 from ngramspec.hf_model.traits import Traits
 
-PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
+# Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
+# of models with windows, and not passed to the model.
+TEXT_POSITIONS = "text_position_ids"
+PER_TOKEN = (
+    *("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"),
+    TEXT_POSITIONS,
+)
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
 # The cache is compacted if the slots that are gaps in every row exceed both limits; not tuned.
 MAX_GAP_SHARE = 0.25
@@ -41,7 +54,8 @@ class Inputs:
         self._model = model
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
-        self._used: list[int] = []  # per row of a ragged batch, cache slots that are not gaps
+        self._own: OwnSlots | None = None  # of a ragged batch, after the prefill
+        self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
 
     def let_rows_diverge(self) -> None:
         """Make the batch ragged, before the prefill."""
@@ -81,8 +95,18 @@ class Inputs:
         self.kwargs = hf_private.carried_kwargs(
             self._model, outputs, self.kwargs, encodes=self._traits.encodes
         )
+        mask = self.kwargs.get("attention_mask")
         if self.ragged:
-            self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
+            self._own = OwnSlots(mask[:, :-1].bool().numpy(force=True))
+        if self._traits.windows is not None and mask is not None:
+            self._padding = padding_of(mask)
+            if self.ragged:
+                places = torch.arange(mask.shape[1], device=mask.device)
+                self.kwargs[TEXT_POSITIONS] = places - self._padding
+
+    def needed_slots(self, window: int) -> int:
+        """Return how many of the cache's last slots a layer with a window needs."""
+        return window - 1 if self._own is None else self._own.needed(window)
 
     def replace_cache(self, cache: Any) -> None:
         """Use another cache in later forwards."""
@@ -115,8 +139,8 @@ class Inputs:
             kept: for each row, how many stay; equal for all rows unless the batch is ragged.
         """
         self.kwargs |= self.grown(max(kept), [each + 1 for each in kept], committed=True)
-        if self.ragged:
-            self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
+        if self._own is not None:
+            self._own.commit(kept)
 
     def prepare(
         self,
@@ -128,6 +152,7 @@ class Inputs:
         width: int,
         slots: int,
         keys: int | None,
+        held: int | None,
     ) -> dict[str, Any]:
         """Have the model prepare a forward over a block, padded to a width.
 
@@ -137,6 +162,7 @@ class Inputs:
             slots: positions in the cache.
             keys: number of positions that the forward attends to, including masked ones; None: the
                 cache's and the forward's own.
+            held: positions that layers with windows hold; None: all.
 
         Returns:
             the arguments of the model's forward.
@@ -152,8 +178,14 @@ class Inputs:
             grown["position_ids"] = tree_positions(last, trees, lengths)
         if width > positions:
             block, grown = self._padded(block, grown, width - positions)
-        if branched or (keys is not None and self._makes_masks(slots)):
-            grown["attention_mask"] = self._mask(block, trees if branched else (), slots, keys)
+        grown.pop(TEXT_POSITIONS, None)
+        masks: Masks | None = None
+        if branched or self._windowed_gaps or (keys is not None and self._makes_masks(slots)):
+            masks = self._masks(block, trees if branched else (), lengths, slots, keys, held)
+            # A dict is set below, because the model's preparation takes tensors only.
+            grown["attention_mask"] = (
+                masks if isinstance(masks, torch.Tensor) else next(iter(masks.values()))
+            )
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
         inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
@@ -164,9 +196,16 @@ class Inputs:
                 f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
                 " prompt at a time"
             )
+        if isinstance(masks, dict):
+            inputs["attention_mask"] = masks
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         return inputs
+
+    @property
+    def _windowed_gaps(self) -> bool:
+        """Whether rows may have gaps that transformers would count as a part of a window."""
+        return self.ragged and self._traits.windows is not None
 
     def _padded(
         self, block: torch.Tensor, kwargs: dict[str, Any], count: int
@@ -194,19 +233,51 @@ class Inputs:
         traits = self._traits
         return traits.takes_masks and not traits.encodes and traits.rereads_at != slots
 
-    def _mask(
-        self, block: torch.Tensor, trees: Trees, slots: int, keys: int | None
-    ) -> torch.Tensor:
-        """Return the mask of a forward over ``block``, (batch, width); see ``tree_mask``."""
-        like = torch.empty(0, dtype=self._model.dtype, device=block.device)
-        return tree_mask(
-            attended(trees, block.shape[1], like.device),
-            self.kwargs.get("attention_mask"),
-            slots,
-            like,
-            self._traits.attention == "eager",
-            keys,
-        ).expand(len(block), -1, -1, -1)
+    def _masks(
+        self,
+        block: torch.Tensor,
+        trees: Trees,
+        lengths: Sequence[int],
+        slots: int,
+        keys: int | None,
+        held: int | None,
+    ) -> Masks:
+        """Return the masks of a forward over ``block``, (batch, width), as the model takes them."""
+        rows, width = block.shape
+        sees = attended(trees, width, block.device)
+        past = self.kwargs.get("attention_mask")
+        mask = tree_mask(sees, past, slots, block.device, keys).expand(rows, -1, -1, -1)
+        masks: Masks = mask
+        windows = self._traits.windows
+        if windows is not None:
+            before, last = self._text_positions(slots, block.device)
+            steps = torch.arange(width, device=block.device)
+            queries = last + steps
+            if trees:
+                queries = tree_positions(last, trees, lengths)
+                queries = queries[:, steps.clamp(max=queries.shape[1] - 1)]
+            places = key_positions(before, queries, mask.shape[-1])
+            masks = windows.masks(mask, queries, places, None if held is None else held + width)
+        if self._traits.attention != "eager":
+            return masks
+        if isinstance(masks, dict):
+            return {kind: added(each, self._model.dtype) for kind, each in masks.items()}
+        return added(masks, self._model.dtype)
+
+    def _text_positions(
+        self, slots: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the positions in the text of the cache's slots and of the last committed tokens.
+
+        Returns:
+            int64 (rows or 1, slots) and (rows or 1, 1), counted from where the padding ends.
+        """
+        places = self.kwargs.get(TEXT_POSITIONS)
+        if places is None:
+            places = torch.arange(slots + 1, device=device)[None]
+            if self._padding is not None:
+                places = places - self._padding
+        return places[:, :-1], places[:, -1:]
 
     @functools.cached_property
     def hooked(self) -> bool:
@@ -233,7 +304,8 @@ class Inputs:
             if value is not None:
                 index = torch.tensor(order, device="cpu").to(value.device, non_blocking=True)
                 self.kwargs[name] = value.index_select(-2, index)
-        self._used = [self._used[place] for place in order]
+        if self._own is not None:
+            self._own.keep_rows(order)
 
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
         """Return the cache slots that each row keeps if the cache is to be compacted.
@@ -244,9 +316,9 @@ class Inputs:
         Returns:
             int64 (batch, kept), as ``used_slots``; None: too few slots are unused by all rows.
         """
-        if not self.ragged:
+        if self._own is None:
             return None
-        used = max(self._used)
+        used = max(self._own.used)
         if slots - used <= max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS):
             return None
         mask = self.kwargs["attention_mask"][:, :-1]  # the last token is not in the cache yet
@@ -260,3 +332,5 @@ class Inputs:
                 index = slots.expand(*value.shape[:-1], slots.shape[1])
                 kept = value[..., :-1].gather(-1, index)
                 self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)
+        if self._own is not None:
+            self._own.compact(slots.shape[1])
