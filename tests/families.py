@@ -71,9 +71,7 @@ CAUSAL = {
     "gemma3 hybrid": (
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
-        SIZES
-        | WINDOW
-        | {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+        SIZES | WINDOW | {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
     ),
     "starcoder2 sliding": ("Starcoder2ForCausalLM", "Starcoder2Config", SIZES | WINDOW),
     "gpt-oss hybrid": (

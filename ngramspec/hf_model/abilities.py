@@ -109,19 +109,17 @@ FACTS = (
         _for("a batch of {rows} rows", _DRAFT, FIXED_WIDTH="generate them one by one"),
     ),
     Fact(
-        "windows in layers of other types",
+        "windows in layers of a type that is not known",
         lambda known: known.traits.windows is not None and not known.traits.windows.known,
-        _for("sliding-window attention", _TREES, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
+        _for("windows in layers of other types", _TREES, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
     ),
     Fact(
-        "cache with sliding windows",
-        lambda known: known.call.slides,
-        _for("sliding-window attention", _JOINT, FIXED_WIDTH=_FIT),
-    ),
-    Fact(
-        "masks with windows",
-        lambda known: known.traits.windows,
-        _for("sliding-window attention", _JOINT, FIXED_WIDTH=_FIT),
+        "a text longer than a window, with a dynamic cache",
+        lambda known: known.slides and not known.call.static,
+        _for(
+            "a text that may become longer than an attention window",
+            FIXED_WIDTH="use cache_implementation='static'",
+        ),
     ),
     Fact(
         "recurrent state, convolution, or index of keys",

@@ -60,6 +60,19 @@ class Known:
         return mask is not None and not bool((mask != 0).all())
 
     @property
+    def slides(self) -> bool:
+        """Whether the text may become longer than a window or chunk of a layer.
+
+        Otherwise all layers have full attention. The length is that of the text with all new
+        tokens, and drafts do not go beyond it.
+        """
+        windows = self.traits.windows
+        if windows is None:
+            return False
+        end = self.call.end + int(self.config.max_length) - self.call.prompt
+        return not windows.known or end > windows.shortest
+
+    @property
     def reads_text(self) -> bool:
         """Whether the model's own input preparation may read and count all committed tokens."""
         return self.traits.reads_text and self.traits.stock is None

@@ -16,8 +16,9 @@ from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Pending
 from ngramspec.hf_model.call import call_traits_of
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.layers import decoder_cache, widen_static
 from ngramspec.hf_model.hidden import head_inputs
-from ngramspec.hf_model.inputs.growth import next_position
+from ngramspec.hf_model.inputs.growth import next_position, prompt_end
 from ngramspec.hf_model.inputs.inputs import Inputs
 from ngramspec.hf_model.inputs.present_rows import PresentRows
 from ngramspec.hf_model.inputs.shapes import ForwardShapes
@@ -77,6 +78,10 @@ class Target:
         check_model(model, model_kwargs)
         self.model, self.config, self.prompt = model, config, input_ids
         self.traits = traits = traits_of(model, input_ids, model_kwargs)
+        if config.cache_implementation is not None and traits.windows is not None:
+            end = prompt_end(input_ids, model_kwargs, mask_length=hf_private.mask_length(config))
+            most = end + int(config.max_length) - input_ids.shape[1] - 1
+            widen_static(decoder_cache(cache_of(model_kwargs)), most)
         self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
         if traits.recurrent:
             check_recurrent(model)
@@ -254,8 +259,16 @@ class Target:
         lengths: Sequence[int],
         trees: Trees = (),
         committed: torch.Tensor | None = None,
+        *,
+        joint: bool = False,
     ) -> dict[str, Any]:
-        """Return the model's arguments; the caller runs the model and calls ``end_forward``."""
+        """Return the model's arguments; the caller runs the model and calls ``end_forward``.
+
+        Args:
+            block, lengths, trees, committed: as in ``forward``.
+            joint: whether the positions are part of a joint forward, for which windows that hide
+                a position need masks that are made here.
+        """
         new, keys = block.shape[1], self.cache.key_length
         block, lengths = self._present.select(block), self._present.of(lengths)
         trees = self._present.of(trees) if trees else ()
@@ -273,6 +286,7 @@ class Target:
             slots=self._slots,
             keys=keys,
             held=self.cache.held if keys is None else None,
+            masked=joint and self.known().slides,
         )
         forward.reread = cache_of(inputs) is None
         return inputs

@@ -107,7 +107,9 @@ def test_wasted_positions_are_closed_behind_trees_too(monkeypatch):
         rollback(self, paths, origins)
         compacted.append(self._slots < before)
         mask, positions = (self.inputs.kwargs[each] for each in ("attention_mask", "position_ids"))
-        for own, at, used in zip(mask[:, :-1].bool(), positions, self.inputs._own.used, strict=True):
+        for own, at, used in zip(
+            mask[:, :-1].bool(), positions, self.inputs._own.used, strict=True
+        ):
             assert at[:-1][own].tolist() == list(range(used))
 
     monkeypatch.setattr(Target, "rollback", watch)

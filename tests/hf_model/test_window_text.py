@@ -6,11 +6,11 @@ import pytest
 import torch
 from batches import RowOracle, RowTrees, batch, row_texts
 from families import build
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 import ngramspec
 from benchmarks import tiny
-from ngramspec import Speculator
+from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.model import Target
 
 LENGTH = 112  # tokens of prompt and text
@@ -22,6 +22,7 @@ def windowed(name, window):
     """A model whose windows, or chunks, have this size."""
     setting = "attention_chunk_size" if "chunks" in name else "sliding_window"
     model = build(name, **{setting: window})
+    torch.manual_seed(1)
     tiny.untie(model)  # a head tied to the embeddings would only repeat
     return model
 
@@ -80,9 +81,7 @@ def test_the_cache_continues_a_second_turn(name):
     """After trees, a cache that is kept is the baseline's, whether or not the window was full."""
     for new in (4, 40):
         model, inputs = windowed(name, 24), batch(1)
-        kwargs, plain = plain_of(
-            model, inputs, max_length=8 + new, return_dict_in_generate=True
-        )
+        kwargs, plain = plain_of(model, inputs, max_length=8 + new, return_dict_in_generate=True)
         drafter = RowTrees(row_texts(inputs, plain.sequences))
         speculator = Speculator(drafter, 17, tree=17)
         ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
@@ -122,3 +121,69 @@ def test_masks_over_a_cache_that_keeps_all():
     kwargs["past_key_values"] = DynamicCache()
     ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
     assert torch.equal(plain, ours)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_static_caches(name, attention):
+    """One row has trees, and a batch advances in lock-step."""
+    for rows in (1, 3):
+        model, inputs = windowed(name, 8), batch(rows)
+        if attention == "eager" or model._supports_sdpa:
+            model.set_attn_implementation(attention)
+        kwargs, plain = plain_of(model, inputs, cache_implementation="static")
+        drafter = RowTrees(row_texts(inputs, plain), right=0.8)
+        speculator = Speculator(drafter, 17, tree=17)
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+        assert torch.equal(plain, ours)
+        assert bool(speculator.stats.chains) == (rows == 3)
+        assert speculator.stats.accepted > 20
+
+
+def test_a_static_cache_with_windows_is_returned_and_continues():
+    model, inputs = windowed("gemma2 hybrid", 8), batch(1)
+    cut = {"return_dict_in_generate": True, "max_length": 40, "cache_implementation": "static"}
+    kwargs, plain = plain_of(model, inputs, **cut)
+    speculator = Speculator(RowTrees(row_texts(inputs, plain.sequences)), 17, tree=17)
+    ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    assert torch.equal(plain.sequences, ours.sequences)
+    assert int(ours.past_key_values.get_seq_length()) == plain.past_key_values.get_seq_length()
+
+
+def test_a_callers_static_cache_with_windows_is_refused():
+    model, inputs = windowed("mistral sliding", 8), batch(1)
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    with pytest.raises(UnsupportedError, match="pass cache_implementation='static' instead of"):
+        ngramspec.generate(model, **inputs, past_key_values=cache, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("window", [8, 112])
+@pytest.mark.parametrize("name", ["mistral sliding", "gemma2 hybrid", "starcoder2 sliding"])
+def test_a_fixed_width(name, window):
+    """A text that fits into the window needs no static cache; a longer one does."""
+    model, inputs = windowed(name, window), batch(1)
+    model.set_attn_implementation("eager")
+    kwargs, plain = plain_of(model, inputs)
+    speculator = Speculator(RowOracle(row_texts(inputs, plain), 0.7), 7, width=8)
+    if window < LENGTH:
+        with pytest.raises(UnsupportedError, match="longer than an attention window; use cache_"):
+            ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+        kwargs["cache_implementation"] = "static"
+    ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    assert torch.equal(plain, ours)
+    assert speculator.stats.accepted > 40
+
+
+@pytest.mark.parametrize("length", [15, 16, 17])
+def test_a_text_that_just_fits(length):
+    """Of a window of 16: with a fixed width, a text of 16 tokens fits and one of 17 does not."""
+    model, inputs = windowed("mistral sliding", 16), batch(1)
+    model.set_attn_implementation("eager")
+    kwargs, plain = plain_of(model, inputs, max_length=length)
+    speculator = Speculator(RowOracle(row_texts(inputs, plain), 0.7), 3, width=8)
+    if length > 16:
+        with pytest.raises(UnsupportedError, match="longer than an attention window"):
+            ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    else:
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+        assert torch.equal(plain, ours)

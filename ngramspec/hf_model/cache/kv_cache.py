@@ -155,7 +155,9 @@ class KVCache:
         self.checkpoint.restore()
         return True
 
-    def truncate(self, count: int, needed: Callable[[int], int] = lambda window: window - 1) -> None:
+    def truncate(
+        self, count: int, needed: Callable[[int], int] = lambda window: window - 1
+    ) -> None:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward.
 
         Args:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.compat.classes import STATIC_SLIDING, kind_of
+
 States = dict[int, Any]  # a tensor, or None before the first forward
 Update = Callable[..., Any]
 
@@ -122,6 +124,20 @@ def resize_static(layer: Any, capacity: int) -> None:
     layer.max_cache_len = capacity
     if layer.is_initialized:  # before a prefill in chunks
         layer.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
+
+
+def widen_static(cache: Any, capacity: int) -> None:
+    """Replace the windowed layers of an empty static cache by layers of full length.
+
+    A windowed one overwrites its oldest positions. Masks hide them in a layer that keeps them.
+    """
+    from transformers.cache_utils import StaticLayer
+
+    for at, layer in enumerate(cache.layers):
+        if kind_of(layer) in STATIC_SLIDING:
+            cache.layers[at] = widened = StaticLayer(max_cache_len=capacity)
+            if layer.is_initialized:  # before a prefill in chunks
+                widened.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
 
 
 def shorten_static(layers: Sequence[Any], count: int) -> None:

@@ -152,7 +152,8 @@ class Inputs:
         width: int,
         slots: int,
         keys: int | None,
-        held: int | None,
+        held: int | None = None,
+        masked: bool = False,
     ) -> dict[str, Any]:
         """Have the model prepare a forward over a block, padded to a width.
 
@@ -163,6 +164,7 @@ class Inputs:
             keys: number of positions that the forward attends to, including masked ones; None: the
                 cache's and the forward's own.
             held: positions that layers with windows hold; None: all.
+            masked: whether the masks must be made here.
 
         Returns:
             the arguments of the model's forward.
@@ -180,7 +182,8 @@ class Inputs:
             block, grown = self._padded(block, grown, width - positions)
         grown.pop(TEXT_POSITIONS, None)
         masks: Masks | None = None
-        if branched or self._windowed_gaps or (keys is not None and self._makes_masks(slots)):
+        masked = masked or (keys is not None and self._makes_masks(slots))
+        if branched or masked or self._windowed_gaps:
             masks = self._masks(block, trees if branched else (), lengths, slots, keys, held)
             # A dict is set below, because the model's preparation takes tensors only.
             grown["attention_mask"] = (
