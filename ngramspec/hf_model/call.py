@@ -24,6 +24,7 @@ class CallTraits:
         keeps_cache: whether the cache belongs, or may belong, to the caller.
         slides: whether a layer of the cache forgets positions that have left its window.
         gap_obstacle: which layers do not allow gaps between a row's positions; None: all do.
+        attends: whether a layer of the cache holds keys and values.
         static: whether the cache has a fixed size.
         states: names of the requested attentions and hidden states.
         unaligned: why the cache's positions will not match the masks, so that nothing can be
@@ -37,6 +38,7 @@ class CallTraits:
     keeps_cache: bool
     slides: bool
     gap_obstacle: str | None
+    attends: bool
     static: bool
     states: tuple[str, ...]
     unaligned: str | None
@@ -76,6 +78,7 @@ def call_traits_of(
         keeps_cache=hf_private.is_callers(cache.cache),
         slides=cache.slides,
         gap_obstacle=cache.gap_obstacle,
+        attends=bool(cache.layers),
         static=cache.capacity is not None,
         states=states,
         unaligned=unaligned,

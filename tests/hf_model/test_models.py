@@ -8,7 +8,7 @@ from doubles import half_right, liar, oracle, random_drafter
 from families import ENCODER_DECODER, FAMILIES, VOCAB, build
 
 import ngramspec
-from ngramspec import Drafter, DraftSession, Speculator
+from ngramspec import Drafter, DraftSession, Speculator, UnsupportedError
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.hf_model.compat.versions import before
 

@@ -27,7 +27,6 @@ from ngramspec.hf_model.cache.recurrent_state import Checkpoint
 from ngramspec.hf_model.compat import layers as fields
 from ngramspec.hf_model.compat.classes import DYNAMIC, INDEXED, STATIC, kind_of
 
-
 NO_WINDOW = 1 << 40  # positions: longer than any text
 
 
