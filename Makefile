@@ -1,6 +1,6 @@
 # make demo | make test | make lint | make fuzz | make fuzz-server | make fuzz-stores | make sanitize
 # make test-slow | make test-matrix
-# make test-engines | make test-llama | make test-serve
+# make test-engines | make test-llama | make test-serve | make test-redis
 # make docs | make bench | make bench-native | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-engines test-llama test-serve fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs bench bench-native clean
+.PHONY: demo test test-engines test-llama test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs bench bench-native clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -46,6 +46,10 @@ test-serve: $(VENV)/.built
 	npm install --silent --no-fund --no-audit --prefix build/node openai@7
 	SERVE_SECONDS=$(SERVE_SECONDS) $(BIN)/python -m pytest -m 'slow or not slow' \
 	    tests/server $(ARGS)
+
+# Stores that several processes share, with a real Redis server (Debian: redis-server).
+test-redis: $(VENV)/.built
+	$(BIN)/python -m pytest -m 'slow or not slow' -rs tests/stores/test_redis_sync.py $(ARGS)
 
 # Under each transformers that is checked, in .venv-matrix; ARGS goes to pytest.
 test-matrix: $(VENV)/.built

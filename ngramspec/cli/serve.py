@@ -74,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(limits, "--cache", 2048, "MiB of key-value caches kept between requests")
     add_count(limits, "--cache-of-key", 1024, "MiB of those of one API key")
     add_count(limits, "--shared", 64, "MiB of answers that later requests of a user draft from")
+    limits.add_argument(
+        "--sync",
+        metavar="ADDRESS",
+        help="redis://HOST:PORT: servers share these answers over Redis; also from NGRAMSPEC_SYNC",
+    )
     add_count(limits, "--active", 8, "answers that take turns")
     add_count(limits, "--waiting", 64, "answers that wait; more are refused")
     add_count(limits, "--grammar-seconds", 10, "that compiling one JSON schema may take")
@@ -126,7 +131,8 @@ def settings_of(
 
     room, shared = arguments.shared * MIB, None
     if room:
-        shared = SharedText(room, keys, loaded.tokenizer)
+        sync = arguments.sync or os.environ.get("NGRAMSPEC_SYNC") or None
+        shared = SharedText(room, keys, loaded.tokenizer, sync)
     limits = Limits(
         body=arguments.max_body * MIB,
         context=arguments.context,

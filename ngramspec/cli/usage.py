@@ -30,7 +30,7 @@ def usable(name: str = "") -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except (OSError, TypeError, ValueError) as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:
         raise UsageError(prefix + str(error).partition("\n")[0]) from error
 
 

@@ -83,6 +83,7 @@ class EngineOptions:
 
         Args:
             tokenizer: the model's tokenizer, to check that the stores were built with it, or None.
+                A store with ``sync`` needs it.
             vocab: size of the vocabulary, to check the stores, or None.
 
         Raises:
@@ -90,7 +91,8 @@ class EngineOptions:
                 with another tokenizer.
             OSError: a store cannot be read.
         """
-        drafter = build_drafter(self.drafter, policy=self.policy, stores=named_stores(self.stores))
+        stores = named_stores(self.stores, tokenizer)
+        drafter = build_drafter(self.drafter, policy=self.policy, stores=stores)
         for store in drafter.stores:
             if tokenizer is not None:
                 store.check_tokenizer(tokenizer)

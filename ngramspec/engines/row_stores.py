@@ -10,13 +10,14 @@ from ngramspec.stores.shared import DEFAULT_BYTES, Namespace, SharedStore, made_
 SAVED_STORE_OPTIONS = ("path", "namespace", "max_bytes", "namespace_bytes")
 
 
-def named_stores(given: object) -> list[str | Namespace]:
+def named_stores(given: object, tokenizer: Any = None) -> list[str | Namespace]:
     """The stores that the option ``stores`` names.
 
     Args:
         given: a list of paths of corpora, and dicts of SharedStore's arguments and ``namespace``.
             With ``path``, the store is loaded from a file of ``SharedStore.save``. The file is not
             written again.
+        tokenizer: the model's tokenizer; only a store with ``sync`` needs it.
 
     Raises:
         TypeError, ValueError: ``given`` is not such a list, or an entry is wrong.
@@ -24,15 +25,15 @@ def named_stores(given: object) -> list[str | Namespace]:
     """
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise TypeError(f"stores must be a list of paths and dicts, got {given!r}")
-    return [_named(at, each) for at, each in enumerate(given)]
+    return [_named(at, each, tokenizer) for at, each in enumerate(given)]
 
 
-def _named(at: int, given: Any) -> str | Namespace:
+def _named(at: int, given: Any, tokenizer: Any) -> str | Namespace:
     if isinstance(given, str):
         return given
     if not isinstance(given, Mapping):
         raise TypeError(f"stores[{at}] must be a path or a dict, got {given!r}")
-    return _saved(at, given) if "path" in given else made_namespace(given)
+    return _saved(at, given) if "path" in given else made_namespace(given, tokenizer)
 
 
 def _saved(at: int, given: Mapping[str, Any]) -> Namespace:

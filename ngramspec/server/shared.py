@@ -7,6 +7,7 @@ from typing import Any
 
 from ngramspec.server.auth import ANYONE_NAMESPACE
 from ngramspec.stores import SharedStore
+from ngramspec.stores.redis_sync import RedisSync
 
 
 class SharedText:
@@ -16,15 +17,20 @@ class SharedText:
         max_bytes: size of all stores together.
         users: names of the users; none: one store serves all requests.
         tokenizer: the model's tokenizer.
+        sync: address of a Redis server over which several servers share it; see SharedStore.
 
     Raises:
-        ValueError: there is too little memory for each user.
+        ValueError: there is too little memory for each user, or ``sync`` is not an address.
+        ImportError: ``sync`` is given, and redis-py is not installed.
     """
 
-    def __init__(self, max_bytes: int, users: Iterable[str], tokenizer: Any) -> None:
+    def __init__(
+        self, max_bytes: int, users: Iterable[str], tokenizer: Any, sync: str | None = None
+    ) -> None:
         names = list(users) or [ANYONE_NAMESPACE]
         each = max_bytes // len(names)
-        self._stores = {name: SharedStore(each, tokenizer=tokenizer) for name in names}
+        shared = None if sync is None else RedisSync(sync, tokenizer)
+        self._stores = {name: SharedStore(each, tokenizer=tokenizer, sync=shared) for name in names}
 
     def __getitem__(self, namespace: str) -> Any:
         """The store of the namespace USER or USER/NAME, to be passed as ``stores``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from ngramspec._native.store_source import StorePair, StoreSource
 from ngramspec.stores.corpus import Corpus
@@ -91,5 +92,9 @@ def _described(store: OpenStore) -> Any:
         raise ValueError(
             f"{store!r} lies in memory and cannot be kept; leave it out of stores=, and pass it to"
             " the calls as extra_stores="
+        )
+    if urlsplit(store.settings.get("sync", "")).password is not None:
+        raise ValueError(
+            "sync has a password, which is not written to a file; leave it out of stores="
         )
     return store.settings

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
 from ngramspec._native.store_stream import StoreStream
@@ -19,6 +19,9 @@ from ngramspec.stores.fingerprint import fingerprint
 from ngramspec.stores.regular_file import open_regular
 from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, SavedStore
 from ngramspec.stores.shared_request import SharedRequest
+
+if TYPE_CHECKING:
+    from ngramspec.stores.redis_sync import RedisSync
 
 DEFAULT_BYTES = 64 << 20
 MAX_BYTES = 1 << 40
@@ -68,6 +71,9 @@ class SharedStore:
         live: whether requests add text while they run, 64 tokens at a time. Otherwise they add it
             when they end, and a request that fails or is aborted adds nothing.
         tokenizer: its fingerprint is stored; None: not known, and not checked.
+        sync: address of a Redis server over which processes share their namespaces, for example
+            "rediss://user:password@host:6379/0?salt=fleet"; see ``redis_entries.Address``. Text
+            then leaves the process. It needs ``tokenizer``. None: text stays in this process.
 
     Example:
         >>> import numpy as np
@@ -85,6 +91,7 @@ class SharedStore:
         write: str = "outputs",
         live: bool = True,
         tokenizer: Any = None,
+        sync: str | RedisSync | None = None,
     ) -> None:
         self.max_bytes = check_int("max_bytes", max_bytes, MIN_NAMESPACE_BYTES, MAX_BYTES)
         if namespace_bytes is None:
@@ -96,6 +103,7 @@ class SharedStore:
         self.write = write
         self.live = check_bool("live", live)
         self.tokenizer = "" if tokenizer is None else fingerprint(tokenizer)
+        self.sync = _opened_sync(sync, tokenizer)
         self._lock = threading.Lock()  # protects _rings
         self._rings: OrderedDict[str, StoreRing] = OrderedDict()  # least recently used first
 
@@ -127,25 +135,37 @@ class SharedStore:
     def _make(self, name: str) -> StoreRing:
         """Allocate a namespace and drop the least recently used ones. Under the lock."""
         while (len(self._rings) + 1) * self.namespace_bytes > self.max_bytes:
-            self._rings.popitem(last=False)[1].close()
+            oldest, ring = self._rings.popitem(last=False)
+            if self.sync is not None:
+                self.sync.unfollow(oldest)
+            ring.close()
         ring = self._rings[name] = StoreRing(self.namespace_bytes // BYTES_PER_CODE)
+        if self.sync is not None:
+            self.sync.follow(name, ring)
         return ring
 
     def drop(self, name: str) -> None:
         """Free a namespace's memory; requests that still use it find nothing.
 
+        With ``sync``, its text is deleted in Redis and in the other processes, too.
+
         Raises:
             KeyError: there is no namespace of that name.
         """
         with self._lock:
-            if name not in self._rings:
+            if name not in self._rings and self.sync is None:
                 raise KeyError(f"there is no namespace {name!r}")
-            self._rings.pop(name).close()
+            ring = self._rings.pop(name, None)
+            if ring is not None:
+                ring.close()
+            if self.sync is not None:
+                self.sync.unfollow(name)
+                self.sync.clear(name)
 
     def clear(self) -> None:
-        """Remove the text of all namespaces and erase it from memory."""
-        for ring in self.rings().values():
-            ring.clear()
+        """Remove the text of all namespaces and erase it from memory; see ``drop`` for ``sync``."""
+        for name in self.rings():
+            self[name].clear()
 
     def rings(self) -> dict[str, StoreRing]:
         """The texts of all namespaces, least recently used first."""
@@ -258,7 +278,9 @@ class Namespace:
             limit: bound of the token ids that it reads; 0: no bound.
         """
         store = self.store
-        return SharedRequest(StoreStream(store.ring(self.name), limit), store.write, store.live)
+        stream = StoreStream(store.ring(self.name), limit)
+        outlet = None if store.sync is None else store.sync.outlet(self.name)
+        return SharedRequest(stream, store.write, store.live, outlet)
 
     @property
     def index(self) -> StoreStream:
@@ -274,12 +296,18 @@ class Namespace:
         stream = self.index
         stream.append(tokens)
         stream.finish()
+        if self.store.sync is not None:
+            outlet = self.store.sync.outlet(self.name)
+            outlet.append(tokens)
+            outlet.end()
 
     def clear(self) -> None:
-        """Remove the text and erase it from memory."""
+        """Remove the text and erase it from memory; see ``SharedStore.drop`` for ``sync``."""
         ring = self.store.rings().get(self.name)
         if ring is not None:
             ring.clear()
+        if self.store.sync is not None:
+            self.store.sync.clear(self.name)
 
     def statistics(self) -> StoreStatistics:
         """The size and usefulness of the namespace."""
@@ -321,13 +349,25 @@ class Namespace:
         return self
 
 
-def made_namespace(settings: Mapping[str, Any]) -> Namespace:
+def _opened_sync(sync: Any, tokenizer: Any) -> RedisSync | None:
+    if sync is None:
+        return None
+    from ngramspec.stores.redis_sync import RedisSync
+
+    return sync if isinstance(sync, RedisSync) else RedisSync(sync, tokenizer)
+
+
+def made_namespace(settings: Mapping[str, Any], tokenizer: Any = None) -> Namespace:
     """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name.
+
+    Args:
+        settings: the arguments.
+        tokenizer: the model's tokenizer; only a store with ``sync`` needs it.
 
     Raises:
         TypeError, ValueError: an unknown setting or an invalid value.
     """
-    known = ("namespace", "max_bytes", "namespace_bytes", "write", "live")
+    known = ("namespace", "max_bytes", "namespace_bytes", "write", "live", "sync")
     unknown = [name for name in settings if name not in known]
     if unknown or "namespace" not in settings:
         raise ValueError(
@@ -335,6 +375,8 @@ def made_namespace(settings: Mapping[str, Any]) -> Namespace:
             f" got {', '.join(map(repr, settings))}"
         )
     rest = {name: value for name, value in settings.items() if name != "namespace"}
+    if "sync" in rest:
+        rest["tokenizer"] = tokenizer
     namespace = SharedStore(**rest)[settings["namespace"]]
     namespace.settings = dict(settings)
     return namespace

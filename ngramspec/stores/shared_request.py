@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ngramspec._native.store_stream import StoreStream
 from ngramspec.draft import Int32
+
+if TYPE_CHECKING:
+    from ngramspec.stores.redis_sync import Outlet
 
 
 class SharedRequest:
@@ -17,10 +22,14 @@ class SharedRequest:
         stream: a stream of the namespace.
         write: "outputs", "all" or "none", as in SharedStore.
         live: whether text is added before ``finish``.
+        outlet: gets the text that is added, for other processes.
     """
 
-    def __init__(self, stream: StoreStream, write: str, live: bool) -> None:
+    def __init__(
+        self, stream: StoreStream, write: str, live: bool, outlet: Outlet | None = None
+    ) -> None:
         self.index = stream
+        self._outlet = outlet
         self._write = write
         self._live = live
         self._kept: list[Int32] = []
@@ -37,9 +46,14 @@ class SharedRequest:
 
     def _add(self, tokens: Int32) -> None:
         if self._live:
-            self.index.append(tokens)
+            self._put(tokens)
         else:
             self._kept.append(np.array(tokens, np.int32))
+
+    def _put(self, tokens: Int32) -> None:
+        self.index.append(tokens)
+        if self._outlet is not None:
+            self._outlet.append(tokens)
 
     def pause(self) -> None:
         """Publish all text if it may be added before the end; the request may have ended."""
@@ -50,10 +64,14 @@ class SharedRequest:
         """End the request normally: all text is added."""
         kept, self._kept = self._kept, []
         for tokens in kept:
-            self.index.append(tokens)
+            self._put(tokens)
         self.index.finish()
+        if self._outlet is not None:
+            self._outlet.end()
 
     def abort(self) -> None:
         """End a failed or aborted request: text that is not added yet is discarded."""
         self._kept = []
         self.index.end()
+        if self._outlet is not None:
+            self._outlet.end()

@@ -1,0 +1,81 @@
+"""The text of other processes, as it arrives from Redis, in a namespace's ring."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ngramspec._native.store_ring import StoreRing
+from ngramspec._native.store_stream import StoreStream
+from ngramspec.draft import Int32
+from ngramspec.stores.redis_entries import NO_ENTRY, Entry, EntryId
+
+MAX_OPEN_DOCUMENTS = 256  # documents that may still continue, per namespace
+MAX_PRODUCERS = 1024
+STALE_MILLISECONDS = 600_000  # that text from before a deletion may take to arrive. Not tuned
+
+
+class Feed:
+    """Adds the entries of a namespace's stream to its ring. One thread.
+
+    Attributes:
+        ring: the namespace's text.
+        last: the last entry that was read; None: the stream's tail was not read yet.
+        cleared: the last deletion of the namespace that is known.
+    """
+
+    def __init__(self, ring: StoreRing) -> None:
+        self.ring = ring
+        self.last: EntryId | None = None
+        self.cleared = NO_ENTRY
+        self._documents: OrderedDict[tuple[bytes, int], StoreStream] = OrderedDict()
+        self._numbers: OrderedDict[bytes, int] = OrderedDict()  # each producer's last entry
+
+    def add(self, at: EntryId, entry: Entry, own: bytes) -> int | None:
+        """Add an entry: how many tokens were added; None: another process deleted the namespace.
+
+        Entries that arrive twice, text from before a deletion, and this process's own entries are
+        skipped.
+
+        Args:
+            at: the entry's id.
+            entry: the entry.
+            own: this process's identity.
+        """
+        if entry.tokens is None:
+            return self._clear(at, entry.producer == own)
+        if entry.producer == own:
+            return 0
+        if entry.cleared < self.cleared and at[0] < self.cleared[0] + STALE_MILLISECONDS:
+            return 0
+        if entry.number <= self._numbers.get(entry.producer, -1):
+            return 0
+        self.cleared = max(self.cleared, entry.cleared)
+        self._numbers[entry.producer] = entry.number
+        self._numbers.move_to_end(entry.producer)
+        if len(self._numbers) > MAX_PRODUCERS:
+            self._numbers.popitem(last=False)
+        self._append(entry, entry.tokens)
+        return len(entry.tokens)
+
+    def _append(self, entry: Entry, tokens: Int32) -> None:
+        name = entry.producer, entry.document
+        document = self._documents.pop(name, None) or StoreStream(self.ring)
+        document.append(tokens)
+        if entry.end:
+            document.finish()
+            return
+        document.publish()
+        self._documents[name] = document
+        if len(self._documents) > MAX_OPEN_DOCUMENTS:
+            self._documents.popitem(last=False)[1].finish()
+
+    def _clear(self, at: EntryId, own: bool) -> int | None:
+        """Delete all text. This process deleted its ring's at once if the deletion is its own."""
+        if at <= self.cleared:
+            return 0
+        self.cleared = at
+        self._documents.clear()
+        if own:
+            return 0
+        self.ring.clear()
+        return None

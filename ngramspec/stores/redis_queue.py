@@ -1,0 +1,124 @@
+"""Text that waits to be published, bounded by its number of tokens."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from ngramspec.draft import Int32
+from ngramspec.stores.redis_entries import MAX_ENTRY_TOKENS
+
+MAX_QUEUED_TOKENS = 1 << 20
+
+
+@dataclass(slots=True)
+class Queued:
+    """A piece of a document.
+
+    Attributes:
+        namespace: the namespace.
+        document: the number of the document.
+        tokens: int32 (n,), n at most MAX_ENTRY_TOKENS; None: the namespace is to be deleted.
+        end: whether the document ends here.
+        number: rises with each piece that is taken out.
+    """
+
+    namespace: str
+    document: int
+    tokens: Int32 | None
+    end: bool
+    number: int = -1
+
+    def __len__(self) -> int:
+        return 0 if self.tokens is None else len(self.tokens)
+
+
+class PublishQueue:
+    """Pieces in the order in which they were put. Any number of threads put, one takes.
+
+    Attributes:
+        lost: tokens that were dropped because the queue was full, the oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.lost = 0
+        self._lock = threading.Lock()
+        self._waiting: deque[Queued] = deque()
+        self._taken: deque[Queued] = deque()
+        self._tokens = 0
+        self._numbers = itertools.count()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._taken)
+
+    def put(self, namespace: str, document: int, tokens: Int32, *, end: bool) -> None:
+        """Add tokens, int32 (n,), which are copied."""
+        pieces = [
+            np.array(tokens[at : at + MAX_ENTRY_TOKENS], np.int32)
+            for at in range(0, max(len(tokens), 1), MAX_ENTRY_TOKENS)
+        ]
+        with self._lock:
+            for i, piece in enumerate(pieces):
+                self._add(Queued(namespace, document, piece, end and i == len(pieces) - 1))
+
+    def _add(self, piece: Queued) -> None:
+        """Add a piece, or append it to the last one where that belongs to the same document."""
+        last = self._waiting[-1] if self._waiting else None
+        if (
+            last is not None
+            and last.tokens is not None
+            and piece.tokens is not None
+            and (last.namespace, last.document, last.end)
+            == (piece.namespace, piece.document, False)
+            and len(last) + len(piece) <= MAX_ENTRY_TOKENS
+        ):
+            last.tokens = np.concatenate([last.tokens, piece.tokens])
+            last.end = piece.end
+        else:
+            self._waiting.append(piece)
+        self._tokens += len(piece)
+        while self._tokens > MAX_QUEUED_TOKENS:
+            dropped = next(i for i, each in enumerate(self._waiting) if each.tokens is not None)
+            self._tokens -= len(self._waiting[dropped])
+            self.lost += len(self._waiting[dropped])
+            del self._waiting[dropped]
+
+    def put_clear(self, namespace: str) -> None:
+        """Add the deletion of a namespace; its text that still waits is dropped."""
+        with self._lock:
+            self._discard(namespace)
+            self._waiting.append(Queued(namespace, 0, None, True))
+
+    def discard(self, namespace: str) -> None:
+        """Drop a namespace's text that waits."""
+        with self._lock:
+            self._discard(namespace)
+
+    def _discard(self, namespace: str) -> None:
+        for waiting in (self._waiting, self._taken):
+            kept = [each for each in waiting if each.namespace != namespace or each.tokens is None]
+            waiting.clear()
+            waiting.extend(kept)
+        self._tokens = sum(map(len, self._waiting))
+
+    def take(self, most: int) -> list[Queued]:
+        """The next pieces. They stay in the queue until ``remove``; call it before the next."""
+        with self._lock:
+            while self._waiting and len(self._taken) < most:
+                piece = self._waiting.popleft()
+                self._tokens -= len(piece)
+                piece.number = next(self._numbers)
+                self._taken.append(piece)
+            return list(self._taken)
+
+    def remove(self, pieces: list[Queued]) -> None:
+        """Remove pieces that were published."""
+        with self._lock:
+            done = {piece.number for piece in pieces}
+            kept = [piece for piece in self._taken if piece.number not in done]
+            self._taken.clear()
+            self._taken.extend(kept)

@@ -1,0 +1,341 @@
+"""Shared stores of several processes, synchronized over Redis Streams.
+
+A thread publishes the text that this process adds to its namespaces, and adds the text of other
+processes to their rings. Look-ups and requests use memory only and never wait for Redis. Each
+namespace is a stream; its entries are described in ``redis_entries``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
+from ngramspec.draft import Int32
+from ngramspec.stores.redis_entries import NO_ENTRY, Address, Entry, Keys, entry_id, id_bytes
+from ngramspec.stores.redis_feed import Feed
+from ngramspec.stores.redis_queue import PublishQueue, Queued
+
+logger = logging.getLogger("ngramspec.stores")
+
+INSTALL = "pip install 'ngramspec[redis]'"
+POLL_MILLISECONDS = 100  # the longest wait for others' text, and so before one's own is published
+MAX_PAUSE_SECONDS = 5.0  # between attempts to reach Redis
+TIMEOUT_SECONDS = 5.0  # of a command
+TRIM_SECONDS = 10.0  # between removals of entries that are too old
+MAX_ENTRIES_AT_ONCE = 100  # read from a stream, or published
+EXIT_SECONDS = 1.0  # that the interpreter's end waits for text to be published
+NO_TOKENS = np.empty(0, np.int32)
+
+_living: weakref.WeakSet[RedisSync] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStatistics:
+    """What was exchanged.
+
+    Attributes:
+        connected: whether the last attempt reached Redis.
+        published: tokens sent.
+        received: tokens of other processes that were added.
+        lost: tokens that were not sent, because Redis could not be reached for too long.
+    """
+
+    connected: bool
+    published: int
+    received: int
+    lost: int
+
+
+class Outlet:
+    """Hands a document's tokens to the thread that publishes them. One thread at a time."""
+
+    def __init__(self, put: Callable[..., None], namespace: str, document: int) -> None:
+        self._put = put
+        self._of = namespace, document
+
+    def append(self, tokens: Int32) -> None:
+        """Publish tokens, int32 (n,), soon."""
+        self._put(*self._of, tokens)
+
+    def end(self) -> None:
+        """End the document."""
+        self._put(*self._of, NO_TOKENS, end=True)
+
+
+class RedisSync:
+    """Synchronizes namespaces with those of other processes. Any number of threads may use it.
+
+    Args:
+        address: see ``Address.parse``.
+        tokenizer: the model's tokenizer. Only processes with an equal one exchange text.
+
+    Raises:
+        ImportError: redis-py is not installed.
+        TypeError, ValueError: not an address; see ``Address.parse``.
+    """
+
+    def __init__(self, address: str, tokenizer: Any) -> None:
+        try:
+            import redis
+        except ImportError:
+            raise ImportError(f"sync needs redis-py: {INSTALL}", name="redis") from None
+        if tokenizer is None:
+            raise ValueError("sync needs tokenizer=, so that models of other tokenizers are apart")
+        self.address = Address.parse(address)
+        self._keys = Keys(self.address.salt, tokenizer)
+        try:
+            self._redis: Any = redis.Redis.from_url(
+                self.address.url,
+                socket_timeout=TIMEOUT_SECONDS,
+                socket_connect_timeout=TIMEOUT_SECONDS,
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"sync: redis-py refuses the address's options: {error}") from None
+        self._documents = itertools.count()
+        self._trimmed = 0.0
+        self._published = self._received = 0
+        self._connected = False
+        self._warned = False
+        self._pause = 0.0
+        self._closed = False
+        self._begin()
+        _living.add(self)
+
+    def _begin(self) -> None:
+        """Begin with the state of a new process."""
+        self._process = os.getpid()
+        self._producer = os.urandom(12)
+        self._queue = PublishQueue()
+        self._wake = threading.Event()
+        self._lock = threading.Lock()  # protects _feeds and _thread
+        self._feeds: dict[str, Feed] = {}
+        self._thread: threading.Thread | None = None
+
+    def follow(self, namespace: str, ring: StoreRing) -> None:
+        """Add other processes' text of a namespace to its ring, first what the stream has now."""
+        self._start()
+        with self._lock:
+            self._feeds[namespace] = Feed(ring)
+        self._wake.set()
+
+    def unfollow(self, namespace: str) -> None:
+        """Stop reading a namespace."""
+        with self._lock:
+            self._feeds.pop(namespace, None)
+
+    def outlet(self, namespace: str) -> Outlet:
+        """Where a request puts the text that it adds."""
+        return Outlet(self._put, namespace, next(self._documents))
+
+    def clear(self, namespace: str) -> None:
+        """Delete a namespace's text in Redis and in all processes, when Redis can be reached."""
+        self._start()
+        self._queue.put_clear(namespace)
+
+    def flush(self, timeout: float = EXIT_SECONDS) -> bool:
+        """Wait until everything is published, at most ``timeout`` seconds; whether it is."""
+        end = time.monotonic() + timeout
+        while self._queue and not self._closed and time.monotonic() < end:
+            self._wake.set()
+            time.sleep(0.005)
+        return not self._queue
+
+    def close(self, timeout: float = EXIT_SECONDS) -> None:
+        """Publish what is left, for at most ``timeout`` seconds, and end the thread."""
+        self.flush(timeout)
+        self._closed = True
+        self._wake.set()
+
+    def statistics(self) -> SyncStatistics:
+        """What was exchanged since this object was made."""
+        return SyncStatistics(self._connected, self._published, self._received, self._queue.lost)
+
+    def _put(self, namespace: str, document: int, tokens: Int32, *, end: bool = False) -> None:
+        self._start()
+        self._queue.put(namespace, document, tokens, end=end)
+
+    def _start(self) -> None:
+        """Start the thread, unless this process has it. A fork does not copy threads."""
+        if self._process != os.getpid():
+            rings = {name: feed.ring for name, feed in self._feeds.items()}
+            self._begin()
+            self._feeds = {name: Feed(ring) for name, ring in rings.items()}
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    own = weakref.ref(self)
+                    self._thread = threading.Thread(target=_run, args=(own,), daemon=True)
+                    self._thread.start()
+
+    def _round(self) -> bool:
+        """Read and publish once; False ends the thread.
+
+        It reads first, so that text from before a deletion is not published after it.
+        """
+        closed = self._closed
+        try:
+            self._read()
+            self._publish()
+        except Exception as error:  # nothing that happens here may end the thread
+            self._lost_connection(error)
+        else:
+            if self._warned:
+                logger.info("sync: reached %s again", self.address.shown())
+            self._connected, self._warned, self._pause = True, False, 0.0
+        return not closed
+
+    def _lost_connection(self, error: Exception) -> None:
+        """Warn once, and wait before the next attempt, each time longer."""
+        if not self._warned:
+            logger.warning(
+                "sync: cannot use Redis at %s; drafts come from this process's own text until it"
+                " is back (%s)",
+                self.address.shown(),
+                type(error).__name__,
+            )
+        logger.debug("sync: %s", error)
+        self._connected, self._warned = False, True
+        self._pause = min(max(2 * self._pause, POLL_MILLISECONDS / 1000), MAX_PAUSE_SECONDS)
+        if not self._closed:
+            self._wake.wait(self._pause)
+            self._wake.clear()
+
+    def _publish(self) -> None:
+        """Send the queued text."""
+        while pieces := self._queue.take(MAX_ENTRIES_AT_ONCE):
+            cleared = next((i for i, piece in enumerate(pieces) if piece.tokens is None), None)
+            if cleared == 0:
+                self._publish_clear(pieces[0])
+                self._queue.remove(pieces[:1])
+                continue
+            pieces = pieces[:cleared]
+            feeds = (self._feeds.get(piece.namespace) for piece in pieces)
+            if any(feed is not None and feed.last is None for feed in feeds):
+                return  # its deletions are not known before its tail was read
+            pipeline = self._redis.pipeline(transaction=False)
+            read = [piece for piece in pieces if piece.namespace in self._feeds]
+            for piece in read:
+                self._add(pipeline, piece)
+            for name in {piece.namespace for piece in read}:
+                pipeline.expire(self._keys[name], self.address.max_age)
+            pipeline.execute()
+            self._published += sum(map(len, read))
+            self._queue.remove(pieces)
+
+    def _add(self, client: Any, piece: Queued) -> Any:
+        """XADD a piece. It carries the last deletion that this process knows."""
+        feed = self._feeds.get(piece.namespace)
+        entry = Entry(
+            self._producer,
+            piece.number,
+            NO_ENTRY if feed is None else feed.cleared,
+            piece.document,
+            piece.tokens,
+            piece.end,
+        )
+        return client.xadd(
+            self._keys[piece.namespace],
+            entry.fields(),
+            maxlen=self.address.max_entries,
+            approximate=True,
+        )
+
+    def _publish_clear(self, piece: Queued) -> None:
+        """Remove a stream's entries, and tell the processes that read it."""
+        key = self._keys[piece.namespace]
+        self._redis.xtrim(key, maxlen=0, approximate=False)
+        at = entry_id(self._add(self._redis, piece))
+        self._redis.expire(key, self.address.max_age)
+        feed = self._feeds.get(piece.namespace)
+        if feed is not None:
+            feed.cleared = max(feed.cleared, at)
+
+    def _read(self) -> None:
+        """Add what other processes published; wait for it for a moment if there is nothing."""
+        with self._lock:
+            feeds = dict(self._feeds)
+        if not feeds:
+            self._wake.wait(POLL_MILLISECONDS / 1000)
+            self._wake.clear()
+            return
+        for name, feed in feeds.items():
+            if feed.last is None:
+                self._read_tail(name, feed)
+        names = {self._keys[name]: name for name in feeds}
+        wait, more = None if self._closed else POLL_MILLISECONDS, True
+        while more:
+            positions = {key: id_bytes(feeds[name].last or NO_ENTRY) for key, name in names.items()}
+            found = self._redis.xread(positions, MAX_ENTRIES_AT_ONCE, wait)
+            for key, entries in found or ():
+                self._add_entries(names[key], feeds[names[key]], entries)
+            wait, more = (
+                None,
+                any(len(entries) == MAX_ENTRIES_AT_ONCE for _, entries in found or ()),
+            )
+        self._trim(feeds)
+
+    def _read_tail(self, name: str, feed: Feed) -> None:
+        """Add the latest entries of a stream, at most as many tokens as the ring has room for."""
+        key, room = self._keys[name], feed.ring.sizeof() // BYTES_PER_CODE
+        entries: list[tuple[bytes, dict[bytes, bytes]]] = []
+        before = b"+"
+        while room > 0:
+            found = self._redis.xrevrange(key, before, b"-", MAX_ENTRIES_AT_ONCE)
+            entries += found
+            room -= sum(len(fields.get(b"t", b"")) // 4 for _, fields in found)
+            if len(found) < MAX_ENTRIES_AT_ONCE:
+                break
+            before = b"(" + found[-1][0]
+        feed.last = NO_ENTRY
+        self._add_entries(name, feed, entries[::-1])
+
+    def _add_entries(self, name: str, feed: Feed, entries: Any) -> None:
+        for at, fields in entries:
+            feed.last = entry_id(at)
+            try:
+                entry = Entry.read(fields, self._keys.vocabulary)
+            except (KeyError, ValueError) as error:
+                logger.debug("sync: an entry that is not one of ours: %r", error)
+                continue
+            added = feed.add(feed.last, entry, self._producer)
+            if added is None:
+                self._queue.discard(name)
+            self._received += added or 0
+
+    def _trim(self, feeds: dict[str, Feed]) -> None:
+        """Remove entries that are older than ``max_age``, every TRIM_SECONDS."""
+        if time.monotonic() < self._trimmed + TRIM_SECONDS:
+            return
+        self._trimmed = time.monotonic()
+        seconds, _ = self._redis.time()
+        oldest = b"%d" % ((seconds - self.address.max_age) * 1000)
+        for name in feeds:
+            self._redis.xtrim(self._keys[name], minid=oldest, approximate=False)
+
+
+def _run(sync: weakref.ref[RedisSync]) -> None:
+    """The thread: until its object is closed, or no longer used."""
+    while True:
+        used = sync()
+        if used is None or not used._round():
+            return
+        del used
+
+
+def _flush_all() -> None:
+    for sync in list(_living):
+        sync.close()
+
+
+atexit.register(_flush_all)

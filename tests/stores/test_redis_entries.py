@@ -1,0 +1,156 @@
+"""Addresses, keys and entries of stores that processes share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ngramspec._native.store_ring import StoreRing
+from ngramspec.stores.redis_entries import MAX_ENTRY_TOKENS, NO_ENTRY, Address, Entry, Keys
+from ngramspec.stores.redis_feed import STALE_MILLISECONDS, Feed
+from ngramspec.stores.redis_queue import MAX_QUEUED_TOKENS, PublishQueue
+
+
+class Vocabulary:
+    """A tokenizer that has only a vocabulary."""
+
+    def __init__(self, size, word="w"):
+        self._pieces = {f"{word}{i}": i for i in range(size)}
+
+    def get_vocab(self):
+        return self._pieces
+
+
+def entry(number=0, tokens=(1, 2, 3), *, producer=b"other", document=0, cleared=NO_ENTRY, end=True):
+    ids = None if tokens is None else np.array(tokens, np.int32)
+    return Entry(producer, number, cleared, document, ids, end)
+
+
+def test_an_address_has_our_options_and_those_of_redis():
+    given = "rediss://u:secret@host:7/2?salt=a%26b&max_age=60&ssl_cert_reqs=none"
+    address = Address.parse(given)
+    assert address == Address("rediss://u:secret@host:7/2?ssl_cert_reqs=none", "a&b", 10_000, 60)
+    assert address.shown() == "rediss://host:7/2"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (7, TypeError, "sync must be an address, got int"),
+        ("http://:secret@host", ValueError, "sync must begin with redis://"),
+        ("redis://:secret@host?max_age=0", ValueError, "sync: max_age must be in 1..315360000"),
+        ("redis://:secret@host?max_entries=x", ValueError, "max_entries must be an integer"),
+    ],
+)
+def test_addresses_that_are_refused(given, error, message):
+    with pytest.raises(error, match=message) as caught:
+        Address.parse(given)
+    assert "secret" not in str(caught.value)
+
+
+def test_keys_differ_by_salt_tokenizer_and_vocabulary():
+    keys = [
+        Keys(salt, Vocabulary(size, word))[name]
+        for salt in ("", "s")
+        for size, word in ((9, "w"), (9, "v"), (10, "w"))
+        for name in ("a", "b", "\ud800")
+    ]
+    assert len(set(keys)) == len(keys) == 18
+    assert Keys("s", Vocabulary(9))["a"] == Keys("s", Vocabulary(9))["a"]
+    assert b"team" not in Keys("s", Vocabulary(9))["team"]
+
+
+def test_an_entry_is_read_as_it_was_written():
+    for given in (entry(), entry(7, (), end=False), entry(tokens=None), entry(cleared=(5, 6))):
+        again = Entry.read(given.fields(), 4)
+        for name in ("producer", "number", "cleared", "document", "end"):
+            assert getattr(again, name) == getattr(given, name)
+        assert (again.tokens is None) == (given.tokens is None)
+        if given.tokens is not None:
+            assert again.tokens.tolist() == given.tokens.tolist()
+            assert again.tokens.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {b"p": b"x", b"n": b"1 2 3", b"t": b""},
+        {b"p": b"x", b"n": b"1 2 3 4 x", b"t": b""},
+        {b"n": b"0 0 0 0 1", b"t": b""},
+        {b"p": b"x", b"n": b"0 0 0 0 1", b"t": b"123"},
+        {b"p": b"x", b"n": b"0 0 0 0 1", b"t": np.array([-1], "<i4").tobytes()},
+        {b"p": b"x", b"n": b"0 0 0 0 1", b"t": np.array([4], "<i4").tobytes()},
+        {b"p": b"x", b"n": b"0 0 0 0 1", b"t": bytes(4 * MAX_ENTRY_TOKENS + 4)},
+    ],
+)
+def test_fields_that_are_no_entry(fields):
+    with pytest.raises((KeyError, ValueError)):
+        Entry.read(fields, 4)
+
+
+def tokens_of(ring):
+    return [code for code in ring.codes(0)[1].tolist() if code != 2**31 - 1]
+
+
+def test_a_feed_skips_own_entries_and_those_that_arrive_twice():
+    feed = Feed(StoreRing(256))
+    assert feed.add((1, 0), entry(3, (1, 2), end=False), b"own") == 2
+    assert feed.add((2, 0), entry(3, (1, 2), end=False), b"own") == 0
+    assert feed.add((3, 0), entry(4, (5,), producer=b"own"), b"own") == 0
+    assert feed.add((4, 0), entry(4, (3,)), b"own") == 1
+    assert tokens_of(feed.ring) == [1, 2, 3]
+    assert feed.ring.codes(0)[1].tolist().count(2**31 - 1) == 1  # one document
+
+
+def test_a_deletion_covers_text_that_was_published_before_it_was_known():
+    now = 10**12
+    feed = Feed(StoreRing(256))
+    feed.add((now, 0), entry(0, (1, 2)), b"own")
+    assert feed.add((now + 1, 0), entry(1, None), b"own") is None
+    assert tokens_of(feed.ring) == []
+    assert feed.add((now + 2, 0), entry(0, (3,), producer=b"late"), b"own") == 0
+    known = (now + 1, 0)
+    assert feed.add((now + 3, 0), entry(1, (4,), producer=b"late", cleared=known), b"own") == 1
+    long_after = now + 1 + STALE_MILLISECONDS
+    assert feed.add((long_after, 0), entry(0, (5,), producer=b"new"), b"own") == 1
+    assert tokens_of(feed.ring) == [4, 5]
+
+
+def test_a_process_s_own_deletion_leaves_what_it_added_since():
+    feed = Feed(StoreRing(256))
+    feed.add((1, 0), entry(0, (1, 2)), b"own")
+    assert feed.add((2, 0), entry(0, None, producer=b"own"), b"own") == 0
+    assert tokens_of(feed.ring) == [1, 2]
+    assert feed.cleared == (2, 0)
+
+
+def test_a_queue_joins_pieces_of_a_document_and_keeps_them_until_they_are_sent():
+    queue = PublishQueue()
+    queue.put("a", 1, np.array([1, 2], np.int32), end=False)
+    queue.put("a", 1, np.array([3], np.int32), end=True)
+    queue.put("a", 2, np.arange(MAX_ENTRY_TOKENS + 1, dtype=np.int32), end=True)
+    taken = queue.take(2)
+    assert [(each.document, len(each), each.end) for each in taken] == [
+        (1, 3, True),
+        (2, MAX_ENTRY_TOKENS, False),
+    ]
+    assert queue.take(2) == taken  # they were not sent
+    queue.remove(taken[:1])
+    assert [each.number for each in queue.take(9)] == [1, 2]
+    queue.remove(queue.take(9))
+    assert not queue
+
+
+def test_a_full_queue_loses_the_oldest_text_but_no_deletion():
+    queue = PublishQueue()
+    queue.put("a", 0, np.array([7], np.int32), end=True)
+    queue.put_clear("a")
+    for i in range(MAX_QUEUED_TOKENS // 1000 + 2):
+        queue.put("b", i, np.zeros(1000, np.int32), end=True)
+    taken = queue.take(10**6)
+    assert taken[0].tokens is None
+    assert sum(map(len, taken)) <= MAX_QUEUED_TOKENS
+    assert sum(map(len, taken)) + queue.lost == 1000 * (MAX_QUEUED_TOKENS // 1000 + 2)
+    queue.discard("b")
+    assert [each.namespace for each in queue.take(10**6)] == ["a"]
