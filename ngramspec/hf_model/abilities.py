@@ -111,11 +111,6 @@ FACTS = (
         _for("a batch of {rows} rows", _DRAFT, FIXED_WIDTH="generate them one by one"),
     ),
     Fact(
-        "windows in layers of a type that is not known",
-        lambda known: known.traits.windows is not None and not known.traits.windows.known,
-        _for("windows in layers of other types", _TREES, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
-    ),
-    Fact(
         "a text longer than a window, with a dynamic cache",
         lambda known: known.slides and not known.call.static,
         _for(
@@ -127,6 +122,11 @@ FACTS = (
         "recurrent state, convolution, or index of keys",
         lambda known: known.call.gap_obstacle is not None,
         _for("{gap_obstacle}", _TREES, _RAGGED, _JOINT, _DRAFT, _ONCE, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "windows in layers of a type that is not known",
+        lambda known: known.traits.windows is not None and not known.traits.windows.known,
+        _for("windows in layers of other types", _TREES, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
     ),
     Fact(
         "recurrent states in a cache without keys",

@@ -66,9 +66,9 @@ def _share(model: Any, before: int, new: int) -> Share:
     windows = windows_of(model.config.get_text_config(decoder=True))
     if windows is not None and windows.known:
         mask = tree_mask(attended((), new, model.device), None, before, model.device)
-        held = kv_cache_for(cache).held
+        held = kv_cache_for(cache).windows.held
         held = None if held is None else held + new
-        inputs["attention_mask"] = windows.masks(mask, places, positions, held)
+        inputs["attention_mask"] = windows.masks(mask, positions[:, :before], places, held)
     return share_of(inputs, windows)
 
 

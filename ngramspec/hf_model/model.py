@@ -206,7 +206,7 @@ class Target:
         self.cache = kv_cache_for(cache_of(self.inputs.kwargs), recurrent=self.traits.recurrent)
         self.cache.record()
         if self.inputs.ragged:
-            self.cache.let_rows_diverge()
+            self.cache.windows.let_rows_diverge()
         if self._shapes.keys is not None:
             self.cache.stretch(self._shapes.keys)
         elif self.traits.attention == "sdpa":  # it accepts keys with any stride
@@ -285,7 +285,7 @@ class Target:
             width=width,
             slots=self._slots,
             keys=keys,
-            held=self.cache.held if keys is None else None,
+            held=self.cache.windows.held if keys is None else None,
             masked=joint and self.known().slides,
         )
         forward.reread = cache_of(inputs) is None

@@ -186,9 +186,13 @@ def _rereads_at(model: Any, names: frozenset[str]) -> int | None:
 
 
 def _makes_standard_masks(model: Any) -> bool:
-    """Whether a model's masks are made by transformers' own function, in its own module."""
-    module = sys.modules.get((stock_class(model) or type(model)).__module__)
-    return hasattr(module, "create_causal_mask")
+    """Whether a model's masks are made by transformers' own function.
+
+    It is called in the model's own module, or in that of the decoder to which the model passes its
+    masks.
+    """
+    kinds = (stock_class(model) or type(model), type(model.get_decoder()))
+    return any(hasattr(sys.modules.get(kind.__module__), "create_causal_mask") for kind in kinds)
 
 
 def _has_alibi(config: Any) -> bool:

@@ -88,14 +88,14 @@ CASES = {
     "dynamic cache": lambda known: traits(call(known, static=False), attention="eager"),
     "encoder-decoder model": lambda known: traits(known, encodes=True),
     "several rows": lambda known: replace(call(known, rows=2), by_row=True),
-    "windows in layers of a type that is not known": lambda known: traits(
-        known, windows=Windows({}, known=False)
-    ),
     "a text longer than a window, with a dynamic cache": lambda known: traits(
         call(known, static=False), windows=WINDOW, attention="eager"
     ),
     "recurrent state, convolution, or index of keys": lambda known: call(
         known, gap_obstacle="a state"
+    ),
+    "windows in layers of a type that is not known": lambda known: traits(
+        known, windows=Windows({}, known=False)
     ),
     "recurrent states in a cache without keys": lambda known: traits(
         call(known, attends=False), recurrent=True

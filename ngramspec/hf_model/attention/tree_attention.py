@@ -118,9 +118,3 @@ def tree_mask(
     if keys is not None:
         mask = pad(mask, (0, keys - length - width))
     return mask[:, None]
-
-
-def added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a mask of bools as eager attention adds it to its scores: 0 or the lowest value."""
-    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return zeros.masked_fill(~mask, torch.finfo(dtype).min)

@@ -7,12 +7,14 @@ in its text, from where the row's padding ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
+
+from ngramspec.hf_model.attention.tree_attention import Trees, tree_positions
 
 Masks = torch.Tensor | dict[str, torch.Tensor]  # one for all layers, or one for each type of layers
 
@@ -85,20 +87,23 @@ class Windows:
         return masks if isinstance(masks, torch.Tensor) else masks[self.layers[layer]]
 
     def masks(
-        self, mask: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, held: int | None
+        self, mask: torch.Tensor, past: torch.Tensor, queries: torch.Tensor, held: int | None
     ) -> Masks:
         """Return the mask or masks that the model takes.
 
         Args:
-            mask: bool (rows, 1, width, keys), without windows and chunks.
-            queries: int64 (rows or 1, width), positions in the text.
-            keys: int64 (rows or 1, keys), likewise; any value where the mask is False.
+            mask: bool (rows, 1, width, keys), without windows and chunks. The keys are those of
+                the cache's slots, of the forward, and any number of unused ones.
+            past: int64 (rows or 1, slots), positions in the text of the cache's slots.
+            queries: int64 (rows or 1, width), likewise of the forward.
             held: number of the last keys that layers with limits hold; None: all.
 
         Returns:
             bool, (rows, 1, width, keys or ``held``) each.
         """
-        made = {}
+        rows, made = max(len(past), len(queries)), {}
+        keys = torch.cat((past.expand(rows, -1), queries.expand(rows, -1)), dim=1)
+        keys = pad(keys, (0, mask.shape[-1] - keys.shape[1]))
         for kind, reach in self.reaches.items():
             if reach.limit is None:
                 made[kind] = mask
@@ -126,17 +131,31 @@ def windows_of(config: Any) -> Windows | None:
     return None
 
 
-def key_positions(past: torch.Tensor, queries: torch.Tensor, total: int) -> torch.Tensor:
-    """Return the positions of ``total`` keys: those of the cache, of the forward, and unused ones.
+def query_positions(
+    last: torch.Tensor, trees: Trees, lengths: Sequence[int], width: int
+) -> torch.Tensor:
+    """Return the positions in the text of a forward's tokens, int64 (rows or 1, width).
 
     Args:
-        past: int64 (rows or 1, slots).
-        queries: int64 (rows or 1, width).
-        total: at least slots + width.
-
-    Returns:
-        int64 (rows or 1, total).
+        last: int64 (rows or 1, 1), positions of the last committed tokens.
+        trees: parents of each row's draft; empty: all drafts are chains.
+        lengths: for each row, 1 + its number of nodes.
+        width: positions of the forward, including padding after the longest draft.
     """
-    rows = max(len(past), len(queries))
-    both = torch.cat((past.expand(rows, -1), queries.expand(rows, -1)), dim=1)
-    return pad(both, (0, total - both.shape[1]))
+    steps = torch.arange(width, device=last.device)
+    if not trees:
+        return last + steps
+    queries = tree_positions(last, trees, lengths)
+    return queries[:, steps.clamp(max=queries.shape[1] - 1)]
+
+
+def added(masks: Masks, dtype: torch.dtype) -> Masks:
+    """Return masks of bools as eager attention adds them to its scores: 0 or the lowest value."""
+    if isinstance(masks, dict):
+        return {kind: _added(each, dtype) for kind, each in masks.items()}
+    return _added(masks, dtype)
+
+
+def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill(~mask, torch.finfo(dtype).min)

@@ -1,8 +1,7 @@
 """Rollback of a target's key-value cache, for each kind of layer.
 
 full attention   rejected positions are cut off, also in the index of an indexed layer
-sliding window   the layer keeps what leaves its window until it is cropped, which must happen
-                 after every forward
+sliding window   see ``window_layers``
 convolution      see ``linear_state``
 recurrent state  see ``recurrent_state``
 static           the length is reduced in place; later positions are masked
@@ -24,10 +23,9 @@ from ngramspec.hf_model.cache.inplace_kv import InPlace, close_up, grows_in_plac
 from ngramspec.hf_model.cache.kinds import check_kinds
 from ngramspec.hf_model.cache.linear_state import LinearStates
 from ngramspec.hf_model.cache.recurrent_state import Checkpoint
+from ngramspec.hf_model.cache.window_layers import WindowLayers, own_tokens
 from ngramspec.hf_model.compat import layers as fields
 from ngramspec.hf_model.compat.classes import DYNAMIC, INDEXED, STATIC, kind_of
-
-NO_WINDOW = 1 << 40  # positions: longer than any text
 
 
 class KVCache:
@@ -41,7 +39,8 @@ class KVCache:
         recurrent: whether its linear layers have a recurrent state in addition to a convolution.
 
     Attributes:
-        layers: those with keys and values of every position.
+        layers: those with keys and values.
+        windows: those of ``layers`` that forget positions outside a window.
         indexed: whether a layer has an index of its keys.
         checkpoint: copies of the linear layers' recurrent states; None: they have none.
     """
@@ -49,8 +48,7 @@ class KVCache:
     def __init__(self, cache: Any, layers: list[Any], *, recurrent: bool = False) -> None:
         self.cache = cache
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
-        self._sliding = [layer for layer in self.layers if layer.is_sliding]
-        self._windows = [int(layer.sliding_window) for layer in self._sliding]
+        self.windows = WindowLayers([layer for layer in self.layers if layer.is_sliding])
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
         self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if fields.is_linear(layer)]
@@ -77,21 +75,7 @@ class KVCache:
     @property
     def slides(self) -> bool:
         """Whether a layer forgets positions that have left its window."""
-        return bool(self._sliding)
-
-    @property
-    def held(self) -> int | None:
-        """Positions that layers with windows hold; None: there are no such layers."""
-        states = [layer.keys for layer in self._sliding if layer.is_initialized]
-        return max((each.shape[2] for each in states), default=None)
-
-    def let_rows_diverge(self) -> None:
-        """Let layers with windows hold gaps, until ``release``; call it after the prefill.
-
-        They return all that they hold, and only ``truncate`` drops what is no longer needed.
-        """
-        for layer in self._sliding:
-            fields.set_window(layer, NO_WINDOW)
+        return bool(self.windows.layers)
 
     @property
     def capacity(self) -> int | None:
@@ -138,8 +122,7 @@ class KVCache:
 
     def record(self) -> None:
         """From the next forward on, keep what leaves the windows until the next ``truncate``."""
-        for layer in self._sliding:
-            layer.activate_past_recording()
+        self.windows.record()
         self._convolutions.record()
 
     def save(self, *, only_if: bool = True) -> None:
@@ -154,9 +137,7 @@ class KVCache:
         self.checkpoint.restore()
         return True
 
-    def truncate(
-        self, count: int, needed: Callable[[int], int] = lambda window: window - 1
-    ) -> None:
+    def truncate(self, count: int, needed: Callable[[int], int] = own_tokens) -> None:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward.
 
         Args:
@@ -169,9 +150,7 @@ class KVCache:
         for layer in self.layers:
             if count and layer not in self._static and not layer.is_sliding:
                 self._crop(layer, count)
-        keep = {window: needed(window) for window in set(self._windows)}
-        for layer, window in zip(self._sliding, self._windows, strict=True):
-            fields.crop_window(layer, count, keep[window])
+        self.windows.truncate(count, needed)
         self._convolutions.truncate(count)
 
     def _crop(self, layer: Any, count: int) -> None:
@@ -196,16 +175,11 @@ class KVCache:
             surplus = max(int(layer.get_seq_length()) - length, 0)
             if layer in self._static:
                 fields.shorten_static([layer], surplus)
-            elif layer.is_sliding and length == 0:  # a crop may need what it no longer holds
-                fields.empty_sliding(layer)
-            elif layer.is_sliding and not fields.records_past(layer):
-                continue  # a prefill in chunks has dropped what left the window, as the baseline
             elif kind_of(layer) == INDEXED:
                 fields.truncate_indexed(layer, length)
-            elif layer.is_sliding:
-                fields.crop_window(layer, surplus, length)
-            elif surplus:
+            elif surplus and not layer.is_sliding:
                 self._crop(layer, surplus)
+        self.windows.truncate_to(length)
 
     def release(self, *, outlives: bool = True) -> None:
         """Have layers slide and grow again as in the baseline.
@@ -213,9 +187,7 @@ class KVCache:
         Args:
             outlives: whether the cache is used after the generation; then spare memory is freed.
         """
-        for layer, window in zip(self._sliding, self._windows, strict=True):
-            fields.set_window(layer, window)
-            fields.stop_recording(layer)
+        self.windows.release()
         self._convolutions.release(outlives=outlives)
         for layer, own in self._updated:
             fields.restore_update(layer, own)
@@ -288,12 +260,7 @@ class KVCache:
                 window no longer holds is masked, or outside every row's window.
         """
         for layer in self.layers:
-            own = slots
-            if layer.is_sliding:
-                gone = fields.dropped(layer)
-                window = self._windows[self._sliding.index(layer)]
-                own = (slots[:, max(slots.shape[1] - window + 1, 0) :] - gone).clamp(min=0)
-                fields.set_length(layer, slots.shape[1])
+            own = self.windows.kept_of(layer, slots) if layer.is_sliding else slots
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # (batch, heads, length, size)
                 index = own[:, None, :, None].to(states.device)

@@ -9,14 +9,8 @@ from typing import Any
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.attention.tree_attention import (
-    Trees,
-    added,
-    attended,
-    tree_mask,
-    tree_positions,
-)
-from ngramspec.hf_model.attention.windows import Masks, key_positions
+from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_mask, tree_positions
+from ngramspec.hf_model.attention.windows import Masks, added, query_positions
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.inputs.growth import OwnSlots, grow, grow_ragged, padding_of, used_slots
 from ngramspec.hf_model.inputs.present_rows import has_hooks
@@ -249,23 +243,13 @@ class Inputs:
         rows, width = block.shape
         sees = attended(trees, width, block.device)
         past = self.kwargs.get("attention_mask")
-        mask = tree_mask(sees, past, slots, block.device, keys).expand(rows, -1, -1, -1)
-        masks: Masks = mask
-        windows = self._traits.windows
-        if windows is not None:
+        masks: Masks = tree_mask(sees, past, slots, block.device, keys).expand(rows, -1, -1, -1)
+        if self._traits.windows is not None:
             before, last = self._text_positions(slots, block.device)
-            steps = torch.arange(width, device=block.device)
-            queries = last + steps
-            if trees:
-                queries = tree_positions(last, trees, lengths)
-                queries = queries[:, steps.clamp(max=queries.shape[1] - 1)]
-            places = key_positions(before, queries, mask.shape[-1])
-            masks = windows.masks(mask, queries, places, None if held is None else held + width)
-        if self._traits.attention != "eager":
-            return masks
-        if isinstance(masks, dict):
-            return {kind: added(each, self._model.dtype) for kind, each in masks.items()}
-        return added(masks, self._model.dtype)
+            queries = query_positions(last, trees, lengths, width)
+            held = None if held is None else held + width
+            masks = self._traits.windows.masks(masks, before, queries, held)
+        return masks if self._traits.attention != "eager" else added(masks, self._model.dtype)
 
     def _text_positions(
         self, slots: int, device: torch.device
