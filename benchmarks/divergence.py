@@ -14,8 +14,9 @@ import argparse
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,18 @@ from ngramspec.measure.measurement import ulps_apart
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.prompts import library_prompts
 from ngramspec.measure.record import Prompt, read_prompts
-from ngramspec.measure.traces import in_turn, read_traces
+from ngramspec.measure.traces import Trace, by_group, read_traces
 from ngramspec.measure.whole_calls import first_difference
 from ngramspec.measure.wording import counted
 
 MOST_ULPS = 8.0  # between logits whose order rounding may change, in bfloat16 and float16
 MOST_FLOAT32 = 1e-4  # the same in float32, as a difference
+
+
+def in_turn(traces: Iterable[Trace]) -> list[Trace]:
+    """All traces, one of each group in turn."""
+    turns = zip_longest(*by_group(traces).values())
+    return [trace for turn in turns for trace in turn if trace is not None]
 
 
 @dataclass(frozen=True, slots=True)

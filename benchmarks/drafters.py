@@ -201,7 +201,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_skipped(skipped)
     write(arguments, {"gamma": gamma, "readings": readings, "skipped": skipped})
     if arguments.plots is not None:
-        from ngramspec.measure.plots import plot_structures  # needs matplotlib
+        from benchmarks.plots import plot_structures  # needs matplotlib
 
         print_paths(plot_structures(readings, arguments.plots))
     return 0

@@ -316,7 +316,8 @@ def steps(arguments: argparse.Namespace, model: Any, prompts: list[Prompt]) -> A
 def plots(arguments: argparse.Namespace, report: dict[str, Any]) -> Any:
     """Plots of what was measured; they need matplotlib."""
     try:
-        from ngramspec.measure.plots import plot_costs, plot_e2e
+        from benchmarks.plots import plot_costs
+        from ngramspec.measure.plots import plot_e2e
     except ModuleNotFoundError as error:
         print(f"skipped: plots: {error}; pip install 'ngramspec[plots]'")
         return {"skipped": str(error)}

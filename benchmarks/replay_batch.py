@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.played_row import PlayedRow
 from ngramspec.costs.batch import alone
 from ngramspec.decoding.batch_drafting import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Float32
 from ngramspec.draft_length.batch_choice import common_length, urgencies
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
-from ngramspec.measure.replay import PlayedRow, Tally
+from ngramspec.measure.replay import Tally
 from ngramspec.measure.traces import Trace, by_group
 
 MEASURES = ("tokens_per_call", "speedup")

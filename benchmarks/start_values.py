@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from ngramspec._native import starts
 from ngramspec.draft import Int32
-from ngramspec.drafters.value import REHEARSED_TOKENS, ValueDrafter, ValueSession
+from ngramspec.drafters.shared import REHEARSED_TOKENS
+from ngramspec.drafters.value import ValueDrafter, ValueSession
 from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.knowledge import Knowledge
 from ngramspec.measure.replay import Plan, Player

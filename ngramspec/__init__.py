@@ -5,11 +5,10 @@ torch and transformers; all others need NumPy. Without these packages ``ngramspe
 and the command ``ngramspec`` can print its help.
 """
 
-from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ngramspec.errors import INSTALL
+from ngramspec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ngramspec.draft import Draft, Evidence, EvidenceRequest, Proposal, Verdict
@@ -30,34 +29,20 @@ __all__ = [
     "build_drafter", "enabled", "generate", "register_drafter",
 ]
 # fmt: on
-_HOMES = {
-    "draft": ("Draft", "Evidence", "EvidenceRequest", "Proposal", "Verdict"),
-    "drafters": ("build_drafter", "register_drafter"),
-    "drafters.base": ("DraftSession", "Drafter"),
-    "errors": ("UnsupportedError",),
-    "hf": ("generate",),
-    "speculator": ("Speculator",),
-    "enabling": ("enabled",),
-    "stats": ("DecodeStats", "StepEvent"),
-    "stores": ("Corpus", "SharedStore"),
-}
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(import_module(f"ngramspec.{_MODULES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name not in INSTALL:
-            raise
-        raise ModuleNotFoundError(
-            f"ngramspec.{name} needs {error.name}: {INSTALL[error.name]}", name=error.name
-        ) from error
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "draft": ("Draft", "Evidence", "EvidenceRequest", "Proposal", "Verdict"),
+        "drafters": ("build_drafter", "register_drafter"),
+        "drafters.base": ("DraftSession", "Drafter"),
+        "errors": ("UnsupportedError",),
+        "hf": ("generate",),
+        "speculator": ("Speculator",),
+        "enabling": ("enabled",),
+        "stats": ("DecodeStats", "StepEvent"),
+        "stores": ("Corpus", "SharedStore"),
+    },
+)
 
 
 def __dir__() -> list[str]:

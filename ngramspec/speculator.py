@@ -18,15 +18,6 @@ from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter
-from ngramspec.persistence import (
-    FOLDER,
-    check_pickles,
-    copied_drafter,
-    find_settings,
-    pickled_drafter,
-    read_settings,
-    write_settings,
-)
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.stores.choice import OpenStore, Store, described
 
@@ -253,6 +244,8 @@ class Speculator:
             ValueError: the drafter has no spec.
             OSError: the file cannot be written.
         """
+        from ngramspec.persistence import write_settings
+
         return write_settings(Path(folder), self.to_dict())
 
     @classmethod
@@ -267,6 +260,8 @@ class Speculator:
             FileNotFoundError: there is no such file.
             ValueError: the file is invalid; the message names it and the problem.
         """
+        from ngramspec.persistence import FOLDER, find_settings, read_settings
+
         path = find_settings(Path(folder))
         wrapped = {"unsupported": "plain"} if path.parent.name == FOLDER else {}
         settings = read_settings(path)
@@ -277,6 +272,8 @@ class Speculator:
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle."""
+        from ngramspec.persistence import check_pickles, pickled_drafter
+
         check_pickles("on_step", self.on_step, "set on_step to None, or to a module's function")
         return self._state() | {"_drafter": pickled_drafter(self._drafter)}
 
@@ -287,6 +284,8 @@ class Speculator:
         self._begin(config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Speculator:
+        from ngramspec.persistence import copied_drafter
+
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         apart = {"_drafter": None, "on_step": None}  # callbacks may hold large objects

@@ -41,10 +41,7 @@ class ValueEngine:
     def draft_tree(
         self, gamma: int, cost: npt.NDArray[np.float32] | None = None
     ) -> tuple[
-        npt.NDArray[np.int32],
-        npt.NDArray[np.int32],
-        npt.NDArray[np.float32],
-        npt.NDArray[np.int8],
+        npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int8]
     ]: ...
     def extend(self, tokens: npt.NDArray[np.int32]) -> None: ...
     def rehearse(self, tokens: npt.NDArray[np.int32]) -> None: ...

@@ -92,14 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def execute(parser: Parser, argv: Sequence[str] | None) -> int:
-    """Parse the arguments and run the command that they name.
+    """Parse the arguments and run the command that they name; return the exit code, see ``main``.
 
-    Args:
-        parser: its result has ``run`` and ``prog``.
-        argv: the arguments after the program's name; None: those of the process.
-
-    Returns:
-        The exit code, see ``main``.
+    The parser's result has ``run`` and ``prog``. argv None: the arguments of the process.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(given)

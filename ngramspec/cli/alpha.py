@@ -104,11 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Check the numbers.
-
-    Raises:
-        UsageError: one is out of bounds.
-    """
+    """Check the numbers; a UsageError names one that is out of bounds."""
     need_plots(arguments.plots)
     check_least(arguments, count=1, train=0, tokens=2, gamma=1)
     with usable():

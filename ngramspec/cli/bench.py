@@ -153,11 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:
-    """The prompts of the tasks and lengths asked for, and random texts after them.
-
-    Raises:
-        UsageError: a file, a task or a template that cannot be used.
-    """
+    """The prompts of the tasks and lengths asked for, and random texts after them."""
     from ngramspec.measure import workload
 
     path = arguments.prompts
@@ -200,11 +196,7 @@ def _measure(
     plan: Plan,
     prompts: list[Prompt],
 ) -> Measured:
-    """Run all configurations, and show the progress on the screen.
-
-    Raises:
-        UsageError: there is no prompt.
-    """
+    """Run all configurations, and show the progress on the screen."""
     from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
     from ngramspec.measure.whole_calls import EndToEnd, by_model, by_processor
 

@@ -33,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, and save the costs.
-
-    Raises:
-        UsageError: an argument cannot be used.
-    """
+    """Measure, print a table, and save the costs."""
     check_least(arguments, contexts=1, repeats=1)
     need_rich("the table needs")
     from rich.console import Console

@@ -96,11 +96,7 @@ def run_watch(arguments: argparse.Namespace) -> int:
 
 
 def recipe_of(path: Path) -> dict[str, Any]:
-    """The arguments that a corpus was built with.
-
-    Raises:
-        UsageError: it cannot be read, or was not built by this command.
-    """
+    """The arguments that a corpus was built with, unless this command did not build it."""
     with usable(), opened(path) as corpus:
         recipe = corpus.recipe()
     if not isinstance(recipe.get("paths"), list):
@@ -109,11 +105,7 @@ def recipe_of(path: Path) -> dict[str, Any]:
 
 
 def with_max_file(recipe: dict[str, Any], max_file: int | None) -> dict[str, Any]:
-    """The recipe with another maximum file size; None: with its own.
-
-    Raises:
-        UsageError: the size is not an integer >= 1.
-    """
+    """The recipe with another maximum file size, an integer >= 1; None: with its own."""
     if max_file is None:
         max_file = recipe.get("max_file", MAX_FILE_MIB)
     with usable():
@@ -162,11 +154,7 @@ def installed() -> Iterator[None]:
 
 
 def build(out: Path, recipe: dict[str, Any]) -> int:
-    """Build a corpus by a recipe.
-
-    Raises:
-        UsageError: something cannot be read, used or written.
-    """
+    """Build a corpus by a recipe; a UsageError if something cannot be read, used or written."""
     need_rich("the progress bar needs")
     from rich.console import Console
 

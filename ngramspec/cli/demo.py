@@ -60,11 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load the model, show every text being generated, then measure in each dtype.
 
-    Returns:
-        0, or 1 if a text differs from plain ``generate`` in float32.
-
-    Raises:
-        UsageError: an argument cannot be used, or something is not installed.
+    Return 0, or 1 if a text differs from plain ``generate`` in float32.
     """
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     check_least(arguments, max_new_tokens=1)
@@ -122,11 +118,7 @@ def measure_all(
 
 
 def read_texts(prompt_file: Path | None) -> list[SampleText]:
-    """The demo's texts, or the one in ``prompt_file``.
-
-    Raises:
-        UsageError: the file cannot be read, is not UTF-8, or holds only white space.
-    """
+    """The demo's texts, or the one in ``prompt_file``, which must be UTF-8 and not blank."""
     if prompt_file is None:
         return demo_texts()
     try:

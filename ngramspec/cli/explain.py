@@ -135,11 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
 def encoded_prompts(
     arguments: argparse.Namespace, loaded: LoadedModel
 ) -> list[tuple[str, Sequence[int]]]:
-    """(name, token ids) of the prompts.
-
-    Raises:
-        UsageError: the file cannot be read, or a prompt is too long.
-    """
+    """(name, token ids) of the prompts; a UsageError if the file or a prompt cannot be used."""
     from ngramspec.measure.record import read_prompts
     from ngramspec.measure.workload import sample_prompts
 

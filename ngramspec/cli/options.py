@@ -97,11 +97,7 @@ def parse_gamma(text: str) -> int | str:
 
 
 def make_speculator(drafter: str, gamma: int | str) -> Speculator:
-    """The Speculator of ``--drafter`` and ``--gamma``.
-
-    Raises:
-        UsageError: an option is wrong.
-    """
+    """The Speculator of ``--drafter`` and ``--gamma``; a UsageError if one is wrong."""
     from ngramspec import Speculator
 
     with usable():
@@ -130,14 +126,7 @@ def load_model(
 ) -> LoadedModel:
     """The model of ``--model`` in ``--dtype``, moved to ``--device`` if the command has it.
 
-    Args:
-        arguments: with ``model`` and ``dtype``.
-        dtype: overrides ``--dtype``.
-        option: name of the model's option in error messages.
-        on_stage: see ``load``.
-
-    Raises:
-        UsageError: the model does not exist or cannot be loaded, or the device cannot be used.
+    ``dtype`` overrides ``--dtype``. ``option`` names the model's option in a UsageError.
     """
     from ngramspec.measure import models
 

@@ -22,11 +22,7 @@ TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
 
 
 def console() -> Console:
-    """The console for tables; wide enough for them if it is not a terminal.
-
-    Raises:
-        UsageError: rich is not installed.
-    """
+    """The console for tables; wide enough for them if it is not a terminal."""
     need_rich("the tables need")
     from rich.console import Console
 
@@ -36,15 +32,9 @@ def console() -> Console:
 
 @contextmanager
 def stages(screen: Console) -> Iterator[Callable[[str], None]]:
-    """Show the stages of a command.
+    """Yield a function to call with each stage of a command as it begins.
 
-    On a terminal they share one line. Otherwise each stage is a line on stderr.
-
-    Args:
-        screen: the console for results.
-
-    Yields:
-        A function to call with each stage as it begins.
+    On a terminal the stages share one line. Otherwise each stage is a line on stderr.
     """
     if screen.is_terminal:
         with screen.status("") as status:
@@ -56,16 +46,7 @@ def stages(screen: Console) -> Iterator[Callable[[str], None]]:
 def write_json(
     arguments: argparse.Namespace, fields: dict[str, Any], option: str = "--json"
 ) -> None:
-    """Write the measurements, the command and the machine as JSON.
-
-    Args:
-        arguments: the result of ``execute``'s parser.
-        fields: JSON values.
-        option: the option with the file. If it was not given, nothing is written.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write the measurements, the command and the machine as JSON to an option's file, if any."""
     path: Path | None = getattr(arguments, option.removeprefix("--"))
     if path is None:
         return

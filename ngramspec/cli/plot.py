@@ -43,11 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw the figures.
-
-    Raises:
-        UsageError: there is no figure of a given number, or the run cannot be read.
-    """
+    """Draw the figures; a UsageError if there is none of a given number, or the run is invalid."""
     need_matplotlib("the figures need")
     for number in arguments.figures:
         if number not in FIGURES:
@@ -72,11 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """Read a file of ``ngramspec explain --json``.
-
-    Raises:
-        UsageError: it cannot be read, or is not such a file.
-    """
+    """Read a file of ``ngramspec explain --json``; a UsageError if it is not one."""
     with usable("--run"):
         found = json.loads(path.read_text(encoding="utf-8"))
         missing = [name for name in NEEDED if name not in found]

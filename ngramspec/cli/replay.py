@@ -52,10 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_count(parser, "--gamma-max", 64, "most tokens of a draft")
     parser.add_argument(
-        "--tree",
-        type=int,
-        metavar="N",
-        help="token trees of at most N nodes instead of chains",
+        "--tree", type=int, metavar="N", help="token trees of at most N nodes instead of chains"
     )
     parser.add_argument(
         "--fresh", action="store_true", help="a new drafter for every trace: nothing carries over"
@@ -107,11 +104,7 @@ class Given:
 
 
 def read(arguments: argparse.Namespace) -> Given:
-    """Check the options and read the traces.
-
-    Raises:
-        UsageError: an option cannot be used.
-    """
+    """Check the options and read the traces; a UsageError if an option cannot be used."""
     from ngramspec.drafters import build_drafter
     from ngramspec.measure.traces import read_traces
 
@@ -127,11 +120,7 @@ def read(arguments: argparse.Namespace) -> Given:
 
 
 def curves(arguments: argparse.Namespace, longest: int) -> dict[str, Float32]:
-    """The cost curves of ``--curve`` by name, for drafts of at most ``longest`` tokens.
-
-    Raises:
-        UsageError: a curve cannot be read.
-    """
+    """The cost curves of ``--curve`` by name, for drafts of at most ``longest`` tokens."""
     from ngramspec.measure.costs import cost_curve
 
     with usable():
@@ -144,13 +133,9 @@ def report(
     results: list[dict[str, Any]],
     skipped: dict[str, str] | None = None,
 ) -> None:
-    """Print, write and draw the results.
+    """Print, write and draw the results of all drafters and curves.
 
-    Args:
-        arguments: the options.
-        given: what they ask for.
-        results: of all drafters and curves.
-        skipped: drafters that are not installed, with the command that installs each.
+    ``skipped`` are the drafters that are not installed, with the command that installs each.
     """
     print(tables(results))
     settings = {
@@ -171,11 +156,7 @@ def report(
 
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
-    """What drafters know in addition to each request, by ``--corpus`` or ``--shared``.
-
-    Raises:
-        OSError, ValueError: a corpus cannot be used, or the options exclude each other.
-    """
+    """What drafters know in addition to each request, by ``--corpus`` or ``--shared``."""
     from ngramspec.measure.knowledge import Earlier, Knowledge
 
     if arguments.shared is not None:
@@ -191,11 +172,7 @@ def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | Non
 
 
 def most_tokens(arguments: argparse.Namespace) -> int:
-    """The most tokens of a draft, by ``--gamma-max`` or ``--tree``; also checks ``--gamma``.
-
-    Raises:
-        TypeError, ValueError: one of the three cannot be used.
-    """
+    """The most tokens of a draft, by ``--gamma-max`` or ``--tree``; also checks ``--gamma``."""
     from ngramspec.draft_length.schedule import NAMED
 
     gamma = arguments.gamma

@@ -86,11 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Raises:
-        UsageError: an argument cannot be used. The message names it.
-    """
+    """Serve until SIGTERM or Ctrl-C."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
@@ -157,11 +153,7 @@ def settings_of(
 
 
 def check_allowed(given: Sequence[str]) -> list[str]:
-    """The hosts that an option names, separated by commas.
-
-    Raises:
-        UsageError: one is neither a name nor an address.
-    """
+    """The hosts that an option names, separated by commas."""
     from ngramspec.server.hosts import AllowedHosts
 
     found = [each.strip() for text in given for each in text.split(",")]
@@ -171,11 +163,7 @@ def check_allowed(given: Sequence[str]) -> list[str]:
 
 
 def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
-    """API keys by user, from the options and the environment variable.
-
-    Raises:
-        UsageError: one is not USER=KEY, or a user has two.
-    """
+    """API keys by user, from the options and the environment variable, each USER=KEY."""
     keys: dict[str, str] = {}
     for text in (*given, *filter(None, variable.split(","))):
         user, equals, key = text.partition("=")
@@ -188,11 +176,7 @@ def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
 
 
 def open_corpora(given: Sequence[str]) -> dict[str, Corpus]:
-    """Corpora by the given name, or by the stem of their file.
-
-    Raises:
-        UsageError: one cannot be opened, or two have one name.
-    """
+    """Corpora by the given name, or by the stem of their file."""
     from ngramspec.stores import Corpus
 
     corpora: dict[str, Corpus] = {}

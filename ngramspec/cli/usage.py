@@ -20,10 +20,9 @@ class UsageError(ValueError):
 
 @contextmanager
 def usable(name: str = "") -> Iterator[None]:
-    """Convert errors about the user's arguments to a UsageError.
+    """Convert errors about the user's arguments to a UsageError that begins with the option's name.
 
-    Args:
-        name: the option, put before the reason; empty: the reason names it.
+    An empty name: the reason names it.
     """
     prefix = f"{name}: " if name else ""
     try:
@@ -44,11 +43,7 @@ def writable(option: str, path: Path) -> Iterator[None]:
 
 
 def check_least(arguments: argparse.Namespace, **bounds: int) -> None:
-    """Check that options, or all entries of lists, are integers >= a bound.
-
-    Raises:
-        UsageError: one is not.
-    """
+    """Check that options, or all entries of lists, are integers >= a bound."""
     for name, bound in bounds.items():
         value = getattr(arguments, name)
         for each in value if isinstance(value, list) else [value]:
@@ -63,20 +58,12 @@ def need_plots(folder: Path | None) -> None:
 
 
 def need_matplotlib(what: str) -> None:
-    """Raise a UsageError if matplotlib is not installed.
-
-    Args:
-        what: begins the message, such as "--plots needs".
-    """
+    """Raise a UsageError that begins with ``what`` if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise UsageError(f"{what} matplotlib; run: {INSTALL_PLOTS}")
 
 
 def need_rich(what: str) -> None:
-    """Raise a UsageError if rich is not installed.
-
-    Args:
-        what: begins the message, such as "the demo needs".
-    """
+    """Raise a UsageError that begins with ``what`` if rich is not installed."""
     if find_spec("rich") is None:
         raise UsageError(f"{what} rich; run: {INSTALL_DEMO}")

@@ -61,11 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the folder, and print how to use it.
-
-    Raises:
-        UsageError: an argument cannot be used. The message names it.
-    """
+    """Write the folder, and print how to use it."""
     from ngramspec.wrap.folder import wrap
 
     settings = {

@@ -31,15 +31,9 @@ class StepCosts(Protocol):
 
 
 class DelegatedCosts:
-    """A generation's costs, delegated to a replaceable object. Not thread-safe.
+    """A generation's costs, delegated to ``now``, which may be replaced between two steps.
 
-    The methods are StepCostTracker's.
-
-    Args:
-        now: the costs of the next step.
-
-    Attributes:
-        now: as given. It may be replaced between two steps.
+    The methods are StepCostTracker's. Not thread-safe.
     """
 
     def __init__(self, now: StepCosts) -> None:
@@ -77,12 +71,8 @@ class DelegatedCosts:
 class BatchStepCosts(DelegatedCosts):
     """A batch's current costs, for the rows that remain. Not thread-safe.
 
-    It has one StepCostTracker per number of rows that occurs. A curve for fewer rows starts from
-    the curve for more rows.
-
-    Args:
-        make: makes the tracker for a number of rows.
-        rows: number of rows of the batch, >= 1.
+    It has one StepCostTracker per number of rows that occurs, made by ``make``. A curve for fewer
+    rows starts from the curve for more rows.
     """
 
     def __init__(self, make: Callable[[int], StepCostTracker], rows: int) -> None:

@@ -17,13 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ngramspec.costs.learned import (
-    Comparison,
-    CurveCorrections,
-    Float64,
-    Forward,
-    positions_weight,
-)
+from ngramspec.costs.learned import Comparison, CurveCorrections, Float64, Forward, positions_weight
 from ngramspec.draft import Float32
 
 logger = logging.getLogger("ngramspec")
@@ -56,17 +50,10 @@ MIN_WIDTH_MEASUREMENTS = 4  # measurements of a width that suffice for that
 
 
 def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat16") -> Float32:
-    """A cost curve from ``COSTS``.
+    """A cost curve from ``COSTS``, float32 (gamma_max + 2,), for "cpu" or "gpu".
 
-    Args:
-        kind: "cpu" or "gpu".
-        gamma_max: maximum number of tokens in a draft.
-        rows: number of rows of the batch.
-        dtype: name of the model's dtype. On a CPU a position is more expensive in float32.
-
-    Returns:
-        float32 (gamma_max + 2,): [n] is the cost of a forward of n positions per row, relative to
-        one position per row. Extrapolated linearly after the last point.
+    [n] is the cost of a forward of n positions per row, relative to one position per row. It is
+    extrapolated linearly after the last point. On a CPU a position is more expensive in float32.
     """
     points = (*POSITIONS, 2 * POSITIONS[-1])
     known = COSTS.get(f"{kind} {dtype}", COSTS[kind])
@@ -131,14 +118,10 @@ class CostCurve:
         return logs
 
     def cost(self, limit: int, length: int) -> Float32:
-        """Costs of forwards without branches.
+        """Costs of forwards without branches in a context of ``length`` positions.
 
-        Args:
-            limit: maximum number of positions.
-            length: context length in positions.
-
-        Returns:
-            float32 (limit + 1,): [n] is the cost of n positions relative to one; [0] is unused.
+        They are float32 (limit + 1,): [n] is the cost of n positions relative to one; [0] is
+        unused.
         """
         logs = self._expected(limit, length) + self.learned.corrections(limit, length)
         cost: Float32 = np.exp(logs).astype(np.float32)
@@ -149,16 +132,11 @@ class CostCurve:
         return float(np.exp(self.learned.surcharge(length)))
 
     def learn(self, before: Comparison, now: Forward, seconds: float, limit: int) -> float:
-        """Learn from a step's time.
+        """Learn from a step of ``seconds`` with the forward ``now``.
 
-        Args:
-            before: the steps that it is compared with; the step is added to them.
-            now: the step's forward.
-            seconds: duration of the step.
-            limit: maximum number of positions of a forward.
-
-        Returns:
-            The probability that the time was not affected by a change of the machine's speed.
+        It is compared with the steps ``before``, and added to them. ``limit`` is the maximum number
+        of positions of a forward. Returned is the probability that the time was not affected by a
+        change of the machine's speed.
         """
         expected = self._expected(limit, now.length)
         residual = float(np.log(max(seconds, 1e-9)) - expected[now.width])
@@ -211,9 +189,7 @@ class ForwardKind:
     def assumed(self, length: int, limit: int) -> Float32:
         """Relative costs of these forwards until they are measured, float32 (limit + 1,).
 
-        Args:
-            length: context length in positions.
-            limit: maximum number of positions.
+        ``length`` is the context length in positions.
         """
         if self.joint:
             alone = replace(self, rows=1, joint=False).assumed(length, limit + self.rows)

@@ -43,15 +43,10 @@ class DraftingModel:
         return self._model.length
 
     def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
-        """Read tokens, and return the most probable next tokens in one transfer to the host.
+        """Read int32 (n,) tokens, and return the most probable next tokens in one transfer.
 
-        Args:
-            tokens: int32 (n,), appended to those read before.
-            last: number of final positions to return next tokens for, 1..n.
-            most: maximum number of ids for each position.
-
-        Returns:
-            (ids int32, log_probs float32), each (last, min(most, vocab)), the most probable first.
+        They follow each of the ``last`` final positions: (ids int32, log_probs float32), each
+        (last, min(most, vocab)), the most probable first.
         """
         logits = self._model.forward(torch.from_numpy(tokens.astype(np.int64)), last)
         logits = logits[:, : self._vocab]

@@ -115,13 +115,8 @@ class Batch:
 
         A row is filled up with its last committed token, which is known to have an embedding. A
         row that has ended is padded as in the baseline. A padding token without an embedding, on
-        which the baseline fails, is replaced by token 0.
-
-        Args:
-            drafts: each row's draft of at most ``width - 1`` tokens.
-            width: positions of the forward.
-            pad: padding token of ended rows.
-            embeddings: number of the model's token embeddings, or None if unknown.
+        which the baseline fails, is replaced by token 0. ``embeddings`` is the number of token
+        embeddings, or None if unknown.
         """
         last = [token for group in self.groups for token in group.last]
         block = np.repeat(np.array(last, np.int64)[:, None], width, axis=1)
@@ -136,9 +131,5 @@ class Batch:
         return torch.from_numpy(block)
 
     def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None] | None:
-        """Beam search's report about the returned sequences, or None if these rows are no beams.
-
-        Args:
-            scores: whether the call returns scores.
-        """
+        """Beam search's report about the returned sequences, or None if these rows are no beams."""
         return None

@@ -10,7 +10,6 @@ from ngramspec.decoding.distributed import ALONE, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
-from ngramspec.draft_length.batch_choice import common_length, urgencies
 from ngramspec.draft_length.schedule import CostGamma, PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import Computed
@@ -145,6 +144,8 @@ class BatchDrafting:
         costs = self._costs
         if costs is None or sampled or not estimated:
             return drafts
+        from ngramspec.draft_length.batch_choice import common_length, urgencies
+
         left = [self.tokens_left(group) for group in groups]
         weights = urgencies(left, [group.new for group in groups], self._steps)
         surcharge = 1.0 if self._runners[0].always_branches else costs.surcharge()
@@ -188,18 +189,9 @@ class BatchDrafting:
         return request
 
     def learn(
-        self,
-        drafts: list[Draft],
-        verdicts: list[Verdict],
-        computed: list[Computed] | None = None,
+        self, drafts: list[Draft], verdicts: list[Verdict], computed: list[Computed] | None = None
     ) -> None:
-        """Report each draft's result and the committed tokens to the row's runner.
-
-        Args:
-            drafts: each row's draft.
-            verdicts: each draft's verdict.
-            computed: each row's evidence, or None if none was requested.
-        """
+        """Report each draft's verdict, with the row's evidence if any, to the row's runner."""
         for row, runner in enumerate(self._runners):
             if verdicts[row].emitted:
                 own = None if computed is None else computed[row]

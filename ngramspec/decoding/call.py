@@ -12,9 +12,14 @@ from ngramspec.decoding.loop import decode
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings, make_run, make_target
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.dropout import drops_out
 from ngramspec.hf_model.model import Target
-from ngramspec.hf_model.support import check_adapter, check_prompt, check_request, plain_method
+from ngramspec.hf_model.support import (
+    check_adapter,
+    check_prompt,
+    check_request,
+    drops_out,
+    plain_method,
+)
 
 logger = logging.getLogger("ngramspec")
 

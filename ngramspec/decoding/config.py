@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 import torch
 
-from ngramspec.costs.saved import SavedCosts
 from ngramspec.draft_length.schedule import check_gamma, check_tree
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import CALIBRATIONS, build_drafter, check_policy
 from ngramspec.errors import check_choice, check_int, check_real
 from ngramspec.hf_model.inputs.padding import FIT, check_width
 from ngramspec.verification.rule import Rule
+
+if TYPE_CHECKING:
+    from ngramspec.costs.saved import SavedCosts
 
 MAX_GAMMA = 4096  # draft tokens of a step
 VERIFICATIONS = ("exact", "match", "typical")
@@ -60,6 +62,8 @@ class Config:
         if self.costs is not None:
             self._set("costs", str(self.costs))
             if self.saved_costs is None:
+                from ngramspec.costs.saved import SavedCosts
+
                 self._set(SAVED, SavedCosts.read(Path(self.costs)))
         for name in ("lenience", "epsilon", "delta"):
             self._set(name, check_real(name, getattr(self, name), 0.0, 1.0))
@@ -105,12 +109,7 @@ class Config:
         return min(self.longest, self.fixed_width - 1)
 
     def rule(self, do_sample: bool, generator: torch.Generator | None) -> Rule:
-        """Make a call's verification rule.
-
-        Args:
-            do_sample: whether the call samples.
-            generator: random generator; None: torch's global one.
-        """
+        """Make a call's verification rule; generator None: torch's global one."""
         return Rule(
             do_sample, self.verification, self.lenience, self.epsilon, self.delta, generator
         )

@@ -64,11 +64,7 @@ class Ranks:
         return _unpack(message), int(message[0, 1])
 
     def going(self, mine: bool) -> bool:
-        """Whether any process needs another forward.
-
-        Args:
-            mine: whether this process does.
-        """
+        """Whether any process, or this one if they are not synced, needs another forward."""
         if not self.synced:
             return mine
         count = torch.tensor(float(mine), device=self.device)

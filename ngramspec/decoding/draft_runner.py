@@ -179,11 +179,6 @@ class DraftRunner:
 
         The session gets the verified part of its own draft back, or the path that was chosen from
         it. It may modify that draft and the verdict's lists, which are not used elsewhere.
-
-        Args:
-            draft: the draft as it was verified.
-            verdict: the result of its verification.
-            computed: the evidence of the forward, or None.
         """
         if len(draft):
             self._controller.observe(len(draft), len(verdict.accepted))

@@ -7,13 +7,14 @@ transformers' own processors, the banned ids are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
-from ngramspec.drafters.forced import Forced
+from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.forced import Forced, ForcedBefore
 from ngramspec.hf_model.compat.classes import BIASING, SUPPRESSING, processor_name
 
 # Attribute that holds the rows' matchers, by the processor's module and class. All three make the
@@ -30,14 +31,18 @@ Spelling = dict[bytes, int]  # token ids by their text
 _spellings: dict[int, Spelling] = {}  # by the ``id`` of a live compiled grammar
 
 
+def with_forced(
+    current: Callable[[], Drafter], processors: Iterable[Any], row: int, rows: int, vocab: int
+) -> Callable[[], Drafter]:
+    """A row's drafter, preceded by the tokens that ``forced_by`` finds for the row."""
+    forced = forced_by(processors, row, rows, vocab)
+    return current if forced is None else ForcedBefore(current, forced)
+
+
 def forced_by(processors: Iterable[Any] | None, row: int, rows: int, vocab: int) -> Forced | None:
     """The source of a row's forced tokens, or None if no processor is known to force any.
 
-    Args:
-        processors: the call's logits processors. Only the first known grammar is used.
-        row: index of the row.
-        rows: number of rows.
-        vocab: size of the target's vocabulary.
+    Only the first known grammar is used. ``vocab`` is the size of the target's vocabulary.
     """
     listed = list(processors or ())
     for processor in listed:
@@ -54,7 +59,7 @@ class _Grammar(Forced):
 
     Args:
         processor: a processor of a class in MATCHERS.
-        matchers: the attribute that holds a matcher for each row.
+        matchers: the attribute that holds a matcher for each of ``rows`` rows.
         row: index of the row.
         rows: expected number of matchers.
     """

@@ -25,11 +25,7 @@ class Judged:
     rejected: int | None = None
 
     def judge(self, cursor: DraftCursor, position: int, token: int) -> int | None:
-        """Compare the tokens drafted at a position with the target's token there.
-
-        Returns:
-            The accepted node, or None.
-        """
+        """Compare the tokens drafted at a position with the target's; return the accepted node."""
         nodes, drafted = cursor.nodes(position), cursor.drafted(position)
         self.emitted.append(token)
         if token in drafted:

@@ -125,8 +125,7 @@ class JointSteps:
     def _sharing(self, rows: Sequence[_Row]) -> Iterator[StepCostTracker | None]:
         """Let rows draft by the costs of a joint step, and do not time them separately.
 
-        Yields:
-            The costs of the joint step, or None if no row drafts by cost.
+        These costs are yielded, or None if no row drafts by cost.
         """
         own = [each for row in rows if isinstance(each := row.generation.step_costs, SwitchedCosts)]
         if not own:

@@ -89,12 +89,9 @@ class OpenGeneration:
         return why_not_joint(self.target)
 
     def step(self) -> list[int]:
-        """Run the prefill if it has not run yet, else the next step.
+        """Run the prefill if it has not run yet, else the next step; return the tokens it added.
 
-        If it raises, the generation is closed.
-
-        Returns:
-            The tokens that it added, one or more; empty if the generation has finished.
+        There is none only if the generation has finished. If it raises, the generation is closed.
         """
         if self.finished:
             return []
@@ -121,13 +118,9 @@ class OpenGeneration:
             return share_of(target.begin_forward(*arguments, joint=True), target.traits.windows)
 
     def end_step(self, result: JointResult) -> list[int]:
-        """Second half of a joint step, after the forward. An error closes the generation.
+        """Second half of a joint step, from this generation's result; return the tokens it added.
 
-        Args:
-            result: this generation's share of the forward's result.
-
-        Returns:
-            The tokens that it added.
+        An error closes the generation.
         """
         before = self.length
         with self._closed_by_errors():

@@ -27,10 +27,6 @@ COMMON: dict[str, Any] = {"tree": None, "policy": "priority"}
 
 
 def preset_settings(name: str) -> dict[str, Any]:
-    """The Speculator arguments of a preset.
-
-    Raises:
-        ValueError: there is no such preset; the message lists all presets.
-    """
+    """The Speculator arguments of a preset; for an unknown one, a ValueError lists all presets."""
     check_choice("preset", name, tuple(PRESETS))
     return COMMON | PRESETS[name]

@@ -34,11 +34,7 @@ class Step:
 
 
 class StepRecorder:
-    """Times the parts of each step, adds steps to a run's statistics, and reports them.
-
-    Args:
-        run: the run of these steps.
-    """
+    """Times the parts of each step, adds steps to a run's statistics, and reports them."""
 
     def __init__(self, run: Generation) -> None:
         self._run = run
@@ -63,12 +59,7 @@ class StepRecorder:
         self._forwarded, self._waited = perf_counter(), waited
 
     def record(self, step: Step, transfers: int) -> None:
-        """Record a step that has just ended.
-
-        Args:
-            step: the step, with its verdicts.
-            transfers: number of its transfers from the device.
-        """
+        """Record a step that has just ended, with its number of transfers from the device."""
         ended = perf_counter()
         drafting, forward = self._proposed - self._started, self._forwarded - self._proposed
         seconds = drafting, forward, ended - self._forwarded

@@ -86,15 +86,11 @@ def _flat(given: Any) -> Int32:
 
 
 def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int], Int32]:
-    """The text that each row's drafter starts from: reference, encoder input and prompt.
+    """Make the function that returns the text that a row's drafter starts from, int32 (n,).
 
-    Args:
-        target: the target, before its prefill; its prompt and masks are used.
-        reference: text that comes first, int32 (n,).
-        encoded: int64 (batch, n), the encoder's input of an encoder-decoder model; else unused.
-
-    Returns:
-        A function from the row's index to int32 (n,), without masked tokens.
+    It is the reference, int32 (n,), the encoder's input and the prompt, without masked tokens.
+    ``encoded``, int64 (batch, n), is the encoder's input of an encoder-decoder model. The target
+    has not been prefilled yet.
     """
 
     masks = ("attention_mask", "decoder_attention_mask")

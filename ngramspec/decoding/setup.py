@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.joint import AnyCosts, SwitchedCosts
-from ngramspec.costs.saved import SavedCosts
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.decoding.forced import forced_by
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Observer
@@ -36,7 +34,6 @@ from ngramspec.draft_length.schedule import (
     make_controller,
 )
 from ngramspec.drafters.base import Drafter, DraftModel
-from ngramspec.drafters.forced import ForcedBefore
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
@@ -50,6 +47,9 @@ from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import Record, TokenSampler
 from ngramspec.verification.stopping import StopRules
+
+if TYPE_CHECKING:
+    from ngramspec.costs.saved import SavedCosts
 
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length; not tuned
 
@@ -112,9 +112,7 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
 def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCall) -> Generation:
     """The run that decodes a call.
 
-    Raises:
-        TypeError: ``reference_ids``, given or in the config, has the wrong type.
-        ValueError: it has an invalid value.
+    A TypeError or ValueError is raised if ``reference_ids``, given or in the config, is invalid.
     """
     config, stats = settings.config, DecodeStats()
     sampler = _sampler(settings, target, call)
@@ -205,14 +203,16 @@ def _runners(
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
         of_row = drafter.row(vocab)
-        current = of_row if follower is None else lambda: follower
+        current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
         beams = (call.generation_config.num_beams or 1) > 1
-        forced = None
-        if not beams:  # a beam's text moves between rows
-            forced = forced_by(call.logits_processor, row, target.prompt.shape[0], vocab)
+        if call.logits_processor and not beams:  # a beam's text moves between rows
+            from ngramspec.decoding.forced import with_forced
+
+            rows = target.prompt.shape[0]
+            current = with_forced(current, call.logits_processor, row, rows, vocab)
         alone = follower is None and not beams  # a beam's text is not an output yet
         return DraftRunner(
-            current if forced is None else ForcedBefore(current, forced),
+            current,
             _controller(config, costs),
             history(row),
             vocab,

@@ -141,10 +141,7 @@ def urgencies(left: Sequence[int], new: Sequence[int], steps: int) -> NDArray[np
 
 
 def common_length(
-    drafts: Sequence[Draft],
-    weights: NDArray[np.float64],
-    cost: Float32,
-    surcharge: float = 1.0,
+    drafts: Sequence[Draft], weights: NDArray[np.float64], cost: Float32, surcharge: float = 1.0
 ) -> tuple[int, bool]:
     """Where to cut the drafts of rows that share a forward of the longest draft's width.
 

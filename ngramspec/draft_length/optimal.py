@@ -58,11 +58,7 @@ def reach_of(parents: NDArray[np.int32] | None, confidence: NDArray[np.float32])
 
 
 def likeliest_path(parents: NDArray[np.int32], confidence: NDArray[np.float32]) -> list[int]:
-    """The path of the most probable child of each node, from the last committed token on.
-
-    Args:
-        parents, confidence: see ``reach_of``.
-    """
+    """The path of the most probable child of each node, from the last committed token on."""
     best: dict[int, int] = {}
     for node, above in enumerate(parents.tolist()):
         if above not in best or confidence[node] > confidence[best[above]]:
@@ -77,9 +73,8 @@ def likeliest_path(parents: NDArray[np.int32], confidence: NDArray[np.float32]) 
 def worthwhile_nodes(reach: NDArray[np.float64], cost: NDArray[np.float32]) -> int:
     """The number of leading nodes with the highest expected tokens per cost, the largest if equal.
 
-    Args:
-        reach: float64 (n,), non-increasing: P(accepted) of each node and all its ancestors.
-        cost: float32 (n + 2,) or longer: [k] is the cost of a forward of k positions.
+    ``reach`` is float64 (n,), non-increasing: P(accepted) of each node and all its ancestors.
+    ``cost`` is float32 (n + 2,) or longer: [k] is the cost of a forward of k positions.
     """
     return _best(1 + np.cumsum(np.concatenate(([0.0], reach))), cost)
 

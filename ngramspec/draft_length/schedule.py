@@ -83,9 +83,6 @@ class ThresholdGamma(GammaController):
     where they fail. It falls while it leaves nothing to draft. Trees are verified whole, and so are
     stochastic drafts, because their tokens must not decide their length. Drafters without estimates
     use the heuristic.
-
-    Args:
-        gamma_max: maximum number of tokens in a draft.
     """
 
     INITIAL_THRESHOLD, MIN_THRESHOLD, MAX_THRESHOLD = 0.4, 0.05, 0.5  # the last two not tuned
@@ -179,12 +176,7 @@ class CostGamma(GammaController):
 
 
 class RowGamma(CostGamma):
-    """CostGamma for one of several rows whose drafts are cut together afterwards.
-
-    Args:
-        gamma_max: maximum number of tokens in a draft.
-        costs: costs of the batch's forwards.
-    """
+    """CostGamma for one of several rows whose drafts are cut together afterwards."""
 
     def __init__(self, gamma_max: int, costs: BatchStepCosts) -> None:
         super().__init__(gamma_max, costs.cost)
@@ -250,10 +242,8 @@ def make_controller(
 ) -> GammaController:
     """Make the controller for one row of a generation.
 
-    Args:
-        gamma: an integer, "heuristic", "threshold" (by confidence) or "auto" (by cost).
-        gamma_max: maximum number of tokens in a draft.
-        cost, surcharge: see CostGamma.
+    gamma is an integer, "heuristic", "threshold" (by confidence) or "auto" (by cost), see
+    CostGamma.
     """
     if isinstance(gamma, int):
         return FixedGamma(gamma)

@@ -3,10 +3,10 @@
 A drafter's module is imported when its class is first accessed.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ngramspec.drafters.registry import build_drafter, register_drafter
+from ngramspec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ngramspec.drafters.calibrated import CalibratedDrafter
@@ -20,41 +20,25 @@ if TYPE_CHECKING:
     from ngramspec.drafters.unigram import UnigramDrafter
     from ngramspec.drafters.value import StoreDrafter, ValueDrafter
 
+# fmt: off
 __all__ = [
-    "CalibratedDrafter",
-    "CopyDrafter",
-    "ModelDrafter",
-    "NGramDrafter",
-    "NullDrafter",
-    "OracleDrafter",
-    "RandomDrafter",
-    "RecycleDrafter",
-    "StoreDrafter",
-    "TieredDrafter",
-    "UnigramDrafter",
-    "ValueDrafter",
-    "build_drafter",
-    "register_drafter",
+    "CalibratedDrafter", "CopyDrafter", "ModelDrafter", "NGramDrafter", "NullDrafter",
+    "OracleDrafter", "RandomDrafter", "RecycleDrafter", "StoreDrafter", "TieredDrafter",
+    "UnigramDrafter", "ValueDrafter", "build_drafter", "register_drafter",
 ]
-_MODULES = {
-    "CalibratedDrafter": "calibrated",
-    "CopyDrafter": "copy",
-    "ModelDrafter": "model",
-    "NGramDrafter": "ngram",
-    "NullDrafter": "null",
-    "OracleDrafter": "known",
-    "RandomDrafter": "known",
-    "RecycleDrafter": "recycle",
-    "StoreDrafter": "value",
-    "TieredDrafter": "tiers",
-    "UnigramDrafter": "unigram",
-    "ValueDrafter": "value",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a drafter's module on first use."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return value
+# fmt: on
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "calibrated": ("CalibratedDrafter",),
+        "copy": ("CopyDrafter",),
+        "known": ("OracleDrafter", "RandomDrafter"),
+        "model": ("ModelDrafter",),
+        "ngram": ("NGramDrafter",),
+        "null": ("NullDrafter",),
+        "recycle": ("RecycleDrafter",),
+        "tiers": ("TieredDrafter",),
+        "unigram": ("UnigramDrafter",),
+        "value": ("StoreDrafter", "ValueDrafter"),
+    },
+)

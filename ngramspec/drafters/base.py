@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -239,3 +240,33 @@ def hand_over(
         session.observe(draft, accepted, tested)
     else:
         session.observe(draft, accepted, tested, evidence)
+
+
+class LearningDrafter(Drafter):
+    """A drafter whose copies, including pickled ones, keep its arguments and nothing learned.
+
+    Attributes:
+        learned: names of the attributes that ``forget`` sets.
+        by_request: whether each sequence learns separately.
+    """
+
+    learned: tuple[str, ...] = ()
+    by_request = False
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Reset what was learned. Not while sequences run."""
+
+    def learning(self, *, by_request: bool) -> LearningDrafter:
+        if by_request == self.by_request:
+            return self
+        other = copy.copy(self)
+        other.by_request = by_request
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self.learned}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.forget()

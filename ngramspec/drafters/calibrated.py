@@ -10,8 +10,7 @@ import numpy as np
 
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile_nodes
-from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
-from ngramspec.drafters.learning import LearningDrafter
+from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession, LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
 from ngramspec.drafters.validation import check_tiers
 
@@ -117,11 +116,9 @@ class CalibratedDrafter(LearningDrafter):
         return confidence
 
     def sampled_length(self, gamma: int, cost: Float32) -> int:
-        """Number of tokens to sample, from the acceptance rate at each depth over all sources.
+        """Number of tokens to sample, at most gamma, from the acceptance rate at each depth.
 
-        Args:
-            gamma: maximum number of tokens.
-            cost: float32 (gamma + 2,), see ``DraftSession.propose``.
+        ``cost`` is float32 (gamma + 2,), see ``DraftSession.propose``.
         """
         with self._lock:
             confidence = self._accepted[:, :, 0].sum(axis=0) / self._tested[:, :, 0].sum(axis=0)
@@ -131,9 +128,7 @@ class CalibratedDrafter(LearningDrafter):
     def learn(self, draft: Draft, committed: Int32) -> None:
         """Count the nodes whose parents were committed, because the token after them is known.
 
-        Args:
-            draft: what was proposed.
-            committed: int32 (n,), the tokens that were then committed.
+        ``committed``, int32 (n,), are the tokens committed after the draft.
         """
         tested: list[int] = []
         agree: list[bool] = []

@@ -40,8 +40,7 @@ class CopySession(DraftSession):
 class CopyDrafter(Drafter):
     """Copies from the context (Leviathan et al., 3.6; prompt lookup), at any match length.
 
-    Args:
-        min_match: shortest match to copy from, in tokens, 1..2**30 (no text is longer).
+    ``min_match`` is the shortest match to copy from, in tokens, 1..2**30 (no text is longer).
     """
 
     tiers = ("copy",)

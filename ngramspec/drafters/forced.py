@@ -22,21 +22,15 @@ PRIOR_COUNTS, PRIOR_COUNTS_LAST = (19, 20), (1, 2)
 
 
 class Forced(ABC):
-    """The tokens that a call's constraints determine.
-
-    Attributes:
-        reach: number of last tokens that it depends on.
-    """
+    """The tokens that a call's constraints determine, from the last ``reach`` tokens."""
 
     reach: int = 1
 
     @abstractmethod
     def after(self, context: Sequence[int], most: int) -> list[int]:
-        """The tokens that have to follow; empty where there is a choice.
+        """The tokens that have to follow, of which ``most`` >= 1 are needed; empty: a choice.
 
-        Args:
-            context: the last ``reach`` committed tokens, or all if there are fewer.
-            most: maximum number of tokens needed, >= 1.
+        ``context`` has the last ``reach`` committed tokens, or all if there are fewer.
         """
 
 
@@ -46,10 +40,6 @@ class ForcedDrafter(Drafter):
     The text does not depend on it, because forced tokens are verified like all draft tokens. A
     grammar forces characters, and the target may encode them in other tokens. Each session counts
     how often the target does, separately for the last token of a forced continuation.
-
-    Args:
-        inner: drafts where nothing is forced.
-        forced: the constraints of one sequence.
     """
 
     def __init__(self, inner: Drafter, forced: Forced) -> None:
@@ -69,12 +59,7 @@ class ForcedDrafter(Drafter):
 
 
 class ForcedBefore:
-    """The drafter of one row: the current one, preceded by forced tokens.
-
-    Args:
-        current: returns the drafter to use.
-        forced: the constraints of the row.
-    """
+    """The drafter of one row: the current one, preceded by forced tokens."""
 
     def __init__(self, current: Callable[[], Drafter], forced: Forced) -> None:
         self._current = current

@@ -84,13 +84,8 @@ class GuardedSession:
     ) -> Draft:
         """A draft of at most ``gamma`` >= 1 tokens that can be verified. It may raise.
 
-        If a draft cannot be verified, its sound part is returned, see ``sound_head``.
-
-        Args:
-            gamma: maximum number of tokens, or of nodes of a tree.
-            cost: see ``DraftSession.propose``.
-            tree: whether it may be a tree.
-            copied: whether the draft must be independent of later calls of the session.
+        If a draft cannot be verified, its sound part is returned, see ``sound_head``. ``copied``:
+        the draft must be independent of later calls of the session.
         """
         assert self.session is not None
         draft = self.session.propose(gamma, cost, tree=tree)

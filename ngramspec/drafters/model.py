@@ -13,9 +13,8 @@ import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32, Proposal
 from ngramspec.draft_length.optimal import worthwhile_nodes
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, LearningDrafter
 from ngramspec.drafters.copy import CopyDrafter
-from ngramspec.drafters.learning import LearningDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.tiers import TieredDrafter

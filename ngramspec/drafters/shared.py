@@ -6,8 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from ngramspec.draft import Draft, Evidence, Int32
-from ngramspec.drafters.base import ForwardingSession
+from ngramspec.drafters.base import DraftSession, ForwardingSession
+from ngramspec.drafters.value import ValueDrafter, ValueSession
+from ngramspec.stores.choice import one_source
+from ngramspec.stores.corpus import Corpus
+from ngramspec.stores.shared import Namespace
 from ngramspec.stores.shared_request import SharedRequest
+
+# Last prompt tokens that calibrate a corpus; measured in docs/internals/value-engine.md.
+REHEARSED_TOKENS = 512
+
+
+def start_with_stores(drafter: ValueDrafter, tokens: Int32) -> DraftSession:
+    """A session of a value drafter that has stores; ``tokens`` is the prompt, int32 (n,)."""
+    own = {each: each.request() for each in drafter.stores if isinstance(each, Namespace)}
+    stores = [own.get(each, each) for each in drafter.stores]
+    rehearsed = REHEARSED_TOKENS if any(isinstance(each, Corpus) for each in stores) else 0
+    engine = drafter.engine(one_source(stores))
+    session = ValueSession(engine, tokens, drafter.always, rehearsed=rehearsed)
+    if not any(isinstance(each, SharedRequest) for each in stores):
+        return session
+    return SharedSession(session, drafter.tiers.index("store"), list(own.values()), tokens)
 
 
 class SharedSession(ForwardingSession):

@@ -60,8 +60,7 @@ class SamplingSession(DraftSession):
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
         """What followed earlier occurrences of the end of the committed tokens and ``drafted``.
 
-        Returns:
-            (ids int32, counts int64 > 0), both (n,); empty if there were none.
+        These are (ids int32, counts int64 > 0), both (n,); empty if there were none.
         """
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.draft import Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.stores.choice import open_stores
-from ngramspec.stores.shared import Namespace
-from ngramspec.stores.shared_request import SharedRequest
+
+if TYPE_CHECKING:  # most calls have no stores
+    from ngramspec.stores.shared import Namespace
+    from ngramspec.stores.shared_request import SharedRequest
 
 
 class CallDrafter:
@@ -99,12 +101,17 @@ class RowDrafter:
         for store in stores:
             try:
                 store.check_vocabulary(self._vocab)
-                fitting.append(self._request(store) if isinstance(store, Namespace) else store)
+                fitting.append(self._of_row(store))
             except ValueError as error:
                 self._call.log_once(f"drafting without a store: {error}")
         return tuple(fitting)
 
-    def _request(self, namespace: Namespace) -> SharedRequest:
-        if namespace not in self._requests:
-            self._requests[namespace] = namespace.request(self._vocab)
-        return self._requests[namespace]
+    def _of_row(self, store: Any) -> Any:
+        """A store, or the row's request in a namespace."""
+        from ngramspec.stores.shared import Namespace
+
+        if not isinstance(store, Namespace):
+            return store
+        if store not in self._requests:
+            self._requests[store] = store.request(self._vocab)
+        return self._requests[store]

@@ -10,8 +10,7 @@ import numpy as np
 
 from ngramspec._native.unigram import UnigramCounts
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import DraftSession
-from ngramspec.drafters.learning import LearningDrafter
+from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.drafters.stochastic import SamplingUnigramSession, check_temperature
 from ngramspec.errors import check_bool
 
@@ -70,10 +69,7 @@ class UnigramDrafter(LearningDrafter):
     learned = ("_lock", "_accepted", "_tested", "_closed")
 
     def __init__(
-        self,
-        min_acceptance: float = 0.1,
-        sample: bool = False,
-        temperature: float | str = 1.0,
+        self, min_acceptance: float = 0.1, sample: bool = False, temperature: float | str = 1.0
     ) -> None:
         if not 0.0 <= min_acceptance <= 1.0:
             raise ValueError(f"min_acceptance must be in 0.0..1.0, got {min_acceptance}")

@@ -22,11 +22,7 @@ MAX_SUM_ERROR = 1e-4  # limit of that error
 
 
 def check_tiers(tiers: object) -> tuple[str, ...]:
-    """Return a drafter's ``tiers`` as a tuple, if they are 1 to 128 names.
-
-    Raises:
-        TypeError, ValueError: they are not.
-    """
+    """Return a drafter's ``tiers`` as a tuple; a TypeError or ValueError if not 1 to 128 names."""
     if type(tiers) not in (tuple, list) or not all(type(name) is str for name in tiers):  # type: ignore[attr-defined]
         raise TypeError(f"a drafter's tiers must be a tuple of strings, got {tiers!r}")
     names: tuple[str, ...] = tuple(tiers)  # type: ignore[arg-type]
@@ -98,10 +94,7 @@ def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, tiers: int)
 
     Only stochastic drafts have one: their longest valid prefix. Whether a node is invalid may
     depend on the tokens sampled before it. If those were dropped with it, sampled tokens would
-    decide whether they are verified, which would bias the output.
-
-    Returns:
-        A copy; the empty draft if no prefix is valid, or if the draft is not stochastic.
+    decide whether they are verified, which would bias the output. Otherwise it is empty.
     """
     sound, low, high = EMPTY_DRAFT, 0, limit
     if type(draft) is not Draft or draft.proposal is None:

@@ -7,16 +7,12 @@ from typing import Any
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
+from ngramspec._native.store_source import StoreSource
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
-from ngramspec.drafters.base import DraftSession
-from ngramspec.drafters.learning import LearningDrafter
-from ngramspec.drafters.shared import SharedSession
+from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.errors import check_int
-from ngramspec.stores.choice import Store, one_source, open_stores
-from ngramspec.stores.corpus import Corpus
-from ngramspec.stores.shared import Namespace
-from ngramspec.stores.shared_request import SharedRequest
+from ngramspec.stores.choice import Store, open_stores
 
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
@@ -24,8 +20,6 @@ RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
 MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
-# Last prompt tokens that calibrate a corpus; measured in docs/internals/value-engine.md.
-REHEARSED_TOKENS = 512
 
 
 class ValueSession(DraftSession):
@@ -165,28 +159,19 @@ class ValueDrafter(LearningDrafter):
         self.calibration = Calibration()
 
     def start(self, tokens: Int32) -> DraftSession:
+        if not self.stores:
+            return ValueSession(self.engine(None), tokens, self.always)
+        from ngramspec.drafters.shared import start_with_stores  # most drafters have none
+
+        return start_with_stores(self, tokens)
+
+    def engine(self, source: StoreSource | None) -> ValueEngine:
+        """A new engine that also drafts from ``source``."""
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
-        stores = [each.request() if isinstance(each, Namespace) else each for each in self.stores]
         calibration = Calibration() if self.by_request else self.calibration
-        engine = ValueEngine(
-            calibration,
-            copies,
-            counts,
-            falls_back,
-            self.min_match,
-            one_source(stores),
-            self.recycles,
+        return ValueEngine(
+            calibration, copies, counts, falls_back, self.min_match, source, self.recycles
         )
-        rehearsed = REHEARSED_TOKENS if any(isinstance(each, Corpus) for each in self.stores) else 0
-        session = ValueSession(engine, tokens, self.always, rehearsed=rehearsed)
-        if not any(isinstance(each, SharedRequest) for each in stores):
-            return session
-        own = [
-            each
-            for each, given in zip(stores, self.stores, strict=True)
-            if isinstance(given, Namespace)
-        ]
-        return SharedSession(session, self.tiers.index("store"), own, tokens)
 
 
 class StoreDrafter(ValueDrafter):

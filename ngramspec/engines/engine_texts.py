@@ -24,13 +24,10 @@ class EngineTexts:
         return self._texts[key][1] if key in self._texts else 0
 
     def row(self, key: Hashable, tail: Sequence[int], total: int) -> Row:
-        """A request's row, after its text has grown to ``total`` tokens.
+        """The row of the request with the id ``key``, after its text has grown to ``total`` tokens.
 
-        Args:
-            key: the request's id.
-            tail: the last tokens of the text, at least one: those after the known ones, or more. If
-                they do not continue the known text, it is replaced by them.
-            total: number of tokens of the text.
+        ``tail`` holds the last tokens of the text, at least one: those after the known ones, or
+        more. If they do not continue the known text, it is replaced by them.
         """
         buffer, count = self._texts.get(key, (np.empty(0, np.int32), 0))
         new = total - count

@@ -42,11 +42,7 @@ class EngineOptions:
 
     @classmethod
     def read(cls, given: object, where: str) -> EngineOptions:
-        """Read and check a user's options.
-
-        Args:
-            given: a dict.
-            where: its name in error messages.
+        """Read and check a user's options, a dict called ``where`` in errors.
 
         Raises:
             TypeError, ValueError: an option is unknown or wrong.
@@ -79,12 +75,9 @@ class EngineOptions:
             raise ValueError(f"log_every must be a number >= 0, got {seconds!r}")
 
     def build_drafter(self, tokenizer: Any = None, vocab: int | None = None) -> Drafter:
-        """The drafter, with its stores.
+        """The drafter, with its stores, checked against the tokenizer and vocabulary if known.
 
-        Args:
-            tokenizer: the model's tokenizer, to check that the stores were built with it, or None.
-                A store with ``sync`` needs it.
-            vocab: size of the vocabulary, to check the stores, or None.
+        A store with ``sync`` needs the tokenizer.
 
         Raises:
             TypeError, ValueError: the drafter accepts no stores, or a store is invalid or was built
@@ -101,11 +94,7 @@ class EngineOptions:
         return drafter
 
     def batch_costs(self, k: int, device: str, dtype: str) -> EngineCosts | None:
-        """The step costs that ``costs`` selects, or None.
-
-        Raises:
-            ValueError: ``costs`` is wrong.
-        """
+        """The step costs that ``costs`` selects, or None; a ValueError if it is wrong."""
         if isinstance(self.costs, Mapping):
             table = self.costs.items()
             return GivenEngineCosts(

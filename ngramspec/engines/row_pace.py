@@ -52,10 +52,8 @@ class Pace:
     def step(self, rows: int, kept: int, tokens: int) -> None:
         """Record a step of the engine.
 
-        Args:
-            rows: number of rows with new tokens.
-            kept: number of these that had new tokens in the step before, too.
-            tokens: total number of new tokens of the kept rows.
+        Of ``rows`` rows with new tokens, ``kept`` had some in the step before, too; these got
+        ``tokens`` new tokens in total.
         """
         self._steps += 1
         if kept:

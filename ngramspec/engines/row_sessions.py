@@ -82,11 +82,7 @@ class RowSessions:
         self._per_token = 64.0  # average bytes of a token of an opened text
 
     def advance(self, place: int, row: Row, text: RowText | None) -> RowText:
-        """Update and return the text of row ``place``.
-
-        Args:
-            text: the text that the row continues, from ``RowTexts.find``; None: a new text.
-        """
+        """Update and return the text of row ``place``; None: a new text."""
         if text is None:
             known = None if row.key is None else self.texts.of_key(row.key)
             if known is not None:
@@ -140,12 +136,9 @@ class RowSessions:
         self._settle(text)
 
     def ask(self, text: RowText, room: int, cost: Float32 | None) -> Draft:
-        """A valid draft for a text.
+        """A valid draft of at most ``room`` >= 1 nodes for a text.
 
-        Args:
-            text: the text to continue.
-            room: maximum number of nodes, >= 1.
-            cost: float32 (room + 2,) or longer, for ``DraftSession.propose``; None: not known.
+        ``cost`` is float32 (room + 2,) or longer, for ``DraftSession.propose``; None: not known.
         """
         guarded = text.guarded
         guarded.use(self.drafter if text.stored is None else text.stored())

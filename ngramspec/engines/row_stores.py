@@ -13,11 +13,9 @@ SAVED_STORE_OPTIONS = ("path", "namespace", "max_bytes", "namespace_bytes")
 def named_stores(given: object, tokenizer: Any = None) -> list[str | Namespace]:
     """The stores that the option ``stores`` names.
 
-    Args:
-        given: a list of paths of corpora, and dicts of SharedStore's arguments and ``namespace``.
-            With ``path``, the store is loaded from a file of ``SharedStore.save``. The file is not
-            written again.
-        tokenizer: the model's tokenizer; only a store with ``sync`` needs it.
+    It is a list of paths of corpora, and dicts of SharedStore's arguments and ``namespace``. With
+    ``path``, the store is loaded from a file of ``SharedStore.save``, which is not written again.
+    Only a store with ``sync`` needs the model's tokenizer.
 
     Raises:
         TypeError, ValueError: ``given`` is not such a list, or an entry is wrong.

@@ -140,8 +140,7 @@ class RowTexts:
     def take(self, place: int, text: RowText, row: Row, vocab: int) -> Int32:
         """Assign the text to row ``place``, and append the committed tokens.
 
-        Returns:
-            A copy of the new tokens that are ids of the vocabulary, int32 (n,).
+        Return a copy of the new tokens that are ids of the vocabulary, int32 (n,).
         """
         new = text.text.append(row.tokens, row.length, vocab)
         if text.key is None:

@@ -178,9 +178,8 @@ class Rows:
     def _advance(self, rows: Sequence[Row]) -> tuple[list[tuple[int, RowText]], int, bool]:
         """Update the texts.
 
-        Returns:
-            (row index, text) of each row with new tokens; the number of tokens drafted for them in
-            the engine's last step; and whether that step did nothing else, such as a prefill.
+        Return (row index, text) of each row with new tokens; the number of tokens drafted for them
+        in the engine's last step; and whether that step did nothing else, such as a prefill.
         """
         self._texts.begin_call()
         texts: list[tuple[int, RowText]] = []

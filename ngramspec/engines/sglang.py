@@ -60,7 +60,7 @@ def register() -> None:
 
 
 def options() -> EngineOptions:
-    """Read the options from the environment variable.
+    """Read the options from the environment variable, which holds JSON.
 
     Raises:
         TypeError, ValueError: it is not JSON, or an option is unknown or wrong.
@@ -69,11 +69,7 @@ def options() -> EngineOptions:
 
 
 def check_server_args(server_args: Any) -> None:
-    """Check SGLang's arguments.
-
-    Raises:
-        ValueError: an argument is not supported. The message names the remedy.
-    """
+    """Check SGLang's arguments; a ValueError names an unsupported one and the remedy."""
     options()
     if getattr(server_args, "tp_size", 1) != 1:
         raise ValueError(
@@ -145,9 +141,7 @@ def last_tokens(parts: Sequence[Sequence[int]], count: int) -> list[int]:
 class NgramspecCorpus:
     """Replaces the ``NgramCorpus`` that SGLang's n-gram worker asks for drafts.
 
-    Args:
-        rows: makes trees of at most ``nodes - 1`` tokens.
-        nodes: fixed number of nodes of each tree, including the last committed token.
+    Each tree has the fixed number of ``nodes``, including the last committed token.
     """
 
     def __init__(self, rows: Rows, nodes: int) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from ngramspec.hf_model.call import Known
 from ngramspec.hf_model.compat import classes
-from ngramspec.hf_model.known import Known
 from ngramspec.hf_model.traits import MASKED_ATTENTIONS
 
 

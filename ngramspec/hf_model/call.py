@@ -1,4 +1,4 @@
-"""Properties of one call of ``generate`` that are known before its prefill."""
+"""Properties of a call of ``generate`` before its prefill, and of a forward to come."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.inputs.growth import prompt_end
+from ngramspec.hf_model.traits import Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,7 @@ def call_traits_of(
         config: the prepared GenerationConfig.
         kwargs: of the prefill, as ``generate`` prepared them.
         cache: of the call, before the prefill.
-        encodes: whether the model is an encoder-decoder model.
-        states: names of the requested attentions and hidden states.
+        encodes, states: as in Traits and CallTraits.
     """
     cached = cache.length()
     end = prompt_end(input_ids, kwargs, cached=cached, mask_length=hf_private.mask_length(config))
@@ -83,3 +83,65 @@ def call_traits_of(
         states=states,
         unaligned=unaligned,
     )
+
+
+# Arguments of the prefill that a prompt of plain text has.
+PLAIN_PREFILL = ("past_key_values", "use_cache", "logits_to_keep", "attention_mask", "position_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Properties of a model and of one call of ``generate``.
+
+    Attributes:
+        traits: of the model.
+        call: traits of the call.
+        model: the transformers model that ``traits`` describes.
+        config: the prepared GenerationConfig.
+        kwargs: of the next forward.
+        by_row: whether each row of a batch may have a separate tree, as rows that accept different
+            numbers of tokens and beams may.
+    """
+
+    traits: Traits
+    call: CallTraits
+    model: Any
+    config: Any
+    kwargs: dict[str, Any]
+    by_row: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether the arguments describe only text.
+
+        Any other argument may change how a prompt is read. Token types, for example, may make
+        attention bidirectional.
+        """
+        return all(
+            name in PLAIN_PREFILL or value is None or value is False
+            for name, value in self.kwargs.items()
+        )
+
+    @property
+    def masks_positions(self) -> bool:
+        """Whether the attention mask hides a position. It costs one host sync on a device."""
+        mask: torch.Tensor | None = self.kwargs.get("attention_mask")
+        return mask is not None and not bool((mask != 0).all())
+
+    @property
+    def slides(self) -> bool:
+        """Whether the text may become longer than a window or chunk of a layer.
+
+        Otherwise all layers have full attention. The length is that of the text with all new
+        tokens, and drafts do not go beyond it.
+        """
+        windows = self.traits.windows
+        if windows is None:
+            return False
+        end = self.call.end + int(self.config.max_length) - self.call.prompt
+        return not windows.known or end > windows.shortest
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the model's own input preparation may read and count all committed tokens."""
+        return self.traits.reads_text and self.traits.stock is None

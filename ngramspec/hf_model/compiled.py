@@ -18,12 +18,9 @@ MAX_CACHE_SIZES = 8  # cache sizes that graphs are kept for; dynamo's default re
 
 
 def bucket_sizes(widest: int) -> tuple[int, ...]:
-    """Return the widths to compile for: powers of two, then ``widest``.
+    """Return the widths to compile for, given the positions of the widest forward.
 
-    Powers above three quarters of ``widest`` are left out.
-
-    Args:
-        widest: positions of the widest forward, >= 1.
+    These are powers of two up to three quarters of ``widest``, and ``widest``.
 
     Example:
         >>> bucket_sizes(65), bucket_sizes(11), bucket_sizes(1)

@@ -20,8 +20,8 @@ from ngramspec.hf_model.attention.gqa_attention import Attention, in_place, inst
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.attention.windows import Masks, Windows
 from ngramspec.hf_model.compat.layers import replace_update
-from ngramspec.hf_model.hidden import head_inputs
 from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.outputs import head_inputs
 
 
 def why_not_joint(target: Target) -> str | None:
@@ -63,12 +63,7 @@ class Share:
 
 
 def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> Share:
-    """Return the share of a generation whose separate forward would have these arguments.
-
-    Args:
-        inputs: as ``Inputs.prepare`` makes them, for one row.
-        windows: of the model's layers, or None.
-    """
+    """Return the share of a generation, from the arguments of its separate forward."""
     ids, cache, mask = inputs["input_ids"], inputs["past_key_values"], inputs.get("attention_mask")
     if mask is None or (isinstance(mask, torch.Tensor) and mask.ndim < 4):
         width = ids.shape[1]
@@ -95,12 +90,7 @@ class JointResult:
 
 
 class JointForward:
-    """A forward over the shares of several generations.
-
-    Args:
-        model: a transformers model; see ``why_not_joint``.
-        shares: at least one.
-    """
+    """A forward over the shares of several generations of a model; see ``why_not_joint``."""
 
     def __init__(self, model: Any, shares: Sequence[Share]) -> None:
         self._model = model
@@ -111,10 +101,7 @@ class JointForward:
         self._layer = 0  # its index
 
     def run(self, hidden: bool = False) -> list[JointResult]:
-        """Run the forward and return each share's result.
-
-        Args:
-            hidden: whether to collect the input of the model's head.
+        """Run the forward, collect the head's inputs if ``hidden``, and return each share's result.
 
         Raises:
             UnsupportedError: a layer of the model does not attend to what its cache returned.
@@ -150,13 +137,7 @@ class JointForward:
     def _update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add a layer's new states to every share's cache.
-
-        Args:
-            key, value: (1, heads, total, size).
-            layer_idx: the layer.
-            args, kwargs: for the ``update`` of each share's cache.
-        """
+        """Add a layer's new keys and values, (1, heads, total, size), to every share's cache."""
         parts = zip(*(torch.split(each, self._widths, dim=2) for each in (key, value)), strict=True)
         self._states = [
             share.cache.update(*own, layer_idx, *args, **kwargs)
@@ -174,17 +155,10 @@ class JointForward:
         value: torch.Tensor,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Have each share's positions attend to its own keys and values.
+        """Have each share's positions attend to its own keys and values, by attention ``own``.
 
-        Args:
-            own: attention over one sequence.
-            module: the layer's attention module.
-            query: (1, heads, total, size).
-            key, value: as ``_update`` returned them.
-            kwargs: for ``own``.
-
-        Returns:
-            (1, total, heads, size).
+        ``query`` is (1, heads, total, size), key and value are those that ``_update`` returned. The
+        result is (1, total, heads, size).
         """
         if key is not self._key:
             raise UnsupportedError(f"{type(module).__name__} does not attend to its cache's states")

@@ -26,12 +26,9 @@ _found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, wh
 
 
 def why_not_tried(model: Any) -> str | None:
-    """Why a model's forwards cannot be joined, according to a test of it; None: they can.
+    """Why a transformers model's forwards cannot be joined, by a test of it; None: they can.
 
     A model is tested once, with a few forwards over a few tokens.
-
-    Args:
-        model: a transformers model.
     """
     if model not in _found:
         with modules_left_alone(model):

@@ -31,11 +31,7 @@ class LastForward:
     reread: bool = False
 
     def of_new(self, states: torch.Tensor, name: str) -> torch.Tensor:
-        """Select the states of the block's new tokens.
-
-        Args:
-            states: (batch, positions, size), whose last positions are those of the forward.
-            name: of the model, for the message.
+        """Select the states of the block's new tokens from (batch, positions, size).
 
         Raises:
             UnsupportedError: there are fewer positions than in the forward.

@@ -49,16 +49,12 @@ class DraftLimits:
         return self._position_limit - max(self._end, self._next_position)
 
     def longest(self, new: int, width: int | None) -> int | None:
-        """Maximum draft length after ``new`` generated tokens; None: no limit.
+        """Maximum draft length after ``new`` generated tokens of each row; None: no limit.
 
-        No forward crosses a length at which the model computes its positions differently
-        (``Traits.thresholds``). The first forward after that length may read all tokens again, so
-        it has no draft. Rotary frequencies depend on positions, and reading again depends on the
-        number of tokens, so both are compared with the thresholds.
-
-        Args:
-            new: generated tokens of each row.
-            width: maximum positions of the forward; None: no limit.
+        No forward has more than ``width`` positions, and none crosses a length at which the model
+        computes its positions differently (``Traits.thresholds``). The first forward after that
+        length may read all tokens again, so it has no draft. Rotary frequencies depend on
+        positions, and reading again on the number of tokens, so both are compared with them.
         """
         if self.unaligned is not None:
             return 0

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.attention.gqa_attention import in_place
-from ngramspec.hf_model.attention.index_ties import selecting_alone
 from ngramspec.hf_model.attention.tree_attention import Trees
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Pending
-from ngramspec.hf_model.call import call_traits_of
+from ngramspec.hf_model.call import Known, call_traits_of
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.compat.layers import decoder_cache, widen_static
-from ngramspec.hf_model.hidden import head_inputs
 from ngramspec.hf_model.inputs.growth import next_position, prompt_end
 from ngramspec.hf_model.inputs.inputs import Inputs
 from ngramspec.hf_model.inputs.present_rows import PresentRows
 from ngramspec.hf_model.inputs.shapes import ForwardShapes
-from ngramspec.hf_model.known import Known
 from ngramspec.hf_model.last_forward import LastForward
 from ngramspec.hf_model.limits import DraftLimits
-from ngramspec.hf_model.outputs import OutputRecorder
-from ngramspec.hf_model.recurrent_probe import check_recurrent
+from ngramspec.hf_model.outputs import OutputRecorder, head_inputs
 from ngramspec.hf_model.support import check_cache, check_model, check_states
 from ngramspec.hf_model.traits import head_size, traits_of
 
@@ -84,6 +80,8 @@ class Target:
             widen_static(decoder_cache(cache_of(model_kwargs)), most)
         self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
         if traits.recurrent:
+            from ngramspec.hf_model.recurrent_probe import check_recurrent
+
             check_recurrent(model)
         check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
@@ -130,13 +128,10 @@ class Target:
         return self.inputs.rows_may_leave and not self.widths.sizes
 
     def keep_rows(self, rows: Collection[int]) -> None:
-        """Run only these rows in later forwards; call it after a rollback.
+        """Run only these present rows in later forwards; call it after a rollback.
 
         All arguments and results keep the whole batch's rows. Values of rows that have left are
         meaningless.
-
-        Args:
-            rows: indices in the batch, at least one, none that has left.
         """
         order = self._present.keep(rows)
         self.cache.keep_rows(order)
@@ -248,8 +243,12 @@ class Target:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
-        wanted, alone = self.wants_hidden, selecting_alone(self.model, self.cache, inputs)
-        with in_place(block.device), alone, head_inputs(self.model, wanted) as states:
+        alone: AbstractContextManager[None] = nullcontext()
+        if self.cache.indexed:
+            from ngramspec.hf_model.attention.index_ties import selecting_alone
+
+            alone = selecting_alone(self.model, self.cache, inputs)
+        with in_place(block.device), alone, head_inputs(self.model, self.wants_hidden) as states:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
 
@@ -297,14 +296,9 @@ class Target:
         return self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
 
     def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Accept the outputs of the forward that ``begin_forward`` prepared.
+        """Accept the outputs of the forward that ``begin_forward`` prepared, and return its logits.
 
-        Args:
-            outputs: of the model.
-            hidden: input of its head, (batch, width or more, d), or None.
-
-        Returns:
-            logits, as ``forward``.
+        ``hidden`` is the input of the model's head, (batch, width or more, d), or None.
         """
         forward, name = self._forward, self.traits.name
         assert forward is not None

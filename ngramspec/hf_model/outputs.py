@@ -1,7 +1,10 @@
-"""The output of ``generate``, with attentions and hidden states per token."""
+"""The states that a call returns or a drafter reads: attentions, hidden states, head inputs."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -85,14 +88,10 @@ class OutputRecorder:
 
         Args:
             sequences: int64 (batch, prompt + generated).
-            scores: processed scores per token, float32 (batch, vocab) each, or None.
-            logits: raw logits per token, float32 (batch, vocab) each, or None.
+            scores, logits: processed scores and raw logits per token, float32 (batch, vocab) each.
             cache: of the generation.
             kwargs: of the last forward.
-            ranking: additional output fields of a beam search, by name; otherwise None.
-
-        Returns:
-            ``sequences``, or transformers' output class under ``return_dict_in_generate``.
+            ranking: additional output fields of a beam search, by name.
         """
         if not self._returns_dict:
             return sequences
@@ -129,12 +128,34 @@ class OutputRecorder:
 def _of_position(name: str, layer: torch.Tensor, position: int, keys: int | None) -> torch.Tensor:
     """Return one position's part of a layer's states, as a forward of that position alone would.
 
-    Args:
-        name: of the states.
-        layer: attentions, (batch, heads, n, keys); or hidden states, (..., batch, n, size).
-        position: 0 to n - 1.
-        keys: number of keys of attentions to keep; None: all.
+    ``layer`` has attentions, (batch, heads, n, keys), of which the first ``keys`` are kept if that
+    is not None, or hidden states, (..., batch, n, size).
     """
     if "attentions" not in name:
         return layer[..., position : position + 1, :]
     return layer[:, :, position : position + 1][..., :keys]
+
+
+@contextmanager
+def head_inputs(model: Any, wanted: bool) -> Iterator[list[torch.Tensor]]:
+    """Collect the inputs of the model's head in this thread's forwards inside the block.
+
+    Each forward appends (batch, positions, d) to the list. It stays empty if ``wanted`` is False,
+    and for a model without a head (``get_output_embeddings``).
+    """
+    found: list[torch.Tensor] = []
+    head = model.get_output_embeddings() if wanted else None
+    if not isinstance(head, torch.nn.Module):
+        yield found
+        return
+    mine = threading.get_ident()  # other threads may run the same model
+
+    def keep(_: Any, inputs: tuple[Any, ...]) -> None:
+        if threading.get_ident() == mine and inputs:
+            found.append(inputs[0])
+
+    hook = head.register_forward_pre_hook(keep)
+    try:
+        yield found
+    finally:
+        hook.remove()

@@ -28,12 +28,7 @@ def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
     """Prepare two tokens after the prompt, over a cache of zeros, as a step does.
 
     Both tokens get the same position, like siblings in a tree. A function that counts positions
-    itself never returns equal positions.
-
-    Args:
-        model: a transformers model that overrides ``prepare_inputs_for_generation``.
-        input_ids: int64 (batch, prompt).
-        kwargs: of its forward, as ``generate`` prepared them.
+    itself never returns equal positions. The model overrides ``prepare_inputs_for_generation``.
 
     Raises:
         UnsupportedError: the method drops one of the tokens, or raises.

@@ -34,9 +34,6 @@ def check_recurrent(model: Any) -> None:
 
     A model is tested once, with five forwards over a few tokens. Afterwards the attributes of its
     modules are restored, because a baseline generation may continue with states kept there.
-
-    Args:
-        model: a transformers model that keeps a recurrent state.
     """
     if model not in _found:
         with modules_left_alone(model):

@@ -6,13 +6,13 @@ import inspect
 from typing import Any
 
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.call import CallTraits
 from ngramspec.hf_model.compat import classes, hf_private
-from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS
-from ngramspec.hf_model.compat.versions import has
+from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
 from ngramspec.hf_model.traits import Traits, embedding_count
 
 # Arguments of decoding modes that transformers loads from its hub with trust_remote_code=True, and
@@ -100,12 +100,7 @@ def check_adapter(model: Any) -> None:
 
 
 def check_cache(traits: Traits, cache: KVCache) -> None:
-    """Raise an UnsupportedError if a model's output would differ with a cache of this kind.
-
-    Args:
-        traits: of the model.
-        cache: of the call, before the prefill.
-    """
+    """Raise an UnsupportedError if a model's output would differ with a cache of this kind."""
     if cache.capacity is not None and traits.names & classes.NOT_STATIC:
         raise UnsupportedError(
             f"{traits.name} decodes differently on a static cache; remove cache_implementation, or"
@@ -166,12 +161,7 @@ def check_beams(config: Any) -> None:
 
 
 def check_beams_of(model: Any, beams: int) -> None:
-    """Raise an UnsupportedError if a model with several beams overrides beam search.
-
-    Args:
-        model: a transformers model.
-        beams: of each prompt.
-    """
+    """Raise an UnsupportedError if a model with several beams overrides beam search."""
     if beams > 1 and hf_private.searches_beams_itself(type(model)):
         name = type(model).__name__
         raise UnsupportedError(
@@ -180,12 +170,9 @@ def check_beams_of(model: Any, beams: int) -> None:
 
 
 def refusal(settings: dict[str, Any]) -> str:
-    """Return the message for settings that rule speculation out.
+    """Return the message for settings, by name, that rule speculation out; None: no value is shown.
 
     The remedy names arguments, because these override a checkpoint's config as well.
-
-    Args:
-        settings: values by name; None: the value is not shown.
     """
     shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
     found = ", ".join(shown)
@@ -196,12 +183,8 @@ def refusal(settings: dict[str, Any]) -> str:
 def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
     """Raise a ValueError for an empty prompt, or for ids that the model has no embedding for.
 
-    Placeholders, for example of an image, may be outside the vocabulary.
-
-    Args:
-        model: a transformers model.
-        input_ids: int64 (batch, prompt).
-        model_kwargs: of its forward; nothing is checked if they include ``inputs_embeds``.
+    Placeholders, for example of an image, may be outside the vocabulary. Nothing is checked if
+    ``model_kwargs`` include ``inputs_embeds``.
     """
     if model_kwargs.get("inputs_embeds") is not None:
         return
@@ -226,3 +209,22 @@ def placeholders(config: Any) -> set[int]:
         if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
         if name.removesuffix("_token_id") not in text
     }
+
+
+# Parts of the names of attributes that hold a rate: attention_dropout, layerdrop, ...
+RATE_NAME_PARTS = ("drop", "jitter")
+
+
+def drops_out(model: Any) -> bool:
+    """Whether a module in training mode has a dropout or jitter rate above 0.
+
+    An adapter added to a model in evaluation mode is itself in training mode.
+    """
+    return any(
+        isinstance(value, float) and value > 0
+        for module in model.modules()
+        if module.training
+        for name, value in vars(module).items()
+        if any(each in name for each in RATE_NAME_PARTS)
+        or (name == "p" and isinstance(module, _DropoutNd))
+    )

@@ -11,7 +11,6 @@ import torch
 
 from ngramspec.hf_model.attention.windows import Windows, windows_of
 from ngramspec.hf_model.compat import classes, hf_private
-from ngramspec.hf_model.probe import probe
 
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
 
@@ -91,11 +90,6 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
 
     A ``prepare_inputs_for_generation`` defined outside transformers is called once (``probe``).
 
-    Args:
-        model: a transformers model.
-        input_ids: int64 (batch, prompt).
-        kwargs: of its forward.
-
     Raises:
         UnsupportedError: ``prepare_inputs_for_generation`` cannot prepare two new tokens.
     """
@@ -109,6 +103,8 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     passes_masks = True
     own = type(model).prepare_inputs_for_generation
     if not own.__module__.startswith("transformers."):
+        from ngramspec.hf_model.probe import probe
+
         found = probe(model, input_ids, kwargs)
         placed, passes_masks = placed and found.positions, found.masks
     return Traits(

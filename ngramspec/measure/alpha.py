@@ -128,11 +128,11 @@ def play(
 ) -> Played:
     """Draft at every position of a text, and sum the probabilities of acceptance.
 
-    A token at depth d is verified if those before it in the draft are the target's own.
+    A token at depth d is verified if those before it in the draft are the target's own. Stochastic
+    drafts state their q; of others it is one-hot.
 
     Args:
-        drafter: of stochastic drafts, q is the one they state; of others it is one-hot.
-        generated: the text.
+        drafter, generated: the drafter and the text.
         gamma: most tokens in a draft, >= 1.
         leniences: each in (0, 1].
         change: also how far a lenient first token moves the distribution, which takes time in
@@ -282,17 +282,11 @@ def _at_depth(played: Played, depth: int) -> Float64:
 
 
 def mean_and_error(texts: Sequence[Float64], seed: int = 0) -> tuple[float, float]:
-    """The mean over all positions, and its standard error by bootstrap over the texts.
+    """The mean over the positions of all texts, and its standard error by bootstrap over the texts.
 
     Positions of one text depend on each other. So whole texts are resampled with replacement, and
-    the error is the standard deviation of the mean over 1000 resamples.
-
-    Args:
-        texts: for each its positions' values.
-        seed: of the draws.
-
-    Returns:
-        (0, 0) without any position; the error is 0 with a single text.
+    the error is the standard deviation of the mean over 1000 resamples. Both are 0 without any
+    position; the error is 0 with a single text.
     """
     sums = np.array([each.sum() for each in texts])
     counts = np.array([len(each) for each in texts], np.float64)

@@ -20,14 +20,10 @@ from ngramspec.drafters.base import Drafter, DraftSession
 
 
 class CountModel:
-    """A unigram or bigram model: the relative frequencies in some texts.
+    """A unigram or bigram model (order 1 or 2): the relative frequencies in some texts.
 
-    Args:
-        texts: token ids of each, at least one token in all.
-        order: 1 or 2; an unknown context of a bigram falls back to the unigram.
-
-    Raises:
-        ValueError: there is no token.
+    An unknown context of a bigram falls back to the unigram. Without any token, a ValueError is
+    raised.
     """
 
     def __init__(self, texts: Iterable[Sequence[int]], order: int) -> None:
@@ -70,12 +66,7 @@ class RandomModel:
 
 
 class ModelDrafter(Drafter):
-    """Draws each token from a model, or its most probable one in requests without sampling.
-
-    Args:
-        model: what follows a token.
-        name: of its only tier.
-    """
+    """Draws each token from a model, or its most probable one in requests without sampling."""
 
     def __init__(self, model: CountModel | RandomModel, name: str) -> None:
         self.model = model
@@ -111,11 +102,7 @@ class _ModelSession(DraftSession):
 
 
 class SmallModelDrafter(Drafter):
-    """Drafts with another causal language model of the same vocabulary.
-
-    Args:
-        model: of transformers, in eval mode.
-    """
+    """Drafts with another causal language model of the same vocabulary, in eval mode."""
 
     tiers = ("model",)
 

@@ -210,11 +210,7 @@ def observe(
                 prompt = torch.tensor([list(ids)], device=model.device)
                 mask = torch.ones_like(prompt)
                 generate(
-                    model,
-                    input_ids=prompt,
-                    attention_mask=mask,
-                    speculator=speculator,
-                    **arguments,
+                    model, input_ids=prompt, attention_mask=mask, speculator=speculator, **arguments
                 )
         stats = speculator.stats
         counted = (lenience, stats.tested, stats.alpha, stats.tokens_per_call)
@@ -256,11 +252,7 @@ def _makers(
 
 
 def train_texts(model: Any, plan: Plan, temperature: float) -> list[list[int]]:
-    """The target's outputs for the prompts to train on; speculation does not change them.
-
-    Raises:
-        ValueError: the plan has no such prompts.
-    """
+    """The target's outputs for the plan's training prompts; a ValueError if there are none."""
     if not plan.train:
         raise ValueError("trained drafters need prompts to train on")
     found = []

@@ -59,11 +59,7 @@ class Change:
 
 
 class Recorder(Drafter):
-    """Wraps another drafter and keeps its last draft.
-
-    Attributes:
-        last: the last draft, which ``take`` returns.
-    """
+    """Wraps another drafter and keeps its last draft, which ``take`` returns."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
@@ -93,7 +89,7 @@ class _RecordedSession(ForwardingSession):
 def decode(
     model: Any, prompt: Sequence[int], speculator: Speculator, change: Change, **arguments: Any
 ) -> list[int]:
-    """Generate one text with chains, and add its measurements.
+    """Generate the new tokens of one text with chains, and add its measurements to ``change``.
 
     Args:
         model: a transformers model.
@@ -101,9 +97,6 @@ def decode(
         speculator: its drafter is a Recorder, its verification "exact".
         change: added to.
         arguments: of ``generate``; "do_sample" is among them.
-
-    Returns:
-        The new tokens.
     """
     recorder = speculator.drafter
     assert isinstance(recorder, Recorder)
@@ -142,7 +135,7 @@ def add(
     lenience: float,
     do_sample: bool,
 ) -> None:
-    """Add the measurements of one text.
+    """Add the measurements of one text to ``change``.
 
     Args:
         change: added to.

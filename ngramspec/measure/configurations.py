@@ -115,12 +115,10 @@ def usual_configurations(
 
 
 class Caller:
-    """Generates from one prompt at a time, with any configuration.
+    """Generates from one prompt at a time with a causal language model, by any configuration.
 
-    Args:
-        model: a causal language model of transformers.
-        keep: whether all calls of a configuration share a Speculator. Otherwise each call has a new
-            one, unless the configuration brings its own.
+    ``keep``: all calls of a configuration share a Speculator. Otherwise each call has a new one,
+    unless the configuration brings its own.
     """
 
     def __init__(self, model: Any, *, keep: bool = False) -> None:
@@ -139,12 +137,8 @@ class Caller:
     ) -> Outcome:
         """Generate at most ``new`` tokens after a prompt, greedily unless ``arguments`` differ.
 
-        Args:
-            configuration: how to generate.
-            ids: the prompt's token ids.
-            new: max_new_tokens.
-            on_step: called with each step of a Speculator.
-            arguments: further ones of ``generate``.
+        ``on_step`` is called with each step of a Speculator. ``arguments`` are those of
+        ``generate``.
         """
         prompt = torch.tensor([list(ids)], device=self.model.device)
         own = configuration.arguments | self._compiling(configuration)
@@ -209,9 +203,7 @@ class Caller:
 def forwards_of(model: Any, *, watch: bool) -> Iterator[list[tuple[int, int]]]:
     """The width of every forward inside the block, and the cache's length before it.
 
-    Args:
-        model: not compiled.
-        watch: False: no hook is set, and the list stays empty.
+    The model is not compiled. Without ``watch``, no hook is set, and the list stays empty.
     """
     seen: list[tuple[int, int]] = []
     if not watch:

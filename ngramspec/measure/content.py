@@ -24,8 +24,7 @@ RECORDS_PER_PROMPT = 6  # of structured data
 def content_prompts(count: int) -> list[Prompt]:
     """``count`` prompts of each type, in the order of TYPES; the same for one release of Python.
 
-    Raises:
-        ValueError: the library has too few.
+    A ValueError is raised if the library has too few.
     """
     found: dict[str, list[Prompt]] = {kind: [] for kind in TYPES}
     for number, module in enumerate(modules()):

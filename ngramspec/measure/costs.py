@@ -12,15 +12,10 @@ from ngramspec.draft import Float32
 
 
 def cost_curve(name: str, gamma_max: int) -> Float32:
-    """The ``cost`` argument of ``DraftSession.propose``.
+    """The ``cost`` argument of ``DraftSession.propose``, float32 (gamma_max + 2,).
 
-    Args:
-        name: "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``.
-        gamma_max: maximum number of tokens in a draft.
-
-    Returns:
-        float32 (gamma_max + 2,): linear between the given positions, constant after the last;
-        index 0 is unused.
+    It is linear between the given positions, and constant after the last; index 0 is unused. The
+    name is "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``.
 
     Raises:
         OSError, ValueError: the file cannot be read, or is not a cost curve.

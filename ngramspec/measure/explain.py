@@ -104,13 +104,10 @@ class Run:
 
 
 def curve(seconds: Mapping[int, float]) -> Float32:
-    """Costs relative to one position, interpolated linearly and extrapolated by the last slope.
+    """Costs relative to one position, float32 (4097,) by positions; index 0 is unused.
 
-    Args:
-        seconds: seconds of a forward of n positions, by n, including 1.
-
-    Returns:
-        float32 (4097,), by n; index 0 is unused.
+    They are interpolated linearly between the measured ``seconds``, and extrapolated by the last
+    slope.
     """
     at = np.array(sorted(seconds), np.float64)
     found = np.array([seconds[int(n)] for n in at]) / seconds[1]
@@ -132,7 +129,8 @@ def explain(
 ) -> Run:
     """Measure costs of forwards, and whole greedy calls of the baseline and of speculation.
 
-    They take turns, so that a slow moment of the machine affects all of them.
+    They take turns, so that a slow moment of the machine affects all of them. Prompts after which
+    the model generated fewer than two tokens are left out.
 
     Args:
         loaded: the model.
@@ -143,9 +141,6 @@ def explain(
         rows: forwards of batches of this number of rows, of half of it and so on are measured too;
             1: none. Whole calls have one sequence.
         on_stage: called with the name of each stage as it begins.
-
-    Returns:
-        The run. Prompts after which the model generated fewer than two tokens are left out.
     """
     context = int(median(len(ids) for _, ids in prompts)) + new // 2
     settings = {**speculator.to_dict(), "new": new, "repeats": repeats}
@@ -203,11 +198,9 @@ def _measure_prompt(
 def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:
     """A step as JSON values, with tokens decoded one by one.
 
-    Returns:
-        ``prompt``, ``index``, ``width``; ``drafted``, ``emitted``: texts of the tokens;
-        ``source``, ``parents``: of the drafted ones; ``accepted``: indices of the accepted ones;
-        ``tested``: number of verified ones; ``draft_seconds``, ``forward_seconds``,
-        ``other_seconds``.
+    These are ``prompt``, ``index`` and ``width``; the texts ``drafted`` and ``emitted``; the
+    drafted tokens' ``source`` and ``parents``; the indices ``accepted``; ``tested``, the number of
+    verified tokens; ``draft_seconds``, ``forward_seconds`` and ``other_seconds``.
     """
 
     def texts(tokens: Sequence[int]) -> list[str]:

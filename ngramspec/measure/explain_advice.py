@@ -16,12 +16,7 @@ from ngramspec import build_drafter
 from ngramspec.draft import Float32
 from ngramspec.drafters.base import Drafter
 from ngramspec.measure.explain import Run
-from ngramspec.measure.explain_predict import (
-    acceptance_of,
-    batches,
-    by_depth,
-    decoding_steps,
-)
+from ngramspec.measure.explain_predict import acceptance_of, batches, by_depth, decoding_steps
 from ngramspec.measure.replay import Acceptance, Plan, Player
 from ngramspec.measure.traces import Trace
 from ngramspec.theory.walltime import oracle_improvement_at

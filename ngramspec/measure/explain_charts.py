@@ -16,12 +16,9 @@ MAX_TIMELINE_STEPS = 400  # later steps are left out
 def bars(
     values: Sequence[tuple[str, float, str]], *, top: float = 0.0, mark: float | None = None
 ) -> str:
-    """Bars with their values above them.
+    """Bars of (label, height, text on hover) with their values above them.
 
-    Args:
-        values: (label, height, text on hover).
-        top: minimum upper end of the axis.
-        mark: height of a horizontal line, or None.
+    The axis ends at ``top`` or higher. ``mark`` is the height of a horizontal line, or None.
     """
     if not values:
         return "<p>Nothing was measured.</p>"

@@ -59,13 +59,7 @@ svg text { font-size: 11px; fill: var(--ink); text-anchor: middle; }
 
 
 def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
-    """The page as HTML 5.
-
-    Args:
-        run: the measurements.
-        rungs: see ``ladder``.
-        advice: see ``advise``.
-    """
+    """The page as HTML 5; ``rungs`` are those of ``ladder``, ``advice`` that of ``advise``."""
     tiers = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(by_tier(run))}
     parts = [
         f"<h1>{escape(run.model)}: {run.measured:.2f} times as fast as plain</h1>",

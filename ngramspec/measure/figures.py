@@ -68,9 +68,7 @@ def figure_4(folder: Path) -> list[Path]:
 def figure_1(steps: Sequence[Step], folder: Path) -> list[Path]:
     """The text of one run, a line for each step: accepted, rejected, corrected.
 
-    Args:
-        steps: of one prompt, in order; the first lines are drawn.
-        folder: where the files go.
+    The steps are those of one prompt, in order; the first lines are drawn.
     """
     shown = steps[:MAX_LINES]
     figure = plt.figure(figsize=(13, 0.27 * len(shown) + 0.7))
@@ -116,10 +114,8 @@ def _write(axes: Any, line: float, parts: Sequence[tuple[str, str]]) -> None:
 def figure_5(folder: Path, run: Mapping[str, Any] | None = None) -> list[Path]:
     """Traces: drafting and the target's forwards over time.
 
-    Args:
-        folder: where the files go.
-        run: what ``ngramspec explain --json`` wrote, of which the first prompt is drawn; None: the
-            paper's diagram, simulated with alpha 0.75 and c 0.05.
+    The run is what ``ngramspec explain --json`` wrote, of which the first prompt is drawn; None:
+    the paper's diagram, simulated with alpha 0.75 and c 0.05.
     """
     rows = _measured_rows(run) if run is not None else _simulated_rows()
     figure, axes = plt.subplots(figsize=(WIDTH, 0.8 * len(rows) + 1), layout="constrained")
@@ -177,9 +173,7 @@ def _measured_rows(run: Mapping[str, Any]) -> dict[str, Bars]:
 def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """Alpha by position in the draft, with standard errors; a figure for each temperature.
 
-    Args:
-        rows: what ``ngramspec alpha --json`` writes as ``rows``.
-        folder: where the files go.
+    The rows are those of ``ngramspec alpha --json``.
     """
     written = []
     for temperature in dict.fromkeys(row["temperature"] for row in rows):

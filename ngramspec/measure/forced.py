@@ -23,9 +23,7 @@ POSITIONS_AFTER_TEXT = 4352  # for the longest draft that may be asked for, and 
 class ForcedProcessor:
     """A logits processor that allows one token only: the text's at this place in the sequence.
 
-    Args:
-        prompt_length: tokens before the text.
-        tokens: the text; after its end its last token is repeated.
+    The text begins after ``prompt_length`` tokens. After its end its last token is repeated.
     """
 
     def __init__(self, prompt_length: int, tokens: Sequence[int]) -> None:
@@ -46,11 +44,8 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
     The logits are computed as usual. Then the token of the text that follows each position gets the
     highest logit. Positions are ``position_ids``, or counted on from the cache, so that drafts,
     trees, static caches and compiled forwards see the same text. The model's class is replaced by
-    a subclass of the same name for the length of the block.
-
-    Args:
-        model: a causal language model of transformers; all rows of a batch have the same text.
-        capacity: most tokens of prompt, text and drafts after its end.
+    a subclass of the same name for the length of the block. All rows of a batch have the same text,
+    and prompt, text and drafts after its end have at most ``capacity`` tokens.
 
     Yields:
         A function that sets the text: the sequence's token ids from position 0 on, or None for the

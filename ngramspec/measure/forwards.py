@@ -20,20 +20,17 @@ PREFILL_CHUNK_POSITIONS = 2048  # positions of a prefill's forward
 def forward_seconds(
     model: Any, context: int, widths: Sequence[int], repeats: int = 7, rows: int = 1
 ) -> dict[int, float]:
-    """Median wall time of a forward of n positions, for each n in ``widths``.
+    """Median wall time in seconds of a forward of n >= 1 positions, for each n in ``widths``.
 
     The widths take turns, so that a slow moment of the machine affects all of them. After each
-    forward the cache is truncated.
+    forward the cache is truncated to ``context`` positions.
 
     Args:
         model: a causal language model of transformers, with a dynamic cache.
         context: positions in the cache.
-        widths: numbers of positions, each >= 1.
+        widths: numbers of positions.
         repeats: timed turns, after one to warm up.
         rows: sequences in the batch.
-
-    Returns:
-        Seconds by width.
     """
     from transformers import DynamicCache
 

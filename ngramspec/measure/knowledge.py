@@ -88,11 +88,7 @@ class Knowledge:
             self._corpora[""] = Corpus.open(place)
 
     def corpus(self, repo: str) -> Corpus:
-        """A repository's corpus. From an .npy file it is built once.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-        """
+        """A repository's corpus; from an .npy file it is built once, if it exists."""
         name = repo if self.place.is_dir() else ""
         if name not in self._corpora:
             path = self.place / f"{name}.ngc"

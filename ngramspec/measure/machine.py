@@ -63,9 +63,7 @@ def synchronize(device: torch.device) -> None:
 class PeakMemory:
     """The peak memory since ``reset``: the device's, or this process's resident set.
 
-    Args:
-        device: device of the model. On a CPU this reads the kernel's high-water mark, which only
-            Linux can reset.
+    On a CPU this reads the kernel's high-water mark, which only Linux can reset.
     """
 
     def __init__(self, device: torch.device) -> None:

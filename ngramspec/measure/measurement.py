@@ -60,10 +60,7 @@ class Row:
 class Measurement:
     """A model, with the baseline and speculation to compare: greedy, one sequence at a time.
 
-    Args:
-        loaded: the model and its tokenizer.
-        speculator: how to speculate; its statistics are those of the last call.
-        max_new_tokens: most tokens a call generates, >= 1.
+    The speculator's statistics are those of the last call, of at most ``max_new_tokens`` >= 1.
     """
 
     def __init__(self, loaded: LoadedModel, speculator: Speculator, max_new_tokens: int) -> None:

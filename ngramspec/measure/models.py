@@ -52,8 +52,7 @@ class LoadedModel:
     def encode(self, prompt: str, *, chat: bool) -> list[int]:
         """The prompt's token ids, as a user's message if it is one and the model has a template.
 
-        Raises:
-            ValueError: the prompt leaves no room for a new token.
+        A ValueError is raised if the prompt leaves no room for a new token.
         """
         if chat and self.tokenizer.chat_template:
             message = [{"role": "user", "content": prompt}]
@@ -82,10 +81,9 @@ class LoadedModel:
 
 
 def locate(model: str | None) -> Source:
-    """Find a model without loading it.
+    """Find a model, a folder or a hub id, without loading it.
 
-    Args:
-        model: a folder or a hub id; None: the embedded SmolLM2-135M-Instruct.
+    None is the embedded SmolLM2-135M-Instruct.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -110,12 +108,11 @@ def load(
     """Load a model and its tokenizer without any output, and the embedded one offline.
 
     Args:
-        model: a folder or a hub id; None: the embedded SmolLM2-135M-Instruct.
+        model: see ``locate``, whose errors are raised.
         dtype: the parameters' type, as torch names it.
         on_stage: called with each of STAGES, before that is loaded.
 
     Raises:
-        FileNotFoundError, ModuleNotFoundError: see ``locate``.
         ValueError: it cannot be loaded; the message says why.
     """
     source = locate(model)

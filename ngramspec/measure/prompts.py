@@ -25,8 +25,7 @@ DOCSTRING_WORDS = range(40, 200)  # lengths of docstrings that are used
 def library_prompts(count: int) -> list[Prompt]:
     """``count`` prompts, code and prose in turn, the same for one release of Python.
 
-    Raises:
-        ValueError: the library has too few.
+    A ValueError is raised if the library has too few.
     """
     found = {"code": _prompts("code", CODE_TASKS), "prose": _prompts("prose", PROSE_TASKS)}
     kinds = [*found]

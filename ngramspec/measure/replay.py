@@ -15,9 +15,9 @@ from time import perf_counter_ns
 import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
-from ngramspec.draft import Draft, Float32, Int32, Verdict, judged_nodes
+from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
-from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, hand_over
 from ngramspec.measure.knowledge import Known
 from ngramspec.measure.runners_up import replayed
 from ngramspec.measure.traces import Trace
@@ -204,47 +204,6 @@ class Player:
                 seen.extend(new)
             at += len(new)
         session.close()
-
-
-@dataclass(slots=True)
-class PlayedRow:
-    """A recorded output that is played as a row of a batch.
-
-    Attributes:
-        output: int32 (n,), the text after the prompt.
-        session: drafts for it; it was started with the output's first token.
-        at: number of committed tokens of the output.
-    """
-
-    output: Int32
-    session: DraftSession
-    at: int = 1
-    _said: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._said = self.output.tolist()
-
-    @property
-    def left(self) -> int:
-        """Tokens that are not committed yet."""
-        return len(self._said) - self.at
-
-    def verify(self, draft: Draft, tally: Tally, tiers: Sequence[str]) -> None:
-        """Commit what the recording accepts of a draft, and its next token; count both.
-
-        Args:
-            draft: for what is left.
-            tally: to count in; the cost is not counted.
-            tiers: of the drafter.
-        """
-        path = accepted_path(draft.tokens.tolist(), draft, self._said, self.at)
-        new = self.output[self.at : self.at + len(path) + 1]
-        tested = sum(1 for _ in judged_nodes(draft, path))
-        if len(draft):
-            self.session.observe(draft, path, tested)
-        self.session.extend(new)
-        tally.count_step(draft, Verdict(path, tested, new.tolist()), tiers)
-        self.at += len(new)
 
 
 def accepted_path(

@@ -46,9 +46,8 @@ class RecordingSession(ForwardingSession):
 class RecordingDrafter(Drafter):
     """Drafts as another drafter, and keeps the target's candidates of one sequence at a time.
 
-    Args:
-        inner: any drafter that asks for no evidence itself.
-        top_k: candidates of each position, >= 1.
+    The inner drafter must not ask for evidence itself. ``top_k`` >= 1 candidates are kept of each
+    position.
     """
 
     def __init__(self, inner: Drafter, top_k: int) -> None:
@@ -83,12 +82,8 @@ def replayed(
 ) -> Evidence:
     """The evidence of a step from a recording: that of the accepted positions.
 
-    Args:
-        runners_up: candidates of the output.
-        output: the output's tokens.
-        before: the last committed token.
-        at: number of tokens of the output that were committed before the step.
-        emitted: number of tokens that the step commits.
+    The step commits ``emitted`` tokens after the first ``at`` ones of the output; ``before`` is the
+    last committed token.
     """
     rows = slice(at, at + emitted)
     return Evidence(

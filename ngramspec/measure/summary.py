@@ -49,11 +49,10 @@ class Figures:
 def summarize(measured: Measured) -> list[dict[str, Any]]:
     """A row for each task, length and configuration, the baseline included.
 
-    Returns:
-        Rows with geometric means over prompts of ``tokens_per_second``, ``ratio``,
-        ``decode_ratio``, ``tokens_per_call``, ``mean_cost`` and ``limit_share``; ``ratio_median``
-        and ``ratio_worst``; ``peak_bytes``, the most; the number of ``prompts``, and of those with
-        the ``same`` text as the baseline; ``first_differences`` of the others by prompt.
+    Rows have geometric means over prompts of ``tokens_per_second``, ``ratio``, ``decode_ratio``,
+    ``tokens_per_call``, ``mean_cost`` and ``limit_share``; ``ratio_median`` and ``ratio_worst``;
+    ``peak_bytes``, the most; the number of ``prompts``, and of those with the ``same`` text as the
+    baseline; ``first_differences`` of the others by prompt.
     """
     rows = []
     for task, length in dict.fromkeys((each.task, each.length) for each in measured.calls):

@@ -107,11 +107,8 @@ def unpredictable(
 ) -> list[Prompt]:
     """The prompts of all tasks in turn, each with a different random text to generate.
 
-    Args:
-        prompts: of any tasks.
-        tokens: length of the text.
-        vocab: ids are sampled uniformly from 0..vocab - 1,
-        never: except these, such as the end-of-sequence tokens.
+    The text has ``tokens`` ids, sampled uniformly from 0..vocab - 1, except those of ``never``,
+    such as the end-of-sequence tokens.
     """
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +65,10 @@ def read_traces(path: Path) -> list[Trace]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The number and the value of each line that is not blank.
+    """The number and the value of each line that is not blank; errors name the line's number.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: a line is not JSON; the message names it by its number.
+        OSError, ValueError: the file cannot be read, or a line is not JSON.
     """
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -105,12 +103,6 @@ def by_group(traces: Iterable[Trace]) -> dict[str, list[Trace]]:
     for trace in traces:
         groups.setdefault(trace.group, []).append(trace)
     return groups
-
-
-def in_turn(traces: Iterable[Trace]) -> list[Trace]:
-    """All traces, one of each group in turn."""
-    turns = zip_longest(*by_group(traces).values())
-    return [trace for turn in turns for trace in turn if trace is not None]
 
 
 def halves(traces: Iterable[Trace]) -> Iterator[list[Trace]]:

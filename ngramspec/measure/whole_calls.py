@@ -36,11 +36,9 @@ def by_model(
     set_text: Callable[[Sequence[int] | None], None],
     read: Callable[[Sequence[int]], None] = lambda ids: None,
 ) -> Forcing:
-    """Have the model's own logits force a prompt's text, if it has one.
+    """Have the model's own logits force a prompt's text, if it has one, by ``forced_model``.
 
-    Args:
-        set_text: see ``forced_model``.
-        read: called with the prompt's ids before the call; see ``prefilled_model``.
+    ``read`` is called with the prompt's ids before the call; see ``prefilled_model``.
     """
 
     @contextmanager
@@ -158,13 +156,10 @@ class EndToEnd:
     ) -> Measured:
         """Measure all prompts, grouped by task and length in their order.
 
-        Args:
-            prompts: at least one.
-            after: called when a task's prompts of one length are done.
+        ``after`` is called when a task's prompts of one length are done.
 
         Raises:
-            ValueError: there is no prompt.
-            RuntimeError: a text was not forced.
+            ValueError, RuntimeError: there is no prompt; a text was not forced.
         """
         sets: dict[tuple[str, int | None], list[Prompt]] = {}
         for prompt in prompts:
@@ -229,12 +224,9 @@ class EndToEnd:
             self.measured.costs[key] = (context, seconds)
 
     def turns(self, prompt: Prompt, plain: list[int], first: int) -> None:
-        """All repeats of one prompt, each beginning with another configuration.
+        """All repeats of one prompt, each beginning with another configuration, at first ``first``.
 
-        Args:
-            prompt: what to continue.
-            plain: the tokens that the baseline generates.
-            first: the configuration that begins, modulo their number.
+        ``plain`` are the tokens that the baseline generates.
         """
         compiled = [
             configuration for configuration in self.configurations if configuration.compiled

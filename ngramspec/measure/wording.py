@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things.
-
-    Args:
-        count: how many.
-        noun: the singular; its plural must end in s.
+    """A number of things; the plural of the noun must end in s.
 
     Example:
         >>> counted(1, "prompt"), counted(1234, "prompt")

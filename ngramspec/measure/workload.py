@@ -39,15 +39,9 @@ def sample_prompts(loaded: LoadedModel) -> list[Prompt]:
 
 
 def read_workload(path: Path, loaded: LoadedModel, *, chat: bool) -> list[Prompt]:
-    """The prompts of a file, see ``read_tasks``.
+    """The prompts of a file of JSON lines, see ``read_tasks``.
 
-    Args:
-        path: JSON lines.
-        loaded: the model, whose tokenizer encodes them.
-        chat: apply the model's chat template to prompts with turns marked by [INST].
-
-    Raises:
-        OSError, ValueError: the file cannot be read, or has another format.
+    ``chat``: apply the model's chat template to prompts with turns marked by [INST].
     """
     prompts = read_tasks(path, lambda text: loaded.encode(text, chat=True))
     return [in_chat_template(each, loaded) for each in prompts] if chat else prompts
@@ -65,14 +59,9 @@ def in_chat_template(prompt: Prompt, loaded: LoadedModel) -> Prompt:
 
 
 def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
-    """The requested tasks; without a request, those of all prompts, and NOTHING.
+    """The requested tasks; without a request, those of all prompts, and NOTHING ("nothing").
 
-    Args:
-        prompts: their tasks are the known ones.
-        wanted: names of tasks; "nothing" means NOTHING.
-
-    Raises:
-        ValueError: a name is unknown.
+    A ValueError is raised for an unknown name.
     """
     tasks = [*dict.fromkeys(each.task for each in prompts)]
     names = {"nothing": NOTHING, **{task: task for task in tasks}, NOTHING: NOTHING}

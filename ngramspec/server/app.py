@@ -25,12 +25,7 @@ from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.llama_views import TokenizeBody
 from ngramspec.server.metrics import Metrics
 from ngramspec.server.middleware import Front
-from ngramspec.server.openai_types import (
-    ChatBody,
-    CompletionBody,
-    InfillBody,
-    LlamaBody,
-)
+from ngramspec.server.openai_types import ChatBody, CompletionBody, InfillBody, LlamaBody
 from ngramspec.server.reading import Body
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Service
@@ -43,8 +38,7 @@ SHUTDOWN_GRACE_SECONDS = 1.0  # for clients of cancelled requests to receive the
 def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: Metrics) -> Engine:
     """The engine that runs a model for a server; it is not started.
 
-    Raises:
-        UnsupportedError: the model cannot be speculated with.
+    An UnsupportedError is raised if the model cannot be speculated with.
     """
     limits = settings.limits
     pool = CachePool(cache_maker(model), limits.pool, limits.pool_of_key, why_not_kept(model))
@@ -55,11 +49,7 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
 
 
 def try_out(runner: ModelRunner) -> None:
-    """Generate one token, to load what is loaded at first use and to refuse unusable models.
-
-    Raises:
-        UnsupportedError: the model cannot be speculated with.
-    """
+    """Generate one token, to load what is loaded at first use and to refuse unusable models."""
     if runner.model.config.is_encoder_decoder:
         raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")
     request = CompletionRequest(
@@ -70,16 +60,7 @@ def try_out(runner: ModelRunner) -> None:
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
-    """The application that serves a model.
-
-    Args:
-        model: a transformers model.
-        tokenizer: the model's tokenizer.
-        settings: the server's settings.
-
-    Raises:
-        UnsupportedError: the model cannot be speculated with.
-    """
+    """The application that serves a model; an UnsupportedError if it cannot be speculated with."""
     metrics = Metrics()
     engine = make_engine(model, tokenizer, settings, metrics)
     service = Service(model, tokenizer, engine, settings)
@@ -96,12 +77,7 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
             await asyncio.wait(running, timeout=SHUTDOWN_GRACE_SECONDS)
         await service.grammars.close()
 
-    app = FastAPI(
-        title="ngramspec",
-        version=__version__,
-        lifespan=lifespan,
-        openapi_url=None,
-    )
+    app = FastAPI(title="ngramspec", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.service = service
     add_handlers(app)
     app.add_middleware(Front, settings=settings, count=metrics.count_request, running=running)

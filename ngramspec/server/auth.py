@@ -34,17 +34,11 @@ class Client:
 def authenticate(
     keys: Mapping[str, str], authorization: str | None, x_api_key: str | None = None
 ) -> str:
-    """The user whose key a request has.
+    """The user whose key a request has; an ApiError if the key is missing or wrong.
 
     All keys are compared, each in constant time, so that the duration reveals nothing about a key.
-
-    Args:
-        keys: API keys by user; empty: no key is required.
-        authorization: the request's header Authorization, or None.
-        x_api_key: the header X-Api-Key, used without Authorization; llama.cpp's clients send it.
-
-    Raises:
-        ApiError: the key is missing or wrong.
+    Without ``keys`` no key is required. X-Api-Key, which llama.cpp's clients send, is used without
+    Authorization.
     """
     if not keys:
         return ANYONE

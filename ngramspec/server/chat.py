@@ -29,11 +29,7 @@ from ngramspec.server.tool_parsers import PlainParser
 
 
 async def chat(service: Service, body: ChatBody, client: Client, request: Request) -> Any:
-    """Answer a request, whole or as a stream.
-
-    Raises:
-        ApiError: the request cannot be answered; the error names the field.
-    """
+    """Answer a request, whole or as a stream. An ApiError names the invalid field."""
     prompt = await service.reading.run(request, prompt_of, service, body)
     grammar = await while_connected(request, grammar_of(service, body, client))
     completions, readers = await service.reading.run(

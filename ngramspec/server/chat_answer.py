@@ -18,10 +18,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
     ChatCompletionMessageFunctionToolCall,
     Function,
 )
-from openai.types.chat.chat_completion_token_logprob import (
-    ChatCompletionTokenLogprob,
-    TopLogprob,
-)
+from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
 
 from ngramspec.server.job import STOP, Delta
 from ngramspec.server.openai_types import ChatBody
@@ -68,16 +65,7 @@ def whole(
     readers: Sequence[Reader],
     head: dict[str, Any],
 ) -> ChatCompletion:
-    """The response without streaming.
-
-    Args:
-        service: the service that answered.
-        body: the request's body.
-        answers: the answers, for their jobs.
-        found: the deltas of each answer.
-        readers: the reader of each answer.
-        head: id, time and model.
-    """
+    """The response without streaming, from each answer's deltas and reader; ``head`` begins it."""
     hidden = answers.jobs[0].request.hidden
     choices = [
         Choice(
@@ -184,13 +172,9 @@ def _chunk(index: int, choice_delta: ChoiceDelta, ended: str | None) -> ChunkCho
 def logprobs(
     service: Service, body: ChatBody, deltas: Sequence[Delta], hidden: Container[int] | None
 ) -> ChoiceLogprobs | None:
-    """The log-probabilities of deltas, in this route's format.
+    """The log-probabilities of one answer's deltas, in this route's format.
 
-    Args:
-        service: the service that answered.
-        body: the request's body.
-        deltas: deltas of one answer.
-        hidden: see ``CompletionRequest``.
+    ``hidden``: see ``CompletionRequest``.
     """
     if not body.logprobs:
         return None

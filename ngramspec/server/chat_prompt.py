@@ -71,10 +71,8 @@ def chat_ids(
     ``apply_chat_template(tokenize=True)``.
 
     Args:
-        tokenizer: the model's tokenizer.
-        encoder: the tokenizer's TextEncoder.
-        messages: messages in the form for templates.
-        tools: tools in the form for templates.
+        tokenizer, encoder: the model's tokenizer and its TextEncoder.
+        messages, tools: in the form for templates.
         encode: encodes a text with its control tokens; None: the tokenizer does.
         most: maximum tokens of a prompt that contains names of control tokens; None: no limit.
 

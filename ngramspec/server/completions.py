@@ -42,11 +42,7 @@ class CheckedRequest:
 
 
 async def complete(service: Service, body: CompletionBody, client: Client, request: Request) -> Any:
-    """Answer a request, whole or as a stream.
-
-    Raises:
-        ApiError: the request cannot be answered; the error names the field.
-    """
+    """Answer a request, whole or as a stream. An ApiError names the invalid field."""
     checked, completions = await service.reading.run(
         request, checked_and_completions, service, body, client
     )

@@ -8,11 +8,7 @@ from typing import Any
 
 
 class TooManyTokensError(ValueError):
-    """A text has more tokens than allowed.
-
-    Args:
-        count: number of tokens of the text.
-    """
+    """A text has more tokens than allowed; ``count`` is their number."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"{count} tokens")
@@ -23,10 +19,7 @@ def prompt_encoder(tokenizer: Any) -> Callable[[str, bool, int | None], list[int
     """A function that encodes a prompt, in which names of special tokens become these tokens.
 
     Its arguments are the text, whether to add the tokens that the tokenizer adds to every text, and
-    the maximum number of tokens (see ``without_gil``). It is thread-safe.
-
-    Args:
-        tokenizer: a transformers tokenizer. It is copied, not changed.
+    the maximum number of tokens (see ``without_gil``). It is thread-safe. The tokenizer is copied.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -54,16 +47,7 @@ def without_gil(
     """Encode a text with a tokenizer of the tokenizers package, without holding the GIL.
 
     Only its batched methods release the GIL. Building the list of ids holds the GIL, so the number
-    of ids is checked first.
-
-    Args:
-        backend: the tokenizer.
-        text: the text.
-        add_special_tokens: whether to add the tokens that the tokenizer adds to every text.
-        most: maximum number of tokens; None: no limit.
-
-    Raises:
-        TooManyTokensError: the text has more than ``most`` tokens.
+    of ids is checked first: a TooManyTokensError is raised if it exceeds ``most``.
     """
     (found,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     if most is not None and len(found) > most:

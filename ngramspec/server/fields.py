@@ -28,15 +28,9 @@ def unknown_in(body: BaseModel) -> list[str]:
 
 
 def check_fields(body: BaseModel, request: Request, mode: str) -> None:
-    """Refuse unknown fields, or name them in a header of the response.
+    """Refuse unknown fields with an ApiError, or name them in a header of the response.
 
-    Args:
-        body: the request's body.
-        request: the request; its response gets the header.
-        mode: "refuse" or "warn".
-
-    Raises:
-        ApiError: there is an unknown field and the mode is "refuse".
+    ``mode`` is "refuse" or "warn".
     """
     unknown = unknown_in(body)
     if not unknown:

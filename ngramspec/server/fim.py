@@ -26,14 +26,9 @@ class Snippet:
 
 
 class FillInTheMiddle:
-    """Makes prompts in a family's format.
+    """Makes prompts in one family's format.
 
-    The name of a special token in a user's file is encoded as text.
-
-    Args:
-        family: one of FAMILIES.
-        tokenizer: the model's transformers tokenizer.
-        encode: encodes text without reading special tokens, see TextEncoder.
+    The name of a special token in a user's file is encoded as text by ``encode``, see TextEncoder.
     """
 
     def __init__(self, family: Family, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
@@ -95,12 +90,10 @@ class FillInTheMiddle:
         outside: list[int],
         inside: list[int],
     ) -> list[int]:
-        """A prompt's parts in the family's order.
+        """A prompt's parts (prefix, line and suffix) in the family's order, after the other files.
 
-        Args:
-            parts: prefix, line and suffix.
-            files: ids of the other files.
-            outside, inside: ids of the edited file's name, before and after the prefix token.
+        ``outside`` and ``inside`` are the ids of the edited file's name, before and after the
+        prefix token.
         """
         family, ids = self.family, self._ids
         before, line, after = parts
@@ -159,12 +152,7 @@ class FillInTheMiddle:
 
 
 def shortened(text: str, room: int) -> str:
-    """Cut what cannot fit into ``room`` tokens, before the text is encoded.
-
-    Args:
-        text: the text.
-        room: number of tokens; positive keeps the beginning, negative the end.
-    """
+    """Cut what cannot fit into abs(``room``) tokens: the end, or if negative the beginning."""
     most = room * MAX_CHARACTERS_PER_TOKEN
     if len(text) <= abs(most) // 4:  # a character has at most four bytes
         return text

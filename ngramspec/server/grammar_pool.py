@@ -58,12 +58,9 @@ class GrammarPool:
         self.workers: set[_Worker] = set()
 
     async def compile(self, user: str, kind: str, text: str) -> Any:
-        """A compiled grammar. Cancelling this call ends the compilation.
+        """A grammar compiled for a user, see ``grammar_worker.compiled``.
 
-        Args:
-            user: one of the pool's users.
-            kind: see ``grammar_worker.compiled``.
-            text: the grammar's text.
+        Cancelling this call ends the compilation.
 
         Raises:
             UnusableGrammarError: the grammar cannot be used.

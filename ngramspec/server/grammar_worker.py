@@ -20,15 +20,10 @@ SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # the prefix of xgrammar's e
 
 
 def compiled(compiler: Any, kind: str, text: str) -> Any:
-    """A compiled grammar.
+    """A grammar compiled by xgrammar's ``GrammarCompiler``; a RuntimeError if it cannot be used.
 
-    Args:
-        compiler: xgrammar's ``GrammarCompiler``.
-        kind: "json", "json_schema" or "structural_tag".
-        text: the schema or the tag, as JSON; ignored for "json".
-
-    Raises:
-        RuntimeError: xgrammar cannot use the text.
+    ``kind`` is "json", "json_schema" or "structural_tag". ``text`` is the schema or the tag, as
+    JSON; it is ignored for "json".
     """
     if kind == "json":
         return compiler.compile_builtin_json_grammar()

@@ -54,11 +54,7 @@ class Form:
 
 
 def form_asked(service: Service, body: ChatBody) -> Form | None:
-    """The form that a request asks for; None if any text is allowed.
-
-    Raises:
-        ApiError: the form is not supported here.
-    """
+    """The form that a request asks for, or an ApiError if it is not supported; None: any text."""
     form, param = body.response_format, body.constrained_by
     if form is not None and form.type != "text":
         refuse_unless(not body.offered, "response_format", "not supported together with tools")

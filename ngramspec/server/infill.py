@@ -30,10 +30,7 @@ async def infill(service: Service, body: InfillBody, client: Client, request: Re
     """Generate the text between ``input_prefix`` plus ``prompt`` and ``input_suffix``.
 
     A prompt that is too long loses the oldest of ``input_extra`` first, then the beginning of the
-    prefix and the end of the suffix.
-
-    Raises:
-        ApiError: the request cannot be answered; the error names the field.
+    prefix and the end of the suffix. An ApiError names the invalid field.
     """
     refuse_unless(
         service.fim is not None,
@@ -59,11 +56,7 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
 
 
 async def completion(service: Service, body: LlamaBody, client: Client, request: Request) -> Any:
-    """Continue ``prompt``.
-
-    Raises:
-        ApiError: the request cannot be answered; the error names the field.
-    """
+    """Continue ``prompt``. An ApiError names the invalid field."""
     return await _answer(
         service, body, partial(prompt_of, service, body), client, request, DEFAULT_TEMPERATURE
     )

@@ -151,9 +151,7 @@ class Job:
     def turn(self, runner: ModelRunner, alone: bool = False) -> None:
         """Run one forward: a chunk of the prompt or a step. An error ends the job and is reported.
 
-        Args:
-            runner: the model and its caches.
-            alone: whether no other job waits for a turn.
+        ``alone``: whether no other job waits for a turn.
         """
         try:
             if self.cancelled:
@@ -166,12 +164,7 @@ class Job:
             self._fail(runner, error)
 
     def take(self, runner: ModelRunner, added: Added) -> None:
-        """Use the result of a joint step, see ``turn_together``.
-
-        Args:
-            runner: the model and its caches.
-            added: the tokens that the step added, or the error that closed the generation.
-        """
+        """Use the result of a joint step: tokens, or the error that closed the generation."""
         try:
             if isinstance(added, Exception):
                 raise added
@@ -309,8 +302,7 @@ class ModelRunner:
     """What all jobs share: the model, its caches and its Speculators.
 
     Args:
-        model: a transformers model.
-        tokenizer: the model's tokenizer.
+        model, tokenizer: of transformers.
         pool: the pool of caches.
         chunk: maximum prompt tokens of one forward while several jobs take turns.
         speculator: returns the Speculator of a user.
@@ -337,8 +329,7 @@ class ModelRunner:
     def read(self, cache: Any, tokens: Int32, all_logits: bool) -> torch.Tensor:
         """Read part of a prompt into a cache.
 
-        Returns:
-            Logits (n, vocab) if ``all_logits``, else (1, vocab) of the last position.
+        Return the logits (n, vocab) if ``all_logits``, else (1, vocab) of the last position.
         """
         ids = torch.from_numpy(tokens.astype(np.int64))[None].to(self.model.device)
         keep = {} if all_logits else {"logits_to_keep": 1}

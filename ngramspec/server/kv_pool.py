@@ -23,9 +23,8 @@ from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.inplace_kv import grow_in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.cache.snapshot import Snapshot, cuts_anywhere, forgets, memory
-from ngramspec.hf_model.call import call_traits_of
+from ngramspec.hf_model.call import Known, call_traits_of
 from ngramspec.hf_model.compat.classes import DYNAMIC, kind_of
-from ngramspec.hf_model.known import Known
 from ngramspec.hf_model.traits import traits_of
 
 MARK_EVERY = 32  # tokens; not tuned
@@ -130,12 +129,9 @@ class CachePool:
     _clock: int = 0
 
     def take(self, user: str, prompt: Int32, *, afresh: bool = False) -> Lease:
-        """Lend a cache that holds a prefix of a prompt, at most all but its last token.
+        """Lend a user's cache that holds a prefix of a prompt, at most all but its last token.
 
-        Args:
-            user: only this user's caches are considered.
-            prompt: int32 (n,).
-            afresh: start from an empty cache, because every position must be computed.
+        ``afresh``: start from an empty cache, because every position must be computed.
         """
         self.counts.prompt_tokens += len(prompt)
         self.counts.afresh += self.why_afresh is not None
@@ -150,10 +146,7 @@ class CachePool:
     def give_back(self, lease: Lease, tokens: Int32, prompt: int) -> None:
         """Return a cache to the pool, which keeps it if there is room.
 
-        Args:
-            lease: the lease of the cache.
-            tokens: prompt and answer, int32 (n,); the cache holds a prefix of them.
-            prompt: number of tokens of the prompt.
+        It holds a prefix of ``tokens``, prompt and answer, int32 (n,); ``prompt`` are the prompt's.
         """
         held = int(lease.cache.get_seq_length())
         self._clock += 1

@@ -55,11 +55,7 @@ def props(service: Service) -> dict[str, Any]:
 
 
 async def tokenize(service: Service, body: TokenizeBody) -> Response:
-    """The ids of a text.
-
-    Raises:
-        ApiError: ``with_pieces`` is set, or the text is too long.
-    """
+    """The ids of a text; an ApiError if ``with_pieces`` is set, or the text is too long."""
     refuse_unless(not body.with_pieces, "with_pieces", "not supported here")
     size = len(body.content)
     refuse_unless(

@@ -43,11 +43,7 @@ class Lane:
         self._most, self._held = threads + waiting, 0
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call a function in a thread and return its result.
-
-        Raises:
-            ApiError: too many requests are waiting.
-        """
+        """Call a function in a thread; an ApiError if too many requests are waiting."""
         if self._held >= self._most:
             raise ApiError(429, "too many requests wait already; try again", code="queue_full")
         self._held += 1
@@ -58,11 +54,7 @@ class Lane:
 
 
 class Reading:
-    """Reads requests. Large ones use a separate thread, so that small ones do not wait for them.
-
-    Args:
-        limits: limits on requests.
-    """
+    """Reads requests. Large ones use a separate thread, so that small ones do not wait for them."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -70,11 +62,7 @@ class Reading:
         self._large = Lane(LARGE_THREADS, limits.waiting)
 
     async def body(self, request: Request, kind: type[Body]) -> Body:
-        """The body of a request.
-
-        Args:
-            request: the request; its body has not been read.
-            kind: the body's type.
+        """The body of a request, of type ``kind``.
 
         Raises:
             ApiError: the body is not sent as JSON or has too many values, or too many requests are
@@ -89,11 +77,7 @@ class Reading:
     async def run(
         self, request: Request, function: Callable[P, T], *args: P.args, **named: P.kwargs
     ) -> T:
-        """Call a function in a thread for a request whose body has been read.
-
-        Raises:
-            ApiError: too many requests are waiting.
-        """
+        """Call a function in a thread for a request whose body has been read, as ``Lane.run``."""
         lane = self._large if request.state.large else self._small
         return await lane.run(lambda: function(*args, **named))
 
@@ -138,12 +122,9 @@ def parsed(raw: bytes, limits: Limits) -> Any:
 
 
 def json_value(raw: bytes, limits: Limits, place: str) -> Any:
-    """The value of a JSON text, parsed only if it has few enough values.
+    """The value of a JSON text in UTF-8, parsed only if it has few enough values.
 
-    Args:
-        raw: the text, in UTF-8.
-        limits: limits on requests.
-        place: the part of the request that an error names.
+    ``place`` is the part of the request that an error names.
 
     Raises:
         ApiError: it has more values than ``limits`` allows.
@@ -157,9 +138,7 @@ def json_value(raw: bytes, limits: Limits, place: str) -> Any:
     ):
         if given > most:
             raise ApiError(
-                400,
-                f"{place} must have at most {most} {name}, got {given}",
-                code="too_many_values",
+                400, f"{place} must have at most {most} {name}, got {given}", code="too_many_values"
             )
     value = from_json(raw)
     check_members(value, place)

@@ -47,9 +47,7 @@ class Sampling:
     def arguments(self, prompt: int, device: torch.device) -> dict[str, Any]:
         """Arguments of ``generate``. All are given, so that the model's defaults have no effect.
 
-        Args:
-            prompt: number of prompt tokens, which the penalties do not count.
-            device: the model's device.
+        ``prompt`` is the number of prompt tokens, which the penalties do not count.
         """
         given: dict[str, Any] = {
             "do_sample": self.temperature > 0,
@@ -86,10 +84,7 @@ class Sampling:
 class Penalties:
     """OpenAI's penalties: score - count * frequency - (count > 0) * presence, in the answer.
 
-    Args:
-        prompt: tokens before the answer.
-        presence: subtracted once from a token that is in the answer.
-        frequency: subtracted for each time that it is.
+    The answer begins after ``prompt`` tokens.
     """
 
     def __init__(self, prompt: int, presence: float, frequency: float) -> None:
@@ -120,12 +115,9 @@ class TokenLogprobs:
 
 
 def logprobs_of(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
-    """The target's log-probabilities at each token.
+    """The target's log-probabilities at each of n tokens, and the ``top`` most probable ones.
 
-    Args:
-        logits: (n, vocab), at the positions before the tokens.
-        tokens: n token ids.
-        top: number of most probable tokens to list.
+    ``logits`` is (n, vocab), at the positions before the tokens.
     """
     if not tokens:
         return []

@@ -53,11 +53,7 @@ class Scheduler:
         return len(self._waiting)
 
     def add(self, jobs: Sequence[Job], session: tuple[str, str] | None = None) -> None:
-        """Add the jobs of one request and cancel older jobs of the same session.
-
-        Args:
-            jobs: all answers of one request.
-            session: user and session.
+        """Add all jobs of one request and cancel older jobs of the same user and session.
 
         Raises:
             QueueFullError: not all of the jobs fit; none was added.

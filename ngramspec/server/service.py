@@ -12,18 +12,9 @@ from fastapi import Request
 from ngramspec.draft import Int32
 from ngramspec.hf_model.traits import embedding_count
 from ngramspec.server.auth import ANYONE, Client
-from ngramspec.server.encoding import (
-    TooManyTokensError,
-    longest_token,
-    prompt_encoder,
-)
+from ngramspec.server.encoding import TooManyTokensError, longest_token, prompt_encoder
 from ngramspec.server.engine import Engine
-from ngramspec.server.errors import (
-    ApiError,
-    bad,
-    refuse_unless,
-    shutting_down,
-)
+from ngramspec.server.errors import ApiError, bad, refuse_unless, shutting_down
 from ngramspec.server.fim import FillInTheMiddle, family_of
 from ngramspec.server.grammar_pool import GrammarPool
 from ngramspec.server.job import CANCELLED, CompletionRequest, Delta, Job
@@ -42,14 +33,7 @@ T = TypeVar("T")
 
 
 class Service:
-    """A served model.
-
-    Args:
-        model: a transformers model.
-        tokenizer: the model's tokenizer.
-        engine: the engine that runs the model.
-        settings: the server's settings.
-    """
+    """A served model: the model, its tokenizer, the engine that runs it, and the settings."""
 
     def __init__(
         self, model: Any, tokenizer: Any, engine: Engine, settings: ServerSettings
@@ -115,12 +99,9 @@ class Service:
             )
 
     def encode(self, text: str, param: str = "prompt", *, framed: bool = True) -> list[int]:
-        """The token ids of a prompt.
+        """The token ids of a prompt; an error names the field ``param`` if it is too long.
 
-        Args:
-            text: the prompt.
-            param: the field that an error names if the prompt is too long.
-            framed: whether to add the tokens that the tokenizer adds to every text.
+        ``framed``: add the tokens that the tokenizer adds to every text.
         """
         self.check_text(text, param)
         try:
@@ -134,11 +115,7 @@ class Service:
         return text
 
     def check_prompt(self, ids: Sequence[int], param: str = "prompt") -> Int32:
-        """A prompt as int32 (n,).
-
-        Raises:
-            ApiError: it is empty, too long, or has an id outside the vocabulary.
-        """
+        """A prompt as int32 (n,); an ApiError if it is empty, too long, or has an unknown id."""
         refuse_unless(bool(ids), param, "it must have at least one token, got none")
         refuse_unless(
             max(ids) < self.vocabulary,
@@ -247,8 +224,7 @@ class Service:
 class Answers:
     """The answers of one client request, as a stream of deltas. Used in one event loop.
 
-    Raises:
-        ApiError: too many requests are waiting.
+    An ApiError is raised if too many requests are waiting.
     """
 
     def __init__(
@@ -315,11 +291,7 @@ class Answers:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine, and cancel it if the client closes the connection.
-
-    Raises:
-        ApiError: the client closed the connection.
-    """
+    """Run a coroutine, and cancel it with an ApiError if the client closes the connection."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(request))
     try:

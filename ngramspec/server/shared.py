@@ -13,11 +13,9 @@ from ngramspec.stores.redis_sync import RedisSync
 class SharedText:
     """A SharedStore for each user, so that users do not displace each other's text.
 
-    Args:
-        max_bytes: size of all stores together.
-        users: names of the users; none: one store serves all requests.
-        tokenizer: the model's tokenizer.
-        sync: address of a Redis server over which several servers share it; see SharedStore.
+    ``max_bytes`` is the size of all stores together. Without ``users``, one store serves all
+    requests. ``sync`` is the address of a Redis server over which several servers share the text,
+    see SharedStore.
 
     Raises:
         ValueError: there is too little memory for each user, or ``sync`` is not an address.

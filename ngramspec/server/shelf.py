@@ -16,9 +16,6 @@ class Shelf(Mapping[str, Corpus]):
 
     A request that uses a corpus keeps it: a replaced file exists while it is mapped. If the new
     file cannot be opened, this is logged and the old corpus is kept.
-
-    Args:
-        corpora: corpora by name.
     """
 
     def __init__(self, corpora: Mapping[str, Corpus]) -> None:

@@ -31,10 +31,7 @@ class NotTextError(ValueError):
 
 
 class TextEncoder:
-    """Encodes the names of control tokens as text. Thread-safe.
-
-    Args:
-        tokenizer: a transformers tokenizer. It is copied, not changed.
+    """Encodes the names of control tokens as text. Thread-safe; the tokenizer is copied.
 
     Attributes:
         names: names of the control tokens, see ``control_names``.
@@ -57,15 +54,7 @@ class TextEncoder:
         return [match.span() for match in self._pattern.finditer(text)]
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """The ids of a text, without control tokens.
-
-        Args:
-            text: the text.
-            most: maximum number of tokens; None: no limit.
-
-        Raises:
-            TooManyTokensError: the text has more than ``most`` tokens.
-        """
+        """The ids of a text, without control tokens; see ``encode_with``."""
         if most is not None and len(text) > most * self._longest:
             raise TooManyTokensError(len(text) // self._longest)
         if self._backend is None:
@@ -73,11 +62,7 @@ class TextEncoder:
         return without_gil(self._backend, text, add_special_tokens=False, most=most)
 
     def encode_with(
-        self,
-        text: str,
-        spans: Sequence[Span],
-        marks: Mapping[str, str],
-        most: int | None = None,
+        self, text: str, spans: Sequence[Span], marks: Mapping[str, str], most: int | None = None
     ) -> list[int]:
         """The ids of a text that has control tokens only at the given spans.
 

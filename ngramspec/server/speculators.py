@@ -6,11 +6,7 @@ from ngramspec.speculator import Speculator
 
 
 class Speculators:
-    """Creates a Speculator at each user's first request and keeps it.
-
-    Args:
-        drafter: see ``Speculator``; each user gets a separate drafter, built from this string.
-    """
+    """Creates a Speculator, with a separate drafter, at each user's first request and keeps it."""
 
     def __init__(self, drafter: str) -> None:
         self._drafter = drafter

@@ -55,14 +55,11 @@ def error_event(error: ApiError) -> bytes:
 def stream_of(
     events: AsyncIterator[Any], at_end: Callable[[], None], *, done: bool = True
 ) -> Stream:
-    """The response that streams JSON values as events.
+    """The response that streams pydantic models or JSON values as events.
 
-    An error after the first event is sent as an event with the error's JSON.
-
-    Args:
-        events: pydantic models or JSON values.
-        at_end: called when the stream has ended or the client has disconnected.
-        done: whether ``[DONE]`` ends the stream, as in OpenAI's API.
+    An error after the first event is sent as an event with the error's JSON. ``at_end`` is called
+    when the stream has ended or the client has disconnected. ``done``: end with ``[DONE]``, as
+    OpenAI's API.
     """
 
     async def encoded() -> AsyncIterator[bytes]:

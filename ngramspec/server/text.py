@@ -12,10 +12,8 @@ CONTEXT_TOKENS = 8  # decoded together with new tokens, as decoding depends on n
 class Detokenizer:
     """Decodes a growing sequence of tokens incrementally.
 
-    Args:
-        tokenizer: the model's tokenizer.
-        prompt: the preceding tokens, of which only the last few matter.
-        hidden: ids of tokens that are not shown; None: the special tokens.
+    Of the preceding tokens, ``prompt``, only the last few matter. Tokens with ``hidden`` ids, by
+    default the special ones, are not shown.
     """
 
     def __init__(
@@ -26,12 +24,7 @@ class Detokenizer:
         self._start, self._read = 0, len(self._tokens)
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
-        """The text that tokens add, without an incomplete character.
-
-        Args:
-            tokens: the next tokens.
-            last: whether no more tokens follow; then nothing is held back.
-        """
+        """The text that the next tokens add, without an incomplete character unless ``last``."""
         self._tokens += tokens
         before = self._decode(self._tokens[self._start : self._read])
         whole = self._decode(self._tokens[self._start :])

@@ -19,9 +19,6 @@ class TokenBytes:
 
     The bytes are known for byte-level tokenizers (such as GPT-2's), and for those whose vocabulary
     is text with a sign for the space, with or without byte fallback (such as SentencePiece's).
-
-    Args:
-        tokenizer: a transformers tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -33,12 +30,7 @@ class TokenBytes:
         self._special = hidden_ids(tokenizer, ()) if backend is not None else frozenset()
 
     def __call__(self, token: int, hidden: Container[int] | None = None) -> bytes | None:
-        """The bytes of a token: empty if it is not shown, None if they are unknown.
-
-        Args:
-            token: the token's id.
-            hidden: ids of tokens that are not shown; None: the special tokens.
-        """
+        """The bytes of a token: empty if it is hidden (by default: special), None if unknown."""
         if self._read is None:
             return None
         if token in (self._special if hidden is None else hidden):

@@ -44,13 +44,9 @@ class ToolFormat:
     def parser(
         self, tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]], forced: bool
     ) -> Parser:
-        """A parser for one answer.
+        """A parser for one answer to the whole prompt's text, with the tools in the prompt.
 
-        Args:
-            tokenizer: the model's tokenizer.
-            prompt: the text of the whole prompt.
-            tools: the tools in the prompt.
-            forced: whether a grammar forces the answer to begin with a call.
+        ``forced``: whether a grammar forces the answer to begin with a call.
         """
         if self.template is None:
             return TagParser(thinking=not forced and prompt.rfind(THINK) > prompt.rfind(THOUGHT))

@@ -23,12 +23,7 @@ REASONING_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call.
-
-    Attributes:
-        name: the function's name.
-        arguments: the text of a JSON object.
-    """
+    """A tool call: the function's name, and its arguments as the text of a JSON object."""
 
     name: str
     arguments: str
@@ -188,10 +183,8 @@ def _no_constant(name: str) -> Any:
 class TemplateParser:
     """Parses an answer with transformers' own parser of a response template.
 
-    Args:
-        parser: the result of ``tokenizer.get_response_parser``.
-        closes: the strings that end a call; empty: a pattern ends it, which is recognized only at
-            the following character.
+    ``closes`` are the strings that end a call. If there are none, a pattern ends it, which is
+    recognized only at the following character.
     """
 
     def __init__(self, parser: Any, closes: Sequence[str] = ()) -> None:
@@ -252,11 +245,7 @@ class TemplateParser:
 
 
 def _normal(value: Any) -> Call:
-    """The call of a closed region.
-
-    Raises:
-        ValueError: the region is not a valid call.
-    """
+    """The call of a closed region; a ValueError if it is not a valid call."""
     call = call_of(value["function"])
     if call is None:
         raise ValueError(f"no call of a tool: {value!r}")

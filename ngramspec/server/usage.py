@@ -12,12 +12,9 @@ from ngramspec.stats import DecodeStats
 
 
 def usage_of(jobs: Sequence[Job], prompts: Sequence[int], *, speculation: bool) -> CompletionUsage:
-    """The usage of one request.
+    """The usage of one request, from its answers and the number of tokens of each prompt.
 
-    Args:
-        jobs: the request's answers.
-        prompts: number of tokens of each of its prompts, each counted once.
-        speculation: whether to include statistics of speculation as ``usage.ngramspec``.
+    ``speculation``: include statistics of speculation as ``usage.ngramspec``.
     """
     made, read = sum(len(job.progress.tokens) for job in jobs), sum(prompts)
     first = {id(job.request.prompt): job.progress.reused for job in reversed(jobs)}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from ngramspec._native.store_source import StorePair, StoreSource
-from ngramspec.stores.corpus import Corpus
-from ngramspec.stores.shared import Namespace, SharedStore, made_namespace
-from ngramspec.stores.shared_request import SharedRequest
 
-Store = Corpus | Namespace | str | PathLike[str] | Mapping[str, Any]
-OpenStore = Corpus | Namespace
+if TYPE_CHECKING:  # most calls have no stores
+    from ngramspec.stores.corpus import Corpus
+    from ngramspec.stores.shared import Namespace
+
+Store: TypeAlias = "Corpus | Namespace | str | PathLike[str] | Mapping[str, Any]"
+OpenStore: TypeAlias = "Corpus | Namespace"
 
 
 class Searched(Protocol):
@@ -38,8 +39,14 @@ def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any
     """
     if stores is None:
         return ()
-    if isinstance(stores, str | PathLike | Corpus | Namespace) or not isinstance(stores, Sequence):
+    if isinstance(stores, str) or not isinstance(stores, Sequence):
         raise TypeError(f"{name} must be a list of stores, got {type(stores).__name__}")
+    if not stores:
+        return ()
+    from ngramspec.stores.corpus import Corpus
+    from ngramspec.stores.shared import Namespace, SharedStore
+    from ngramspec.stores.shared_request import SharedRequest
+
     opened: list[Any] = []
     for i, store in enumerate(stores):
         if isinstance(store, SharedStore):
@@ -56,6 +63,9 @@ def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any
 
 
 def _opened(store: Any, name: str) -> Any:
+    from ngramspec.stores.corpus import Corpus
+    from ngramspec.stores.shared import made_namespace
+
     if isinstance(store, Mapping):
         return made_namespace(store)
     if not isinstance(store, str | PathLike):
@@ -86,6 +96,8 @@ def described(stores: Sequence[OpenStore]) -> list[Any]:
 
 
 def _described(store: OpenStore) -> Any:
+    from ngramspec.stores.corpus import Corpus
+
     if isinstance(store, Corpus):
         return str(store.path)
     if store.settings is None:

@@ -169,11 +169,7 @@ class Corpus:
         )
 
     def recipe(self) -> dict[str, Any]:
-        """Where the documents came from, as passed to ``build``.
-
-        Raises:
-            StoreFileError: that section of the file is broken.
-        """
+        """Where the documents came from, as passed to ``build``; it may raise a StoreFileError."""
         section = self._sections[-1]
         content = self._content[
             section.offset : section.offset + min(section.size, MAX_RECIPE_BYTES)
@@ -187,12 +183,9 @@ class Corpus:
         return recipe
 
     def verify(self) -> None:
-        """Read the whole file and check its checksums and every entry.
+        """Read the whole file and check its checksums and every entry, some microseconds per token.
 
-        Takes some microseconds per token.
-
-        Raises:
-            StoreFileError: something is broken; the message says what.
+        A StoreFileError says what is broken.
         """
         view = memoryview(self._content)
         check_checksums(self.path, KIND, self._sections, lambda each: [self._part(view, each)])

@@ -37,10 +37,8 @@ Progress = Callable[[str], None]
 def gather(documents: Iterable[Any], tokenizer: Any) -> tuple[Int32, int]:
     """The text as codes, with a separator before and after each document; number of documents.
 
-    Empty documents are left out.
-
-    Raises:
-        TypeError, ValueError: a document is invalid; the message has its index.
+    Empty documents are left out. An invalid document raises a TypeError or ValueError with its
+    index.
     """
     border = np.array([SEPARATOR], np.int32)
     parts, total = [border], 1
@@ -95,14 +93,7 @@ def sections_of(text: Int32, largest: int, progress: Progress) -> Sections:
         level = np.ascontiguousarray(level[::STRIDE])
     progress("frequent contexts")
     entries, slots = wide_sections(text, places, following, largest)
-    return [
-        packed(text, width),
-        [places],
-        packed(following, width),
-        levels,
-        [entries],
-        [slots],
-    ]
+    return [packed(text, width), [places], packed(following, width), levels, [entries], [slots]]
 
 
 def sorted_places(text: Int32) -> NDArray[np.uint32]:

@@ -97,12 +97,7 @@ def _read(path: Path, skipped: Skipped, max_file: int) -> str | None:
 
 
 def _content(path: Path, max_file: int) -> bytes:
-    """A file's content.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is empty, binary or too large; the message says which.
-    """
+    """A file's content; a ValueError says if it is empty, binary or too large."""
     most = max_file << 20
     with open_regular(path) as file:
         content = file.read(BINARY_CHECK_BYTES)

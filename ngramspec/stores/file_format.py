@@ -81,16 +81,13 @@ def write_file(
     """Write a file of ``kind`` under a temporary name and rename it to ``path``.
 
     A crash at any moment leaves the old file or the new one. Existing mappings of the old file stay
-    valid.
+    valid. After an OSError no temporary file remains.
 
     Args:
         path: the file.
         kind: kind of file.
         fields: values of the header fields that are specific to this kind.
         sections: the parts of each section, bytes-like.
-
-    Raises:
-        OSError: it cannot be written; no temporary file remains.
     """
     with replaced(path) as file:
         file.seek(kind.header_size)
@@ -106,13 +103,9 @@ def write_file(
 def read_header(
     path: Path, kind: FileKind, header: bytes, file_size: int
 ) -> tuple[tuple[Any, ...], list[Section]]:
-    """Read the fields and sections from a file's header and check them against its size.
+    """Read the fields and sections from a file's header and check them against its size in bytes.
 
-    Args:
-        path: the file's path, for messages.
-        kind: kind of file.
-        header: its first ``kind.header_size`` bytes, or all of a shorter file.
-        file_size: in bytes.
+    ``header`` holds the first ``kind.header_size`` bytes, or all of a shorter file.
 
     Raises:
         StoreFileError: the file is not of this kind, or its header is broken.
@@ -156,8 +149,7 @@ def map_file(path: Path) -> mmap.mmap:
 def chunks_of(path: Path, file: BinaryIO, section: Section) -> Iterator[bytes]:
     """A section's bytes, read in pieces of ``READ_CHUNK_BYTES`` bytes.
 
-    Raises:
-        StoreFileError: the file was truncated while it was read.
+    A StoreFileError is raised if the file was truncated while it was read.
     """
     for begin in range(0, section.size, READ_CHUNK_BYTES):
         file.seek(section.offset + begin)
@@ -182,11 +174,7 @@ def _checksum_of(parts: Iterable[Content]) -> int:
 
 
 def _new_digest() -> Any:
-    """An empty XXH3 digest of 64 bits.
-
-    Raises:
-        ImportError: xxhash is not installed; the message says how to install it.
-    """
+    """An empty XXH3 digest of 64 bits; an ImportError says how to install xxhash."""
     try:
         from xxhash import xxh3_64
     except ImportError as error:
@@ -202,11 +190,7 @@ def check_checksums(
 ) -> None:
     """Raise a StoreFileError that names the first section whose content differs from its checksum.
 
-    Args:
-        path: the file's path, for messages.
-        kind: kind of file.
-        sections: as read from the header.
-        read: returns a section's bytes, in pieces.
+    ``read`` returns a section's bytes, in pieces.
     """
     for name, section in zip(kind.sections, sections, strict=True):
         if _checksum_of(read(section)) != section.checksum:

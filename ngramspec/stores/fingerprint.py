@@ -32,11 +32,7 @@ def vocabulary_size(tokenizer: Any) -> int:
 
 
 def vocabulary_of(tokenizer: Any) -> dict[Any, int]:
-    """A tokenizer's ids by piece.
-
-    Raises:
-        TypeError: it has no ``get_vocab``.
-    """
+    """A tokenizer's ids by piece; a TypeError if it has no ``get_vocab``."""
     get_vocab = getattr(tokenizer, "get_vocab", None)
     if not callable(get_vocab):
         raise TypeError(

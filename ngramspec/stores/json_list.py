@@ -8,16 +8,10 @@ from typing import Any
 
 
 def elements_of(chunks: Iterator[bytes], longest: int) -> Iterator[Any]:
-    """The elements of a list in the format of ``json.dumps``.
+    """The elements of a list in the format of ``json.dumps``, from pieces of its text.
 
-    Memory: one chunk and one element, regardless of the length of the list.
-
-    Args:
-        chunks: the list's text, in pieces.
-        longest: maximum number of characters of an element.
-
-    Raises:
-        ValueError: the text is not such a list, or an element is longer.
+    Memory: one chunk and one element, regardless of the length of the list. A ValueError is raised
+    if the text is not such a list, or an element has more than ``longest`` characters.
     """
     decode = json.JSONDecoder().raw_decode
     text = _Text(chunks)

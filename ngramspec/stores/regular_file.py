@@ -18,14 +18,11 @@ KINDS = {
 
 
 def open_regular(path: str | PathLike[str]) -> BinaryIO:
-    """Open a regular file for reading; other files are refused before they are opened.
+    """Open a regular file, or a symbolic link to one; others are refused before they are opened.
 
     Opening a FIFO waits for a writer, and opening a device can have side effects. If the path is
     replaced after the check, ``O_NONBLOCK`` makes the call return at once, and the opened file is
     checked again. The flag has no effect on regular files.
-
-    Args:
-        path: the file, or a symbolic link to one.
 
     Raises:
         OSError: it cannot be opened, or is not a regular file.

@@ -25,9 +25,6 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
     """A new file that replaces ``path`` if the block succeeds, and is removed if it raises.
 
     Temporary files that killed writers of ``path`` left are removed first.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     remove_stale(path)
     temporary, file = _create(path)
@@ -58,11 +55,7 @@ def remove_stale(path: Path) -> None:
 
 
 def _remove_unlocked(temporary: Path) -> None:
-    """Remove a temporary file under its lock.
-
-    Raises:
-        OSError: it is locked, or cannot be opened, locked or removed.
-    """
+    """Remove a temporary file under its lock; an OSError if it is locked, or cannot be removed."""
     # NFS grants exclusive locks only on files that are open for writing.
     descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:

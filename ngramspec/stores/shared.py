@@ -147,10 +147,8 @@ class SharedStore:
     def drop(self, name: str) -> None:
         """Free a namespace's memory; requests that still use it find nothing.
 
-        With ``sync``, its text is deleted in Redis and in the other processes, too.
-
-        Raises:
-            KeyError: there is no namespace of that name.
+        With ``sync``, its text is deleted in Redis and in the other processes, too. A KeyError is
+        raised if there is no namespace of that name.
         """
         with self._lock:
             if name not in self._rings and self.sync is None:
@@ -274,8 +272,7 @@ class Namespace:
     def request(self, limit: int = 0) -> SharedRequest:
         """The access of one request, which reads, and writes according to the store's settings.
 
-        Args:
-            limit: bound of the token ids that it reads; 0: no bound.
+        Token ids that it reads are below ``limit``; 0: no bound.
         """
         store = self.store
         stream = StoreStream(store.ring(self.name), limit)

@@ -158,14 +158,11 @@ class SavedStore:
         check_checksums(path, KIND, sections, self._chunks_of)
 
     def restore(self, ring_of: Callable[[str], StoreRing], most: int) -> None:
-        """Add the most recently used namespaces to a store, as far as they fit.
+        """Add the most recently used namespaces, at most ``most``, to a store, as far as they fit.
 
         Text that does not fit is left out, the oldest first, which is logged. Memory: the store,
-        the entries of its namespaces, and one piece of the file.
-
-        Args:
-            ring_of: returns a namespace's text by its name.
-            most: maximum number of namespaces, >= 1.
+        the entries of its namespaces, and one piece of the file. ``ring_of`` returns a
+        namespace's text by its name.
 
         Raises:
             StoreFileError: the names or the codes are broken, or there are too many names.
@@ -249,11 +246,7 @@ def _count_tokens(pieces: Iterable[Int32]) -> int:
 
 
 def _checked_entry(element: Any) -> Entry:
-    """A namespace from its element of the section names.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A namespace from its element of the section names; a ValueError if it is none."""
     if not isinstance(element, list) or len(element) != 2 + COUNTS_PER_ENTRY:
         raise ValueError("an element is no namespace")
     name, *numbers = element

@@ -11,16 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ngramspec.theory.arrays import (
-    Float64,
-    Int64,
-    chain,
-    costs,
-    probability,
-    product,
-    real,
-    whole,
-)
+from ngramspec.theory.arrays import Float64, Int64, chain, costs, probability, product, real, whole
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Float64:

@@ -11,14 +11,7 @@ def draw(target_probs: torch.Tensor, generator: torch.Generator | None = None) -
     """Sample the same token for each row as torch.multinomial, without its host transfers.
 
     torch.multinomial also samples one token as argmax p / e, with exponential e. The random numbers
-    are the same.
-
-    Args:
-        target_probs: float32 (rows, vocab).
-        generator: random generator; None: torch's global one.
-
-    Returns:
-        int64 (rows,), on the probabilities' device.
+    are the same. ``target_probs`` is float32 (rows, vocab), the result int64 (rows,) on its device.
     """
     noise = torch.empty_like(target_probs).exponential_(generator=generator)
     return (target_probs / noise).argmax(dim=-1)

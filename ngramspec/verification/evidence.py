@@ -42,28 +42,19 @@ def evidence_tensor(
 
 
 def leading(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k most probable ids and their log-probabilities.
+    """The k most probable ids, int64 (..., k), and their log-probabilities, float32 (..., k).
 
-    Args:
-        scores: float32 (..., vocab).
-        k: at most vocab.
-
-    Returns:
-        (int64 (..., k), float32 (..., k)), the most probable first.
+    ``scores`` is float32 (..., vocab). The most probable id comes first.
     """
     values, ids = top_k(scores, k)
     return ids, values - scores.logsumexp(-1, keepdim=True) if k else values
 
 
 def top_k(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest scores in descending order, and their indices, as ``torch.topk``.
+    """The k largest of float32 (..., n) scores in descending order, and their indices.
 
-    The k blocks with the largest maxima contain k largest scores. Finding the blocks' maxima is
-    several times as fast as ``torch.topk`` over all scores.
-
-    Args:
-        scores: float32 (..., n).
-        k: at most n.
+    The result is that of ``torch.topk``. The k blocks with the largest maxima contain k largest
+    scores. Finding the blocks' maxima is several times as fast as ``torch.topk`` over all scores.
     """
     n = scores.shape[-1]
     blocks = n // BLOCK_LOGITS
@@ -105,12 +96,7 @@ def computed(packed: Int32, request: EvidenceRequest, vocab: int) -> Computed:
 def fetched(
     tokens: torch.Tensor, extra: torch.Tensor | None
 ) -> tuple[list[list[int]], Int32 | None]:
-    """Transfer a step's tokens and extra data to the host in one transfer.
-
-    Args:
-        tokens: int64 (rows, positions).
-        extra: int32 (rows, positions, n), or None.
-    """
+    """Transfer tokens and extra data, int64 and int32 (rows, positions, ...), at once."""
     if extra is None:
         return tokens.tolist(), None
     both = torch.cat((tokens.unsqueeze(-1).to(torch.int32), extra), dim=-1).to("cpu").numpy()
@@ -137,9 +123,7 @@ class EvidenceChannel:
     def extra(self, logits: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """The evidence to transfer together with the step's tokens, or None.
 
-        Args:
-            logits: (rows, positions, vocab).
-            hidden: (rows, positions, d), or None.
+        ``logits`` is (rows, positions, vocab), ``hidden`` (rows, positions, d) or None.
         """
         self.transfers = 0
         if self.request is None or not self._with_tokens:

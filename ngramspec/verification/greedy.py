@@ -15,10 +15,9 @@ class Tokens(Protocol):
 
 
 class OnDemand:
-    """The argmax at each position of a row, computed when it is looked up.
+    """The argmax at each position of (n + 1, vocab) logits on a CPU, computed when it is looked up.
 
-    Args:
-        logits: (n + 1, vocab), on a CPU. NumPy's argmax is about six times as fast as torch's.
+    NumPy's argmax is about six times as fast as torch's.
     """
 
     def __init__(self, logits: torch.Tensor) -> None:
@@ -29,15 +28,11 @@ class OnDemand:
 
 
 def tokens_on_demand(logits: torch.Tensor) -> Sequence[Tokens]:
-    """The target's argmax at every position, each computed when it is looked up.
+    """The target's argmax at every position of each row, computed when it is looked up.
 
-    Args:
-        logits: (batch, n + 1, vocab), on a CPU, any floating dtype. As in ``generate``, the first
-            of equal maxima is chosen, and NaN counts as the largest. The cast to float32 changes
-            neither values nor order.
-
-    Returns:
-        n + 1 token ids for each row.
+    ``logits`` is (batch, n + 1, vocab), on a CPU, any floating dtype. As in ``generate``, the first
+    of equal maxima is chosen, and NaN counts as the largest. The cast to float32 changes neither
+    values nor order.
     """
     return [OnDemand(row) for row in logits.detach()]
 
@@ -48,15 +43,8 @@ def lenient_tokens(
     """The most probable drafted child x with p(x) >= lenience * max p; else the argmax.
 
     See Leviathan et al. 2023, A.5, for the argmax. Lenience 1 accepts only the argmax and tokens
-    that tie with it.
-
-    Args:
-        target_probs: float32 (m, vocab), p at m positions.
-        children: int64 (m, k), the tokens drafted there, padded with -1.
-        lenience: in (0, 1].
-
-    Returns:
-        int64 (m,).
+    that tie with it. ``target_probs`` is float32 (m, vocab), ``children`` int64 (m, k), padded with
+    -1, and the result int64 (m,).
     """
     best, argmax = target_probs.max(dim=-1)
     return best_child(target_probs, children, lenience * best, argmax)
@@ -68,16 +56,10 @@ def best_child(
     threshold: torch.Tensor,
     otherwise: torch.Tensor,
 ) -> torch.Tensor:
-    """The most probable child that reaches the threshold; of equal ones the first.
+    """The most probable child that reaches the threshold; of equal ones the first; int64 (m,).
 
-    Args:
-        target_probs: float32 (m, vocab).
-        children: int64 (m, k), padded with -1.
-        threshold: float32 (m,).
-        otherwise: int64 (m,), the tokens for positions without such a child.
-
-    Returns:
-        int64 (m,).
+    ``target_probs`` is float32 (m, vocab), ``children`` int64 (m, k), padded with -1, ``threshold``
+    float32 (m,), and ``otherwise`` int64 (m,), the tokens for positions without such a child.
     """
     if children.shape[1] == 0:
         return otherwise

@@ -9,10 +9,6 @@ import numpy as np
 import torch
 
 from ngramspec.draft import Draft, Float32, Int32
-from ngramspec.verification.draws import draw
-from ngramspec.verification.greedy import lenient_tokens
-from ngramspec.verification.rejection import speculative_tokens
-from ngramspec.verification.typical import typical_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +72,13 @@ class Rule:
         return self._from(probs, children, draft_probs).masked_fill(broken, -1)
 
     def _from(
-        self,
-        probs: torch.Tensor,
-        children: torch.Tensor | None,
-        draft_probs: torch.Tensor | None,
+        self, probs: torch.Tensor, children: torch.Tensor | None, draft_probs: torch.Tensor | None
     ) -> torch.Tensor:
+        from ngramspec.verification.draws import draw  # not needed for the argmax
+        from ngramspec.verification.greedy import lenient_tokens
+        from ngramspec.verification.rejection import speculative_tokens
+        from ngramspec.verification.typical import typical_tokens
+
         if children is None:
             return draw(probs, self.generator)
         if self.verification == "typical":

@@ -10,7 +10,6 @@ import torch
 
 from ngramspec.draft import Draft, Int32
 from ngramspec.rng import default_generator
-from ngramspec.verification.draws import draw_at_depths
 from ngramspec.verification.evidence import fetched
 from ngramspec.verification.greedy import Tokens, tokens_on_demand
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
@@ -19,11 +18,9 @@ from ngramspec.verification.stopping import StopRules
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Scores and logits of each generated token, if the call returns them.
+    """Processed scores and raw logits of each generated token, if the call returns them.
 
-    Attributes:
-        scores: processed scores, float32 (batch, vocab) each, or None.
-        logits: raw logits, float32 (batch, vocab) each, or None.
+    Each is float32 (batch, vocab).
     """
 
     scores: list[torch.Tensor] | None = None
@@ -169,18 +166,12 @@ class TokenSampler:
         return self.all_at_once and self.one_transfer
 
     def sample_all(
-        self,
-        drafts: Sequence[Draft],
-        logits: torch.Tensor,
-        extra: torch.Tensor | None = None,
+        self, drafts: Sequence[Draft], logits: torch.Tensor, extra: torch.Tensor | None = None
     ) -> SampledTokens | None:
         """Sample at all positions of a forward; None: use ``next_tokens`` for each position.
 
-        Args:
-            drafts: each row's draft of at most n tokens.
-            logits: (rows, n + 1, vocab).
-            extra: data to fetch with the tokens, int32 (rows, n + 1, m), if ``fetches_at_once``; or
-                None.
+        ``logits`` is (rows, n + 1, vocab); each draft has at most n tokens. ``extra`` is data to
+        fetch with the tokens, int32 (rows, n + 1, m), if ``fetches_at_once``; or None.
         """
         if not self.all_at_once:
             return None
@@ -204,10 +195,8 @@ class TokenSampler:
     ) -> list[list[int]]:
         """Choose and record the tokens of each group's rows at the group's position.
 
-        Args:
-            groups: groups whose position is not None; several groups have one row each.
-            logits: (batch, n + 1, vocab), of all rows of the batch.
-            sampled: the result of ``sample_all``.
+        No position is None, and several groups have one row each. ``logits`` is (batch, n + 1,
+        vocab), of all rows of the batch, and ``sampled`` the result of ``sample_all``.
         """
         if sampled is None:
             scores = self._scores(groups, logits)
@@ -253,27 +242,24 @@ class TokenSampler:
     def choose(
         self, scores: torch.Tensor, spots: Sequence[tuple[DraftCursor, int]]
     ) -> torch.Tensor:
-        """The rule's tokens, int64 (m,).
+        """The rule's tokens, int64 (m,), by processed scores, float32 (m, vocab).
 
-        Args:
-            scores: float32 (m, vocab), processed.
-            spots: m drafts, each with a position in its forward.
+        ``spots`` are m drafts, each with a position in its forward.
         """
         if self._ignores([cursor for cursor, _ in spots]):
             return self.rule.choose(scores)
         return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
 
     def _sample_depths(
-        self,
-        cursors: Sequence[DraftCursor],
-        scores: torch.Tensor,
-        extra: torch.Tensor | None,
+        self, cursors: Sequence[DraftCursor], scores: torch.Tensor, extra: torch.Tensor | None
     ) -> SampledTokens:
         """Sample at all positions, with the random numbers of the baseline for each depth."""
         positions = scores.shape[1]
         probs = torch.softmax(scores, dim=-1)
         generator = self.rule.generator or default_generator(scores.device)
         depths = [cursor.depths(positions) for cursor in cursors]
+        from ngramspec.verification.draws import draw_at_depths
+
         tokens, states = draw_at_depths(probs, depths, generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
         return SampledTokens(*fetched(tokens, extra), states, generator)
@@ -282,15 +268,10 @@ class TokenSampler:
 def drafted_at(
     spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The draft tokens at some positions and their distributions, for ``Rule.choose``.
+    """The draft tokens at m spots and their distributions, for ``Rule.choose``.
 
-    Args:
-        spots: m drafts, each with a position in its forward.
-        vocab: size of the vocabulary.
-        device: device of the result.
-
-    Returns:
-        (int64 (m, k) children, float32 (m, vocab) or (k, m, vocab) their proposals or None).
+    These are int64 (m, k) children, and their proposals, float32 (m, vocab) or (k, m, vocab), or
+    None.
     """
     nodes = [cursor.nodes(at) if at <= len(cursor.tokens) else () for cursor, at in spots]
     pairs = [(cursor, each) for (cursor, _), each in zip(spots, nodes, strict=True)]
@@ -302,16 +283,10 @@ def drafted_at(
 def processed(
     scores: torch.Tensor, groups: Sequence[RowGroup], sampler: TokenSampler
 ) -> torch.Tensor:
-    """Apply each row's logits processors, in one call for all rows of equal length.
+    """Apply each row's logits processors to float32 (rows, vocab), in one call for equal lengths.
 
-    Args:
-        scores: float32 (rows, vocab), a copy of the logits.
-        groups: the groups of the rows; several groups have one row each.
-        sampler: the batch's sampler. A group's processors may differ from its processors only if
-            they keep state for each row.
-
-    Returns:
-        float32 (rows, vocab).
+    The scores are a copy of the logits. Several groups have one row each. A group's processors may
+    differ from the batch's only if they keep state for each row.
     """
     if not sampler.processors:
         return scores

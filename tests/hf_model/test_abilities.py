@@ -13,8 +13,7 @@ import torch
 
 from ngramspec.hf_model.abilities import FACTS, Ability, obstacle, obstacles
 from ngramspec.hf_model.attention.windows import Reach, Windows
-from ngramspec.hf_model.call import CallTraits
-from ngramspec.hf_model.known import Known
+from ngramspec.hf_model.call import CallTraits, Known
 from ngramspec.hf_model.traits import Traits
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,11 +13,7 @@ from ngramspec.verification.sampler import SampledTokens
 
 
 class BeamBatch(Batch):
-    """All beams of a batch: one group, which replays beam steps on a forward's logits.
-
-    Args:
-        beams: the beams of all prompts.
-    """
+    """All beams of a batch: one group, which replays beam steps on a forward's logits."""
 
     def __init__(self, beams: BeamGroup) -> None:
         super().__init__([beams], beams.sampler)

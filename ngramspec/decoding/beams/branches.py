@@ -52,10 +52,8 @@ def look_ahead(
 ) -> list[KnownTokens]:
     """The beams' most probable next tokens by a forward's unused logits, nearest first.
 
-    Args:
-        ends: each beam's row and position in the forward; position None: it has no logits there.
-        cursors: each row's draft.
-        logits: (rows, n + 1, vocab).
+    ``ends`` holds each beam's row and position in the forward, (rows, n + 1, vocab) ``logits``;
+    position None: it has no logits there.
     """
     places: list[tuple[int, tuple[int, ...], int, int]] = []
     for beam, (row, end) in enumerate(ends):
@@ -78,14 +76,10 @@ def look_ahead(
 
 
 def with_branches(chain: Draft, known: KnownTokens, most: int, deepest: int, tier: int) -> Draft:
-    """Add the target's top-k candidates to a chain as branches.
+    """Add a beam's ``known`` next tokens to a chain as branches from draft source ``tier``.
 
-    Args:
-        chain: the drafter's proposal, whose nodes come first in the tree.
-        known: this beam's known next tokens.
-        most: maximum nodes of the tree; the chain is cut to half of them.
-        deepest: maximum tokens of a path.
-        tier: index of the branches' draft source.
+    The chain's nodes come first in the tree. The tree has at most ``most`` nodes, half of them from
+    the chain, and paths of at most ``deepest`` tokens.
     """
     chain = chain.first(min(max(most // 2, 1), most, deepest))
     tokens, parents = chain.tokens.tolist(), [*range(-1, len(chain) - 1)]

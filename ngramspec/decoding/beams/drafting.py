@@ -60,20 +60,14 @@ class BeamOdds:
         self._right = self.DECAY * self._right + forgotten
 
     def judge(self, expected: float, right: bool) -> None:
-        """Record a drafted step without a fork.
-
-        Args:
-            expected: the lowest confidence of the beams' draft tokens in the step.
-            right: whether all of these tokens were selected.
-        """
+        """Record a drafted step without a fork: its lowest confidence, and if it was right."""
         self._expected += expected
         self._right += right
 
     def reach(self, least: NDArray[np.float32]) -> NDArray[np.float64]:
         """P(the replay continues over the first 1..n tokens), float64 (n,).
 
-        Args:
-            least: float32 (n,), the lowest confidence at each depth.
+        ``least`` is float32 (n,), the lowest confidence at each depth.
         """
         whole, right = self._whole / self._steps, self._right / self._expected
         reach: NDArray[np.float64] = np.cumprod(np.minimum(whole * right * least, 1.0), dtype=float)
@@ -162,10 +156,7 @@ class BeamDrafting(BatchDrafting):
         return own if self._chains is None else (*own, CANDIDATE_SOURCE)
 
     def learn(
-        self,
-        drafts: list[Draft],
-        verdicts: list[Verdict],
-        computed: list[Computed] | None = None,
+        self, drafts: list[Draft], verdicts: list[Verdict], computed: list[Computed] | None = None
     ) -> None:
         """Move every text's runner to the text's present row, and report the results."""
         paths = self._beams.paths

@@ -149,13 +149,7 @@ class BeamGroup(Group):
         return self.search.step(log_probs, self.sampler.record.scores)
 
     def _verdict(self, row: int, cursor: DraftCursor, reached: Sequence[Path]) -> Verdict:
-        """The result of a row's verification.
-
-        Args:
-            row: the row in the forward.
-            cursor: the row's draft.
-            reached: the beams' paths before each step.
-        """
+        """The result of a row of the forward; ``reached`` are the beams' paths before each step."""
         best = next((path for path in self.paths if path.row == row), None)
         if best is None:  # no beam continues the row: use the longest path in it
             last = [path for path in reached if path.row == row][-1]

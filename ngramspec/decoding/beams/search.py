@@ -131,12 +131,9 @@ class BeamSearch:
     ) -> tuple[list[int], list[int]]:
         """Continue the beams by one token.
 
-        Args:
-            log_probs: float32 (batch * beams, vocab), processed.
-            scores: the scores of all steps, which ``generate`` passes to criteria, or None.
-
-        Returns:
-            For each new beam the beam that it continues, and its last token.
+        ``log_probs`` is float32 (batch * beams, vocab), processed. The ``scores`` of all steps are
+        passed to criteria, as in ``generate``. Returned are, for each new beam, the beam that it
+        continues, and its last token.
         """
         beams = self.config.beams
         best = self._continuations(log_probs)
@@ -206,11 +203,7 @@ class BeamSearch:
         return self.length - self._prompt_length
 
     def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None]:
-        """The additional outputs of ``generate``, by their names.
-
-        Args:
-            scores: whether the call returns scores.
-        """
+        """The additional outputs of ``generate`` by name, with the beams' scores if ``scores``."""
         result = self.result()
         found = result.scores if scores else None
         return {"sequences_scores": found, "beam_indices": result.origins}

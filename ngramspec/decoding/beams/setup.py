@@ -23,14 +23,10 @@ def make_beams(
     nodes: int,
     drafting: dict[str, Any],
 ) -> tuple[Batch, BatchDrafting]:
-    """Make the beams of a call, and their drafting.
+    """Make the beams of a call, whose prompts are repeated for each beam, and their drafting.
 
-    Args:
-        call: a call with num_beams > 1, whose prompts are repeated for each beam.
-        sampler: the batch's sampler.
-        observer: is notified of streaming.
-        nodes: maximum nodes of a beam's draft with its branches; 0: no branches.
-        drafting: the keyword arguments of BatchDrafting.
+    ``nodes`` is the maximum size of a beam's draft with its branches; 0: no branches. ``drafting``
+    holds the keyword arguments of BatchDrafting.
     """
     config, prompt = call.generation_config, drafting["target"].prompt
     search = BeamConfig(

@@ -39,17 +39,9 @@ class AssistantModel:
         return most if isinstance(most, int) and most > 0 else None
 
     def forward(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
-        """Read further tokens.
+        """Read int64 (n,) tokens; return the logits after each of the ``last`` ones, (last, vocab).
 
-        Args:
-            tokens: int64 (n,), on any device.
-            last: number of last tokens to return logits for, 1..n.
-
-        Returns:
-            (last, vocab), logits of the token after each of the last tokens, in the model's dtype.
-
-        Raises:
-            UnsupportedError: the model's cache cannot be truncated.
+        If the cache cannot be truncated, an UnsupportedError is raised.
         """
         cache = None if self._cache is None else self._cache.cache
         kept = {"logits_to_keep": last} if self._keeps else {}
@@ -87,8 +79,7 @@ class AssistantModel:
 def read_folder(path: str, like: Any) -> Any:
     """Load a causal language model from a local folder, on the device and in the dtype of ``like``.
 
-    Raises:
-        OSError: there is no such folder. Nothing is downloaded.
+    An OSError is raised if there is no such folder. Nothing is downloaded.
     """
     from transformers import AutoModelForCausalLM
 
@@ -115,11 +106,7 @@ def tokenizer_of(model: Any) -> Any:
 def check_assistant(assistant: Any, target: Any, own: str | None, targets: str | None) -> None:
     """Raise an UnsupportedError if a model's token ids are not those of the target.
 
-    Args:
-        assistant: the drafting model.
-        target: the model that verifies.
-        own: fingerprint of the assistant's tokenizer; None: there is no tokenizer.
-        targets: fingerprint of the target's tokenizer; None: there is no tokenizer.
+    ``own`` and ``targets`` are the fingerprints of their tokenizers; None: there is no tokenizer.
     """
     what = f"{named(assistant)} cannot draft for {named(target)}: "
     if getattr(assistant.config, "is_encoder_decoder", False):

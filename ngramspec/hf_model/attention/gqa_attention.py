@@ -3,16 +3,14 @@
 A forward over several positions has a mask, and with a mask transformers' sdpa attention first
 repeats a layer's keys and values for all query heads of their group, because some GPU kernels need
 that. torch's CPU kernel reads them in place, with the same arithmetic in the same order. The copies
-take about 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec replaces "sdpa" by a
-function that makes no copies inside ngramspec's own forwards, with bitwise equal results. In all
-other forwards it calls transformers' function.
+take about 8 % of such a forward (SmolLM2-135M, two cores). Inside ngramspec's own forwards, "sdpa"
+is therefore replaced by a function without copies, with bitwise equal results.
 
-In bfloat16 the kernel converts the keys again for each query head, which takes longer than the
-products if there are few positions. In that case the query heads of a group are passed as
-additional positions of one head, so that keys are read once per group. This halves the time
-(batches of 4 to 16 rows). It is done up to ``MAX_FOLDED_POSITIONS``, which the kernel handles in
-one block. The results were bitwise equal on the processor where this was measured; other processors
-may round the wider product differently.
+In bfloat16 the kernel converts the keys for each query head. With up to ``MAX_FOLDED_POSITIONS``
+positions, which it handles in one block, this takes longer than the products. The query heads of a
+group are then passed as additional positions of one head, which halves the time (batches of 4 to 16
+rows). The results were bitwise equal on the processor where this was measured; other processors may
+round the wider product differently.
 """
 
 from __future__ import annotations
@@ -73,11 +71,7 @@ _thread = _Thread()
 
 @contextmanager
 def in_place(device: torch.device) -> Iterator[None]:
-    """Return a context in which this thread's forwards attend without copies.
-
-    Args:
-        device: of the forwards; there is no effect unless it is a CPU.
-    """
+    """Return a context in which this thread's forwards on a CPU attend without copies."""
     if device.type != "cpu":
         yield
         return
@@ -104,13 +98,9 @@ def split_by(splits: Splits) -> Iterator[None]:
 def grouped(original: Attention) -> Attention:
     """Return an sdpa attention that makes no copies inside ``in_place``.
 
-    Args:
-        original: transformers' sdpa attention.
-
-    Returns:
-        A function with the same arguments: query (batch, heads, n, size), key and value (batch, key
-        heads, keys, size), attention_mask (batch or 1, 1, n, keys). It returns (batch, n, heads,
-        size), and None in place of attention weights.
+    It has the arguments of ``original``, transformers' function: query (batch, heads, n, size), key
+    and value (batch, key heads, keys, size), attention_mask (batch or 1, 1, n, keys). It returns
+    (batch, n, heads, size), and None in place of attention weights.
     """
     parameters = inspect.signature(original).parameters.values()
     named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
@@ -188,12 +178,10 @@ def _fold(query: torch.Tensor, group: int) -> torch.Tensor:
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tensor:
-    """Return a mask as torch adds it to the scores, made once for all layers with the same mask.
+    """Return a mask as torch adds it to scores of ``dtype``, made once for all layers.
 
-    Args:
-        mask: (batch or 1, 1, n, keys), bool, or floats to add to the scores.
-        dtype: of the scores.
-        times: number of repetitions of its positions.
+    ``mask`` is (batch or 1, 1, n, keys), bool, or floats to add. Its positions are repeated
+    ``times`` times.
     """
     if mask.dtype != torch.bool and times == 1:
         return mask
@@ -211,8 +199,7 @@ def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tens
 def install() -> bool:
     """Register ``grouped`` as "sdpa", unless another function than transformers' is registered.
 
-    Returns:
-        whether "sdpa" is now a function returned by ``grouped``.
+    Return whether "sdpa" is now a function returned by ``grouped``.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface

@@ -35,9 +35,8 @@ def selecting_alone(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Itera
 
     Args:
         model: a transformers model.
-        cache: of the model, before the forward; there is no effect without indexed attention.
-        inputs: of the forward, with positions in the order of the text; there is no effect on a
-            single position.
+        cache: of the model, before the forward.
+        inputs: of the forward, with positions in the order of the text.
     """
     positions = inputs["input_ids"].shape[1] if cache.indexed else 1
     if positions == 1:

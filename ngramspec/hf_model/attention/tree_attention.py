@@ -20,14 +20,10 @@ Trees = Sequence[Int32 | None]  # the parents of each row's draft; None: it is a
 
 
 def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which positions of a forward attend to which, and the depth of each.
+    """Return which positions of a forward attend to which, bool (n + 1, n + 1), and their depths.
 
-    Args:
-        parents: int32 (n,), parents[i] < i, -1 for the last committed token.
-
-    Returns:
-        bool (n + 1, n + 1), True where the row attends to the column; and int64 (n + 1,), the
-        depths, 0 for the last committed token.
+    ``parents`` is int32 (n,), parents[i] < i, -1 for the last committed token. In the first array a
+    row attends to a column; the depths are int64 (n + 1,), 0 for the last committed token.
 
     Example:
         >>> ancestry(np.array([-1, -1, 0], np.int32))[1].tolist()
@@ -50,11 +46,11 @@ def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> 
 
     Args:
         last: int64 (..., rows, 1), positions of the last committed tokens.
-        trees: one for each row.
+        trees: one for each row, of at most n nodes.
         lengths: for each row, 1 + its number of nodes.
 
     Returns:
-        int64 (..., rows, n + 1), where n is the number of nodes of the longest draft.
+        int64 (..., rows, n + 1).
     """
     depths = np.zeros((len(trees), max(lengths)), np.int64)
     for row, parents, length in zip(depths, trees, lengths, strict=True):
@@ -66,17 +62,10 @@ def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> 
 
 
 def attended(trees: Trees, width: int, device: torch.device) -> torch.Tensor:
-    """Return which positions of a forward attend to which, on a device.
+    """Return which positions of a forward attend to which, bool (rows, width, width).
 
-    Args:
-        trees: one for each row; empty: all drafts are chains.
-        width: positions of the forward, more than any row's nodes. Positions after a row's draft
-            attend to all positions before them, so that their scores are finite.
-        device: of the model.
-
-    Returns:
-        bool (rows, width, width), True where the row attends to the column; rows is 1 if there are
-        no trees.
+    A row of the result attends to a column. Positions after a row's draft attend to all positions
+    before them, so that their scores are finite. Without trees drafts are chains, and rows is 1.
     """
     sees = np.tri(width, dtype=np.bool_)[None].repeat(max(len(trees), 1), axis=0)
     for own, parents in zip(sees, trees, strict=False):
@@ -97,15 +86,13 @@ def tree_mask(
 
     Args:
         sees: bool (w, w) or (batch, w, w), which of the forward's positions attend to which.
-        past: (batch, length or more), 0 at positions of the cache that are not attended to; None:
-            all positions are attended to.
+        past: (batch, length or more), 0 at masked positions of the cache; None: there are none.
         length: positions in the cache.
         device: of the model.
-        keys: columns of the mask, >= length + w; those after the forward's own are masked. None:
-            length + w.
+        keys: columns of the mask, those after the forward's own masked; None: length + w.
 
     Returns:
-        bool (batch, 1, w, keys). The batch size is that of ``sees`` if there is no ``past``.
+        bool (batch, 1, w, keys).
     """
     own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
     own = own.to(device, non_blocking=True)

@@ -25,13 +25,10 @@ HELD_PER_FREE_POSITION = 16  # one free position for every 16 that the layer hol
 class InPlace:
     """An ``update`` for a dynamic layer, in memory that belongs to this generation alone.
 
-    The layer's earlier contents are copied into that memory first, so nothing is written to tensors
-    that a caller may hold. Under ``torch.compile``, and for states whose shape, dtype or device
-    differs from those held, it calls the layer's original ``update``. A deep copy of the layer gets
-    a separate ``InPlace``.
-
-    Args:
-        layer: a DynamicLayer.
+    The layer's earlier contents are copied there first, so nothing is written to tensors that a
+    caller may hold. Under ``torch.compile``, and for states whose shape, dtype or device differs
+    from those held, it calls the layer's original ``update``. A deep copy of the layer gets a
+    separate ``InPlace``.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -42,15 +39,7 @@ class InPlace:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add keys and values of the next n positions, and return those of all positions.
-
-        Args:
-            key, value: (batch, heads, n, size).
-            args, kwargs: for the layer's original ``update``.
-
-        Returns:
-            keys and values, (batch, heads, length, size) each.
-        """
+        """Add keys and values of n positions, (batch, heads, n, size) each; return those of all."""
         layer = self._layer
         held = (layer.keys, layer.values) if layer.is_initialized else (None, None)
         fits = _fits(held[0], key) and _fits(held[1], value)
@@ -100,14 +89,9 @@ class _Memory:
         self._all: torch.Tensor | None = None  # (batch, heads, capacity, size)
 
     def append(self, held: Any, new: torch.Tensor) -> torch.Tensor:
-        """Append ``new`` to ``held``.
+        """Append ``new``, (batch, heads, n, size), to ``held``, and return a view of the memory.
 
-        Args:
-            held: (batch, heads, length, size), copied unless it is a view of this memory.
-            new: (batch, heads, n, size).
-
-        Returns:
-            (batch, heads, length + n, size), a view of the memory.
+        ``held``, (batch, heads, length, size), is copied unless it is a view of this memory.
         """
         length, whole = held.shape[2], held.shape[2] + new.shape[2]
         memory = self._all

@@ -184,8 +184,7 @@ class KVCache:
     def release(self, *, outlives: bool = True) -> None:
         """Have layers slide and grow again as in the baseline.
 
-        Args:
-            outlives: whether the cache is used after the generation; then spare memory is freed.
+        ``outlives``: whether the cache is used after the generation; then spare memory is freed.
         """
         self.windows.release()
         self._convolutions.release(outlives=outlives)
@@ -196,11 +195,7 @@ class KVCache:
         self._updated, self._stretched = [], 0
 
     def reorder(self, origins: Sequence[int]) -> None:
-        """Let each row continue another one. Only rows that change are copied.
-
-        Args:
-            origins: for each row, which one it continues.
-        """
+        """Let each row continue row ``origins[row]``. Only rows that change are copied."""
         changed = [row for row, origin in enumerate(origins) if row != origin]
         if not changed:
             return
@@ -226,11 +221,8 @@ class KVCache:
     def keep_paths(self, start: int, paths: Sequence[Sequence[int]]) -> None:
         """Move each row's positions start + path[0], start + path[1], ... to start, start + 1, ...
 
-        Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them.
-
-        Args:
-            start: position of the forward's first token.
-            paths: for each row, accepted positions of the forward, ascending.
+        Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them. A
+        path lists accepted positions of the forward, ascending.
         """
         moves = [
             (row, start + at, start + node)
@@ -253,11 +245,9 @@ class KVCache:
                 states[row, :, to] = states[row, :, source]
 
     def compact(self, slots: torch.Tensor) -> None:
-        """Keep some positions of each row.
+        """Keep some positions of each row: int64 (batch, kept) ``slots``, in their new order.
 
-        Args:
-            slots: int64 (batch, kept), the positions in their new order. What a layer with a
-                window no longer holds is masked, or outside every row's window.
+        What a layer with a window no longer holds is masked, or outside every row's window.
         """
         for layer in self.layers:
             own = self.windows.kept_of(layer, slots) if layer.is_sliding else slots
@@ -272,11 +262,7 @@ class KVCache:
                 setattr(layer, name, kept)
 
     def keep_rows(self, order: Sequence[int]) -> None:
-        """Keep some rows of the batch.
-
-        Args:
-            order: for each new place, the place where its row was, equal to it or greater.
-        """
+        """Keep some rows of the batch; ``order[place] >= place`` is where a place's row was."""
         moved = [(place, was) for place, was in enumerate(order) if place != was]
         for layer in self.layers:
             for name in ("keys", "values"):
@@ -302,10 +288,6 @@ def cache_of(kwargs: dict[str, Any]) -> Any:
 
 def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
     """Return a KVCache that rolls a model's cache back.
-
-    Args:
-        cache: of transformers, or None.
-        recurrent: whether the model keeps a recurrent state.
 
     Raises:
         UnsupportedError: there is no cache, or it is of a kind that cannot be rolled back.

@@ -57,11 +57,7 @@ class LinearStates:
             fields.clear_convolutions(layer)
 
     def release(self, *, outlives: bool) -> None:
-        """Have layers overwrite their inputs again.
-
-        Args:
-            outlives: whether the cache is used after the generation; then spare memory is freed.
-        """
+        """Have layers overwrite their inputs again; free spare memory if the cache outlives it."""
         for layer in self.layers:
             fields.stop_recording(layer)
             for at, inputs, _ in fields.convolutions(layer) if outlives else ():

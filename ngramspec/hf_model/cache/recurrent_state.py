@@ -117,12 +117,9 @@ class Pending:
         return len(self) >= self.most
 
     def keep(self, block: torch.Tensor, count: int, origins: Sequence[int] = ()) -> None:
-        """Make the first ``count`` tokens of a block's rows pending.
+        """Make the first ``count`` >= 0 tokens of a block's rows pending.
 
-        Args:
-            block: int64 (batch, width).
-            count: tokens of each row, >= 0.
-            origins: which row of the block each row continues; empty: each its own.
+        ``block`` is int64 (batch, width). Row i continues its row ``origins[i]``; empty: its own.
         """
         rows = block[list(origins)] if origins else block
         self.tokens = rows[:, :count] if count else None
@@ -130,14 +127,10 @@ class Pending:
     def in_front(
         self, block: torch.Tensor, committed: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return a block with the pending tokens before it.
+        """Return a block, int64 (batch, n + width), with the n pending tokens before it.
 
-        Args:
-            block: int64 (batch, width).
-            committed: int64 (batch, length), all tokens up to the block's first, or None.
-
-        Returns:
-            int64 (batch, n + width), and all tokens up to its first, or None.
+        ``committed``, int64 (batch, length) or None, has all tokens up to the block's first. All
+        tokens up to the first of the returned block are returned, too.
         """
         if self.tokens is not None:
             block = torch.cat((self.tokens, block), dim=1)

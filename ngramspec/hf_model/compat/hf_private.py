@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ngramspec.hf_model.compat.names import MARKS_CACHES
-from ngramspec.hf_model.compat.versions import has
+from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 # Methods of a model that determine the inputs and outputs of its forwards. A subclass that
 # overrides none of them behaves like its base class.
@@ -71,16 +70,10 @@ def device_mesh(model: Any) -> Any:
 
 
 def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a prompt as the baseline does, in chunks if the config says so.
+    """Run a prompt, int64 (batch, prompt), as the baseline does, in chunks if the config says so.
 
-    Args:
-        model: a transformers model.
-        input_ids: int64 (batch, prompt).
-        config: the prepared GenerationConfig.
-        kwargs: of the model's forward, as ``generate`` prepared them.
-
-    Returns:
-        the outputs of the last forward.
+    ``kwargs`` are those of the model's forward, as ``generate`` prepared them. The outputs of the
+    last forward are returned.
     """
     return model._prefill(input_ids, config, kwargs)
 
@@ -88,14 +81,7 @@ def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> 
 def carried_kwargs(
     model: Any, outputs: Any, kwargs: dict[str, Any], *, encodes: bool
 ) -> dict[str, Any]:
-    """Return the keyword arguments of the next forward, for one further token.
-
-    Args:
-        model: a transformers model.
-        outputs: of the last forward.
-        kwargs: of the last forward.
-        encodes: whether it is an encoder-decoder model.
-    """
+    """Return the keyword arguments of the next forward, over one token, from the last one's."""
     carried: dict[str, Any] = model._update_model_kwargs_for_generation(
         outputs, kwargs, is_encoder_decoder=encodes
     )

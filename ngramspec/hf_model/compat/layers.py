@@ -35,8 +35,7 @@ def is_offloaded(cache: Any) -> bool:
 def replace_update(owner: Any, update: Update) -> Update | None:
     """Replace the ``update`` of one layer or cache.
 
-    Returns:
-        the function that an earlier replacement had set, for ``restore_update``, or None.
+    Return the function that an earlier replacement had set, for ``restore_update``, or None.
     """
     own: Update | None = vars(owner).get("update")
     owner.update = update

@@ -26,15 +26,9 @@ def prompt_end(
 ) -> int:
     """Return how many positions a row has after the prefill, including those cached before it.
 
-    This is the length of the mask, or of the mask that ``generate`` left out. A prompt without
-    either is assumed to be new as a whole.
-
-    Args:
-        input_ids: int64 (batch, prompt).
-        kwargs: of the model's forward, as ``generate`` prepared them.
-        cached: positions in the cache before the prefill.
-        mask_length: length of the mask that was left out, or None.
-        prefix: of the arguments' names; "decoder_" for an encoder-decoder model.
+    This is the length of the mask, or ``mask_length``, that of the mask that ``generate`` left
+    out. A prompt without either is assumed to be new as a whole. In an encoder-decoder model, the
+    names of the arguments have the ``prefix`` "decoder_".
     """
     mask = kwargs.get(f"{prefix}attention_mask")
     if mask is not None:
@@ -48,9 +42,8 @@ def prompt_end(
 def next_position(position_ids: torch.Tensor | None) -> int:
     """Return 1 + the greatest position of the rows' last prompt tokens.
 
-    Args:
-        position_ids: int64 (..., batch, prompt), or None if the model counts positions itself; the
-            result is then 0.
+    ``position_ids`` is int64 (..., batch, prompt), or None if the model counts positions itself;
+    the result is then 0.
     """
     if position_ids is None or not position_ids.numel():
         return 0
@@ -58,16 +51,7 @@ def next_position(position_ids: torch.Tensor | None) -> int:
 
 
 def grow(name: str, value: torch.Tensor, count: int) -> torch.Tensor:
-    """Extend an argument by ``count`` tokens, as ``generate`` extends it by one.
-
-    Args:
-        name: of the model's argument.
-        value: (..., batch, length).
-        count: columns to add, >= 0.
-
-    Returns:
-        (..., batch, length + count).
-    """
+    """Extend an argument, (..., batch, length), by ``count`` tokens as ``generate`` does by one."""
     if count == 0:
         return value
     last = value[..., -1:]
@@ -93,13 +77,9 @@ def grow_ragged(
         name: of the model's argument.
         value: (..., batch, length), whose last column is each row's last committed token.
         count: columns to add, >= 0.
-        lengths: for each row, how many columns are its own, counted from that last column; the
-            others are gaps.
-        committed: whether the columns are committed. Then the last column of the result belongs to
-            each row's last committed token, which is its ``lengths``-th own column.
-
-    Returns:
-        (..., batch, length + count).
+        lengths: for each row, how many columns are its own, counted from that last column.
+        committed: whether the last column of the result belongs to each row's last committed
+            token, which is then its ``lengths``-th own column.
     """
     if count == 0:
         return value
@@ -129,14 +109,10 @@ def padding_of(mask: torch.Tensor) -> torch.Tensor:
 
 
 def used_slots(mask: torch.Tensor, used: int) -> torch.Tensor:
-    """Return the indices of each row's own positions, with gaps moved to the left.
+    """Return the slots of each row's own positions, int64 (batch, used), ascending.
 
-    Args:
-        mask: (batch, length), 0 at gaps.
-        used: own positions of the row that has most.
-
-    Returns:
-        int64 (batch, used), ascending among own positions; a row with fewer begins with gaps.
+    ``mask`` is (batch, length), 0 at gaps. ``used`` is the number of positions of the row that has
+    most; a row with fewer begins with gaps.
     """
     order = mask.to(torch.int64).argsort(dim=1, stable=True)  # gaps first, then the row's own
     return order[:, mask.shape[1] - used :]
@@ -183,4 +159,5 @@ class OwnSlots:
         if not len(going) or window == 1:
             return 0
         fewer = going[:, ::-1].cumsum(axis=1) < window - 1
-        return min(int(fewer.sum(axis=1).max()) + 1, going.shape[1])
+        most: int = going.shape[1]
+        return min(int(fewer.sum(axis=1).max()) + 1, most)

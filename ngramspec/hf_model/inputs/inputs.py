@@ -35,11 +35,6 @@ class Inputs:
     Attributes:
         kwargs: what ``generate`` would pass to the forward over the last committed token.
         ragged: whether rows may accept different numbers of tokens.
-
-    Args:
-        model: a transformers model.
-        traits: of the model.
-        kwargs: what ``generate`` prepared for the prefill.
     """
 
     def __init__(self, model: Any, traits: Traits, kwargs: dict[str, Any]) -> None:
@@ -56,11 +51,9 @@ class Inputs:
         self.ragged = True
 
     def make_mask(self, prompt: torch.Tensor, length: int) -> None:
-        """Add an attention mask to a ragged batch if ``generate`` left it out.
+        """Add a mask of ``length`` positions to a ragged batch if ``generate`` left it out.
 
-        Args:
-            prompt: (batch, prompt), on the mask's device and of its dtype.
-            length: positions of a row after the prefill.
+        It has the device and the dtype of ``prompt``, (batch, prompt).
         """
         if self.ragged and self.kwargs.get("attention_mask") is None:
             self.kwargs["attention_mask"] = prompt.new_ones(len(prompt), length)
@@ -81,18 +74,16 @@ class Inputs:
         return kwargs
 
     def carry(self, outputs: Any) -> None:
-        """Update the arguments from the prefill to the first forward after it.
-
-        Args:
-            outputs: of the prefill.
-        """
+        """Update the arguments from the prefill, with its outputs, to the first forward after."""
         self.kwargs = hf_private.carried_kwargs(
             self._model, outputs, self.kwargs, encodes=self._traits.encodes
         )
         mask = self.kwargs.get("attention_mask")
+        if mask is None:  # the batch is not ragged, and no token is padding
+            return
         if self.ragged:
             self._own = OwnSlots(mask[:, :-1].bool().numpy(force=True))
-        if self._traits.windows is not None and mask is not None:
+        if self._traits.windows is not None:
             self._padding = padding_of(mask)
             if self.ragged:
                 places = torch.arange(mask.shape[1], device=mask.device)
@@ -111,10 +102,7 @@ class Inputs:
     ) -> dict[str, Any]:
         """Return the arguments for ``count`` positions after each row's last committed token.
 
-        Args:
-            count: positions to add, >= 0.
-            lengths: as in ``grow_ragged``; used in a ragged batch only.
-            committed: as in ``grow_ragged``.
+        ``lengths`` (used in a ragged batch only) and ``committed`` are those of ``grow_ragged``.
         """
         kwargs = dict(self.kwargs)
         for name in self._per_token:
@@ -127,10 +115,9 @@ class Inputs:
         return kwargs
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Grow the arguments by the positions of the last forward that stay.
+        """Grow the arguments by the positions of the last forward that stay, ``kept`` of each row.
 
-        Args:
-            kept: for each row, how many stay; equal for all rows unless the batch is ragged.
+        The numbers are equal for all rows unless the batch is ragged.
         """
         self.kwargs |= self.grown(max(kept), [each + 1 for each in kept], committed=True)
         if self._own is not None:
@@ -209,10 +196,7 @@ class Inputs:
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Repeat the block's last token ``count`` times at the same position.
 
-        This keeps all positions within the model's limit.
-
-        Returns:
-            int64 (batch, n + count), and ``kwargs``, changed in place.
+        This keeps all positions within the model's limit. ``kwargs`` are changed in place.
         """
         for name in self._per_token:
             value = kwargs.get(name)
@@ -243,12 +227,13 @@ class Inputs:
         rows, width = block.shape
         sees = attended(trees, width, block.device)
         past = self.kwargs.get("attention_mask")
-        masks: Masks = tree_mask(sees, past, slots, block.device, keys).expand(rows, -1, -1, -1)
+        mask = tree_mask(sees, past, slots, block.device, keys).expand(rows, -1, -1, -1)
+        masks: Masks = mask
         if self._traits.windows is not None:
             before, last = self._text_positions(slots, block.device)
             queries = query_positions(last, trees, lengths, width)
             held = None if held is None else held + width
-            masks = self._traits.windows.masks(masks, before, queries, held)
+            masks = self._traits.windows.masks(mask, before, queries, held)
         return masks if self._traits.attention != "eager" else added(masks, self._model.dtype)
 
     def _text_positions(
@@ -297,11 +282,8 @@ class Inputs:
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
         """Return the cache slots that each row keeps if the cache is to be compacted.
 
-        Args:
-            slots: positions in the cache.
-
-        Returns:
-            int64 (batch, kept), as ``used_slots``; None: too few slots are unused by all rows.
+        The result is int64 (batch, kept), as ``used_slots``, or None if too few of the ``slots``
+        positions in the cache are unused by all rows.
         """
         if self._own is None:
             return None

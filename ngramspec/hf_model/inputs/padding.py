@@ -65,10 +65,8 @@ def check_width(width: int | str, gamma: int | str) -> int | str:
 def needed_positions(end: int, new: int, widest: int) -> int:
     """Return the cache size, in positions, that every forward of a generation fits in.
 
-    Args:
-        end: positions after the prefill.
-        new: maximum number of generated tokens.
-        widest: positions of the widest forward.
+    The prefill ends at ``end``, ``new`` tokens follow at most, and a forward has ``widest``
+    positions.
     """
     return end + new - 2 + widest  # the last forward begins with the second-to-last token
 
@@ -89,9 +87,6 @@ def make_room(
         widest: positions of the widest forward.
         fixed: whether all forwards have that width.
         compiled: whether the forwards are compiled.
-
-    Returns:
-        number of positions that forwards over a dynamic cache attend to; None: the cache is static.
 
     Raises:
         UnsupportedError: the caller's own static cache is too small for a fixed width.

@@ -19,12 +19,9 @@ T = TypeVar("T")
 def has_hooks(model: Any, *, captures: bool = True) -> bool:
     """Whether a module has forward hooks, which may rely on every row of the batch.
 
-    Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT).
-
-    Args:
-        model: a transformers model.
-        captures: whether to count transformers' hooks that capture states. They stay on a model
-            after the first call that asked for states, and do nothing in calls that ask for none.
+    Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT). ``captures``: also
+    count transformers' hooks that capture states. They stay on a model after the first call that
+    asked for states, and do nothing in calls that ask for none.
     """
     modules = model.modules()
     hooks = (hook for each in modules for hooks in hooks_of(each) for hook in hooks.values())
@@ -37,11 +34,7 @@ def hooks_of(module: Any) -> tuple[dict[int, Any], ...]:
 
 
 class PresentRows:
-    """The present rows of a batch, by their place in the forwards.
-
-    Args:
-        rows: number of rows in the batch, all present.
-    """
+    """The present rows of a batch, at first all, by their place in the forwards."""
 
     def __init__(self, rows: int) -> None:
         self._count = rows
@@ -74,13 +67,7 @@ class PresentRows:
         return states.index_select(0, index)
 
     def keep(self, rows: Collection[int]) -> list[int]:
-        """Remove all other rows.
-
-        Args:
-            rows: indices in the batch of at least one present row.
-
-        Returns:
-            for each new place, the place where its row was; most are unchanged.
+        """Remove all other rows; return for each new place the place where its row was.
 
         Example:
             >>> present = PresentRows(5)

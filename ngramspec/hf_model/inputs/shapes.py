@@ -8,10 +8,10 @@ from typing import Any
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.call import Known
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.compiled import Graphs, bucket_sizes
 from ngramspec.hf_model.inputs.padding import Widths, make_room, needed_positions
-from ngramspec.hf_model.known import Known
 
 
 class ForwardShapes:
@@ -78,11 +78,7 @@ def check_fixed(known: Known, width: int) -> None:
 
 
 def should_compile(known: Known, compiled: bool | None) -> bool:
-    """Whether the forwards of a call are compiled.
-
-    Args:
-        known: properties of the model and the call before the prefill.
-        compiled: True, False, or None: if the baseline compiles them.
+    """Whether the forwards of a call are compiled; None: if the baseline compiles them.
 
     Raises:
         UnsupportedError: compiled=True is not possible.

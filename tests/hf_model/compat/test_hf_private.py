@@ -30,7 +30,7 @@ OTHERS = {
     ("engines/tensorrt_llm.py", "_torch"): "TensorRT-LLM's module that documents drafters",
     ("enabling.py", "_orig_mod"): "the model in a torch.compile wrapper",
     ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
-    ("hf_model/dropout.py", "_DropoutNd"): "the base class of torch's dropouts",
+    ("hf_model/support.py", "_DropoutNd"): "the base class of torch's dropouts",
     ("hf_model/compat/classes.py", "_abc_impl"): "Python sets it on every abstract class",
     ("hf_model/compat/layers.py", "_foreach_sub_"): "torch's one launch for all layers",
     ("hf_model/inputs/present_rows.py", "_forward_hooks"): "torch's own name of a module's hooks",
