@@ -11,6 +11,7 @@ from transformers import DynamicCache, StaticCache
 import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.model import Target
 
 LENGTH = 112  # tokens of prompt and text
@@ -187,3 +188,24 @@ def test_a_text_that_just_fits(length):
     else:
         ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
         assert torch.equal(plain, ours)
+
+
+def test_a_static_cache_that_is_longer_than_the_call():
+    """generate makes it as long as that of an earlier call; all its layers must be equally long."""
+    model, inputs = windowed("gemma2 hybrid", 8), batch(1)
+    kwargs, _ = plain_of(model, inputs, cache_implementation="static")
+    kwargs["max_length"] = 40
+    plain = model.generate(**inputs, **kwargs)
+    speculator = Speculator(RowTrees(row_texts(inputs, plain)), 17, tree=17)
+    assert torch.equal(plain, ngramspec.generate(model, **inputs, speculator=speculator, **kwargs))
+
+
+@pytest.mark.parametrize("kind", ["offloaded", "quantized"])
+def test_caches_that_cannot_be_rolled_back_are_named_with_the_fix(kind):
+    cache = DynamicCache()
+    if kind == "offloaded":
+        cache.offloading = True
+    else:
+        cache = type("QuantizedCache", (DynamicCache,), {"update": lambda self, *states: states})()
+    with pytest.raises(UnsupportedError, match=rf"(?i){kind[:7]}.*remove cache_implementation"):
+        kv_cache_for(cache)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat.classes import STATIC_SLIDING, kind_of
+from ngramspec.hf_model.compat.classes import STATIC, STATIC_SLIDING, kind_of
 
 States = dict[int, Any]  # a tensor, or None before the first forward
 Update = Callable[..., Any]
@@ -132,6 +132,9 @@ def widen_static(cache: Any, capacity: int) -> None:
     """
     from transformers.cache_utils import StaticLayer
 
+    # All layers get one length, because transformers makes their masks for the first layer's.
+    full = [layer.max_cache_len for layer in cache.layers if kind_of(layer) == STATIC]
+    capacity = max(full, default=capacity)
     for at, layer in enumerate(cache.layers):
         if kind_of(layer) in STATIC_SLIDING:
             cache.layers[at] = widened = StaticLayer(max_cache_len=capacity)
