@@ -14,6 +14,7 @@ from ngramspec.cli import Parser, execute
 PROGRAM = "python -m benchmarks"
 # A new benchmark is a module and its name in this list.
 BENCHMARKS = (
+    "figures",
     "first_look",
     "lengths",
     "batch",
@@ -23,6 +24,9 @@ BENCHMARKS = (
     "encoder_decoder",
     "forced",
     "profile",
+    "host_time",
+    "costs",
+    "traces",
     "gpu",
     "replay",
     "drafters",

@@ -11,6 +11,7 @@ import torch
 from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.joint import AnyCosts, SwitchedCosts
+from ngramspec.costs.processors import GPU, instruction_set
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
@@ -286,7 +287,7 @@ def _step_costs(
     rows, length = target.prompt.shape
     tokens = ASSUMED_NEW_TOKENS if max_length is None else max_length - length
     kind = ForwardKind(
-        machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
+        machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
         dtype=str(target.model.dtype).removeprefix("torch."),
         rows=rows,
         attention=target.traits.attention,

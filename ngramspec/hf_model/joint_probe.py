@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ngramspec.hf_model.attention.gqa_attention import install
+from ngramspec.hf_model.attention.gqa_attention import available
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.attention.windows import windows_of
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
@@ -32,7 +32,9 @@ def why_not_tried(model: Any) -> str | None:
     """
     if model not in _found:
         with modules_left_alone(model):
-            _found[model] = _try(model) if install() else "another attention is registered as sdpa"
+            _found[model] = (
+                _try(model) if available() else "another attention is registered as sdpa"
+            )
     return _found[model]
 
 

@@ -185,7 +185,7 @@ def test_layers_that_forget_return_to_the_nearest_snapshot(make):
             prompt=prompt, user="a", sampling=Sampling(temperature=0), max_tokens=12
         )
         job = Job(request, lambda delta: None)
-        while job.generation is None:
+        while job.generation is None and not job.ended:
             job.turn(runner)
         assert job.progress.reused == reused
         while not job.ended:

@@ -43,6 +43,7 @@ class KVCache:
         windows: those of ``layers`` that forget positions outside a window.
         indexed: whether a layer has an index of its keys.
         checkpoint: copies of the linear layers' recurrent states; None: they have none.
+        capacity: positions that the cache can hold; None: no limit.
     """
 
     def __init__(self, cache: Any, layers: list[Any], *, recurrent: bool = False) -> None:
@@ -50,11 +51,14 @@ class KVCache:
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self.windows = WindowLayers([layer for layer in self.layers if layer.is_sliding])
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
+        others = (*self._static, *self.windows.layers)
+        self._dynamic = [layer for layer in self.layers if layer not in others]
         self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if fields.is_linear(layer)]
         self._convolutions = LinearStates([] if recurrent else self._linear)
         self.checkpoint = Checkpoint(self._linear) if recurrent else None
         self._stretched = 0
+        self.capacity = self._capacity()
         # Layers whose ``update`` is replaced, and what ``replace_update`` returned for each.
         self._updated: list[tuple[Any, Any]] = []
 
@@ -77,9 +81,7 @@ class KVCache:
         """Whether a layer forgets positions that have left its window."""
         return bool(self.windows.layers)
 
-    @property
-    def capacity(self) -> int | None:
-        """Positions that the cache can hold; None: no limit."""
+    def _capacity(self) -> int | None:
         sizes = [int(layer.get_max_length()) for layer in self._static]
         return min(sizes, default=None)
 
@@ -92,6 +94,7 @@ class KVCache:
         """Make room for ``capacity`` positions in the static layers, which must be empty."""
         for layer in self._static:
             fields.resize_static(layer, capacity)
+        self.capacity = self._capacity()
 
     def stretch(self, length: int) -> None:
         """Have dynamic layers return ``length`` keys and values, padded with zeros at the end.
@@ -147,11 +150,11 @@ class KVCache:
         """
         if count and self._static:
             fields.shorten_static(self._static, count)
-        for layer in self.layers:
-            if count and layer not in self._static and not layer.is_sliding:
-                self._crop(layer, count)
+        for layer in self._dynamic if count else ():
+            self._crop(layer, count)
         self.windows.truncate(count, needed)
-        self._convolutions.truncate(count)
+        if self._linear:
+            self._convolutions.truncate(count)
 
     def _crop(self, layer: Any, count: int) -> None:
         """Drop the last ``count`` keys and values of a dynamic layer."""
