@@ -14,6 +14,7 @@ from ngramspec.cli import Parser, execute
 PROGRAM = "python -m benchmarks"
 # A new benchmark is a module and its name in this list.
 BENCHMARKS = (
+    "figures",
     "first_look",
     "lengths",
     "batch",
@@ -21,8 +22,12 @@ BENCHMARKS = (
     "compiled",
     "recurrent",
     "encoder_decoder",
+    "summaries",
     "forced",
     "profile",
+    "host_time",
+    "costs",
+    "traces",
     "gpu",
     "replay",
     "drafters",

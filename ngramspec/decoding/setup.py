@@ -11,6 +11,7 @@ import torch
 from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.joint import AnyCosts, SwitchedCosts
+from ngramspec.costs.processors import GPU, instruction_set
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
@@ -223,7 +224,6 @@ def _runners(
             always=isinstance(config.tree, int),
             temperature=temperature,
             seed=(seed, row),
-            positionless_token=target.traits.positionless_token,
             load=lambda drafter: open_model(drafter, vocab, row),
             shared=of_row if alone else None,
         )
@@ -239,6 +239,7 @@ def _model_opener(
     def load(drafter: Any, vocab: int, row: int) -> DraftModel:
         from ngramspec.decoding.assistants import Assistants  # most drafters have none
 
+        pace.wanted = True
         return Assistants(target.model, drafter, target.states).open(drafter, vocab, row, pace)
 
     if drafter.assistants:
@@ -292,7 +293,7 @@ def _step_costs(
     rows, length = target.prompt.shape
     tokens = ASSUMED_NEW_TOKENS if max_length is None else max_length - length
     kind = ForwardKind(
-        machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
+        machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
         dtype=str(target.model.dtype).removeprefix("torch."),
         rows=rows,
         attention=target.traits.attention,

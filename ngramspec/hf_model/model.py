@@ -85,9 +85,9 @@ class Target:
         check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
         self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
-        states, encodes = self._recorder.names, traits.encodes
+        states = self._recorder.names
         self.call = call_traits_of(
-            input_ids, config, model_kwargs, self.cache, encodes=encodes, states=states
+            input_ids, config, model_kwargs, self.cache, traits=traits, states=states
         )
         check_states(traits, self.call)
         first = next_position(model_kwargs.get("position_ids"))
@@ -171,11 +171,10 @@ class Target:
         Returns:
             logits at the prompt's last token and the n draft tokens, (batch, n + 1, vocab).
         """
-        self.inputs.make_mask(self.prompt, self.call.end)
         count = 0 if draft is None else draft.shape[1]
         prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
         if self._copies > 1:
-            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies)
+            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies, len(prompt))
         if draft is not None:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
@@ -195,6 +194,7 @@ class Target:
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self._slots = (self.cache.length() or self.call.end) - count
+        self.inputs.begin(self.prompt, self._slots)
         self.limits.begin(self._slots)
         if draft is not None:
             self._forward = LastForward(count, is_prefill=True, outputs=outputs)
@@ -221,7 +221,7 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """Maximum draft length after ``new`` generated tokens; None: no limit."""
-        if self.pending.full:
+        if self.pending.tokens is not None and self.pending.full:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
@@ -251,13 +251,19 @@ class Target:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
+        assert self._forward is not None
+        plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
+        if plain and not self.traits.hooked:
+            return self.end_forward(self._shapes.run(**inputs, return_dict=True))
+        places = self.inputs.take_positions(inputs)
         alone: AbstractContextManager[None] = nullcontext()
         if self.cache.indexed:
             from ngramspec.hf_model.attention.index_ties import selecting_alone
 
             alone = selecting_alone(self.model, self.cache, inputs)
-        hidden, reading = head_inputs(self.model, self.wants_hidden), self._reading()
-        with in_place(block.device), alone, hidden as states, reading:
+        own, reading = in_place(self.model, block.device), self._reading()
+        hidden = head_inputs(self.model, self.wants_hidden)
+        with own, alone, places, hidden as states, reading:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
 
@@ -282,7 +288,8 @@ class Target:
         positions = block.shape[1]
         width = self.widths.of(positions)
         forward = self._forward = LastForward(width, block, positions - new)
-        self.cache.save(only_if=new > 1 or self._outlives)
+        if self.cache.checkpoint is not None:
+            self.cache.save(only_if=new > 1 or self._outlives)
         inputs = self.inputs.prepare(
             block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
         )
@@ -349,24 +356,27 @@ class Target:
         kept = [len(path) for path in paths]
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
-        stays, static = max(kept), self.cache.capacity is not None
+        stays = max(kept)
         if forward.outputs is None:
             self.cache.truncate_to(self._slots + stays)
         else:
-            self._recorder.keep(
-                forward.outputs,
-                stays,
-                self._slots,
-                whole_text=forward.reread,
-                static=static,
-                first=forward.again,
-            )
+            if self._recorder.names:
+                self._recorder.keep(
+                    forward.outputs,
+                    stays,
+                    self._slots,
+                    whole_text=forward.reread,
+                    static=self.cache.capacity is not None,
+                    first=forward.again,
+                )
             forward.outputs = None
             if self.cache.checkpoint is not None:
                 kept = [self._all_or_none(forward, stays, origins)] * len(kept)
                 stays = max(kept)
-            self.cache.reorder(origins)
-            self.cache.keep_paths(self._slots, paths)
+            if origins:
+                self.cache.reorder(origins)
+            if stays > 1:
+                self.cache.keep_paths(self._slots, paths)
             self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
         self._slots += stays
