@@ -84,7 +84,7 @@ def generate(
         streamer: receives the prompt and then every token, with one ``put`` each.
         **kwargs: keyword arguments of ``model.generate``, of which ``assistant_model``,
             ``assistant_early_exit`` and ``use_mtp`` add a draft source; and ``reference_ids``,
-            ``stores`` and ``extra_stores``, see Speculator.__call__.
+            ``stores``, ``extra_stores`` and ``session``, see Speculator.__call__.
 
     Raises:
         UnsupportedError: an argument cannot be combined with speculation; the message names it.
@@ -245,7 +245,7 @@ def _without_speculation(
         raise UnsupportedError(refused)
     if kwargs.pop("generator", None) is not None:
         raise UnsupportedError(f"generator: {refused}")
-    for name in ("reference_ids", "stores", "extra_stores"):
+    for name in ("reference_ids", "stores", "extra_stores", "session"):
         kwargs.pop(name, None)
     speculator.log_once(f"decoding without speculation: {refused}")
     return plain(*args, **kwargs)

@@ -324,6 +324,7 @@ class Speculator:
         reference_ids: Any = None,
         stores: Any = None,
         extra_stores: Any = None,
+        session: str | None = None,
         inputs_tensor: Any = None,
         generator: torch.Generator | None = None,
         synced_gpus: bool | None = None,
@@ -345,6 +346,8 @@ class Speculator:
                 of them. Drafters read it as if it preceded the prompt.
             stores: this call's stores, instead of the Speculator's.
             extra_stores: further stores of this call.
+            session: the name of the call's conversation in each namespace, 1..1000 characters.
+                A prompt's longest prefix that ends a recent request identifies it, too.
             inputs_tensor: the encoder's input, for encoder-decoder models.
             generator: random generator on the prompt's device; None: torch's global one.
             synced_gpus: as in ``generate``.
@@ -367,6 +370,7 @@ class Speculator:
             reference_ids=reference_ids,
             stores=stores,
             extra_stores=extra_stores,
+            session=session,
             inputs_tensor=inputs_tensor,
             generator=generator,
             synced_gpus=synced_gpus,

@@ -38,6 +38,9 @@ class DecodeStats:
         drafted: draft tokens.
         tested: verified draft tokens; see Verdict.
         accepted: accepted draft tokens.
+        reference_drafted: draft tokens that continue the reference text, those of prefills included
+            (a token that it has after the same two tokens).
+        reference_accepted: accepted ones of them.
         plain_steps: target calls without a draft.
         host_syncs: transfers of the target's results to the host.
         chains: number of runs with ``tree=N`` that had chains, by reason.
@@ -60,6 +63,8 @@ class DecodeStats:
     drafted: int = 0
     tested: int = 0
     accepted: int = 0
+    reference_drafted: int = 0
+    reference_accepted: int = 0
     plain_steps: int = 0
     host_syncs: int = 0
     drafter_faults: int = 0

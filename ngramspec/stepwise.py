@@ -29,7 +29,8 @@ def open_generation(
         *args: positional arguments of ``model.generate``.
         speculator: how to speculate; None: a new Speculator().
         **kwargs: keyword arguments of ``model.generate`` except stop_strings, and
-            ``reference_ids``, ``stores`` and ``extra_stores``, see Speculator.__call__.
+            ``reference_ids``, ``stores``, ``extra_stores`` and ``session``, see
+            Speculator.__call__.
 
     Returns:
         The generation, before its prefill. Close it, or use it as a context manager.

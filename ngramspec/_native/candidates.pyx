@@ -53,7 +53,7 @@ cdef class Estimator:
         self.committed = committed
         self.counts = counts
         self.falls_back = falls_back
-        self.acceptance = 0.5
+        self.acceptance = 0.5 if store is None else store.familiar.acceptance
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil:
         """Find the tokens that may come next at a position, and their probabilities.
@@ -231,6 +231,8 @@ cdef class Estimator:
         if all.n and at.leads == NONE:  # it describes the text's own sources
             right = all.token[at.best] == token
             self.acceptance += ACCEPTANCE_RATE * (<float>right - self.acceptance)
+            if self.store is not None:
+                self.store.familiar.acceptance = self.acceptance
         if any or not tree or not self.falls_back:
             return
         for i in range(recent.used):

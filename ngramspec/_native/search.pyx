@@ -36,6 +36,7 @@ cdef float MIN_REACH_TREE = 0.004   # a tree ends below it
 # Nodes of a tree are not expanded up to this reach, unless they follow the match. 0.06 would be a
 # tie of counts, which rounding would decide.
 cdef float MIN_REACH_BRANCH = 0.0597
+cdef float MIN_REACH_STORE = 0.0199     # the same where a store has a match
 cdef float MIN_REST = 0.5   # P(no candidate is next) above which recent tokens are offered
 # The last three where top-k candidates are known, which make deeper nodes worth inspecting.
 cdef float MIN_REACH_TREE_RUNNERS = 0.002
@@ -156,6 +157,8 @@ cdef class DraftSearch:
             root.live = self.estimator.store.find(
                 text.tokens + text.n, text.n, STORE_PLACES
             )
+            if root.live:
+                self.least = min(self.least, MIN_REACH_STORE)
         self.position_n = 1
         self.branch(root, NONE, known)
 

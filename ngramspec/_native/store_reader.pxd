@@ -53,12 +53,17 @@ cdef struct Votes:      # the next tokens at the places that a path follows
     int32_t resumed     # the next token at the place that was left, or NONE
 
 
-cdef class StoreReader:
-    cdef StoreSource source
-    cdef Followed places[STORE_PLACES]
-    cdef Followed resume        # the place that was last followed, past a substituted token
+cdef class Familiar:    # what a conversation's requests learn about a store, one after another
     cdef Regions regions        # the regions that were recently right
     cdef int64_t copied_to      # where the last copy would continue, or NONE
+    cdef float acceptance       # decayed share of best candidates that were right
+
+
+cdef class StoreReader:
+    cdef StoreSource source
+    cdef readonly Familiar familiar
+    cdef Followed places[STORE_PLACES]
+    cdef Followed resume        # the place that was last followed, past a substituted token
     cdef int since              # tokens since it was left, or NONE: there is none
     cdef uint64_t live          # bits of the places that are followed
     cdef int longest            # length of the longest match, 0 without one

@@ -21,21 +21,33 @@ cdef enum:
     LONGEST_PAUSE = 64  # maximum number of tokens between two look-ups then
 
 
+cdef class Familiar:
+    """The parts of a store that recently continued like the texts of one conversation.
+
+    Requests of a conversation may use one at the same time, under the GIL. Memory: 3 kB.
+    """
+
+    def __cinit__(self):
+        self.copied_to = NONE
+        self.acceptance = 0.5
+
+
 cdef class StoreReader:
     """Follows the places of one sequence in one store, or in several combined into one source.
 
     Args:
         source: the store.
+        familiar: what earlier requests of the same conversation learned; None: nothing.
     """
 
-    def __cinit__(self, StoreSource source not None):
+    def __cinit__(self, StoreSource source not None, Familiar familiar=None):
         self.source = source
+        self.familiar = Familiar() if familiar is None else familiar
         self.since = NONE
-        self.copied_to = NONE
 
     def sizeof(self):
         """Bytes allocated."""
-        return sizeof(StoreReader)
+        return sizeof(StoreReader) + sizeof(Familiar)
 
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
@@ -46,10 +58,10 @@ cdef class StoreReader:
         assert not lengths or self.longest in (0, lengths[0])
         for i in range(STORE_PLACES):
             assert 0 <= self.places[i].filled <= AHEAD and self.places[i].skip >= 0
-        assert self.copied_to == NONE or self.copied_to >= 0
-        assert 0 <= self.regions.tokens < FADING
+        assert self.familiar.copied_to == NONE or self.familiar.copied_to >= 0
+        assert 0 <= self.familiar.regions.tokens < FADING
         for i in range(REGIONS):
-            assert 0 <= self.regions.copied[i] < 1e6, "more than can be copied"
+            assert 0 <= self.familiar.regions.copied[i] < 1e6, "more than can be copied"
 
     cdef void judge(self, bint right) noexcept nogil:
         """Record whether any place of the last look-up continued like the sequence."""
@@ -89,10 +101,10 @@ cdef class StoreReader:
             place = &self.places[lowest(left)]
             left &= left - 1
             at = place.at + place.skip
-            place.copied = copied_from(&self.regions, at)
+            place.copied = copied_from(&self.familiar.regions, at)
             place.distance = FAR_OFF
-            if self.copied_to != NONE:
-                at -= self.copied_to
+            if self.familiar.copied_to != NONE:
+                at -= self.familiar.copied_to
                 place.distance = <int32_t>min(max(at, -at), <int64_t>FAR_OFF)
 
     cdef int32_t fetch(self, Followed* place, int depth) noexcept nogil:
@@ -201,7 +213,7 @@ cdef class StoreReader:
         cdef Followed* place
         cdef uint64_t left
         cdef int i, right = 0, last = NONE
-        fade(&self.regions, <int>n)
+        fade(&self.familiar.regions, <int>n)
         left = self.live
         while left:
             right += agrees[lowest(left)] > 0
@@ -213,7 +225,7 @@ cdef class StoreReader:
             if agrees[i] == 0:
                 continue
             place = &self.places[i]
-            count_copied(&self.regions, place.at + place.skip, (
+            count_copied(&self.familiar.regions, place.at + place.skip, (
                 <float>agrees[i] * min(place.length, <int>FULL_LENGTH) / <float>FULL_LENGTH / right
             ))
             if place.length + agrees[i] >= COPIED and (
@@ -223,9 +235,9 @@ cdef class StoreReader:
             ):
                 last = i
         if last != NONE:
-            self.copied_to = self.places[last].at + self.places[last].skip
-        if self.copied_to != NONE:
-            self.copied_to += n
+            self.familiar.copied_to = self.places[last].at + self.places[last].skip
+        if self.familiar.copied_to != NONE:
+            self.familiar.copied_to += n
 
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil:
         """Advance over ``n`` tokens just committed, and drop the places that differ from them."""
@@ -237,7 +249,7 @@ cdef class StoreReader:
             self.asked = False
             self.live = self.longest = 0
             self.since = NONE
-            self.copied_to = NONE
+            self.familiar.copied_to = NONE
             return
         if self.since != NONE:
             self.since += <int>n

@@ -158,8 +158,7 @@ cdef class StoreRing:
     def waits(self, int n, int pause):
         """For benchmarks: waiting times for the lock in ns, int64 (n,), ``pause`` ns apart."""
         cdef int64_t[::1] into
-        cdef int64_t began
-        cdef int i
+        cdef int64_t began, i
         waited = np.empty(n, np.int64)
         into = waited
         with nogil:
@@ -297,9 +296,10 @@ cdef class StoreRing:
         if self.capacity:
             if owner != self.owner:
                 self.put(SEPARATOR, False)
-                own.last = (own.last + 1) % OWN_RANGES
-                own.n = min(own.n + 1, <int>OWN_RANGES)
-                own.ranges[own.last].begin = self.written
+                if own.n == 0 or own.ranges[own.last].end + 1 != self.written:
+                    own.last = (own.last + 1) % OWN_RANGES
+                    own.n = min(own.n + 1, <int>OWN_RANGES)
+                    own.ranges[own.last].begin = self.written
                 for i in range(have):
                     self.put(before[i], False)
                 self.owner = owner

@@ -85,6 +85,17 @@ cdef class StoreStream(StoreSource):
             self.put(new + begin, n - begin)
         self.busy = False
 
+    def follow(self, StoreStream earlier not None):
+        """Continue the text of an earlier stream of the same ring, before anything is added.
+
+        Its text is not found either, and the first tokens added follow its last ones.
+        """
+        if earlier.ring is not self.ring:
+            raise ValueError("the earlier stream is of another ring")
+        self.own = earlier.own
+        self.before = earlier.before
+        self.have = earlier.have
+
     def publish(self):
         """Add the pending tokens; the document may continue."""
         if self.busy:
@@ -93,10 +104,15 @@ cdef class StoreStream(StoreSource):
 
     def finish(self):
         """Add the pending tokens and end the document."""
+        self.close()
+        self.have = 0
+
+    def close(self):
+        """Add the pending tokens and end the document, which a later stream may ``follow``."""
         if self.busy:
             raise RuntimeError("this stream is being used by another thread")
         self.flush()
-        self.end()
+        self.ring.end(self.owner)
 
     def end(self):
         """End the document without adding the pending tokens."""

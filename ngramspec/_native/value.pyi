@@ -6,6 +6,7 @@ import numpy.typing as npt
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.head import HeadRows
 from ngramspec._native.runners import RunnersUp
+from ngramspec._native.store_reader import Familiar
 from ngramspec._native.store_source import StoreSource
 
 class ValueEngine:
@@ -26,6 +27,7 @@ class ValueEngine:
         store: StoreSource | None = None,
         recycles: bool = False,
         headed: bool = False,
+        familiar: Familiar | None = None,
     ) -> None: ...
     def read_head(
         self,

@@ -23,6 +23,7 @@ from ngramspec._native.common cimport (
     start_of, token_view,
 )
 from ngramspec._native.frontier cimport Node, ranked
+from ngramspec._native.store_reader cimport Familiar
 from ngramspec._native.store_source cimport StoreSource
 
 cnp.import_array()
@@ -44,12 +45,13 @@ cdef class ValueEngine:
         store: a store to draft from in addition to the committed text, or None.
         recycles: whether to draft the target's top-k candidates, see ``recycle``.
         headed: whether to draft a head's tokens, see ``read_head``.
+        familiar: what earlier requests of the same conversation learned about the store, or None.
     """
 
     def __cinit__(
         self, Calibration calibration not None, bint copies=True, bint counts=True,
         bint falls_back=True, int min_match=2, StoreSource store=None, bint recycles=False,
-        bint headed=False,
+        bint headed=False, Familiar familiar=None,
     ):
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
@@ -57,7 +59,7 @@ cdef class ValueEngine:
         self.copies, self.counts, self.falls_back = copies, counts, falls_back
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
-        self.store = None if store is None else StoreReader(store)
+        self.store = None if store is None else StoreReader(store, familiar)
         self.runners = RunnersUp() if recycles else None
         self.head = HeadRows() if headed else None
         self.estimator = Estimator(

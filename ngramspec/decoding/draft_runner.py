@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Int32, Verdict
+from ngramspec.decoding.reference import ReferenceCounter
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, EvidenceRequest, Int32, Verdict
 from ngramspec.draft_length.optimal import likeliest_path
 from ngramspec.draft_length.schedule import GammaController
 from ngramspec.drafters.base import Drafter, DraftModel
@@ -44,6 +45,7 @@ class DraftRunner:
         seed: seed of the call and the row, for stochastic drafts.
         shared: adds the row's text to the call's shared stores; None if there are none.
         load: opens the draft models of sessions that need one; None if no session does.
+        reference: the reference text that ``tokens`` begins with, int32 (m,).
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class DraftRunner:
         seed: tuple[int, ...] = (),
         load: Callable[[Any], DraftModel] | None = None,
         shared: RowDrafter | None = None,
+        reference: Int32 = NO_TOKENS,
     ) -> None:
         self._current = current
         self._controller = controller
@@ -70,10 +73,13 @@ class DraftRunner:
         self._temperature = temperature
         self._seed = seed
         self._load = load
-        tokens = tokens[(tokens >= 0) & (tokens < vocab)]
+        self._reference = ReferenceCounter(reference, stats) if len(reference) else None
+        known = (tokens >= 0) & (tokens < vocab)
+        prompt = int(known[: len(reference)].sum())  # its position
+        tokens = tokens[known]
         self._shared = shared
         if shared is not None:
-            shared.begin(tokens)
+            shared.begin(tokens[prompt:], tokens[:prompt])
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)
@@ -165,6 +171,9 @@ class DraftRunner:
         drafted = len(draft.tokens)
         if drafted:
             self._controller.observe(drafted, len(verdict.accepted))
+        if self._reference is not None:
+            last = self._tokens[max(self._count - 2, 0) : self._count]
+            self._reference.count(last, draft, verdict.accepted)
         tokens = np.array(verdict.emitted, np.int32)
         evidence = None
         if computed is not None and self.evidence is not None:

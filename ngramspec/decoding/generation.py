@@ -63,7 +63,7 @@ class Generation:
         on_step: called with every StepEvent, or None.
         observer: is notified of the sections of the prefill and of each step.
         ranks: the processes that decode together with this one.
-        pace: the duration of the target's forwards.
+        pace: the duration of the target's forwards, if a drafting model is compared with it.
     """
 
     target: Target
@@ -76,4 +76,4 @@ class Generation:
     on_step: Callable[[StepEvent], None] | None = None
     observer: Observer = NO_OBSERVER
     ranks: Ranks = ALONE
-    pace: Pace = field(default_factory=Pace)
+    pace: Pace | None = None

@@ -15,7 +15,8 @@ from ngramspec.hf_model.compat.classes import BY_ROW, all_stock
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.sampler import TokenSampler
 
-ENTRY_KEYS = ("reference_ids",)  # of generation_config.ngramspec
+MAX_SESSION_LENGTH = 1000  # characters of a conversation's name
+ENTRY_KEYS = ("reference_ids", "session")  # of generation_config.ngramspec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class GenerateCall:
     reference_ids: Any
     stores: Any
     extra_stores: Any
+    session: Any
     inputs_tensor: Any
     generator: torch.Generator | None
     synced_gpus: bool | None
@@ -58,6 +60,33 @@ def read_reference(config: Any, reference_ids: Any = None) -> Int32:
         TypeError: ``config.ngramspec`` is not a dict, or reference_ids are not token ids.
         ValueError: ``config.ngramspec`` has an unknown key, or an id is out of bounds.
     """
+    given = reference_ids if reference_ids is not None else _entry(config).get("reference_ids")
+    return NO_TOKENS if given is None else _flat(given)
+
+
+def read_session(config: Any, session: Any = None) -> str | None:
+    """The name of a call's conversation, or None.
+
+    Args:
+        config: its GenerationConfig. The dict ``config.ngramspec`` may hold ``session``.
+        session: the call's argument; it overrides the config.
+
+    Raises:
+        TypeError: it is not a string.
+        ValueError: it is empty or too long.
+    """
+    given = session if session is not None else _entry(config).get("session")
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise TypeError(f"session must be a string, got {type(given).__name__}")
+    if not 1 <= len(given) <= MAX_SESSION_LENGTH:
+        raise ValueError(f"session must have 1..{MAX_SESSION_LENGTH} characters, got {len(given)}")
+    return given
+
+
+def _entry(config: Any) -> dict[str, Any]:
+    """The checked dict ``config.ngramspec``; empty if there is none."""
     entry = getattr(config, "ngramspec", None)
     entry = {} if entry is None else entry
     if not isinstance(entry, dict):
@@ -66,8 +95,7 @@ def read_reference(config: Any, reference_ids: Any = None) -> Int32:
     if unknown:
         known = ", ".join(ENTRY_KEYS)
         raise ValueError(f"generation_config.ngramspec has no entry {unknown[0]!r}; known: {known}")
-    given = reference_ids if reference_ids is not None else entry.get("reference_ids")
-    return NO_TOKENS if given is None else _flat(given)
+    return entry
 
 
 def _flat(given: Any) -> Int32:

@@ -26,6 +26,7 @@ from ngramspec.decoding.request import (
     history_of,
     must_lockstep,
     read_reference,
+    read_session,
     samplers_by_row,
 )
 from ngramspec.draft_length.schedule import (
@@ -153,7 +154,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         on_step=settings.on_step,
         observer=settings.observer,
         ranks=ranks,
-        pace=pace,
+        pace=pace if settings.drafter().assistants else None,
     )
 
 
@@ -197,17 +198,24 @@ def _runners(
     config, temperature, seed = settings.config, None, 0
     reference = read_reference(call.generation_config, call.reference_ids)
     history = history_of(target, reference, call.inputs_tensor)
-    drafter = CallDrafter(settings.drafter, call.stores, call.extra_stores, settings.log_once)
+    session = read_session(call.generation_config, call.session)
+    drafter = CallDrafter(
+        settings.drafter, call.stores, call.extra_stores, settings.log_once, session
+    )
     open_model = _model_opener(target, settings.drafter(), pace)
     if call.generation_config.do_sample:
         temperature = float(call.generation_config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
 
+    beams = (call.generation_config.num_beams or 1) > 1
+    if target.prompt.shape[0] > 1 and not beams:
+        tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
+        drafter.join_equal([history(row) for row in range(target.prompt.shape[0])], tokens)
+
     def make(row: int, vocab: int) -> DraftRunner:
         follower = None if ranks.drafts else Follower()
-        of_row = drafter.row(vocab)
+        of_row = drafter.row(vocab, row)
         current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
-        beams = (call.generation_config.num_beams or 1) > 1
         if call.logits_processor and not beams:  # a beam's text moves between rows
             from ngramspec.decoding.forced import with_forced
 
@@ -226,6 +234,7 @@ def _runners(
             seed=(seed, row),
             load=lambda drafter: open_model(drafter, vocab, row),
             shared=of_row if alone else None,
+            reference=reference,
         )
 
     return make

@@ -22,11 +22,14 @@ def start_with_stores(drafter: ValueDrafter, tokens: Int32) -> DraftSession:
     own = {each: each.request() for each in drafter.stores if isinstance(each, Namespace)}
     stores = [own.get(each, each) for each in drafter.stores]
     rehearsed = REHEARSED_TOKENS if any(isinstance(each, Corpus) for each in stores) else 0
-    engine = drafter.engine(one_source(stores))
+    for request in own.values():
+        request.begin(tokens)
+    known = (each.familiar for each in stores if isinstance(each, SharedRequest))
+    engine = drafter.engine(one_source(stores), next(known, None))
     session = ValueSession(engine, tokens, drafter.always, rehearsed=rehearsed)
     if not any(isinstance(each, SharedRequest) for each in stores):
         return session
-    return SharedSession(session, drafter.tiers.index("store"), list(own.values()), tokens)
+    return SharedSession(session, drafter.tiers.index("store"), list(own.values()))
 
 
 class SharedSession(ForwardingSession):
@@ -37,18 +40,13 @@ class SharedSession(ForwardingSession):
         source: index in ``Draft.source`` of tokens from stores.
         own: requests that this session feeds with its committed tokens and ends: ``close`` counts
             as a normal end. Those of a call of ``generate`` are fed and ended there.
-        tokens: the prompt.
     """
 
-    def __init__(
-        self, session: Any, source: int, own: Sequence[SharedRequest], tokens: Int32
-    ) -> None:
+    def __init__(self, session: Any, source: int, own: Sequence[SharedRequest]) -> None:
         super().__init__(session)
         self._credit = session.engine.credit_store
         self._source = source
         self._own = own
-        for request in own:
-            request.begin(tokens)
 
     def observe(
         self,

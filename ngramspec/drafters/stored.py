@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.draft import Int32
+from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.stores.choice import open_stores
 
 if TYPE_CHECKING:  # most calls have no stores
     from ngramspec.stores.shared import Namespace
     from ngramspec.stores.shared_request import SharedRequest
+    from ngramspec.stores.siblings import SiblingAnswer
 
 
 class CallDrafter:
@@ -22,6 +24,7 @@ class CallDrafter:
         stores: replace that drafter's stores; None: keep them.
         extra: stores in addition to these; None: none.
         log_once: logs a warning once.
+        session: the name of the rows' conversation in the namespaces, or None.
 
     Raises:
         TypeError: an entry is not a store.
@@ -35,20 +38,42 @@ class CallDrafter:
         stores: Any,
         extra: Any,
         log_once: Callable[[str], None],
+        session: str | None = None,
     ) -> None:
         self.current = current
-        self.log_once = log_once
+        self.log_once, self.session = log_once, session
         self._stores = None if stores is None else open_stores(stores)
-        self._extra = open_stores(extra, "extra_stores")
+        given = open_stores(extra, "extra_stores")
+        self._joined: dict[int, SiblingAnswer] = {}  # by row
+        self.answers = tuple(each for each in given if hasattr(each, "siblings"))
+        self._extra = tuple(each for each in given if each not in self.answers)
         current().with_stores(self.of(current()))
 
     def of(self, drafter: Drafter) -> tuple[Any, ...]:
         """The stores of a drafter in this call."""
         return (*(drafter.stores if self._stores is None else self._stores), *self._extra)
 
-    def row(self, vocab: int) -> RowDrafter:
-        """One row's drafter, for a target with ``vocab`` token ids."""
-        return RowDrafter(self, vocab)
+    def join_equal(self, prompts: Sequence[Int32], tokens: int) -> None:
+        """Draft rows with equal prompts from each other.
+
+        Args:
+            prompts: of all rows, int32 (n,) each.
+            tokens: maximum tokens of an answer.
+        """
+        same: dict[bytes, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            same.setdefault(prompt.tobytes(), []).append(row)
+        for rows in same.values():
+            if len(rows) > 1:
+                from ngramspec.stores.siblings import Siblings  # most calls have one row
+
+                siblings = Siblings(len(rows), tokens)
+                self._joined |= {row: siblings.answer(index) for index, row in enumerate(rows)}
+
+    def row(self, vocab: int, index: int = 0) -> RowDrafter:
+        """The drafter of the row ``index``, for a target with ``vocab`` token ids."""
+        joined = self._joined.get(index)
+        return RowDrafter(self, vocab, self.answers if joined is None else (joined,))
 
 
 class RowDrafter:
@@ -57,9 +82,13 @@ class RowDrafter:
     Stores with token ids outside the target's vocabulary are left out.
     """
 
-    def __init__(self, call: CallDrafter, vocab: int) -> None:
+    def __init__(
+        self, call: CallDrafter, vocab: int, answers: Sequence[SiblingAnswer] = ()
+    ) -> None:
         self._call = call
         self._vocab = vocab
+        self._written = [each.siblings.written(each.index) for each in answers]
+        self._read = [each for own in answers for each in own.siblings.read(own.index, vocab)]
         self._requests: dict[Namespace, SharedRequest] = {}
         self._made: tuple[Drafter, Drafter] | None = None
         self()
@@ -70,18 +99,24 @@ class RowDrafter:
         if self._made is None or self._made[0] is not current:
             stores = self._fitting(self._call.of(current))
             drafter = current if stores == current.stores else current.with_stores(stores)
+            if self._read:
+                with suppress(ValueError):  # it takes no stores
+                    drafter = current.with_stores((*stores, *self._read))
             self._made = (current, drafter)
         return self._made[1]
 
-    def begin(self, prompt: Int32) -> None:
-        """Note the row's prompt, int32 (n,)."""
+    def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
+        """Note the row's prompt, int32 (n,), and the reference text before it, int32 (m,)."""
         for request in self._requests.values():
-            request.begin(prompt)
+            request.begin(prompt, reference)
 
     def append(self, tokens: Int32) -> None:
         """Note the row's committed tokens, int32 (n,)."""
         for request in self._requests.values():
             request.append(tokens)
+        for answer in self._written:
+            answer.append(tokens)
+            answer.pause()  # at once
 
     def pause(self) -> None:
         """Called when the row may have ended without notice."""
@@ -113,5 +148,5 @@ class RowDrafter:
         if not isinstance(store, Namespace):
             return store
         if store not in self._requests:
-            self._requests[store] = store.request(self._vocab)
+            self._requests[store] = store.request(self._vocab, self._call.session)
         return self._requests[store]

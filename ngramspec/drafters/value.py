@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
@@ -14,6 +14,9 @@ from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.errors import check_int
 from ngramspec.stores.choice import Store, open_stores
+
+if TYPE_CHECKING:
+    from ngramspec._native.store_reader import Familiar
 
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
@@ -174,8 +177,8 @@ class ValueDrafter(LearningDrafter):
 
         return start_with_stores(self, tokens)
 
-    def engine(self, source: StoreSource | None) -> ValueEngine:
-        """A new engine that also drafts from ``source``."""
+    def engine(self, source: StoreSource | None, familiar: Familiar | None = None) -> ValueEngine:
+        """A new engine that also drafts from ``source``, of which ``familiar`` is known."""
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
         calibration = Calibration() if self.by_request else self.calibration
         return ValueEngine(
@@ -187,6 +190,7 @@ class ValueDrafter(LearningDrafter):
             source,
             self.recycles,
             self.headed,
+            familiar,
         )
 
 

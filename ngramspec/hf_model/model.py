@@ -253,7 +253,7 @@ class Target:
         inputs = self.begin_forward(block, lengths, trees, committed)
         assert self._forward is not None
         plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
-        if plain and not self.traits.hooked:
+        if plain and self.states is None and not self.traits.hooked:
             return self.end_forward(self._shapes.run(**inputs, return_dict=True))
         places = self.inputs.take_positions(inputs)
         alone: AbstractContextManager[None] = nullcontext()
@@ -261,8 +261,8 @@ class Target:
             from ngramspec.hf_model.attention.index_ties import selecting_alone
 
             alone = selecting_alone(self.model, self.cache, inputs)
-        own, reading = in_place(self.model, block.device), self._reading()
-        hidden = head_inputs(self.model, self.wants_hidden)
+        hidden, reading = head_inputs(self.model, self.wants_hidden), self._reading()
+        own = in_place(self.model, block.device)
         with own, alone, places, hidden as states, reading:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)

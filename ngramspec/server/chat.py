@@ -18,7 +18,7 @@ from ngramspec.server.chat_prompt import chat_ids
 from ngramspec.server.encoding import TooManyTokensError
 from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.grammars import grammar_of
-from ngramspec.server.job import CompletionRequest
+from ngramspec.server.job import CompletionRequest, answers_of
 from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import ChatBody, Message
 from ngramspec.server.reading import json_value
@@ -202,14 +202,13 @@ def requests_of(
         "eos": service.eos,
         "hidden": None if tools is None else tools.hidden.union(service.eos),
         "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        "reference": service.reference(body.ngramspec),
+        "reference": service.reference(body.ngramspec, body.prediction).before(prompt),
         "stores": service.stores(body.ngramspec, client),
+        "speculate": body.ngramspec.speculate,
+        "session": body.prompt_cache_key or None,
         "first": False,
     }
-    completions = [
-        CompletionRequest(sampling=sampling.of_answer(index), **common)
-        for index in range(body.n or 1)
-    ]
+    completions = answers_of(sampling, body.n or 1, **common)
     service.check_logprobs(completions, "top_logprobs")
     return completions
 

@@ -24,7 +24,7 @@ from ngramspec.server.job import STOP, Delta
 from ngramspec.server.openai_types import ChatBody
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.tool_parsers import Parser, Part
-from ngramspec.server.usage import usage_of
+from ngramspec.server.usage import timings_of, usage_of
 
 
 class Reader:
@@ -76,9 +76,9 @@ def whole(
         )
         for index, (deltas, reader) in enumerate(zip(found, readers, strict=True))
     ]
-    prompt = len(answers.jobs[0].request.prompt)
-    usage = usage_of(answers.jobs, [prompt], speculation=body.ngramspec.usage)
-    return ChatCompletion(object="chat.completion", choices=choices, usage=usage, **head)
+    ends: dict[str, Any] = {"timings": timings_of(answers.jobs)}
+    usage = usage_of(answers.jobs, [len(answers.jobs[0].request.prompt)], body)
+    return ChatCompletion(object="chat.completion", choices=choices, usage=usage, **ends, **head)
 
 
 def message_of(parts: Sequence[Part]) -> ChatCompletionMessage:
@@ -129,11 +129,13 @@ async def chunks(
         if body.logprobs and choices:
             hidden = answers.jobs[index].request.hidden
             choices[0].logprobs = logprobs(service, body, [delta], hidden)
+        if answers.ended and not with_usage:
+            head["timings"] = timings_of(answers.jobs)
         for choice in choices:
             yield ChatCompletionChunk.construct(choices=[choice], **head)
     if with_usage:
-        prompt = len(answers.jobs[0].request.prompt)
-        head["usage"] = usage_of(answers.jobs, [prompt], speculation=body.ngramspec.usage)
+        head["usage"] = usage_of(answers.jobs, [len(answers.jobs[0].request.prompt)], body)
+        head["timings"] = timings_of(answers.jobs)
         yield ChatCompletionChunk.construct(choices=[], **head)
 
 

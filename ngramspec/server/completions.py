@@ -17,13 +17,13 @@ from openai.types.completion_choice import CompletionChoice, Logprobs
 from ngramspec.draft import Int32
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
-from ngramspec.server.job import CompletionRequest, Delta
+from ngramspec.server.job import CompletionRequest, Delta, answers_of
 from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import CompletionBody
 from ngramspec.server.sampling import TokenLogprobs
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.sse import stream_of
-from ngramspec.server.usage import usage_of
+from ngramspec.server.usage import timings_of, usage_of
 
 STREAMED_ROWS = 32  # tokens with log-probabilities in one event; not tuned
 
@@ -117,18 +117,20 @@ def requests_of(
         "stops": body.stops,
         "top_logprobs": body.logprobs,
         "prompt_logprobs": bool(body.echo) and body.logprobs is not None,
-        "reference": service.reference(body.ngramspec),
         "stores": service.stores(body.ngramspec, client),
+        "speculate": body.ngramspec.speculate,
+        "session": body.prompt_cache_key or None,
     }
+    reference = service.reference(body.ngramspec, body.prediction)
     completions = []
     for prompt in checked.prompts:
-        room = service.max_tokens(body.max_tokens, prompt)
-        for index in range(checked.n):
-            own = sampling.of_answer(index)
-            eos = service.ends_of(prompt)
-            completions.append(
-                CompletionRequest(prompt=prompt, sampling=own, max_tokens=room, eos=eos, **common)
-            )
+        own = common | {
+            "prompt": prompt,
+            "max_tokens": service.max_tokens(body.max_tokens, prompt),
+            "eos": service.ends_of(prompt),
+            "reference": reference.before(prompt),
+        }
+        completions += answers_of(sampling, checked.n, **own)
     service.check_logprobs(completions, "logprobs")
     return completions
 
@@ -152,8 +154,9 @@ def whole(
         )
         for index, deltas in enumerate(found)
     ]
-    usage = usage_of(answers.jobs, _sizes(checked), speculation=checked.body.ngramspec.usage)
-    return json_response(Completion(object="text_completion", choices=choices, usage=usage, **head))
+    return json_response(
+        Completion(object="text_completion", choices=choices, **_ending(checked, answers, head))
+    )
 
 
 async def chunks(
@@ -171,6 +174,7 @@ async def chunks(
             continue
         rows, offset = delta.logprobs, offsets[index]
         offsets[index] += len(text)
+        last = empty if with_usage or not answers.ended else {"timings": timings_of(answers.jobs)}
         while True:
             now, rows = rows[:STREAMED_ROWS], rows[STREAMED_ROWS:]
             ended = _reason(delta.ended) if delta.ended and not rows else None
@@ -178,14 +182,21 @@ async def chunks(
             choice = CompletionChoice.construct(
                 index=index, text="" if rows else text, finish_reason=ended, logprobs=logprobs
             )
-            yield Completion.construct(object="text_completion", choices=[choice], **empty, **head)
+            also = empty if rows else last
+            yield Completion.construct(object="text_completion", choices=[choice], **also, **head)
             if logprobs is None or not rows:
                 break
             offset = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
             await asyncio.sleep(0)
     if with_usage:
-        usage = usage_of(answers.jobs, _sizes(checked), speculation=body.ngramspec.usage)
-        yield Completion.construct(object="text_completion", choices=[], usage=usage, **head)
+        end = _ending(checked, answers, head)
+        yield Completion.construct(object="text_completion", choices=[], **end)
+
+
+def _ending(checked: CheckedRequest, answers: Answers, head: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a response whose answers have ended."""
+    usage = usage_of(answers.jobs, _sizes(checked), checked.body)
+    return {**head, "usage": usage, "timings": timings_of(answers.jobs)}
 
 
 def _echo(checked: CheckedRequest, index: int) -> str:

@@ -14,7 +14,7 @@ MAX_NAMED_FIELDS = 8  # in a warning's header; not tuned
 # Fields of OpenAI's and llama.cpp's APIs that do not change the answer's text, so they can be
 # ignored: they concern the user, billing, storage, and the slot or cache to use.
 IGNORABLE_FIELDS = {
-    *("metadata", "prediction", "prompt_cache_key", "prompt_cache_retention"),
+    *("metadata", "prompt_cache_retention"),
     *("safety_identifier", "service_tier", "store"),
     *("cache_prompt", "id_slot", "n_cache_reuse", "samplers", "sse_ping_interval"),
     *("t_max_prompt_ms", "timings_per_token"),

@@ -17,13 +17,13 @@ from fastapi import Request, Response
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import Snippet
-from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job
+from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
 from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import InfillBody, LlamaBody
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.sse import stream_of
-from ngramspec.server.usage import speculation_of
+from ngramspec.server.usage import speculation_of, timings_of
 
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's default
 
@@ -135,13 +135,11 @@ def requests_of(
         "indent": body.n_indent,
         "eos": eos,
         "seconds": body.t_max_predict_ms / 1000 or None,
-        "reference": service.reference(body.ngramspec),
+        "reference": service.reference(body.ngramspec).before(prompt),
         "stores": service.stores(body.ngramspec, client),
+        "speculate": body.ngramspec.speculate,
     }
-    return [
-        CompletionRequest(sampling=sampling.of_answer(each), **common)
-        for each in range(body.n_cmpl)
-    ]
+    return answers_of(sampling, body.n_cmpl, **common)
 
 
 async def chunks(
@@ -171,7 +169,7 @@ def final(service: Service, body: LlamaBody, job: Job, deltas: Sequence[Delta]) 
         "tokens_evaluated": len(job.request.prompt),
         "tokens_cached": len(job.request.prompt) + max(len(progress.tokens) - 1, 0),
         "truncated": False,
-        "timings": timings(job),
+        "timings": timings_of([job]),
     }
     if body.ngramspec.usage:
         answer["ngramspec"] = speculation_of([job])
@@ -183,25 +181,6 @@ def stop_type(last: Delta) -> str:
     if last.stop:
         return "word"
     return "limit" if last.ended == LENGTH or last.stop is not None else "eos"
-
-
-def timings(job: Job) -> dict[str, Any]:
-    """Token counts and milliseconds of an answer."""
-    progress = job.progress
-    read = len(job.request.prompt) - progress.reused
-    made = max(len(progress.tokens) - 1, 0)  # the prefill's forward emits the first one
-    reading = (progress.first or progress.ended) - progress.started
-    making = progress.ended - progress.first if progress.first else 0.0
-    found: dict[str, Any] = {"cache_n": progress.reused}
-    for name, count, seconds in (("prompt", read, reading), ("predicted", made, making)):
-        seconds = max(seconds, 1e-6)
-        found |= {
-            f"{name}_n": count,
-            f"{name}_ms": 1000 * seconds,
-            f"{name}_per_token_ms": 1000 * seconds / max(count, 1),
-            f"{name}_per_second": count / seconds,
-        }
-    return found
 
 
 def picked(answer: dict[str, Any], fields: Sequence[str] | None) -> dict[str, Any]:

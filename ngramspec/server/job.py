@@ -18,6 +18,7 @@ from ngramspec.server.text import Detokenizer, StopText
 from ngramspec.speculator import Speculator
 from ngramspec.stats import DecodeStats
 from ngramspec.stepwise import Added, JointSteps, OpenGeneration, open_generation
+from ngramspec.stores.siblings import SiblingAnswer, Siblings
 
 logger = logging.getLogger("ngramspec.server")
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
@@ -45,6 +46,9 @@ class CompletionRequest:
             whole line; None: no limit.
         reference: text to draft from, int32 (n,), or None.
         stores: stores to draft from.
+        speculate: whether the answer is drafted; if not, ``stores`` and ``reference`` are unused.
+        siblings: itself, if it is one of several answers to a prompt; else empty.
+        session: the name of the conversation in ``stores``, or None.
         first: whether the answer has priority (a completion); False for chats.
     """
 
@@ -61,6 +65,9 @@ class CompletionRequest:
     seconds: float | None = None
     reference: Int32 | None = None
     stores: tuple[Any, ...] = ()
+    speculate: bool = True
+    siblings: tuple[SiblingAnswer, ...] = ()
+    session: str | None = None
     first: bool = True
 
 
@@ -312,7 +319,7 @@ class ModelRunner:
     ) -> None:
         self.model, self.tokenizer, self.pool, self.chunk = model, tokenizer, pool, chunk
         self.steps = JointSteps(model)
-        self._speculator = speculator
+        self._speculator, self._plain = speculator, Speculator("none")
 
     @property
     def cuts(self) -> bool:
@@ -340,13 +347,14 @@ class ModelRunner:
         return open_generation(
             self.model,
             ids,
-            speculator=self._speculator(request.user),
+            speculator=self._speculator(request.user) if request.speculate else self._plain,
             attention_mask=torch.ones_like(ids),  # a prompt may hold the padding token
             past_key_values=cache,
             max_new_tokens=request.max_tokens,
             eos_token_id=list(request.eos) or None,
             reference_ids=request.reference,
-            extra_stores=list(request.stores),
+            extra_stores=[*request.stores, *request.siblings] if request.speculate else None,
+            session=request.session,
             **request.sampling.arguments(ids.shape[1], self.model.device),
             **kept,
         )
@@ -355,3 +363,22 @@ class ModelRunner:
 def as_tokens(ids: Sequence[int]) -> Int32:
     """Token ids as int32 (n,)."""
     return np.array(ids, np.int32)
+
+
+def answers_of(sampling: Sampling, count: int, **common: Any) -> list[CompletionRequest]:
+    """The requests of several answers to one prompt, which are drafted from each other.
+
+    Args:
+        sampling: of all of them.
+        count: number of answers.
+        **common: the other fields of each.
+    """
+    siblings = Siblings(count, common["max_tokens"]) if count > 1 else None
+    return [
+        CompletionRequest(
+            sampling=sampling.of_answer(index),
+            siblings=() if siblings is None else (siblings.answer(index),),
+            **common,
+        )
+        for index in range(count)
+    ]

@@ -55,6 +55,8 @@ class Extras(BaseModel):
         reference: text or token ids that the answer will probably resemble.
         namespace: a namespace inside the key's shared text; None: the key's own namespace.
         usage: whether the response's usage includes statistics of speculation.
+        speculate: whether the answer is drafted. If not, its text is neither drafted from stores
+            nor added to them.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -63,6 +65,28 @@ class Extras(BaseModel):
     reference: str | Tokens | None = None
     namespace: Annotated[str, StringConstraints(max_length=200)] | None = None
     usage: bool = False
+    speculate: bool = True
+
+
+class TextPart(BaseModel):
+    """A part of a prediction's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(BaseModel):
+    """The field ``prediction``: text that the answer will probably resemble."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
+
+    @property
+    def text(self) -> str:
+        """The content; its parts are joined."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
 
 
 class StreamOptions(BaseModel):
@@ -92,6 +116,8 @@ class Common(BaseModel):
     logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: Name | None = None
+    prediction: Prediction | None = None
+    prompt_cache_key: Name | None = None
     ngramspec: Extras = Field(default_factory=Extras)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from ngramspec.server.errors import ApiError, bad, refuse_unless, shutting_down
 from ngramspec.server.fim import FillInTheMiddle, family_of
 from ngramspec.server.grammar_pool import GrammarPool
 from ngramspec.server.job import CANCELLED, CompletionRequest, Delta, Job
-from ngramspec.server.openai_types import Common, Extras
+from ngramspec.server.openai_types import Common, Extras, Prediction
 from ngramspec.server.reading import Reading
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.scheduler import QueueFullError
@@ -32,7 +33,30 @@ from ngramspec.server.tool_format import find_format
 MAX_REFERENCE_TOKENS = 1 << 18
 MAX_LOGPROBS = 1 << 19  # of all tokens of a response; not tuned
 DECODED_TOKENS = 4096  # at once; not tuned
+JOINED_TOKENS = 16  # of a prompt's end, which are repeated before a prediction; not tuned
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The text that a request's answer will probably resemble, int32 (n,) each.
+
+    Attributes:
+        like: what the answer resembles.
+        predicted: what the answer probably is, from its beginning.
+    """
+
+    like: Int32
+    predicted: Int32
+
+    def before(self, prompt: Int32) -> Int32 | None:
+        """The reference text for a prompt, or None.
+
+        A prediction follows the prompt's last tokens, so that its beginning is drafted, too.
+        """
+        joined = prompt[-JOINED_TOKENS:] if len(self.predicted) else self.predicted
+        whole = np.concatenate((self.like, joined, self.predicted))
+        return whole if len(whole) else None
 
 
 class Service:
@@ -200,19 +224,22 @@ class Service:
             )
         return tuple(corpora[name] for name in names)
 
-    def reference(self, extras: Extras) -> Int32 | None:
+    def reference(self, extras: Extras, prediction: Prediction | None = None) -> Reference:
         """The reference text of a request."""
-        given = extras.reference
-        if given is None:
-            return None
+        return Reference(
+            self._reference_ids("ngramspec.reference", extras.reference),
+            self._reference_ids("prediction", None if prediction is None else prediction.text),
+        )
+
+    def _reference_ids(self, name: str, given: str | list[int] | None) -> Int32:
         try:
             ids = self.text.encode(given, MAX_REFERENCE_TOKENS) if isinstance(given, str) else given
-            count = len(ids)
+            count = len(ids or ())
         except TooManyTokensError as error:
             count = error.count
         if count > MAX_REFERENCE_TOKENS:
-            raise bad("ngramspec.reference", f"at most {MAX_REFERENCE_TOKENS} tokens, got {count}")
-        return np.array(ids, np.int32) if ids else None
+            raise bad(name, f"at most {MAX_REFERENCE_TOKENS} tokens, got {count}")
+        return np.array(ids or (), np.int32)
 
     def sampling(self, body: Common, grammar: Any = None) -> Sampling:
         """The sampling of an OpenAI request."""
@@ -271,11 +298,17 @@ class Answers:
             raise ApiError(
                 429, "too many requests wait already; try again", code="queue_full"
             ) from error
+        self._left = len(self.jobs)  # answers whose last delta was not read
 
     def cancel(self) -> None:
         """Cancel the answers that have not ended."""
         if not all(job.ended for job in self.jobs):
             self._engine.cancel(self.jobs)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all answers have ended."""
+        return self._left == 0
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Each answer's index and deltas, until all answers have ended.
@@ -286,9 +319,8 @@ class Answers:
             ApiError: an answer failed, or was ended by a newer request of its session or by the
                 server's shutdown.
         """
-        left = len(self.jobs)
         try:
-            while left:
+            while self._left:
                 index, delta = await self._deltas.get()
                 if delta.error is not None:
                     raise _failure(delta.error)
@@ -296,7 +328,7 @@ class Answers:
                     raise shutting_down()
                 if delta.ended == CANCELLED:
                     raise ApiError(499, "a newer request of the session ended this one")
-                left -= delta.ended is not None
+                self._left -= delta.ended is not None
                 yield index, delta
         finally:
             self.cancel()

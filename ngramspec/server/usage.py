@@ -1,4 +1,4 @@
-"""The field ``usage`` of responses."""
+"""The fields ``usage`` and ``timings`` of responses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Any
 from openai.types import CompletionUsage
 
 from ngramspec.server.job import Job
+from ngramspec.server.openai_types import Common
 from ngramspec.stats import DecodeStats
 
 
-def usage_of(jobs: Sequence[Job], prompts: Sequence[int], *, speculation: bool) -> CompletionUsage:
-    """The usage of one request, from its answers and the number of tokens of each prompt.
+def usage_of(jobs: Sequence[Job], prompts: Sequence[int], body: Common) -> CompletionUsage:
+    """The usage of one request.
 
-    ``speculation``: include statistics of speculation as ``usage.ngramspec``.
+    Args:
+        jobs: the request's answers.
+        prompts: number of tokens of each of its prompts, each counted once.
+        body: the request's body. With a prediction, the accepted and the rejected draft tokens that
+            continue it (or ``ngramspec.reference``) are counted.
     """
     made, read = sum(len(job.progress.tokens) for job in jobs), sum(prompts)
     first = {id(job.request.prompt): job.progress.reused for job in reversed(jobs)}
@@ -24,18 +29,51 @@ def usage_of(jobs: Sequence[Job], prompts: Sequence[int], *, speculation: bool) 
         "total_tokens": read + made,
         "prompt_tokens_details": {"cached_tokens": sum(first.values())},
     }
-    if speculation:
+    if body.prediction is not None:
+        stats = stats_of(jobs)
+        fields["completion_tokens_details"] = {
+            "accepted_prediction_tokens": stats.reference_accepted,
+            "rejected_prediction_tokens": stats.reference_drafted - stats.reference_accepted,
+        }
+    if body.ngramspec.usage:
         fields["ngramspec"] = speculation_of(jobs)
     return CompletionUsage(**fields)
 
 
-def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
-    """Statistics of speculation for the answers of one request."""
+def stats_of(jobs: Sequence[Job]) -> DecodeStats:
+    """The statistics of several answers."""
     stats = DecodeStats()
     for job in jobs:
         if job.progress.stats is not None:
             stats.add(job.progress.stats)
-    progress = jobs[0].progress
+    return stats
+
+
+def timings_of(jobs: Sequence[Job]) -> dict[str, Any]:
+    """llama.cpp's token counts and milliseconds for the answers of one request together."""
+    stats, started = stats_of(jobs), [job.progress for job in jobs if job.progress.started]
+    read = sum(len(job.request.prompt) - job.progress.reused for job in jobs)
+    # The prefill's forward emits the first token of an answer.
+    made = sum(max(len(job.progress.tokens) - 1, 0) for job in jobs)
+    reading = sum((each.first or each.ended) - each.started for each in started)
+    making = sum(each.ended - each.first for each in started if each.first)
+    found: dict[str, Any] = {"cache_n": sum(job.progress.reused for job in jobs)}
+    for name, count, seconds in (("prompt", read, reading), ("predicted", made, making)):
+        seconds = max(seconds, 1e-6)
+        found |= {
+            f"{name}_n": count,
+            f"{name}_ms": 1000 * seconds,
+            f"{name}_per_token_ms": 1000 * seconds / max(count, 1),
+            f"{name}_per_second": count / seconds,
+        }
+    found["draft_n"] = stats.drafted + stats.prefill_drafted
+    found["draft_n_accepted"] = stats.accepted + stats.prefill_accepted
+    return found
+
+
+def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Statistics of speculation for the answers of one request."""
+    stats, progress = stats_of(jobs), jobs[0].progress
     return {
         "reused_tokens": sum(job.progress.reused for job in jobs),
         "target_calls": stats.target_calls,

@@ -46,12 +46,14 @@ def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any
     from ngramspec.stores.corpus import Corpus
     from ngramspec.stores.shared import Namespace, SharedStore
     from ngramspec.stores.shared_request import SharedRequest
+    from ngramspec.stores.siblings import SiblingAnswer
 
+    kinds = (Corpus, Namespace, SharedRequest, SiblingAnswer, str, PathLike, Mapping)
     opened: list[Any] = []
     for i, store in enumerate(stores):
         if isinstance(store, SharedStore):
             raise TypeError(f"{name}[{i}] must be a namespace of a SharedStore: store['name']")
-        if not isinstance(store, Corpus | Namespace | SharedRequest | str | PathLike | Mapping):
+        if not isinstance(store, kinds):
             raise TypeError(
                 f"{name}[{i}] must be a Corpus, the path of one, or a SharedStore's namespace, got"
                 f" {type(store).__name__}"

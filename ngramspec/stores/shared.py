@@ -15,6 +15,7 @@ from ngramspec._native.store_stream import StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file
+from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.fingerprint import fingerprint
 from ngramspec.stores.regular_file import open_regular
 from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, SavedStore
@@ -107,6 +108,7 @@ class SharedStore:
         self.sync = _opened_sync(sync, tokenizer)
         self._lock = threading.Lock()  # protects _rings
         self._rings: OrderedDict[str, StoreRing] = OrderedDict()  # least recently used first
+        self._conversations: dict[str, Conversations] = {}  # of each of them
 
     def __getitem__(self, name: str) -> Namespace:
         """A namespace, to be passed in ``stores=``; memory is allocated when it is first used."""
@@ -126,21 +128,28 @@ class SharedStore:
 
     def ring(self, name: str) -> StoreRing:
         """The text of a namespace, allocated if necessary; marks it as most recently used."""
+        return self.opened(name)[0]
+
+    def opened(self, name: str) -> tuple[StoreRing, Conversations]:
+        """The text of a namespace, as ``ring``, and its conversations."""
         with self._lock:
             ring = self._rings.get(name)
             if ring is None:
                 ring = self._make(name)
             self._rings.move_to_end(name)
-            return ring
+            return ring, self._conversations[name]
 
     def _make(self, name: str) -> StoreRing:
         """Allocate a namespace and drop the least recently used ones. Under the lock."""
         while (len(self._rings) + 1) * self.namespace_bytes > self.max_bytes:
             oldest, ring = self._rings.popitem(last=False)
+            del self._conversations[oldest]
             if self.sync is not None:
                 self.sync.unfollow(oldest)
             ring.close()
-        ring = self._rings[name] = StoreRing(self.namespace_bytes // BYTES_PER_CODE)
+        conversations = self._conversations[name] = Conversations(self.namespace_bytes)
+        codes = (self.namespace_bytes - conversations.bytes) // BYTES_PER_CODE
+        ring = self._rings[name] = StoreRing(codes)
         if self.sync is not None:
             self.sync.follow(name, ring)
         return ring
@@ -154,6 +163,7 @@ class SharedStore:
         with self._lock:
             if name not in self._rings and self.sync is None:
                 raise KeyError(f"there is no namespace {name!r}")
+            self._conversations.pop(name, None)
             ring = self._rings.pop(name, None)
             if ring is not None:
                 ring.close()
@@ -270,15 +280,17 @@ class Namespace:
         self.store = store
         self.name = name
 
-    def request(self, limit: int = 0) -> SharedRequest:
+    def request(self, limit: int = 0, session: str | None = None) -> SharedRequest:
         """The access of one request, which reads, and writes according to the store's settings.
 
-        Token ids that it reads are below ``limit``; 0: no bound.
+        Token ids that it reads are below ``limit``; 0: no bound. ``session`` is the name of its
+        conversation in this namespace, or None.
         """
         store = self.store
-        stream = StoreStream(store.ring(self.name), limit)
+        ring, conversations = store.opened(self.name)
         outlet = None if store.sync is None else store.sync.outlet(self.name)
-        return SharedRequest(stream, store.write, store.live, outlet)
+        stream = StoreStream(ring, limit)
+        return SharedRequest(stream, store.write, store.live, outlet, conversations, session)
 
     @property
     def index(self) -> StoreStream:
@@ -301,8 +313,9 @@ class Namespace:
 
     def clear(self) -> None:
         """Remove the text and erase it from memory; see ``SharedStore.drop`` for ``sync``."""
-        ring = self.store.rings().get(self.name)
-        if ring is not None:
+        if self.name in self.store:
+            ring, conversations = self.store.opened(self.name)
+            conversations.clear()
             ring.clear()
         if self.store.sync is not None:
             self.store.sync.clear(self.name)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ngramspec._native.store_stream import StoreStream
-from ngramspec.draft import Int32
+from ngramspec._native.store_reader import Familiar
+from ngramspec._native.store_stream import WRITTEN_AGAIN, StoreStream
+from ngramspec.draft import NO_TOKENS, Int32
+from ngramspec.stores.conversations import Begun, Conversations, TextHash
 
 if TYPE_CHECKING:
     from ngramspec.stores.redis_sync import Outlet
@@ -16,33 +18,71 @@ if TYPE_CHECKING:
 class SharedRequest:
     """Reads a namespace's text and adds a request's own. One thread at a time.
 
-    It replaces the namespace in the drafter's stores. It does not find its own text.
+    It replaces the namespace in the drafter's stores. It does not find its own text, nor the text
+    that earlier requests of the same conversation added, because both are in the sequence itself.
 
     Args:
         stream: a stream of the namespace.
         write: "outputs", "all" or "none", as in SharedStore.
         live: whether text is added before ``finish``.
         outlet: gets the text that is added, for other processes.
+        conversations: those of the namespace; None: the request belongs to none.
+        session: the conversation's name, or None.
+
+    Attributes:
+        familiar: what the conversation's requests learned about the store, from ``begin`` on.
     """
 
     def __init__(
-        self, stream: StoreStream, write: str, live: bool, outlet: Outlet | None = None
+        self,
+        stream: StoreStream,
+        write: str,
+        live: bool,
+        outlet: Outlet | None = None,
+        conversations: Conversations | None = None,
+        session: str | None = None,
     ) -> None:
         self.index = stream
+        self.familiar: Familiar | None = None
         self._outlet = outlet
         self._write = write
         self._live = live
+        self._conversations, self._session = conversations, session
+        self._begun: Begun | None = None
+        self._ended = False
+        self._text = TextHash()
+        self._new: list[Int32] = []  # committed tokens that are not hashed yet
         self._kept: list[Int32] = []
 
-    def begin(self, prompt: Int32) -> None:
-        """Record the prompt, int32 (n,)."""
+    def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
+        """Record the prompt, int32 (n,), and the reference text before it, int32 (m,).
+
+        Of a prompt that begins like earlier ones, only what is new is added.
+        """
+        known = 0
+        if self._conversations is not None:
+            self._begun, self._text = self._conversations.begin(prompt, self._session)
+            self.familiar, known = self._begun.familiar, self._begun.known
+            if self._begun.earlier is not None:
+                self.index.follow(self._begun.earlier.stream)
+            else:
+                known = max(known - WRITTEN_AGAIN, 0)  # so that they find what is new
         if self._write == "all":
-            self._add(prompt)
+            self._add(reference)
+            self._add(prompt[known:])
+            if self._live:
+                self._mark()
 
     def append(self, tokens: Int32) -> None:
         """Record committed tokens, int32 (n,)."""
+        if self._conversations is not None:
+            self._new.append(tokens)
         if self._write != "none":
             self._add(tokens)
+
+    def _mark(self) -> None:
+        if self._conversations is not None and self._write == "all":
+            self._conversations.mark(self._text)
 
     def _add(self, tokens: Int32) -> None:
         if self._live:
@@ -62,15 +102,28 @@ class SharedRequest:
 
     def finish(self) -> None:
         """End the request normally: all text is added."""
+        self._ended = True
         kept, self._kept = self._kept, []
         for tokens in kept:
             self._put(tokens)
-        self.index.finish()
         if self._outlet is not None:
             self._outlet.end()
+        if self._conversations is None or self._begun is None:
+            self.index.finish()
+            return
+        self.index.close()
+        self._text.add(np.concatenate((NO_TOKENS, *self._new)))
+        self._new = []
+        self._mark()
+        self._conversations.end(self._begun, self._text, self.index)
 
     def abort(self) -> None:
-        """End a failed or aborted request: text that is not added yet is discarded."""
+        """End a failed or aborted request: text that is not added yet is discarded.
+
+        After ``finish`` this has no effect.
+        """
+        if self._ended:
+            return
         self._kept = []
         self.index.end()
         if self._outlet is not None:

@@ -12,12 +12,14 @@ from value_play import ids, noisy_repetition, same
 
 from ngramspec._native import common, store_ring, store_stream
 from ngramspec._native.calibration import Calibration
+from ngramspec._native.store_reader import Familiar
 from ngramspec._native.store_ring import StoreRing
 from ngramspec._native.store_source import StorePair
 from ngramspec._native.store_stream import StoreStream
 from ngramspec._native.value import ValueEngine
 from tests.twins import store_ring as twin_module
 from tests.twins.calibration import Calibration as CalibrationTwin
+from tests.twins.store_reader import Familiar as FamiliarTwin
 from tests.twins.store_ring import StoreRing as RingTwin
 from tests.twins.store_ring import StoreStream as StreamTwin
 from tests.twins.value import ValueEngine as ValueTwin
@@ -73,6 +75,13 @@ class RingMachine(RuleBasedStateMachine):
     @rule(which=STREAMS)
     def begin_another(self, which):
         self.streams[which] = self.new()
+
+    @rule(which=STREAMS)
+    def begin_the_next_of_a_conversation(self, which):
+        earlier, self.streams[which] = self.streams[which], self.new()
+        for stream, before in zip(self.streams[which], earlier, strict=True):
+            before.close()
+            stream.follow(before)
 
     @rule()
     def clear(self):
@@ -146,6 +155,46 @@ def test_an_engine_with_a_stream_equals_its_twin(seed, vocab):
         ring.check_integrity()
     assert native.store_counts() == twin.store_counts()
     assert native.store_counts()[1] > 5
+
+
+def test_engines_of_one_conversation_equal_their_twins():
+    """What the first one learned about the store, the second one knows."""
+    text = noisy_repetition(3, 400, 30).tolist()
+    ring, ring_twin = StoreRing(2000), RingTwin(2000)
+    for stream, tokens in ((StoreStream(ring), int32(text)), (StreamTwin(ring_twin), text)):
+        stream.append(tokens)
+        stream.finish()
+    familiar, familiar_twin = Familiar(), FamiliarTwin()
+    calibrations = Calibration(), CalibrationTwin()
+    confidences = []
+    for known in ((familiar, familiar_twin), (familiar, familiar_twin), (None, None)):
+        native = ValueEngine(calibrations[0], *OPTIONS, StoreStream(ring), False, known[0])
+        twin = ValueTwin(calibrations[1], *OPTIONS, StreamTwin(ring_twin), False, known[1])
+        for begin in range(100, 160, 3):
+            same(native.draft_tree(24), twin.draft_tree(24))
+            native.extend(ids(text[begin : begin + 3]))
+            twin.extend(text[begin : begin + 3])
+            if begin == 100:
+                confidences.append(native.draft(8)[1].tolist())
+                twin.draft(8)
+    assert confidences[1] != confidences[2]
+
+
+def test_a_stream_that_follows_another():
+    ring = StoreRing(1000)
+    first, second, other = StoreStream(ring), StoreStream(ring), StoreStream(ring)
+    first.append(int32([1, 2, 3]))
+    first.close()
+    second.follow(first)
+    second.append(int32([4, 5]))
+    second.close()
+    border = store_ring.BORDER
+    assert ring.codes(0)[1].tolist() == [border, 1, 2, 3, border, 1, 2, 3, 4, 5]
+    assert second.find(int32([1, 2])) == []
+    assert [length for _, length in other.find(int32([1, 2]))] == [2]
+    assert [length for _, length in other.find(int32([1, 2, 3]))] == [3]
+    with pytest.raises(ValueError, match="of another ring"):
+        StoreStream(StoreRing(100)).follow(first)
 
 
 def test_under_any_salt_the_same_places():

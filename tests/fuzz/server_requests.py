@@ -40,13 +40,25 @@ OBJECTS: list[Any] = [
     *({}, {"": ""}, {"$ref": "#"}, {"a" * 2000: 1}, {DIGITS: 1}, {"1": 10**30}, {"1": 100}),
     *({"type": "json_object"}, {"type": "text"}, {"include_usage": True}, {"type": "function"}),
     *({"reference": "\ud800"}, {"stores": ["x"] * 3000}, {"namespace": "/../x"}, {"usage": 1}),
+    *({"speculate": False}, {"speculate": 2}, {"type": "content", "content": "\ud800"}),
+    *({"type": "content", "content": [{"type": "text", "text": "x"}] * 2000}, {"content": "x"}),
 ]
 HOSTILE: list[Any] = [None, True, False, *NUMBERS, *TEXTS, *LISTS, *OBJECTS]
 SCHEMAS: list[Any] = [{"$ref": "#"}, {"type": "array"}, {"pattern": "(a*)*b"}, {"type": 1}, {}]
 SCHEMAS += [{"anyOf": [{"$ref": "#"}] * 3}, {"enum": ["\ud800"]}, {"minLength": 10**9}]
 COMMON = ["model", "temperature", "top_p", "top_k", "min_p", "stream", "stop", "seed", "ngramspec"]
 COMMON += ["presence_penalty", "frequency_penalty", "unknown_field", "max_tokenz"]
-OPENAI = [*COMMON, "max_tokens", "n", "stream_options", "logit_bias", "repetition_penalty", "user"]
+OPENAI = [
+    *COMMON,
+    "prediction",
+    "prompt_cache_key",
+    "max_tokens",
+    "n",
+    "stream_options",
+    "logit_bias",
+    "repetition_penalty",
+    "user",
+]
 LLAMAS = [*COMMON, "prompt", "n_predict", "n_indent", "n_cmpl", "repeat_penalty", "ignore_eos"]
 LLAMAS += ["samplers", "t_max_predict_ms", "response_fields", "return_tokens", "grammar"]
 LLAMAS += ["json_schema", "cache_prompt", "id_slot"]
@@ -145,6 +157,12 @@ def _base(rng: random.Random, ask: Ask) -> dict[str, Any]:
     if rng.random() < 0.4:
         reference = rng.choice([text * 3, [1, 2, 3] * 20])
         body["ngramspec"] = {"reference": reference, "usage": rng.random() < 0.5}
+        body["ngramspec"] |= rng.choice([{}, {}, {"speculate": False}, {"speculate": True}])
+    if rng.random() < 0.3 and ask.path in (COMPLETIONS, CHAT):
+        content = rng.choice([text * 2, [{"type": "text", "text": text}] * 3, "", []])
+        body["prediction"] = {"type": "content", "content": content}
+    if rng.random() < 0.3 and ask.path in (COMPLETIONS, CHAT):
+        body["prompt_cache_key"] = rng.choice(["one", "two", "", "x" * 999])
     if rng.random() < 0.3 and ask.path in (COMPLETIONS, CHAT):
         body["logprobs"] = rng.randrange(4) if ask.path == COMPLETIONS else True
     if not ask.exact:

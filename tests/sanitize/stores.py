@@ -78,6 +78,13 @@ def end_stream(shared: Shared, source: Any) -> None:
     source.rng.choice((stream.finish, stream.end))()
 
 
+def follow_a_stream(shared: Shared, source: Any) -> None:
+    which = source.rng.randrange(1, 3)
+    earlier, shared.streams[which] = shared.streams[which], StoreStream(shared.ring, shared.limit)
+    earlier.close()
+    shared.streams[which].follow(earlier)
+
+
 def copy_codes(shared: Shared, source: Any) -> None:
     shared.ring.codes(source.rng.choice((0, 3, 2**40)), source.rng.choice((1, 100, 4096)))
 
@@ -191,6 +198,7 @@ SHARED_USUAL = (
     add_hostile,
     read_anywhere,
     end_stream,
+    follow_a_stream,
     copy_codes,
 )
 SHARED_RARE = (clear_or_close, threads_at_once)

@@ -175,6 +175,72 @@ def test_reference_text_is_drafted_from_and_changes_nothing(client, model, token
     assert speculation["accepted"] + speculation["prefill_accepted"] > 10
 
 
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_prediction_is_drafted_from_and_counted(client, model, tokenizer, parts):
+    expected = plain(model, tokenizer, PROMPT, 24)
+    content = [{"type": "text", "text": each} for each in (expected[:9], expected[9:])]
+    given = {"type": "content", "content": content if parts else expected}
+    answer = ask(client, prompt=PROMPT, prediction=given, **GREEDY)
+    assert text_of(answer) == expected
+    details = answer["usage"]["completion_tokens_details"]
+    # The prefill drafts the beginning of the prediction. Each step adds one token by itself.
+    assert details["accepted_prediction_tokens"] >= 18
+    wrong = {"type": "content", "content": expected[:12] + "zq~zq~zq~zq~"}
+    details = ask(client, prompt=PROMPT, prediction=wrong, **GREEDY)["usage"]
+    details = details["completion_tokens_details"]
+    assert 0 < details["accepted_prediction_tokens"] <= 12
+    assert details["rejected_prediction_tokens"] >= 1
+    usage = ask(client, prompt=PROMPT, prediction=None, **GREEDY)["usage"]
+    assert usage.get("completion_tokens_details") is None
+
+
+def test_each_prompts_answer_begins_with_the_prediction(client, model, tokenizer):
+    texts = ["the first of two", "and another one"]
+    whole = [plain(model, tokenizer, each, 24) for each in texts]
+    given = {"type": "content", "content": whole[1]}
+    answer = ask(client, prompt=texts, prediction=given, **GREEDY)
+    assert [text_of(answer, index) for index in (0, 1)] == whole
+    assert answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] >= 18
+
+
+def test_one_request_can_do_without_drafts(model, tokenizer):
+    shared = SharedText(1 << 20, (), tokenizer)
+    with served(model, tokenizer, shared=shared, limits={"pool": 0}) as client:
+
+        def drafted(speculate):
+            extras = {"speculate": speculate, "usage": True, "reference": "x" * 50}
+            answer = ask(client, prompt=PROMPT, ngramspec=extras, **GREEDY)
+            assert text_of(answer) == plain(model, tokenizer, PROMPT, 24)
+            counts = answer["timings"]
+            assert 0 <= counts["draft_n_accepted"] <= counts["draft_n"]
+            found = answer["usage"]["ngramspec"]
+            assert counts["draft_n"] == found["drafted"] + found["prefill_drafted"]
+            assert found["target_calls"] == 23 or speculate
+            return counts["draft_n"]
+
+        assert drafted(False) == 0
+        assert shared["anyone"].statistics().added == 0
+        assert drafted(True) > 0
+        assert shared["anyone"].statistics().added == 24
+
+
+@pytest.mark.parametrize("with_usage", [False, True])
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_the_last_event_has_timings(client, route, with_usage):
+    body = {"n": 2, "stream": True, "stream_options": {"include_usage": with_usage}, **GREEDY}
+    if "chat" in route:
+        body["messages"] = [{"role": "user", "content": "hi"}]
+    else:
+        body["prompt"] = PROMPT
+    *others, last = events(client.post(route, json=body).text)
+    assert not any("timings" in each for each in others)
+    assert last["timings"]["predicted_n"] == 2 * 23
+    assert last["timings"]["draft_n"] >= last["timings"]["draft_n_accepted"]
+    assert ("usage" in last) == with_usage
+    body |= {"stream": False}
+    assert client.post(route, json=body).json()["timings"]["predicted_n"] == 2 * 23
+
+
 def test_stores_are_chosen_by_name_and_shared_ones_by_user(model, tokenizer, tmp_path):
     expected = plain(model, tokenizer, PROMPT, 24)
     texts = {"right": PROMPT + expected, "other": "nothing of use"}

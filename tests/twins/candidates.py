@@ -71,7 +71,8 @@ class Estimator:
         self.committed = committed
         self.counts = counts
         self.falls_back = falls_back
-        self.acceptance = Real(0.5)  # decayed share of right best candidates
+        # decayed share of right best candidates
+        self.acceptance = Real(0.5) if store is None else store.familiar.acceptance
         self.unsaid: list[Unsaid] = []  # what the target left unsaid before the last tree
 
     def estimate(self, at: Position, least: Real) -> None:
@@ -327,6 +328,8 @@ class Estimator:
         if at.candidates and at.head is None:
             right = Real(at.best.token == token)
             self.acceptance += ACCEPTANCE_RATE * (right - self.acceptance)
+            if self.store is not None:
+                self.store.familiar.acceptance = self.acceptance
         if not tree or not self.falls_back or any(each.token == token for each in at.candidates):
             return
         for other, situation in self.others(at):

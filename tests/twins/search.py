@@ -14,6 +14,7 @@ from tests.twins.store_reader import PLACES
 LOOKAHEAD, LOOKAHEAD_RUNNERS = 12, 32
 MIN_REACH_CHAIN, MIN_REACH_TREE, MIN_REACH_BRANCH = Real(0.01), Real(0.004), Real(0.0597)
 MIN_REST = Real(0.5)
+MIN_REACH_STORE = Real(0.0199)  # MIN_REACH_BRANCH where a store has a match
 # Of trees where the target's runners-up are known.
 MIN_REACH_TREE_RUNNERS, MIN_REACH_RUNNERS = Real(0.002), Real(0.0079)
 MIN_REST_RUNNERS = Real(0.3)
@@ -94,6 +95,8 @@ class DraftSearch:
         self.root = Position([], Real(1), places.match, places.near, length)
         if self.estimator.store is not None:
             self.root.live = self.estimator.store.find(self.committed.text, PLACES)
+            if self.root.live:
+                self.least = min(self.least, MIN_REACH_STORE)
         self.branch(self.root, -1, gamma)
 
     def worth_expanding(self, node: Node, gamma: int) -> bool:

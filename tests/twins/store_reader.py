@@ -95,15 +95,23 @@ class Votes:
         return min(self.distance, key=lambda token: self.distance[token], default=None)
 
 
+class Familiar:
+    """What a conversation's requests learn about a store, one after another."""
+
+    def __init__(self) -> None:
+        self.regions = Regions()
+        self.copied_to: int | None = None  # where the last copy would go on
+        self.acceptance = Real(0.5)
+
+
 class StoreReader:
     """What one sequence follows in a store."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, familiar: Familiar | None = None) -> None:
         self.source = source
+        self.familiar = familiar or Familiar()
         self.places: list[Followed] = []
         self.resume: Followed | None = None
-        self.regions = Regions()
-        self.copied_to: int | None = None  # where the last copy would go on
         self.since = 0
         self.longest = 0
         self.earlier = self.resume_earlier = False  # of the longest match, and of the place left
@@ -119,10 +127,10 @@ class StoreReader:
             self.longest = self.places[0].length if self.places else 0
             self.earlier = bool(self.places) and self.source.earlier(self.places[0].at)
         for place in self.places:
-            place.copied = self.regions.copied_from(place.at)
+            place.copied = self.familiar.regions.copied_from(place.at)
             place.distance = FAR_OFF
-            if self.copied_to is not None:
-                place.distance = min(abs(place.at - self.copied_to), FAR_OFF)
+            if self.familiar.copied_to is not None:
+                place.distance = min(abs(place.at - self.familiar.copied_to), FAR_OFF)
         return self.places
 
     def token(self, place: Followed, depth: int) -> int | None:
@@ -166,7 +174,7 @@ class StoreReader:
         self.pause = max(self.pause - n, 0)
         if n > AHEAD:
             self.places, self.longest, self.resume, self.asked = [], 0, None, False
-            self.copied_to = None
+            self.familiar.copied_to = None
             return
         if self.resume is not None:
             self.since += n
@@ -197,20 +205,20 @@ class StoreReader:
 
     def count_right(self, agreements: Sequence[int], n: int) -> None:
         """Count where the ``n`` new tokens came next: so many of them at each place."""
-        self.regions.fade(n)
+        self.familiar.regions.fade(n)
         right = [each for each in zip(agreements, self.places, strict=True) if each[0]]
         last: tuple[int, Followed] | None = None
         for agrees, place in right:
             share = Real(agrees) * Real(min(place.length, FULL_LENGTH)) / Real(FULL_LENGTH)
-            self.regions.count_copied(place.at, share / Real(len(right)))
+            self.familiar.regions.count_copied(place.at, share / Real(len(right)))
             if place.length + agrees >= COPIED and (
                 last is None or (agrees, -place.distance) > (last[0], -last[1].distance)
             ):
                 last = agrees, place
         if last is not None:
-            self.copied_to = last[1].at
-        if self.copied_to is not None:
-            self.copied_to += n
+            self.familiar.copied_to = last[1].at
+        if self.familiar.copied_to is not None:
+            self.familiar.copied_to += n
 
     def count_anew(self) -> None:
         """Forget how many look-ups there were, and that they failed."""

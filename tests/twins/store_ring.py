@@ -53,7 +53,8 @@ class StoreRing:
         """Add a stream's tokens: behind its last ones, or as a document that begins with them."""
         if owner != self.owner:
             self.put(BORDER, False)
-            own.append((len(self.codes), len(self.codes)))
+            if not own or own[-1][1] + 1 != len(self.codes):
+                own.append((len(self.codes), len(self.codes)))
             for code in before:
                 self.put(code, False)
             self.owner = owner
@@ -145,6 +146,10 @@ class StoreStream:
             else:
                 self.append([code])
 
+    def follow(self, earlier: StoreStream) -> None:
+        """Continue the text of an earlier stream, before anything is added."""
+        self.own, self.last = list(earlier.own), list(earlier.last)
+
     def flush(self) -> None:
         """Add what is pending."""
         if self.pending:
@@ -156,6 +161,12 @@ class StoreStream:
         """Add what is left, and end the document."""
         self.flush()
         self.end()
+
+    def close(self) -> None:
+        """Add what is left, and end the document, which a later stream may follow."""
+        self.flush()
+        if self.ring.owner == self.owner:
+            self.ring.owner = 0
 
     def end(self) -> None:
         """End the document without what is left."""

@@ -19,7 +19,7 @@ from tests.twins.common import Tokens, committed_ids
 from tests.twins.head import HeadRows
 from tests.twins.runners import RunnersUp
 from tests.twins.search import DraftSearch
-from tests.twins.store_reader import Source, StoreReader
+from tests.twins.store_reader import Familiar, Source, StoreReader
 
 REHEARSED = 16  # tokens of a chain that is drafted along known text
 
@@ -37,12 +37,13 @@ class ValueEngine:
         store: Source | None = None,
         recycles: bool = False,
         headed: bool = False,
+        familiar: Familiar | None = None,
     ) -> None:
         self.calibration = calibration
         self.copies, self.counts, self.falls_back = copies, counts, falls_back
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
-        self.store = None if store is None else StoreReader(store)
+        self.store = None if store is None else StoreReader(store, familiar)
         self.runners = RunnersUp() if recycles else None
         self.head = HeadRows() if headed else None
         estimator = Estimator(

@@ -1,0 +1,153 @@
+"""The conversations of a namespace: which request continues which, and what its prompt repeats."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec._native.common import salt
+from ngramspec._native.store_reader import Familiar
+from ngramspec._native.store_stream import StoreStream
+from ngramspec.draft import Int32
+
+BLOCK = 64  # tokens of a prompt that are recognized together; not tuned
+CONVERSATION_BYTES = 6 << 10  # memory of one, with its marks
+MARKS_EACH = 64  # marks of blocks for each conversation that is kept
+MOST_CONVERSATIONS = 4096
+SHARE = 16  # at most one of so many bytes of a namespace is for conversations
+
+
+class TextHash:
+    """Hashes of all prefixes of a text that grows: those of equal prefixes are equal."""
+
+    def __init__(self) -> None:
+        self._salt, self._base = np.uint64(salt() >> 33), np.uint64(salt() | 1)
+        self._power, self.value, self.length = np.uint64(1), np.uint64(0), 0
+        self.blocks: list[NDArray[np.uint64]] = []  # hashes of the prefixes of whole blocks
+
+    def add(self, tokens: Int32) -> NDArray[np.uint64]:
+        """Append tokens, int32 (n,); return the hash after each, uint64 (n,)."""
+        n = len(tokens)
+        if not n:
+            return np.empty(0, np.uint64)
+        powers = np.full(n + 1, self._base)
+        powers[0] = self._power
+        powers = np.multiply.accumulate(powers)
+        mixed = (tokens.astype(np.uint64) ^ self._salt) * np.uint64(0x9E3779B97F4A7C15)
+        hashes = self.value + np.add.accumulate((mixed ^ (mixed >> np.uint64(32))) * powers[:-1])
+        blocks = hashes[(-self.length - 1) % BLOCK :: BLOCK]
+        self.blocks += [blocks] if len(blocks) else []
+        self._power, self.value, self.length = powers[-1], hashes[-1], self.length + n
+        return hashes
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A conversation after one of its requests.
+
+    Attributes:
+        stream: the request's stream, which knows where the conversation's text is.
+        familiar: what its requests learned about the store.
+    """
+
+    stream: StoreStream
+    familiar: Familiar = field(default_factory=Familiar)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a namespace knows about a prompt.
+
+    Attributes:
+        end: length and hash of the prefix that ends an earlier request, or None.
+        earlier: the conversation that this request continues, or None.
+        familiar: what earlier requests of the session learned.
+        known: tokens at the prompt's beginning that an earlier request of the namespace had.
+    """
+
+    end: tuple[int, int] | None
+    earlier: Conversation | None
+    familiar: Familiar
+    known: int
+
+
+class Conversations:
+    """The latest conversations of a namespace. Thread-safe.
+
+    A request continues the conversation whose text is the longest prefix of its prompt. A session's
+    name additionally connects requests whose prompts share no prefix; it connects only what they
+    learned about the store. Text is compared by hashes. Memory is bounded: CONVERSATION_BYTES for
+    each conversation, and the least recently used one is dropped.
+
+    Args:
+        namespace_bytes: size of the namespace, of which a part is used.
+    """
+
+    def __init__(self, namespace_bytes: int) -> None:
+        self.most = min(namespace_bytes // SHARE // CONVERSATION_BYTES, MOST_CONVERSATIONS)
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all conversations."""
+        with self._lock:
+            self._ends: OrderedDict[tuple[int, int], Conversation] = OrderedDict()
+            self._sessions: OrderedDict[str, Familiar] = OrderedDict()
+            self._marks = np.zeros(self.most * MARKS_EACH, np.uint64)
+
+    @property
+    def bytes(self) -> int:
+        """Maximum memory in bytes."""
+        return self.most * CONVERSATION_BYTES
+
+    def begin(self, prompt: Int32, session: str | None) -> tuple[Begun, TextHash]:
+        """Find what is known of a prompt, int32 (n,), and hash it."""
+        text = TextHash()
+        hashes = text.add(prompt)
+        with self._lock:
+            ends = (end for end in self._ends if 0 < end[0] <= len(hashes))
+            same = (end for end in ends if int(hashes[end[0] - 1]) == end[1])
+            end = max(same, default=None)
+            earlier = None
+            if end is not None:
+                self._ends.move_to_end(end)
+                earlier = self._ends[end]
+            familiar = Familiar() if earlier is None else earlier.familiar
+            if session is not None and self.most:
+                familiar = self._sessions.setdefault(session, familiar)
+                self._sessions.move_to_end(session)
+                _drop_oldest(self._sessions, self.most)
+            known = max(self._marked(text.blocks), 0 if end is None else end[0])
+        return Begun(end, earlier, familiar, known), text
+
+    def mark(self, text: TextHash) -> None:
+        """Remember that the namespace has a text, which later prompts may begin with."""
+        with self._lock:
+            for hashes in text.blocks if len(self._marks) else ():
+                self._marks[hashes % np.uint64(len(self._marks))] = hashes
+
+    def end(self, begun: Begun, text: TextHash, stream: StoreStream) -> None:
+        """Keep a conversation after a request that ended with a text."""
+        with self._lock:
+            if begun.end is not None and self._ends.get(begun.end) is begun.earlier:
+                self._ends.pop(begun.end, None)
+            self._ends[text.length, int(text.value)] = Conversation(stream, begun.familiar)
+            _drop_oldest(self._ends, self.most)
+
+    def _marked(self, parts: list[NDArray[np.uint64]]) -> int:
+        """Number of tokens in the first blocks that are all known. Under the lock."""
+        blocks = np.concatenate(parts) if parts else np.empty(0, np.uint64)
+        if not len(self._marks) or not len(blocks):
+            return 0
+        known = self._marks[blocks % np.uint64(len(self._marks))] == blocks
+        return BLOCK * (len(known) if known.all() else int(known.argmin()))
+
+
+def _drop_oldest(entries: OrderedDict[Any, Any], most: int) -> None:
+    while len(entries) > most:
+        entries.popitem(last=False)

@@ -1,0 +1,76 @@
+"""Counting the draft tokens that continue a reference text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import tiny_llama
+
+import ngramspec
+from ngramspec import Speculator
+from ngramspec.decoding.reference import ReferenceCounter
+from ngramspec.draft import Draft
+from ngramspec.stats import DecodeStats
+
+
+def ids(*tokens):
+    return np.array(tokens, np.int32)
+
+
+def counted(reference, last, draft, accepted):
+    stats = DecodeStats()
+    ReferenceCounter(reference, stats).count(last, draft, accepted)
+    return stats.reference_drafted, stats.reference_accepted
+
+
+def test_a_chain():
+    reference = ids(1, 2, 3, 4, 5)
+    # 1 2 | 3 4 9 5: the reference has 3 after 1 2, and 4 after 2 3.
+    assert counted(reference, ids(1, 2), Draft(ids(3, 4, 9, 5)), [0]) == (2, 1)
+    assert counted(reference, ids(2, 1), Draft(ids(3, 4)), [0, 1]) == (0, 0)
+    assert counted(reference, ids(3, 4), Draft(ids(5, 1)), [0, 1]) == (1, 1)
+
+
+def test_a_tree():
+    reference = ids(1, 2, 3, 4, 5)
+    #  1 2 +- 3 +- 4 - 5
+    #      |    +- 7 - 5
+    #      +- 8 - 3
+    draft = Draft(ids(3, 8, 4, 7, 3, 5, 5), ids(-1, -1, 0, 0, 1, 2, 3))
+    assert counted(reference, ids(1, 2), draft, [0, 2]) == (3, 2)
+    assert counted(reference, ids(1, 2), draft, [1, 4]) == (3, 0)
+
+
+@pytest.mark.parametrize("reference", [ids(), ids(1), ids(1, 2)])
+def test_texts_that_are_too_short(reference):
+    assert counted(reference, ids(1, 2), Draft(ids(3)), [0]) == (0, 0)
+    assert counted(ids(1, 2, 3), ids(2), Draft(ids(3)), [0]) == (0, 0)
+    assert counted(ids(1, 2, 3), ids(1, 2), Draft(ids()), []) == (0, 0)
+
+
+def test_generate_counts_prefills_and_steps():
+    model = tiny_llama()
+    prompt = model.generate(np_tensor([5, 6, 7]), max_new_tokens=1)[:, :3]
+    whole = model.generate(prompt, max_new_tokens=40, do_sample=False)
+    speculator = Speculator()
+    found = ngramspec.generate(
+        model,
+        prompt,
+        speculator=speculator,
+        reference_ids=whole[0].tolist(),
+        max_new_tokens=40,
+        do_sample=False,
+    )
+    assert found.tolist() == whole.tolist()
+    stats = speculator.stats
+    assert 20 < stats.reference_accepted <= stats.accepted + stats.prefill_accepted
+    assert stats.reference_accepted <= stats.reference_drafted
+    plain = Speculator()
+    ngramspec.generate(model, prompt, speculator=plain, max_new_tokens=40, do_sample=False)
+    assert plain.stats.reference_drafted == 0
+
+
+def np_tensor(tokens):
+    import torch
+
+    return torch.tensor([tokens])
