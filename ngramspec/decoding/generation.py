@@ -24,12 +24,10 @@ class Pace:
     Attributes:
         target: seconds of a forward of one position, divided by the number of rows; None: not
             measured.
-        wanted: whether a head needs it.
     """
 
     def __init__(self) -> None:
         self.target: float | None = None
-        self.wanted = False
 
     def record(self, seconds: float, relative: float, rows: int) -> None:
         """Record a forward of the target.

@@ -92,7 +92,7 @@ class StepRecorder:
         if not self._run.target.compiling:
             trees = step.width > 1 and any(draft.parents is not None for draft in step.drafts)
             costs.record_time(step.width, seconds, trees)
-            if self._run.pace.wanted:
+            if self._run.pace is not None:
                 cost = costs.cost()
                 relative = float(cost[min(step.width, len(cost) - 1)])
                 self._run.pace.record(seconds, relative, len(step.drafts))

@@ -248,7 +248,6 @@ def _model_opener(
     def load(drafter: Any, vocab: int, row: int) -> DraftModel:
         from ngramspec.decoding.assistants import Assistants  # most drafters have none
 
-        pace.wanted = True
         return Assistants(target.model, drafter, target.states).open(drafter, vocab, row, pace)
 
     if drafter.assistants:
