@@ -26,6 +26,7 @@ BENCHMARKS = (
     "profile",
     "costs",
     "traces",
+    "host_time",
     "gpu",
     "replay",
     "drafters",

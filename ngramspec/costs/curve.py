@@ -10,6 +10,7 @@ measured.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -128,7 +129,7 @@ class CostCurve:
         change of the machine's speed.
         """
         expected = self._expected(limit, now.length)
-        residual = float(np.log(max(seconds, 1e-9)) - expected[now.width])
+        residual = math.log(max(seconds, 1e-9)) - float(expected[now.width])
         likely = self.learned.learn(before, now, residual)
         if self._saved is not None and self.learned.count(now.width) >= MIN_WIDTH_MEASUREMENTS:
             off = self.learned.corrections(limit, now.length)[now.width]

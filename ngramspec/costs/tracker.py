@@ -90,6 +90,7 @@ class StepCostTracker:
         self._since_plain = 0  # the same, since the last plain step
         self._chains: tuple[tuple[int, int], Float32] | None = None
         self._seen: tuple[Float32, float] | None = None
+        self._cost: Float32 | None = None  # of the next step
         self.curve = curve_of(model, kind, saved)
         self._deviation = self._uncertainty()
 
@@ -103,6 +104,7 @@ class StepCostTracker:
             prefill: whether the next step is the prefill. A draft only adds its own positions.
         """
         self._length, self._pending, self._prefill = length, pending, prefill
+        self._cost = None
 
     def _uncertainty(self) -> float:
         """Standard deviation of the log cost of a draft."""
@@ -137,6 +139,8 @@ class StepCostTracker:
 
         Every value is at least 1, because a draft never makes a forward cheaper.
         """
+        if self._cost is not None:
+            return self._cost
         margin = min(self.MARGIN + self.MARGIN_PER_REJECTION * self._rejected, self.MAX_MARGIN)
         unknown = max(self._deviation - self.MAX_COST_DEVIATION, 0.0)
         margin += self.MARGIN_PER_DEVIATION * unknown
@@ -147,7 +151,8 @@ class StepCostTracker:
             envelope[1] = 1.0
             envelope[2:] = np.maximum(envelope[2:], 1.0) * (1.0 + margin)
             self._envelope: Float32 = envelope
-        return self._envelope
+        self._cost = self._envelope
+        return self._cost
 
     def _priced(self) -> Float32:
         """``chains`` plus the cost of pending tokens, in steps without a draft.
@@ -192,6 +197,7 @@ class StepCostTracker:
             seconds: duration of the step.
             tree: whether the forward had a tree mask.
         """
+        self._cost = None
         if self._steps < 2:  # caches are cold in the first step after a prefill
             return
         forward = Forward(int(self._run[min(width, self.limit)]), self._length, tree)
@@ -207,6 +213,7 @@ class StepCostTracker:
 
     def record_acceptance(self, drafted: int, accepted: int) -> None:
         """Record a step's drafted and accepted tokens over all rows. Call after ``record_time``."""
+        self._cost = None
         if drafted:
             self._undone += (1 - self.WHOLE_MEMORY) * ((accepted < drafted) - self._undone)
         if drafted and self._last is not None:

@@ -115,7 +115,7 @@ class DraftRunner:
             guarded.fault(error)
             guarded.close()
             return EMPTY_DRAFT
-        if checked is None:
+        if checked is None or not len(checked.tokens):
             return EMPTY_DRAFT
         self._proposed = guarded.returned
         part = checked.within(limit)
@@ -180,8 +180,9 @@ class DraftRunner:
         The session gets the verified part of its own draft back, or the path that was chosen from
         it. It may modify that draft and the verdict's lists, which are not used elsewhere.
         """
-        if len(draft):
-            self._controller.observe(len(draft), len(verdict.accepted))
+        drafted = len(draft.tokens)
+        if drafted:
+            self._controller.observe(drafted, len(verdict.accepted))
         tokens = np.array(verdict.emitted, np.int32)
         evidence = None
         if computed is not None and self.evidence is not None:
@@ -190,7 +191,7 @@ class DraftRunner:
         if self._shared is not None:
             self._shared.append(tokens)
         if self._guarded.session is not None:
-            proposed = self._proposed.first(len(draft)) if len(draft) else EMPTY_DRAFT
+            proposed = self._proposed.first(drafted) if drafted else EMPTY_DRAFT
             accepted = tuple(verdict.accepted)
             self._guarded.learn(proposed, accepted, verdict.tested, evidence, tokens)
 
@@ -229,12 +230,13 @@ class DraftRunner:
     def _gave_up(self) -> bool:
         """Whether the drafter has failed too often; its session is closed the first time."""
         guarded = self._guarded
-        if guarded.gave_up and self._stopped is not guarded.drafter:
+        if not guarded.gave_up:
+            self._stopped = None
+            return False
+        if self._stopped is not guarded.drafter:
             self._stopped = guarded.drafter
             guarded.close()
             if self._stats.count_stopped_drafter():
                 what = "%s failed %d times and is no longer called in this generation"
                 logger.warning(what, type(guarded.drafter).__name__, MAX_FAULTS)
-        elif not guarded.gave_up:
-            self._stopped = None
-        return guarded.gave_up
+        return True

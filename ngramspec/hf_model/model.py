@@ -206,7 +206,7 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """Maximum draft length after ``new`` generated tokens; None: no limit."""
-        if self.pending.full:
+        if self.pending.tokens is not None and self.pending.full:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
@@ -236,12 +236,16 @@ class Target:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
+        assert self._forward is not None
+        if self._forward.width == 1 and not (self.wants_hidden or self._forward.reread):
+            return self.end_forward(self._shapes.run(**inputs, return_dict=True))
         alone: AbstractContextManager[None] = nullcontext()
         if self.cache.indexed:
             from ngramspec.hf_model.attention.index_ties import selecting_alone
 
             alone = selecting_alone(self.model, self.cache, inputs)
-        with in_place(block.device), alone, head_inputs(self.model, self.wants_hidden) as states:
+        own = in_place(self.model, block.device)
+        with own, alone, head_inputs(self.model, self.wants_hidden) as states:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
 
@@ -260,7 +264,8 @@ class Target:
         positions = block.shape[1]
         width = self.widths.of(positions)
         forward = self._forward = LastForward(width, block, positions - new)
-        self.cache.save(only_if=new > 1 or self._outlives)
+        if self.cache.checkpoint is not None:
+            self.cache.save(only_if=new > 1 or self._outlives)
         inputs = self.inputs.prepare(
             block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
         )
@@ -323,24 +328,27 @@ class Target:
         kept = [len(path) for path in paths]
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
-        stays, static = max(kept), self.cache.capacity is not None
+        stays = max(kept)
         if forward.outputs is None:
             self.cache.truncate_to(self._slots + stays)
         else:
-            self._recorder.keep(
-                forward.outputs,
-                stays,
-                self._slots,
-                whole_text=forward.reread,
-                static=static,
-                first=forward.again,
-            )
+            if self._recorder.names:
+                self._recorder.keep(
+                    forward.outputs,
+                    stays,
+                    self._slots,
+                    whole_text=forward.reread,
+                    static=self.cache.capacity is not None,
+                    first=forward.again,
+                )
             forward.outputs = None
             if self.cache.checkpoint is not None:
                 kept = [self._all_or_none(forward, stays, origins)] * len(kept)
                 stays = max(kept)
-            self.cache.reorder(origins)
-            self.cache.keep_paths(self._slots, paths)
+            if origins:
+                self.cache.reorder(origins)
+            if stays > 1:
+                self.cache.keep_paths(self._slots, paths)
             self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
         self._slots += stays

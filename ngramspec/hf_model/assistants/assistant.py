@@ -45,7 +45,7 @@ class AssistantModel:
         """
         cache = None if self._cache is None else self._cache.cache
         kept = {"logits_to_keep": last} if self._keeps else {}
-        with torch.no_grad(), in_place(self.model.device):
+        with torch.no_grad(), in_place(self.model, self.model.device):
             outputs = self.model(
                 input_ids=tokens[None].to(self.model.device),
                 past_key_values=cache,

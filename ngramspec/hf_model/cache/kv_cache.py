@@ -42,6 +42,7 @@ class KVCache:
         layers: those with keys and values of every position.
         indexed: whether a layer has an index of its keys.
         checkpoint: copies of the linear layers' recurrent states; None: they have none.
+        capacity: positions that the cache can hold; None: no limit.
     """
 
     def __init__(self, cache: Any, layers: list[Any], *, recurrent: bool = False) -> None:
@@ -49,11 +50,14 @@ class KVCache:
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self._sliding = [layer for layer in self.layers if layer.is_sliding]
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
+        self._dynamic = [layer for layer in self.layers if layer not in self._static]
+        self._sliding_dynamic = [layer for layer in self._dynamic if layer.is_sliding]
         self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if fields.is_linear(layer)]
         self._convolutions = LinearStates([] if recurrent else self._linear)
         self.checkpoint = Checkpoint(self._linear) if recurrent else None
         self._stretched = 0
+        self.capacity = self._capacity()
         # Layers whose ``update`` is replaced, and what ``replace_update`` returned for each.
         self._updated: list[tuple[Any, Any]] = []
 
@@ -76,9 +80,7 @@ class KVCache:
         """Whether a layer forgets positions that have left its window."""
         return bool(self._sliding)
 
-    @property
-    def capacity(self) -> int | None:
-        """Positions that the cache can hold; None: no limit."""
+    def _capacity(self) -> int | None:
         sizes = [int(layer.get_max_length()) for layer in self._static]
         return min(sizes, default=None)
 
@@ -91,6 +93,7 @@ class KVCache:
         """Make room for ``capacity`` positions in the static layers, which must be empty."""
         for layer in self._static:
             fields.resize_static(layer, capacity)
+        self.capacity = self._capacity()
 
     def stretch(self, length: int) -> None:
         """Have dynamic layers return ``length`` keys and values, padded with zeros at the end.
@@ -141,9 +144,8 @@ class KVCache:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward."""
         if count and self._static:
             fields.shorten_static(self._static, count)
-        for layer in self.layers:
-            if layer not in self._static and (count or layer.is_sliding):
-                self._crop(layer, count)
+        for layer in self._dynamic if count else self._sliding_dynamic:
+            self._crop(layer, count)
         self._convolutions.truncate(count)
 
     def _crop(self, layer: Any, count: int) -> None:

@@ -133,6 +133,9 @@ BY_ROW = HISTORY_FREE | listed(
         "SuppressTokensAtBeginLogitsProcessor",
     ),
 )
+PROCESSOR_LIST = rows(
+    PROCESSOR_MODULE, {"LogitsProcessorList": "it calls each processor with tokens and scores"}
+)
 SUPPRESSING = rows(
     PROCESSOR_MODULE, {"SuppressTokensLogitsProcessor": "it bans its suppress_tokens"}
 )
@@ -152,7 +155,16 @@ CRITERIA = rows(
 
 LAYER_CLASSES = CROPPED_LAYERS | LINEAR_LAYERS | STATIC_LAYERS | STATIC_SLIDING_LAYERS
 CLASSES = (
-    *(LAYER_CLASSES, KNOWN_CACHES, QUANTIZER, BY_ROW, SUPPRESSING, BIASING, CRITERIA),
+    *(
+        LAYER_CLASSES,
+        KNOWN_CACHES,
+        QUANTIZER,
+        BY_ROW,
+        PROCESSOR_LIST,
+        SUPPRESSING,
+        BIASING,
+        CRITERIA,
+    ),
     *(BY_SLOT, WIDENS_MASK, REREADS, ONE_AT_A_TIME, OWN_CACHE, NOT_STATIC),
     *(PLACES_ONE_TOKEN_ELSEWHERE, ATTENDS_BY_OUTPUT),
 )

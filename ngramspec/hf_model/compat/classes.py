@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from inspect import signature
 from typing import Any
 
 from ngramspec.hf_model.compat import class_names
@@ -87,6 +88,26 @@ def all_stock(processors: Iterable[Any] | None, names: Collection[str]) -> bool:
 def processor_name(processor: Any) -> str:
     """Return the name of a processor's class if transformers defines it, or ""."""
     return stock_name(processor, class_names.PROCESSOR_MODULE)
+
+
+def caller_of(processors: Any) -> Callable[..., Any]:
+    """Return a function that applies a list of processors to tokens and scores.
+
+    A LogitsProcessorList inspects each processor's signature at every call, which takes longer than
+    many processors. The function only does so here. If a processor has more parameters, it is
+    the list itself, which then raises an error.
+    """
+    known = processor_name(processors) in class_names.PROCESSOR_LIST
+    if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
+        call: Callable[..., Any] = processors
+        return call
+
+    def apply(ids: Any, scores: Any) -> Any:
+        for processor in processors:
+            scores = processor(ids, scores)
+        return scores
+
+    return apply
 
 
 def criterion_name(criterion: Any) -> str:

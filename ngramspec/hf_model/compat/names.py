@@ -97,6 +97,7 @@ PRIVATE = {
         "modeling_utils",
         {
             "_attn_implementation": "name of the attention implementation",
+            "_attn_implementation_internal": "the config's field with that name",
             "_compiled_call": "the compiled forward that a model stores",
             "_default_compile_config": "the settings to compile with",
             "_is_stateful": "whether a model keeps a recurrent state",

@@ -20,6 +20,7 @@ PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
 # The cache is compacted if the slots that are gaps in every row exceed both limits; not tuned.
 MAX_GAP_SHARE = 0.25
 MIN_GAP_SLOTS = 32
+FREE_COLUMNS = 256  # columns by which arguments per token are extended in advance; not tuned
 
 
 class Inputs:
@@ -37,6 +38,8 @@ class Inputs:
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
         self._used: list[int] = []  # per row of a ragged batch, cache slots that are not gaps
+        self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
+        self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
 
     def let_rows_diverge(self) -> None:
         """Make the batch ragged, before the prefill."""
@@ -72,36 +75,65 @@ class Inputs:
         )
         if self.ragged:
             self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
+        self._extended.clear()
+        self._passed_on = None
 
     def replace_cache(self, cache: Any) -> None:
         """Use another cache in later forwards."""
         self.kwargs["past_key_values"] = cache
+        self._passed_on = None
 
-    def grown(
-        self, count: int, lengths: Sequence[int] = (), *, committed: bool = False
-    ) -> dict[str, Any]:
+    def grown(self, count: int, lengths: Sequence[int] = ()) -> dict[str, Any]:
         """Return the arguments for ``count`` positions after each row's last committed token.
 
-        ``lengths`` (used in a ragged batch only) and ``committed`` are those of ``grow_ragged``.
+        ``lengths``, used in a ragged batch only, are those of ``grow_ragged``.
         """
-        kwargs = dict(self.kwargs)
-        for name in self._per_token:
-            if kwargs.get(name) is None:
-                continue
-            if self.ragged:
-                kwargs[name] = grow_ragged(name, kwargs[name], count, lengths, committed=committed)
-            else:
-                kwargs[name] = grow(name, kwargs[name], count)
-        return kwargs
+        if not count:
+            return dict(self.kwargs)
+        if not self.ragged:
+            return self.kwargs | self._lengthened(count)
+        return self.kwargs | self._grown_by_row(count, lengths, committed=False)
 
     def commit(self, kept: Sequence[int]) -> None:
         """Grow the arguments by the positions of the last forward that stay, ``kept`` of each row.
 
         The numbers are equal for all rows unless the batch is ragged.
         """
-        self.kwargs |= self.grown(max(kept), [each + 1 for each in kept], committed=True)
+        count = max(kept)
+        if min(kept) == count:
+            self.kwargs |= self._lengthened(count)
+        else:
+            own = [each + 1 for each in kept]
+            self.kwargs |= self._grown_by_row(count, own, committed=True)
+            self._extended.clear()
         if self.ragged:
             self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
+
+    def _lengthened(self, count: int) -> dict[str, torch.Tensor]:
+        """Return the arguments per token with ``count`` more tokens in every row.
+
+        Their columns do not depend on the tokens, so many are added at once, and some returned.
+        """
+        found = {}
+        for name in self._per_token if count else ():
+            held, more = self.kwargs.get(name), self._extended.get(name)
+            if held is None:
+                continue
+            length = held.shape[-1] + count
+            if more is None or more.shape[-1] < length:
+                more = self._extended[name] = grow(name, held, count + FREE_COLUMNS)
+            found[name] = more[..., :length].contiguous()
+        return found
+
+    def _grown_by_row(
+        self, count: int, lengths: Sequence[int], *, committed: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return the arguments per token of a ragged batch, extended by ``grow_ragged``."""
+        return {
+            name: grow_ragged(name, value, count, lengths, committed=committed)
+            for name in self._per_token
+            if (value := self.kwargs.get(name)) is not None
+        }
 
     def prepare(
         self,
@@ -141,9 +173,7 @@ class Inputs:
             grown["attention_mask"] = self._mask(block, trees if branched else (), slots, keys)
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
-        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            block, next_sequence_length=width, **grown
-        )
+        inputs = self._prepared(block, grown, width, fixed=keys is not None)
         if (branched or self.ragged) and inputs.get("position_ids") is None:
             raise UnsupportedError(
                 f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
@@ -152,6 +182,32 @@ class Inputs:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         return inputs
+
+    def _prepared(
+        self, block: torch.Tensor, kwargs: dict[str, Any], width: int, *, fixed: bool
+    ) -> dict[str, Any]:
+        """Return what the model's ``prepare_inputs_for_generation`` returns for a block.
+
+        transformers' own one cuts the arguments per token to the block, and passes the others on
+        unchanged, unless it makes a mask over a ``fixed`` number of keys. If its first result shows
+        this, it is not called again.
+        """
+        own = {
+            name: value if name.endswith("attention_mask") else value[..., -width:].contiguous()
+            for name in self._per_token
+            if (value := kwargs.get(name)) is not None
+        }
+        own["decoder_input_ids" if self._traits.encodes else "input_ids"] = block
+        if self._passed_on is not None:
+            return self._passed_on | own
+        prepare = self._model.prepare_inputs_for_generation
+        made: dict[str, Any] = prepare(block, next_sequence_length=width, **kwargs)
+        others = {name: value for name, value in made.items() if name not in own}
+        cut = all(getattr(made.get(name), "shape", None) == own[name].shape for name in own)
+        unchanged = all(name in kwargs and value is kwargs[name] for name, value in others.items())
+        if cut and unchanged and not (fixed or self._traits.reads_text):
+            self._passed_on = others
+        return made
 
     def _padded(
         self, block: torch.Tensor, kwargs: dict[str, Any], count: int
@@ -210,6 +266,7 @@ class Inputs:
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; see ``KVCache.keep_rows``."""
+        self._extended.clear()
         for name in self._per_token:
             value = self.kwargs.get(name)
             if value is not None:
@@ -233,6 +290,7 @@ class Inputs:
 
     def compact(self, slots: torch.Tensor) -> None:
         """Keep the columns of the cache positions ``slots``, int64 (batch, kept), in that order."""
+        self._extended.clear()
         for name in self._per_token:
             value = self.kwargs.get(name)
             if value is not None:

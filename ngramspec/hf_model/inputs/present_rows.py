@@ -48,9 +48,9 @@ class PresentRows:
         """Whether no row has left."""
         return len(self._rows) == self._count
 
-    def of(self, values: Sequence[T]) -> list[T]:
+    def of(self, values: Sequence[T]) -> Sequence[T]:
         """Select the present rows' values, by place, from one value for each row of the batch."""
-        return [values[row] for row in self._rows]
+        return values if self.all else [values[row] for row in self._rows]
 
     def select(self, block: torch.Tensor) -> torch.Tensor:
         """Select the present rows of (batch, ...), by place."""
