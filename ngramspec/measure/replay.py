@@ -152,7 +152,7 @@ class Player:
 
     def _play(self, trace: Trace, tally: Tally) -> None:
         plan, output = self.plan, trace.output
-        said = output.tolist()
+        recorded = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
         controller: GammaController = CostGamma(plan.gamma_max, lambda: plan.cost)
         drafter = self.drafter
@@ -172,21 +172,21 @@ class Player:
         else:
             session = drafter.start(committed)
         at = 1
-        while at < len(said):
+        while at < len(recorded):
             gamma, cost = controller.plan(estimates)
-            gamma = min(gamma, len(said) - at - 1)
+            gamma = min(gamma, len(recorded) - at - 1)
             begin = perf_counter_ns()
             draft = session.propose(gamma, cost, tree=plan.tree)
             draft = controller.keep(draft)
             tokens = draft.tokens.tolist()
             proposed = perf_counter_ns() - begin
-            path = accepted_path(tokens, draft, said, at)
+            path = accepted_path(tokens, draft, recorded, at)
             count = len(tokens)
             new = output[at : at + len(path) + 1]
             evidence = None
             wanted = drafter.evidence is not None and session.wants_evidence
             if wanted and trace.runners_up is not None:
-                evidence = replayed(trace.runners_up, said, said[at - 1], at, len(new))
+                evidence = replayed(trace.runners_up, recorded, recorded[at - 1], at, len(new))
             begin = perf_counter_ns()
             if count or evidence is not None:
                 hand_over(session, draft, path, None, evidence)
@@ -207,18 +207,22 @@ class Player:
 
 
 def accepted_path(
-    tokens: Sequence[int], draft: Draft, said: Sequence[int], at: int
+    tokens: Sequence[int], draft: Draft, recorded: Sequence[int], at: int
 ) -> Sequence[int]:
     """Indices of the nodes that the target would accept: those recorded from ``at`` on."""
     if draft.parents is None:
         n = 0
-        while n < len(tokens) and tokens[n] == said[at + n]:
+        while n < len(tokens) and tokens[n] == recorded[at + n]:
             n += 1
         return range(n)
     path: list[int] = []
     parent = -1
     for node, (token, above) in enumerate(zip(tokens, draft.parents.tolist(), strict=True)):
-        if above == parent and at + len(path) < len(said) - 1 and token == said[at + len(path)]:
+        if (
+            above == parent
+            and at + len(path) < len(recorded) - 1
+            and token == recorded[at + len(path)]
+        ):
             path.append(node)
             parent = node
     return path

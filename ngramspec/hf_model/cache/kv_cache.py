@@ -146,7 +146,8 @@ class KVCache:
             fields.shorten_static(self._static, count)
         for layer in self._dynamic if count else self._sliding_dynamic:
             self._crop(layer, count)
-        self._convolutions.truncate(count)
+        if self._linear:
+            self._convolutions.truncate(count)
 
     def _crop(self, layer: Any, count: int) -> None:
         """Drop the last ``count`` keys and values of a dynamic layer."""
