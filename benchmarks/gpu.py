@@ -45,7 +45,7 @@ from ngramspec.measure.whole_calls import (
     Measured,
     Plan,
     by_model,
-    by_processor,
+    forced_texts,
     to_dict,
 )
 
@@ -361,7 +361,9 @@ def smollm2(arguments: argparse.Namespace) -> Any:
         compiled=not (arguments.no_compile or arguments.tiny),
     )
     plan = Plan(arguments.repeats, arguments.new, min(48, arguments.new), arguments.per_task)
-    measured = EndToEnd(loaded.model, ways, plan, forcing=by_processor, progress=print).run(prompts)
+    with forced_texts(loaded.model, prompts, plan) as forcing:
+        compared = EndToEnd(loaded.model, ways, plan, forcing=forcing, progress=print)
+        measured = compared.run(prompts)
     rows = summarize(measured)
     show(rows)
     return {"summary": rows, "against": against(rows), **to_dict(measured)}

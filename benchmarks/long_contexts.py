@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks.harness import add_json, write
 from ngramspec.costs.curve import ForwardKind
+from ngramspec.costs.processors import AMX
 from ngramspec.costs.saved import SavedCosts
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import EMPTY_DRAFT, Draft
@@ -157,7 +158,7 @@ def cell(
     speed = clock(np.random.default_rng(0))
     tokens, calls, spent, plain = 0, 0, 0.0, 0.0
     for text, prompt in many:
-        kind = ForwardKind("cpu", "bfloat16", tree=policy.tree)
+        kind = ForwardKind(AMX, "bfloat16", tree=policy.tree)
         costs = StepCostTracker(model, kind, policy.most + 1, NEW)
         found = play(policy, text, prompt, costs, (seconds, speed))
         tokens, calls, spent = tokens + found[0], calls + found[1], spent + found[2]

@@ -194,7 +194,7 @@ def variety(sequences: torch.Tensor) -> int:
 def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
     """One cell: plain ``generate`` against drafts that are half right.
 
-    A single row also with drafts in its prefill, which gamma="auto" has, and with trees.
+    Also with trees, and a single row with drafts in its prefill, which gamma="auto" has.
     """
     inputs = prompts(rows)
     kwargs = GREEDY | kwargs
@@ -203,9 +203,9 @@ def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
     except Exception as error:
         return Cell(name, what, "not run", _line(error))
     new = plain[:, -NEW_TOKENS:].tolist()
-    ways: list[tuple[int | str, int | None]] = [(GAMMA, None)]
+    ways: list[tuple[int | str, int | None]] = [(GAMMA, None), (TREE, TREE)]
     if rows == 1:
-        ways += [("auto", None), (TREE, TREE)]
+        ways.insert(1, ("auto", None))
     for gamma, tree in ways:
         try:
             speculator = Speculator(HalfRight(new), gamma, tree=tree)

@@ -23,22 +23,22 @@ class PlayedRow:
     output: Int32
     session: DraftSession
     at: int = 1
-    _said: list[int] = field(init=False)
+    _recorded: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._said = self.output.tolist()
+        self._recorded = self.output.tolist()
 
     @property
     def left(self) -> int:
         """Tokens that are not committed yet."""
-        return len(self._said) - self.at
+        return len(self._recorded) - self.at
 
     def verify(self, draft: Draft, tally: Tally, tiers: Sequence[str]) -> None:
         """Commit what the recording accepts of a draft, and its next token; count both.
 
         The cost is not counted. ``tiers`` are those of the drafter.
         """
-        path = accepted_path(draft.tokens.tolist(), draft, self._said, self.at)
+        path = accepted_path(draft.tokens.tolist(), draft, self._recorded, self.at)
         new = self.output[self.at : self.at + len(path) + 1]
         tested = sum(1 for _ in judged_nodes(draft, path))
         if len(draft):

@@ -6,9 +6,10 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.decoding.call import decode_call
+from ngramspec.decoding.heads import HEAD_SETTINGS, check_tokenizers, requested_head
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
@@ -16,7 +17,8 @@ from ngramspec.hf_model.support import HUB_MODES_OFF, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stores.choice import open_stores
 
-ASSISTANTS = ("assistant_model", "assistant_tokenizer")
+if TYPE_CHECKING:
+    from ngramspec.drafters.model import ModelDrafter
 
 
 class GenerateHook:
@@ -80,8 +82,9 @@ def generate(
         speculator: how to speculate; None: a new Speculator().
         tokenizer: the model's tokenizer, needed for stop_strings.
         streamer: receives the prompt and then every token, with one ``put`` each.
-        **kwargs: keyword arguments of ``model.generate``, and ``reference_ids``, ``stores``,
-            ``extra_stores`` and ``session``, see Speculator.__call__.
+        **kwargs: keyword arguments of ``model.generate``, of which ``assistant_model``,
+            ``assistant_early_exit`` and ``use_mtp`` add a draft source; and ``reference_ids``,
+            ``stores``, ``extra_stores`` and ``session``, see Speculator.__call__.
 
     Raises:
         UnsupportedError: an argument cannot be combined with speculation; the message names it.
@@ -153,14 +156,17 @@ def _generate(
     refused = _refused(plain, model, kwargs)
     if refused is not None:
         return _without_speculation(plain, args, speculator, kwargs, refused)
-    kwargs = {name: value for name, value in kwargs.items() if name not in ASSISTANTS}
+    try:
+        head = _take_head(model, kwargs)
+    except UnsupportedError as error:
+        return _without_speculation(plain, args, speculator, kwargs, str(error))
     if kwargs.get("tokenizer") is not None:
         kwargs = _stop_strings_as_criterion(model, kwargs["tokenizer"], kwargs)
     _check_stores(speculator, kwargs)
     own_cache = kwargs.get("past_key_values") is None
     synced_gpus = kwargs.pop("synced_gpus", None)
     hook = GenerateHook(
-        lambda call: decode_call(speculator.settings(), call),
+        lambda call: decode_call(speculator.settings(head), call),
         own_cache=own_cache,
         streamer=kwargs.get("streamer"),
         synced_gpus=synced_gpus,
@@ -176,6 +182,21 @@ def _generate(
     return output
 
 
+def _take_head(model: Any, kwargs: dict[str, Any]) -> ModelDrafter | None:
+    """Take the arguments that name a head out of a call; return the head, or None.
+
+    Otherwise transformers would use the head itself, and refuse batches and stateful models.
+    """
+    settings = {name: _setting(name, model, kwargs) for name in HEAD_SETTINGS}
+    head = requested_head(settings)
+    check_tokenizers(kwargs.get("tokenizer"), kwargs.pop("assistant_tokenizer", None))
+    kwargs.pop("assistant_model", None)
+    for name in ("assistant_early_exit", "use_mtp"):
+        if settings[name] is not None:
+            kwargs[name] = HEAD_SETTINGS[name]  # the argument overrides the configs
+    return head
+
+
 def _check_stores(speculator: Speculator, kwargs: dict[str, Any]) -> None:
     """Raise a ValueError if a store was built with a tokenizer other than the call's."""
     tokenizer = kwargs.get("tokenizer")
@@ -189,7 +210,7 @@ def _check_stores(speculator: Speculator, kwargs: dict[str, Any]) -> None:
 
 def _refused(plain: Callable[..., Any], model: Any, kwargs: dict[str, Any]) -> str | None:
     """Why a call's arguments rule out speculation, with the remedy; None if they do not."""
-    refused: dict[str, Any] = {name: None for name in ASSISTANTS if kwargs.get(name)}
+    refused: dict[str, Any] = {}
     if _setting("token_healing", model, kwargs):
         refused["token_healing"] = "True"
     if _setting("cache_implementation", model, kwargs) == "paged":

@@ -7,12 +7,13 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
+from ngramspec.decoding.heads import head_of_config
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
@@ -21,10 +22,14 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.stores.choice import OpenStore, Store, described
 
+if TYPE_CHECKING:
+    from ngramspec.drafters.heads import HeadOfCalls
+    from ngramspec.drafters.model import ModelDrafter
+
 logger = logging.getLogger("ngramspec")
 
 # Attributes that a copy does not share with the original.
-NOT_COPIED = ("stats", "observer", "_prefill_length", "_lock", "_logged")
+NOT_COPIED = ("stats", "observer", "_prefill_length", "_lock", "_logged", "_heads")
 
 
 class Speculator:
@@ -158,6 +163,7 @@ class Speculator:
         self.observer: Observer | None = None
         self._lock = threading.Lock()
         self._logged: set[str] = set()
+        self._heads: HeadOfCalls | None = None
         self._config = config
         self._prefill_length = PrefillDraftLength(config.longest)
 
@@ -371,7 +377,16 @@ class Speculator:
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
         )
-        return decode_call(self.settings(), call)
+        return decode_call(self.settings(head_of_config(generation_config)), call)
+
+    def _drafter_with(self, head: ModelDrafter | None) -> Drafter:
+        if head is None:
+            return self._drafter
+        from ngramspec.drafters.heads import HeadOfCalls  # most calls have none
+
+        with self._lock:
+            self._heads = self._heads or HeadOfCalls()
+        return self._heads.drafter(self._drafter, head)
 
     def _count(self, stats: DecodeStats) -> None:
         """Add a run's counts and times to the statistics."""
@@ -386,12 +401,16 @@ class Speculator:
         if not known:
             logger.warning("%s", message)
 
-    def settings(self) -> Settings:
-        """The settings for a call that begins now."""
+    def settings(self, head: ModelDrafter | None = None) -> Settings:
+        """The settings for a call that begins now.
+
+        Args:
+            head: what drafts with a model in addition to the drafter, or None.
+        """
         config, shared = self._config, self._config.calibration == "shared"
         return Settings(
             config=config,
-            drafter=lambda: self._drafter,
+            drafter=lambda: self._drafter_with(head),
             rule=config.rule,
             prefill_length=self._prefill_length if shared else PrefillDraftLength(config.longest),
             on_step=self.on_step,

@@ -141,13 +141,15 @@ class DecodeStats:
 
     def count_step(self, draft: Draft, verdict: Verdict, tiers: Sequence[str]) -> None:
         """Add one target call."""
-        accepted = len(verdict.accepted)
         self.target_calls += 1
         self.emitted += len(verdict.emitted)
+        if not len(draft.tokens):
+            self.plain_steps += 1
+            return
+        accepted = len(verdict.accepted)
         self.drafted += len(draft)
         self.tested += verdict.tested
         self.accepted += accepted
-        self.plain_steps += not len(draft)
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
         for tier in source:
             self.tiers.setdefault(tiers[tier], TierStats()).drafted += 1

@@ -97,7 +97,15 @@ class RowTrees(Drafter):
         return Session()
 
 
-def row_texts(inputs, sequences):
-    """Each row's tokens without the padding before its prompt."""
+def row_texts(inputs, sequences, *, encoded=False):
+    """Each row's tokens without the padding before its prompt.
+
+    Args:
+        inputs: the prompts, as ``batch`` makes them.
+        sequences: generated from them.
+        encoded: whether the prompts are an encoder's; each then comes before the decoder's tokens.
+    """
     starts = inputs["attention_mask"].argmax(dim=1).tolist()
+    if encoded:
+        sequences = torch.cat((inputs["input_ids"], sequences), dim=1)
     return [row[start:].tolist() for row, start in zip(sequences, starts, strict=True)]

@@ -8,9 +8,10 @@ import torch
 from conftest import tiny_llama
 
 from ngramspec.costs.curve import ForwardKind
+from ngramspec.costs.processors import AMX
 from ngramspec.costs.tracker import StepCostTracker
 
-KIND = ForwardKind("cpu", "float32")
+KIND = ForwardKind(AMX, "float32")
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 

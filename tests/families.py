@@ -56,10 +56,16 @@ T5 = {
     "d_ff": 48,
     "num_layers": 2,
     "num_heads": 4,
-    "initializer_factor": 20.0,
+    "initializer_factor": 3.0,
     "pad_token_id": 0,
     "eos_token_id": None,
     "decoder_start_token_id": 0,
+}
+T5GEMMA = SIZES | {
+    "num_hidden_layers": 2,
+    "layer_types": ["full_attention"] * 2,
+    "attn_logit_softcapping": None,
+    "initializer_range": 0.3,
 }
 # name -> (class, configuration class, settings)
 CAUSAL = {
@@ -93,6 +99,7 @@ CAUSAL = {
         "BloomConfig",
         SIZES | {"n_head": 4, "n_layer": 2, "slow_but_exact": True},
     ),
+    "bart decoder": ("BartForCausalLM", "BartConfig", SEQ2SEQ | {"is_decoder": True}),
     "mixtral (experts)": (
         "MixtralForCausalLM",
         "MixtralConfig",
@@ -104,17 +111,33 @@ ENCODER_DECODER = {
     "bart": ("BartForConditionalGeneration", "BartConfig", SEQ2SEQ),
     "marian": ("MarianMTModel", "MarianConfig", SEQ2SEQ),
     "pegasus": ("PegasusForConditionalGeneration", "PegasusConfig", SEQ2SEQ),
+    "m2m100 (no positions of padding)": (
+        "M2M100ForConditionalGeneration",
+        "M2M100Config",
+        SEQ2SEQ,
+    ),
+    "t5gemma": ("T5GemmaForConditionalGeneration", "T5GemmaConfig", T5GEMMA),
 }
 FAMILIES = CAUSAL | ENCODER_DECODER
+# Arguments of generate with which the text of an encoder-decoder model varies.
+VARIED = {"no_repeat_ngram_size": 2}
 
 
 def build(name: str, **changes: object):
     """A family's model in float32 and eval mode, the same at every call."""
     kind, config, settings = FAMILIES[name]
     torch.manual_seed(7)
+    if settings is T5GEMMA:
+        part = transformers.T5GemmaModuleConfig(**settings)
+        settings = {"encoder": part, "decoder": part, "vocab_size": VOCAB, "pad_token_id": 0}
+        settings |= {"bos_token_id": 1, "eos_token_id": None, "decoder_start_token_id": 2}
+        settings["tie_word_embeddings"] = False
     model = getattr(transformers, kind)(getattr(transformers, config)(**(settings | changes)))
-    if settings is SEQ2SEQ:  # a head tied to the embeddings would only repeat
+    if "encoder_ffn_dim" in settings:  # a head tied to the embeddings would only repeat
         model.lm_head = torch.nn.Linear(SEQ2SEQ["d_model"], VOCAB, bias=False)
+    if settings is T5:  # attention depends on positions
+        bias = model.decoder.block[0].layer[0].SelfAttention.relative_attention_bias
+        bias.weight.data.mul_(10.0)
     model.generation_config.eos_token_id = changes.get("eos_token_id")
     model.generation_config.forced_eos_token_id = None
     return model.eval()

@@ -6,14 +6,18 @@ a seeded speed, so that what is learned from them is the same on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ngramspec.draft import Draft
+from ngramspec.costs.curve import ForwardKind
+from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.draft_length.optimal import worthwhile_nodes
-from ngramspec.draft_length.schedule import make_controller
+from ngramspec.draft_length.schedule import PrefillDraftLength, make_controller
+from ngramspec.drafters import build_drafter
+from ngramspec.measure.replay import accepted_path
 
 MOST = 64  # nodes of a draft
 
@@ -227,3 +231,76 @@ def _choose(costs, controller, chain, siblings) -> tuple[Draft, int, float]:
         expected = 1 + float(reached[: len(draft)].sum())
     width = 1 + len(draft)
     return draft, width if draft.parents is not None else costs.width(width, 65), expected
+
+
+@dataclass(frozen=True)
+class TableMachine:
+    """What forwards cost in contexts of any length, relative to one position."""
+
+    costs: Mapping[int, float]
+
+    def cost(self, width: int) -> float:
+        return float(np.interp(width, [*self.costs], [*self.costs.values()]))
+
+    @property
+    def position(self) -> float:
+        """What a position of a wide forward, such as a prefill, costs."""
+        return (self.cost(64) - self.cost(32)) / 32
+
+
+class _Model:
+    """What costs are kept for."""
+
+
+def call_share(
+    kind: ForwardKind,
+    machine: TableMachine,
+    clock: Callable[[np.random.Generator], Iterator[float]],
+    text: np.ndarray,
+    prompt: int,
+    *,
+    seed: int = 0,
+) -> float:
+    """The speed of a whole call relative to the baseline's, drafted by ``auto``.
+
+    Args:
+        kind: what the forwards are taken for.
+        machine: what they cost.
+        clock: of the machine's speed.
+        text: int32 (n,), the prompt and what the target says.
+        prompt: length of the prompt.
+        seed: of the clock.
+    """
+    speed, output = clock(np.random.default_rng(seed)), text[prompt:].tolist()
+    costs = StepCostTracker(_Model(), kind, MOST + 1, len(output))
+    controller = make_controller("auto", MOST, costs.cost, costs.surcharge)
+    session = build_drafter("auto").start(text[:prompt])
+
+    def propose(most: int, room: int, tree: bool) -> tuple[Draft, list[int]]:
+        gamma, cost = controller.plan(True)
+        draft = session.propose(min(gamma, most), cost, tree=tree)
+        draft = controller.keep(draft.within(room).as_chain())
+        return draft, accepted_path(draft.tokens.tolist(), draft, output, at)
+
+    at = 0
+    costs.at(prompt, prefill=True)
+    draft, path = propose(PrefillDraftLength(MOST).limit, len(output) - 1, tree=False)
+    spent = machine.position * (prompt + len(draft))
+    while True:
+        session.extend(text[prompt + at :][: len(path) + 1])
+        at += len(path) + 1
+        if at >= len(output):
+            break
+        costs.at(prompt + at)
+        draft, path = EMPTY_DRAFT, []
+        if not costs.plain():
+            draft, path = propose(MOST, len(output) - at - 1, tree=True)
+        width = 1 + len(draft)
+        if draft.parents is None:
+            width = costs.width(width, MOST + 1)
+        cost, branches = machine.cost(width), draft.parents is not None
+        costs.record_time(width, cost * next(speed), branches)
+        costs.record_acceptance(len(draft), len(path))
+        spent += cost
+    session.close()
+    return (machine.position * prompt + len(output) - 1) / spent

@@ -108,10 +108,11 @@ def test_unsupported_plain_streams_too(tiny):
     assert ours.ended == 1
 
 
-def test_assistant_and_healing_beside_a_speculator(tiny):
+def test_two_heads_and_healing_beside_a_speculator(tiny):
     other = tiny_llama(seed=1)
     kwargs = {"max_new_tokens": 6, "do_sample": False}
-    for extra in ({"assistant_model": other}, {"token_healing": True}):
+    two = {"assistant_early_exit": 1, "assistant_model": other}
+    for extra in (two, {"token_healing": True}):
         name = next(iter(extra))
         with pytest.raises(UnsupportedError, match=name):
             ngramspec.generate(tiny, PROMPT, **kwargs, **extra)

@@ -22,8 +22,6 @@ GREEDY = {"max_new_tokens": 8, "do_sample": False}
 SETTINGS = {
     "beam groups": {"num_beams": 4, "num_beam_groups": 2},
     "lookup": {"prompt_lookup_num_tokens": 3},
-    "mtp": {"use_mtp": True},
-    "early exit": {"assistant_early_exit": 1},
     "constraints": {"constraints": [1]},
     "dola": {"dola_layers": "low"},
     "forced words": {"force_words_ids": [[5]]},
@@ -79,24 +77,20 @@ def test_the_remedy_overrides_what_a_config_says(name, where):
 
 
 def test_several_settings_are_named_at_once():
-    model = configured({"use_mtp": True, "prompt_lookup_num_tokens": 2})
+    model = configured({"penalty_alpha": 0.6, "prompt_lookup_num_tokens": 2})
     with pytest.raises(
         UnsupportedError,
-        match="prompt_lookup_num_tokens=2, use_mtp=True cannot be combined with a Speculator;"
-        " pass prompt_lookup_num_tokens=None, use_mtp=False$",
+        match="penalty_alpha=0.6 cannot be combined with a Speculator; pass penalty_alpha=0$",
     ):
         ngramspec.generate(model, PROMPT, **GREEDY)
 
 
-def test_an_assistant_is_named_without_being_shown(tiny):
-    assistant = tiny_llama(1)
-    with pytest.raises(
-        UnsupportedError,
-        match="^assistant_model cannot be combined with a Speculator; pass assistant_model=None$",
-    ):
-        ngramspec.generate(tiny, PROMPT, assistant_model=assistant, **GREEDY)
-    ours = ngramspec.generate(tiny, PROMPT, assistant_model=None, **GREEDY)
-    assert torch.equal(ours, tiny.generate(PROMPT, **GREEDY))
+def test_a_head_that_a_config_asks_for_is_used():
+    model = configured({"assistant_early_exit": 1})
+    plain, speculator = tiny_llama().generate(PROMPT, **GREEDY), Speculator(gamma=4)
+    ours = ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY)
+    assert torch.equal(ours, plain)
+    assert speculator.stats.tiers["early_exit"].drafted > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral sliding", "t5"])

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from ngramspec.costs.saved import processor
+from ngramspec.costs.processors import processor
 from ngramspec.measure.machine import versions
 from ngramspec.measure.turns import take_turns
 

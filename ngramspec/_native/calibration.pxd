@@ -20,7 +20,7 @@ cdef struct Cell:       # 12 bytes
     float stretch       # log-odds of right / tested
 
 cdef enum:
-    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 2 * RANKS + 1
+    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 3 * RANKS + 1
     ROOM = (MOST_CANDIDATES + 3) // 4 * 4   # see lanes.pxd
 
 cdef struct Candidates:     # the candidates of a position

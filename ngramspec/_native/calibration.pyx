@@ -17,12 +17,14 @@ import numpy as np
 
 from ngramspec._native import starts
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, AGES, BIAS, COPIED_COUNTS, COUNTS, DISTANCES, FAMILIAR_CELLS, KNOWN, LENGTHS,
+    ACCEPTANCES, AGES, AGREEMENTS, BIAS, COPIED_COUNTS, COUNTS, DISTANCES, FAMILIAR_CELLS, FITTED,
+    HEAD_CELLS, HEAD_DEPTH_CELLS, HEAD_DEPTH_INPUT, HEAD_INPUT, HEADLESS_SETS, KNOWN, LENGTHS,
     MATCH_CELLS, MATCH_INPUT, NEAR_CELLS, NEAR_LENGTHS, NEAR_SINCE, NEAREST_CELLS, OWN_STANDINGS,
     PAIR_CELLS, RANKED, RECENT_CELLS, RESUME_CELLS, RESUMED, RUNNER_CELLS, RUNNER_RANKS,
     SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES, STORE_RESUME_CELLS,
     STORE_STANDINGS, UNSAID_CELLS,
 )
+from ngramspec._native.head cimport CHANCES, HEAD_DEPTHS
 from ngramspec._native.keys cimport CONTEXTS
 from ngramspec._native.runners cimport AGED, LATEST, PROBABILITIES
 
@@ -70,14 +72,16 @@ cdef float RATE_FURTHER = 0.00125  # of the further weights used there
 cdef float CONSTANT = 0.3   # the bias's input
 cdef float PRIOR = 4.0      # candidates that a cell's prior counts as
 cdef float PRIOR_STORE = 64.0    # the same for a store's cells
+cdef float PRIOR_HEAD = 16.0    # the same for a head's cells
 cdef float PRIOR_SHARE = 100.0  # tokens that the prior of a recent token's cell counts as
 
 # Initial values: rounded, measured on other texts (library sources in two releases, answers of a
 # small model). They matter for the first few hundred tokens.
-cdef float[16] WEIGHTS = [
+cdef float[18] WEIGHTS = [
     0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.25, 0.2, 0.2,
-    0.1, 0.4
+    0.1, 0.4, 0.45, 0.45
 ]
+cdef float BESIDE_HEAD = 0.4    # factor on the other weights where a head has a row
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # count of a bucket
 cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
 cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing else is known
@@ -89,16 +93,21 @@ cdef float[12] PLACE_SURE = [0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40
 cdef float[6] FAMILIAR = [0.5, 0.375, 0.5, 0.75, 1, 1.25]
 # Initial weights where a store has candidates: sums of a row of each of the first three tables. The
 # further weights begin with sums of rows of the last two.
-cdef float[KNOWN][INPUTS] BY_KNOWN = starts.BY_KNOWN
-cdef float[LENGTHS][INPUTS] BY_LENGTH = starts.BY_LENGTH
-cdef float[3][INPUTS] BY_AGREEMENT = starts.BY_AGREEMENT
-cdef float[OWN_STANDINGS * STORE_STANDINGS][INPUTS] BY_STANDING = starts.BY_STANDING
-cdef float[LENGTHS][INPUTS] BY_STORE_LENGTH = starts.BY_STORE_LENGTH
+cdef float[KNOWN][FITTED] BY_KNOWN = starts.BY_KNOWN
+cdef float[LENGTHS][FITTED] BY_LENGTH = starts.BY_LENGTH
+cdef float[3][FITTED] BY_AGREEMENT = starts.BY_AGREEMENT
+cdef float[OWN_STANDINGS * STORE_STANDINGS][FITTED] BY_STANDING = starts.BY_STANDING
+cdef float[LENGTHS][FITTED] BY_STORE_LENGTH = starts.BY_STORE_LENGTH
 # P(right) of a top-k candidate by its probability bucket, of another token by the top one's bucket.
 cdef float[9] RUNNER = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
 cdef float[9] NO_RUNNER = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]
 # The same for the candidates after the last two tokens.
 cdef float[9] PAIR = [0.85, 0.75, 0.65, 0.4, 0.2, 0.1, 0.04, 0.03, 0.03]
+# P(right) of a head's candidate by its probability bucket, of another token by the first one's.
+cdef float[12] HEAD = [0.95, 0.88, 0.82, 0.75, 0.65, 0.55, 0.45, 0.33, 0.18, 0.08, 0.03, 0.01]
+cdef float[12] NO_HEAD = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.1, 0.1, 0.1, 0.1]
+# Factors on its odds by what else suggests the candidate.
+cdef float[4] AGREES = [0.7, 1, 1.5, 3]
 cdef float[4] UNSAID_SHARE = [0.015, 0.005, 0.003, 0.002]    # per token, by the positions since
 cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # per context that had one continuation so far
 
@@ -139,6 +148,13 @@ cdef float nearest_prior(int rank, int bucket, int length):
     cdef float odds = PLACE_SURE[length]
     odds = max(odds, 1.5) if bucket < 2 else max(odds, 1) if bucket == 2 else odds * 0.625
     return 0.03 if rank == 0 else 0.08 + 0.015 * length if rank == 1 else odds / (1 + odds)
+
+
+cdef float head_prior(bint ranked, int chance, int agreement):
+    """P(right) of a candidate by the head's bucket, and by what else suggests it."""
+    cdef float p = HEAD[chance] if ranked else NO_HEAD[chance], odds
+    odds = p / (1 - p) * AGREES[agreement]
+    return odds / (1 + odds)
 
 
 cdef float recent_prior(int age, int seen):
@@ -200,16 +216,30 @@ cdef class Calibration:
                 i // (LENGTHS * STORE_DISTANCES) % RANKED, i // LENGTHS % STORE_DISTANCES,
                 i % LENGTHS,
             ), PRIOR_STORE)
+        for i in range(RUNNER_RANKS * CHANCES * AGREEMENTS):
+            m = i // AGREEMENTS % CHANCES
+            self.begin(HEAD_CELLS + i, head_prior(
+                i // (AGREEMENTS * CHANCES) < RUNNER_RANKS - 1, m, i % AGREEMENTS
+            ), PRIOR_HEAD)
+        for i in range(3 * CHANCES * HEAD_DEPTHS):
+            self.begin(HEAD_DEPTH_CELLS + i, head_prior(
+                i // (HEAD_DEPTHS * CHANCES) < 2, i // HEAD_DEPTHS % CHANCES, 1
+            ), PRIOR_HEAD)
         for s in range(3 * LENGTHS):
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
             self.weights[s][MATCH_INPUT] += 0.05 * (s // 3)
-        for s in range(3 * LENGTHS, SETS):
+        for s in range(3 * LENGTHS, HEADLESS_SETS):
             self.begin_known(s)
         for s in range(1, STANDINGS):
             self.begin_further(s)
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
+        for s in range(HEADLESS_SETS):
+            for i in range(FITTED):
+                self.weights[HEADLESS_SETS + s][i] = BESIDE_HEAD * self.weights[s][i]
+            for i in range(HEAD_INPUT, HEAD_DEPTH_INPUT + 1):
+                self.weights[HEADLESS_SETS + s][i] = WEIGHTS[i]
 
     cdef int begin_pair(
         self, int cell, float other, float same, float tested=PRIOR
@@ -230,14 +260,14 @@ cdef class Calibration:
         cdef const float* known = BY_KNOWN[(s // (3 * LENGTHS) - 1) % KNOWN]
         cdef const float* length = BY_LENGTH[s // 3 % LENGTHS]
         cdef int i
-        for i in range(INPUTS):
+        for i in range(FITTED):
             self.weights[s][i] = known[i] + length[i] + BY_AGREEMENT[s % 3][i]
 
     cdef void begin_further(self, int s) noexcept:
         """Initialize a set of further weights."""
         cdef const float* length = BY_STORE_LENGTH[(s - 1) % LENGTHS]
         cdef int i, standing = (s - 1) // LENGTHS % (OWN_STANDINGS * STORE_STANDINGS)
-        for i in range(INPUTS):
+        for i in range(FITTED):
             self.further[s][i] = BY_STANDING[standing][i] + length[i]
 
     def to_array(self):
@@ -275,7 +305,9 @@ cdef class Calibration:
     cdef void learn(self, const Candidates* all, int k, float p, bint right) noexcept nogil:
         """Learn whether the ``k``-th candidate, of probability ``p``, was the next token."""
         cdef float wrong = <float>right - p
-        cdef float error = wrong * (RATE_STORE if all.set[k] >= 3 * LENGTHS else RATE)
+        cdef float error = wrong * (
+            RATE_STORE if all.set[k] % HEADLESS_SETS >= 3 * LENGTHS else RATE
+        )
         cdef float error_further = wrong * (RATE_FURTHER if all.standing[k] else 0)
         cdef float* weights = self.weights[all.set[k]]
         cdef float* further = self.further[all.standing[k]]

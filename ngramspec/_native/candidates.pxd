@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t
 from ngramspec._native.calibration cimport Calibration
 from ngramspec._native.committed cimport CommittedText
 from ngramspec._native.contexts cimport Slot
+from ngramspec._native.head cimport HeadRow, HeadRows
 from ngramspec._native.position cimport Position
 from ngramspec._native.runners cimport UNSAID, Row, RunnersUp, Unsaid
 from ngramspec._native.store_reader cimport StoreReader, Votes
@@ -15,6 +16,7 @@ cdef class Estimator:
     cdef CommittedText committed
     cdef StoreReader store  # or None
     cdef RunnersUp runners  # or None
+    cdef HeadRows head      # or None
     cdef bint counts, falls_back
     cdef Unsaid unsaid[UNSAID]  # top-k tokens that were not emitted before the last tree
     cdef int unsaid_n
@@ -22,9 +24,11 @@ cdef class Estimator:
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil
     cdef int collect(
-        self, Position* at, const Slot** known, const Row** rows, float least
+        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head, float least
     ) noexcept nogil
-    cdef void describe(self, Position* at, const Slot** known, const Row** rows) noexcept nogil
+    cdef void describe(
+        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head
+    ) noexcept nogil
     cdef int collect_store(
         self, const Votes* votes, float least, int32_t* tokens, int count
     ) noexcept nogil

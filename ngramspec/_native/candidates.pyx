@@ -11,18 +11,19 @@ from libc.stdint cimport int32_t
 
 from ngramspec._native.calibration cimport ROOM, Candidates, squash
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, LENGTHS, PAIR_CELLS, PAIR_INPUT, RUNNER_CELLS, RUNNER_INPUT, length_bucket,
+    ACCEPTANCES, HEADLESS_SETS, LENGTHS, PAIR_CELLS, PAIR_INPUT, RUNNER_CELLS, RUNNER_INPUT, length_bucket,
     recent_cell, store_set, unsaid_cell,
 )
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport LEADERS, leader
+from ngramspec._native.head cimport FAINT_CHANCE, HeadRow
 from ngramspec._native.keys cimport ORDERS, SKIP, keys_of
 from ngramspec._native.lanes cimport set_cells
 from ngramspec._native.places cimport MATCH, PLACES, RESUME, Place, token_at
 from ngramspec._native.position cimport Position, is_candidate
 from ngramspec._native.recent cimport Recent
 from ngramspec._native.runners cimport FAINT, Row, Unsaid
-from ngramspec._native.situations cimport add_contexts, add_places, add_row, add_store
+from ngramspec._native.situations cimport add_contexts, add_head, add_places, add_row, add_store
 from ngramspec._native.store_reader cimport Votes
 
 cdef float ACCEPTANCE_RATE = 0.15   # weight of the newest outcome in ``acceptance``
@@ -38,12 +39,14 @@ cdef class Estimator:
         falls_back: whether the most frequent token is a candidate where there is no other.
         store: a store to draft from in addition to the text, or None.
         runners: the target's top-k candidates, or None.
+        head: rows of a drafting head, or None.
     """
 
     def __cinit__(
         self, Calibration calibration not None, CommittedText committed not None, bint counts,
-        bint falls_back, StoreReader store=None, RunnersUp runners=None,
+        bint falls_back, StoreReader store=None, RunnersUp runners=None, HeadRows head=None,
     ):
+        self.head = head
         self.store = store
         self.runners = runners
         self.calibration = calibration
@@ -63,7 +66,11 @@ cdef class Estimator:
         cdef Candidates* all = &at.candidates
         cdef const Place* places = self.committed.places
         cdef const Row* rows[2]
+        cdef const HeadRow* head = NULL
         cdef int i
+        if self.head is not None:
+            head = self.head.at(at.headed, at.depth)
+        at.leads = head.token[0] if head != NULL and head.n else NONE
         for i in range(PLACES):
             at.placed[i] = token_at(&places[i], at.depth, i == MATCH) if at.follows[i] else NONE
         if at.follows[MATCH]:
@@ -78,17 +85,19 @@ cdef class Estimator:
         rows[0] = rows[1] = NULL
         if self.runners is not None:
             self.find_rows(at, rows)
-        all.n = self.collect(at, known, rows, least)
+        all.n = self.collect(at, known, rows, head, least)
         at.best = all.inputs = 0
         if all.n == 0:
             return
-        self.describe(at, known, rows)
+        self.describe(at, known, rows, head)
         self.calibration.mix(all)
         for i in range(1, all.n):
             if all.odds[i] > all.odds[at.best]:
                 at.best = i
 
-    cdef void describe(self, Position* at, const Slot** known, const Row** rows) noexcept nogil:
+    cdef void describe(
+        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head
+    ) noexcept nogil:
         """Set the inputs of a position's candidates, and the cells and weights of each."""
         cdef Candidates* all = &at.candidates
         cdef int32_t own[ROOM]
@@ -103,6 +112,8 @@ cdef class Estimator:
             weights += 3 * LENGTHS * store_set(
                 max(at.length, orders), at.votes.length, self.store.earlier
             )
+        if head != NULL:
+            weights += HEADLESS_SETS
         if resumed == NONE:
             set_cells(all.token, all.n, NONE, 0, weights, all.set)
         else:
@@ -116,6 +127,8 @@ cdef class Estimator:
             add_row(all, RUNNER_INPUT, RUNNER_CELLS, rows[0], self.committed.text.n)
         if rows[1] != NULL:
             add_row(all, PAIR_INPUT, PAIR_CELLS, rows[1], self.committed.text.n)
+        if head != NULL:
+            add_head(at, head, own)
 
     cdef void count_unsaid(self) noexcept nogil:
         """List the top-k tokens that the target did not emit, before a tree."""
@@ -132,7 +145,7 @@ cdef class Estimator:
             rows[1] = self.runners.pair_of(at.context[ORDERS - 2], at.context[ORDERS - 1])
 
     cdef int collect(
-        self, Position* at, const Slot** known, const Row** rows, float least
+        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head, float least
     ) noexcept nogil:
         """Collect the different tokens that may come next; on ties, earlier ones are preferred.
 
@@ -144,6 +157,8 @@ cdef class Estimator:
         if at.placed[MATCH] != NONE:
             tokens[0] = at.placed[MATCH]
             count = 1
+        if at.leads != NONE:
+            count = with_token(tokens, count, at.leads)
         if self.counts:
             for m in range(ORDERS - 1, -1, -1):
                 if known[m] != NULL:
@@ -164,10 +179,14 @@ cdef class Estimator:
         for i in range(1, -1, -1):
             if rows[i] != NULL:
                 count = self.collect_runners(rows[i], least, tokens, count)
+        at.ranked = count
+        for i in range(1, head.n if head != NULL and least <= 1 else 0):
+            if head.chance[i] < FAINT_CHANCE:
+                count = with_token(tokens, count, head.token[i])
         at.fallback = count == 0
         if count == 0 and self.falls_back and self.committed.unigrams.total:
             tokens[0] = self.committed.unigrams.token[leader(&self.committed.unigrams)]
-            count = at.recycled = 1
+            count = at.recycled = at.ranked = 1
         return count
 
     cdef int collect_runners(
@@ -209,7 +228,7 @@ cdef class Estimator:
             right = all.token[i] == token
             self.calibration.learn(all, i, all.p[i] if tree else squash(all.odds[i]), right)
             any = any or right
-        if all.n:
+        if all.n and at.leads == NONE:  # it describes the text's own sources
             right = all.token[at.best] == token
             self.acceptance += ACCEPTANCE_RATE * (<float>right - self.acceptance)
             if self.store is not None:

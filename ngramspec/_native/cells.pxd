@@ -5,6 +5,7 @@ sequence as a whole. Each input has a cell for each bucket of its counts and len
 of candidates needs separate inputs and cells here, and priors in calibration.pyx.
 """
 
+from ngramspec._native.head cimport CHANCES, HEAD_DEPTHS
 from ngramspec._native.keys cimport CONTEXTS
 from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME
 from ngramspec._native.runners cimport AGED, LATEST, PROBABILITIES, RANKS
@@ -32,7 +33,10 @@ cdef enum:
     FAMILIAR_INPUT = PAIR_INPUT + 1     # the store's regions that were right recently
     NEAREST_INPUT = FAMILIAR_INPUT + 1  # the place nearest to the last copy
     BIAS = NEAREST_INPUT + 1
-    INPUTS = BIAS + 1
+    FITTED = BIAS + 1   # inputs with fitted initial weights, see starts.py
+    HEAD_INPUT = FITTED         # a drafting head's probabilities
+    HEAD_DEPTH_INPUT = HEAD_INPUT + 1   # and how far from the text they are
+    INPUTS = HEAD_DEPTH_INPUT + 1
     COUNTS = 7          # buckets of a count
     LENGTHS = 12        # buckets of a match's length
     ACCEPTANCES = 5     # buckets of the sequence's acceptance rate
@@ -60,11 +64,16 @@ cdef enum:
     STORE_DISTANCES = 8  # buckets of the shortest distance
     FAMILIAR_CELLS = UNSAID_CELLS + LATEST * PROBABILITIES * 2
     NEAREST_CELLS = FAMILIAR_CELLS + 2 * RANKED * COPIED_COUNTS * LENGTHS
-    CELLS = NEAREST_CELLS + 2 * RANKED * STORE_DISTANCES * LENGTHS
+    HEAD_CELLS = NEAREST_CELLS + 2 * RANKED * STORE_DISTANCES * LENGTHS
+    HEAD_RANKS = 3      # the head's first token, another one of it, none
+    AGREEMENTS = 4      # what the text or a store says about the candidate
+    HEAD_DEPTH_CELLS = HEAD_CELLS + RUNNER_RANKS * CHANCES * AGREEMENTS
+    CELLS = HEAD_DEPTH_CELLS + HEAD_RANKS * CHANCES * HEAD_DEPTHS
     KNOWN = 3           # the store's match: shorter than the text's; else up to 7 tokens; longer
     STORE_SETS = 1 + 2 * KNOWN  # no match; in a corpus; in the text of earlier requests
     # Sets of weights: by the store's match, match length, and whether the resumed copy agrees.
-    SETS = 3 * LENGTHS * STORE_SETS
+    HEADLESS_SETS = 3 * LENGTHS * STORE_SETS
+    SETS = 2 * HEADLESS_SETS    # the same again for positions at which a head has a row
     # Sets of further weights: by what the text and the store say about the candidate.
     OWN_STANDINGS = 4   # the text: nothing; it followed; it leads the longest context; the match
     STORE_STANDINGS = 5  # the store: other tokens; also this; leads the others; the longest; both
@@ -167,6 +176,20 @@ cdef inline int nearest_cell(bint earlier, int rank, int distance, int length) n
     """By the shortest distance, and the match's length in the store."""
     return NEAREST_CELLS + length_bucket(length) + LENGTHS * (
         distance_bucket(distance) + STORE_DISTANCES * (rank + RANKED * earlier)
+    )
+
+
+cdef inline int head_cell(int rank, int chance, int agreement) noexcept nogil:
+    """By the head's rank and probability of the candidate, and by what else suggests it."""
+    cdef int place = RUNNER_RANKS - 1 if rank == RANKS else min(rank, RUNNER_RANKS - 2)
+    return HEAD_CELLS + agreement + AGREEMENTS * (chance + CHANCES * place)
+
+
+cdef inline int head_depth_cell(int rank, int chance, int depth) noexcept nogil:
+    """By the head's rank and probability of the candidate, and the number of draft tokens before."""
+    cdef int place = 0 if rank == 0 else 2 if rank == RANKS else 1
+    return HEAD_DEPTH_CELLS + min(depth, HEAD_DEPTHS - 1) + HEAD_DEPTHS * (
+        chance + CHANCES * place
     )
 
 

@@ -3,9 +3,11 @@
 from libc.stdint cimport uint8_t
 
 
-cdef (Py_ssize_t, Py_ssize_t, Py_ssize_t) shape_of(const uint8_t[::1] text) noexcept nogil:
-    """Commas and opening brackets outside strings; the longest run of digits."""
-    cdef Py_ssize_t i = 0, commas = 0, opened = 0, size = text.shape[0]
+cdef (Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t) shape_of(
+    const uint8_t[::1] text
+) noexcept nogil:
+    """Commas, opening brackets and colons outside strings; the longest run of digits."""
+    cdef Py_ssize_t i = 0, commas = 0, opened = 0, colons = 0, size = text.shape[0]
     cdef Py_ssize_t digits = 0, longest = 0
     cdef bint inside = False
     while i < size:
@@ -25,9 +27,11 @@ cdef (Py_ssize_t, Py_ssize_t, Py_ssize_t) shape_of(const uint8_t[::1] text) noex
             commas += 1
         elif text[i] == c"[" or text[i] == c"{":
             opened += 1
+        elif text[i] == c":":
+            colons += 1
         digits = 0
         i += 1
-    return commas, opened, longest
+    return commas, opened, colons, longest
 
 
 def json_shape(const uint8_t[::1] text not None):
@@ -40,9 +44,9 @@ def json_shape(const uint8_t[::1] text not None):
 
     Returns:
         An upper bound of the number of values, including arrays and objects; the number of arrays
-        and objects; and the longest run of digits.
+        and objects; the number of members of objects; and the longest run of digits.
     """
-    cdef (Py_ssize_t, Py_ssize_t, Py_ssize_t) found
+    cdef (Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t) found
     with nogil:
         found = shape_of(text)
-    return found[0] + found[1] + 1, found[1], found[2]
+    return found[0] + found[1] + 1, found[1], found[2], found[3]

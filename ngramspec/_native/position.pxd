@@ -14,6 +14,7 @@ cdef enum:
     FROM_UNIGRAM = 3
     FROM_STORE = 4
     FROM_RUNNER = 5
+    FROM_HEAD = 6
 
 cdef struct Position:       # after the committed text and a path of draft tokens
     int32_t context[ORDERS + 1]     # the last tokens, and room for a guess of the next
@@ -26,8 +27,11 @@ cdef struct Position:       # after the committed text and a path of draft token
     Keys copied             # keys of the contexts after the match's token
     uint64_t live           # bits of the store's places that the path follows
     Votes votes             # the next tokens at these places
+    bint headed             # whether the path is a drafting head's
+    int32_t leads           # the first token of the head's row, or NONE
     bint fallback           # whether the only candidate is the most frequent token
     int32_t recycled        # candidates from this index on are only top-k candidates
+    int32_t ranked          # from this index on they are only a drafting head's
     int32_t best            # index of the most probable candidate
     Candidates candidates
 
@@ -45,6 +49,8 @@ cdef inline int source_of(const Position* at, int32_t token, int otherwise) noex
     cdef int i
     if token == at.placed[0]:
         return FROM_COPY
+    if token == at.leads:
+        return FROM_HEAD
     for i in range(1, PLACES):
         if token == at.placed[i]:
             return FROM_RESUME
@@ -55,5 +61,5 @@ cdef inline int source_of(const Position* at, int32_t token, int otherwise) noex
         return FROM_STORE
     for i in range(at.recycled, at.candidates.n):
         if token == at.candidates.token[i]:
-            return FROM_RUNNER
+            return FROM_RUNNER if i < at.ranked else FROM_HEAD
     return otherwise

@@ -28,6 +28,7 @@ cdef class DraftSearch:
     cdef void begin(self) noexcept nogil
     cdef bint follows_match(self, int k) noexcept nogil
     cdef void expand(self, int k) noexcept nogil
+    cdef bint reads(self, int depth, int32_t token) noexcept nogil
     cdef void branch(self, Position* at, int parent, const Slot** known) noexcept nogil
     cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil
     cdef void offer_unsaid(self, const Position* at, int parent, float rest) noexcept nogil

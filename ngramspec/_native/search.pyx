@@ -16,10 +16,11 @@ from ngramspec._native.calibration cimport Candidates, squash
 from ngramspec._native.cells cimport recent_cell, unsaid_cell
 from ngramspec._native.common cimport NONE, reserve
 from ngramspec._native.frontier cimport Node, Ranked, child, insert, ranked
+from ngramspec._native.head cimport HeadRow
 from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys, keys_of
 from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME, Place, Text
 from ngramspec._native.position cimport (
-    FROM_NGRAM, FROM_RUNNER, FROM_UNIGRAM, Position, is_candidate, source_of,
+    FROM_HEAD, FROM_NGRAM, FROM_RUNNER, FROM_UNIGRAM, Position, is_candidate, source_of,
 )
 from ngramspec._native.recent cimport Recent
 from ngramspec._native.runners cimport Unsaid
@@ -107,6 +108,7 @@ cdef class DraftSearch:
         cdef float reach, expected = 1, value, highest = 0 if cost == NULL else 1 / cost[1]
         cdef float least = self.least_node if self.tree else MIN_REACH_CHAIN
         cdef int ahead = self.lookahead if self.tree else LOOKAHEAD
+        cdef int fixed = 0 if self.estimator.head is None else self.estimator.head.fixed
         self.begin()
         for k in range(f.limit):
             if k >= f.n:
@@ -114,10 +116,10 @@ cdef class DraftSearch:
             reach = f.order[k].reach
             expected += reach
             value = 0 if cost == NULL else expected / cost[k + 2]
-            if cost == NULL or value >= highest:
+            if cost == NULL or value >= highest or k < fixed:
                 highest = value
                 best = k + 1
-            if reach < least or k + 1 >= best + ahead or k + 1 == f.limit:
+            if (reach < least and k >= fixed) or k + 1 >= best + ahead or k + 1 == f.limit:
                 break
             if not self.tree or (
                 reach > (MIN_REACH_CHAIN if self.follows_match(k) else self.least)
@@ -150,6 +152,7 @@ cdef class DraftSearch:
             root.follows[i] = places[i].at != NONE
         root.length = places[MATCH].length
         root.live = 0
+        root.headed = True
         if self.estimator.store is not None:
             root.live = self.estimator.store.find(
                 text.tokens + text.n, text.n, STORE_PLACES
@@ -177,6 +180,7 @@ cdef class DraftSearch:
         p.follows[NEAR] = above.follows[NEAR] and node.token == above.placed[NEAR]
         p.length = above.length + 1 if p.follows[MATCH] else 0
         p.live = 0
+        p.headed = above.headed and self.reads(p.depth, node.token)
         if above.live:
             p.live = self.estimator.store.matching(
                 above.live, above.depth, &above.votes, node.token
@@ -188,20 +192,33 @@ cdef class DraftSearch:
         self.committed.look_up(&keys, known)
         self.branch(p, k, known)
 
+    cdef bint reads(self, int depth, int32_t token) noexcept nogil:
+        """Whether the head has a row at a depth, after ``token``."""
+        if self.estimator.head is None or depth >= self.estimator.head.n:
+            return False
+        return self.estimator.head.rows[depth].before == token
+
     cdef void branch(self, Position* at, int parent, const Slot** known) noexcept nogil:
         """Estimate a position and offer its best candidate in a chain, all of them in a tree.
 
         The remaining probability is divided among the recent tokens.
         """
         cdef Candidates* all = &at.candidates
+        cdef const HeadRow* head = NULL
         cdef float rest = 1, scale, least = 2
         cdef int i, counted
+        if self.estimator.head is not None:
+            head = self.estimator.head.at(at.headed, at.depth)
         if self.tree and at.reach > self.least:
             least = self.least / at.reach
         self.estimator.estimate(at, known, least)
         counted = FROM_UNIGRAM if at.fallback else FROM_NGRAM
         if not self.tree:
-            if all.n:
+            if head != NULL and head.fixed != NONE:
+                if not is_candidate(at, head.fixed):
+                    counted = FROM_HEAD
+                self.offer(at, parent, head.fixed, head.share, counted)
+            elif all.n:
                 self.offer(at, parent, all.token[at.best], squash(all.odds[at.best]), counted)
             return
         for i in range(all.n):

@@ -7,14 +7,15 @@ from libc.stdint cimport int8_t, int16_t, int32_t
 
 from ngramspec._native.calibration cimport ROOM, Candidates
 from ngramspec._native.cells cimport (
-    FAMILIAR_INPUT, MATCH_INPUT, NEAR_INPUT, NEAREST_INPUT, RESUME_INPUT, SESSION_INPUT,
+    AGREEMENTS, FAMILIAR_INPUT, HEAD_DEPTH_INPUT, HEAD_INPUT, MATCH_INPUT, NEAR_INPUT, NEAREST_INPUT, RESUME_INPUT, SESSION_INPUT,
     STORE_BLOCK, STORE_CELLS, STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT,
-    STORE_RESUME_CELLS, STORE_RESUME_INPUT, context_cell, familiar_cell, match_cell, near_cell,
+    STORE_RESUME_CELLS, STORE_RESUME_INPUT, context_cell, familiar_cell, head_cell, head_depth_cell, match_cell, near_cell,
     nearest_cell, resume_cell, runner_cell, session_cell, standing_of, store_cell,
     store_resume_cell,
 )
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport LEADERS, Slot, leader
+from ngramspec._native.head cimport FAINT_CHANCE, HeadRow, head_rank
 from ngramspec._native.keys cimport CONTEXTS, ORDERS
 from ngramspec._native.lanes cimport set_cells, set_cells_of_three, set_where
 from ngramspec._native.places cimport MATCH, NEAR, RESUME, Place
@@ -171,3 +172,20 @@ cdef inline void add_row(
         cells[i] = <int16_t>runner_cell(
             first, rank, leading if rank == RANKS else row.probability[rank], age
         )
+
+
+cdef inline void add_head(Position* at, const HeadRow* row, const int32_t* own) noexcept nogil:
+    """Describe a drafting head's probabilities; ``own`` is what the text says."""
+    cdef Candidates* all = &at.candidates
+    cdef int16_t* cells = add_input(all, HEAD_INPUT)
+    cdef int16_t* deep = add_input(all, HEAD_DEPTH_INPUT)
+    cdef int i, k, rank, chance, agrees, first = row.chance[0] if row.n else <int>FAINT_CHANCE
+    for i in range(all.n):
+        rank = head_rank(row, all.token[i])
+        chance = first if rank == RANKS else row.chance[rank]
+        agrees = own[i]
+        for k in range(at.votes.n):
+            if at.votes.token[k] == all.token[i]:
+                agrees = max(agrees, 2 if k == at.votes.leading else 1)
+        cells[i] = <int16_t>head_cell(rank, chance, min(agrees, AGREEMENTS - 1))
+        deep[i] = <int16_t>head_depth_cell(rank, chance, at.depth)

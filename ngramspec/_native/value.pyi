@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngramspec._native.calibration import Calibration
+from ngramspec._native.head import HeadRows
 from ngramspec._native.runners import RunnersUp
 from ngramspec._native.store_reader import Familiar
 from ngramspec._native.store_source import StoreSource
@@ -15,6 +16,7 @@ class ValueEngine:
     falls_back: bool
     min_match: int
     runners: RunnersUp | None
+    head: HeadRows | None
     def __init__(
         self,
         calibration: Calibration,
@@ -24,8 +26,17 @@ class ValueEngine:
         min_match: int = 2,
         store: StoreSource | None = None,
         recycles: bool = False,
+        headed: bool = False,
         familiar: Familiar | None = None,
     ) -> None: ...
+    def read_head(
+        self,
+        before: npt.NDArray[np.int32],
+        ids: npt.NDArray[np.int32],
+        log_probs: npt.NDArray[np.float32],
+        depth: int = 0,
+    ) -> None: ...
+    def fix(self, tokens: npt.NDArray[np.int32], shares: npt.NDArray[np.float32]) -> None: ...
     def recycle(
         self,
         tokens: npt.NDArray[np.int32],

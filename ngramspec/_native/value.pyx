@@ -44,13 +44,14 @@ cdef class ValueEngine:
         min_match: shortest match to copy from, in tokens, >= 1.
         store: a store to draft from in addition to the committed text, or None.
         recycles: whether to draft the target's top-k candidates, see ``recycle``.
+        headed: whether to draft a head's tokens, see ``read_head``.
         familiar: what earlier requests of the same conversation learned about the store, or None.
     """
 
     def __cinit__(
         self, Calibration calibration not None, bint copies=True, bint counts=True,
         bint falls_back=True, int min_match=2, StoreSource store=None, bint recycles=False,
-        Familiar familiar=None,
+        bint headed=False, Familiar familiar=None,
     ):
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
@@ -60,8 +61,9 @@ cdef class ValueEngine:
         self.committed = CommittedText(min_match if copies else 0)
         self.store = None if store is None else StoreReader(store, familiar)
         self.runners = RunnersUp() if recycles else None
+        self.head = HeadRows() if headed else None
         self.estimator = Estimator(
-            calibration, self.committed, counts, falls_back, self.store, self.runners
+            calibration, self.committed, counts, falls_back, self.store, self.runners, self.head
         )
         self.search = DraftSearch(self.committed, self.estimator)
 
@@ -80,7 +82,7 @@ cdef class ValueEngine:
         Returns:
             (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
             for a resumed copy, 2 for n-gram counts, 3 for the most frequent token, 4 for the store,
-            5 for the target's top-k candidates.
+            5 for the target's top-k candidates, 6 for the head.
         """
         return self.drafted(self.propose(gamma, cost, False))
 
@@ -126,6 +128,8 @@ cdef class ValueEngine:
             raise_negative(new[bad], bad)
         self.idle()
         self.search.learn(new, count)
+        if self.head is not None:
+            self.head.n = self.head.fixed = 0
         old = self.committed.text.n
         if count < FEW:
             failed = self.committed.append(new, count)
@@ -216,6 +220,61 @@ cdef class ValueEngine:
         if failed:
             raise MemoryError("the target's runners-up")
 
+    def read_head(
+        self, before, const int32_t[:, ::1] ids, const float[:, ::1] log_probs, int depth=0
+    ):
+        """Add a drafting head's rows for the next draft, in place of those from ``depth`` on.
+
+        Args:
+            before: int32 (m,), the draft token before each row; that of depth 0 is ignored.
+            ids: int32 (m, k), >= 0, by descending probability; 8 are kept.
+            log_probs: float32 (m, k), the natural logarithms of their probabilities.
+            depth: number of draft tokens before the first of the rows, at most the number of rows.
+
+        Raises:
+            TypeError, ValueError: not such arrays, or no head; nothing was changed.
+            MemoryError: the rows before the failure were added.
+        """
+        cdef const int32_t[::1] view = token_view(before, "before")
+        cdef Py_ssize_t i, bad, m = view.shape[0]
+        cdef int k = <int>min(ids.shape[1], MAX_DRAFT)
+        if self.head is None or not self.head.fixed <= depth <= self.head.n:
+            raise ValueError(f"depth must be the number of a row, got {depth}")
+        if ids.shape[0] != m or log_probs.shape[0] != m or ids.shape[1] != log_probs.shape[1]:
+            raise ValueError(f"ids and log_probs must have {m} rows of one length")
+        if k == 0 or m > MAX_DRAFT:
+            raise ValueError(f"ids must have 1 column or more and {MAX_DRAFT} rows or fewer")
+        for i in range(m):
+            bad = first_negative(&ids[i, 0], k)
+            if bad != NONE or (view[i] < 0 and depth + i > 0):
+                raise_negative(ids[i, bad] if bad != NONE else view[i], i)
+        self.idle()
+        self.head.n = depth
+        for i in range(m):
+            if self.head.add(
+                view[i] if depth + i > 0 else NONE, &ids[i, 0], &log_probs[i, 0], k
+            ) < 0:
+                raise MemoryError("the head's rows")
+
+    def fix(self, tokens, const float[::1] shares):
+        """Fix the tokens of the next chain's first positions, at which the head has rows.
+
+        Args:
+            tokens: int32 (n,), those before any fixed earlier included.
+            shares: float32 (n,), P(accepted) of each.
+        """
+        cdef const int32_t[::1] view = token_view(tokens)
+        cdef Py_ssize_t i, bad, n = view.shape[0]
+        bad = first_negative(start_of(view), n)
+        if bad != NONE:
+            raise_negative(view[bad], bad)
+        if self.head is None or not self.head.fixed <= n <= self.head.n or shares.shape[0] != n:
+            raise ValueError(f"there must be a row and a share for each token, got {n} tokens")
+        self.idle()
+        for i in range(n):
+            self.head.rows[i].fixed, self.head.rows[i].share = view[i], shares[i]
+        self.head.fixed = <int>n
+
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""
         parts = self.committed.sizeof() + self.search.sizeof()
@@ -223,6 +282,8 @@ cdef class ValueEngine:
             parts += self.store.sizeof()
         if self.runners is not None:
             parts += self.runners.sizeof()
+        if self.head is not None:
+            parts += self.head.sizeof()
         return sizeof(ValueEngine) + sizeof(Estimator) + parts
 
     def store_counts(self):
@@ -244,6 +305,8 @@ cdef class ValueEngine:
             self.store.check_integrity()
         if self.runners is not None:
             self.runners.check_integrity()
+        if self.head is not None:
+            self.head.check_integrity()
 
     cdef int idle(self) except -1:
         if self.busy:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from ngramspec.measure.configurations import Configuration
     from ngramspec.measure.models import LoadedModel
     from ngramspec.measure.tasks import Prompt
-    from ngramspec.measure.whole_calls import Forcing, Measured, Plan
+    from ngramspec.measure.whole_calls import Measured, Plan
 
 SUMMARY = "compare whole calls with plain generate and prompt lookup"
 
@@ -83,7 +82,8 @@ def _add_plan(parser: Parser) -> None:
     parser.add_argument(
         "--same-text",
         action="store_true",
-        help="force the baseline's text in all configurations: in bfloat16 texts diverge at ties",
+        help="have the model's logits prefer the baseline's text in all configurations, because"
+        " bfloat16 texts diverge at near ties",
     )
 
 
@@ -197,15 +197,9 @@ def _measure(
     prompts: list[Prompt],
 ) -> Measured:
     """Run all configurations, and show the progress on the screen."""
-    from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
-    from ngramspec.measure.whole_calls import EndToEnd, by_model, by_processor
+    from ngramspec.measure.whole_calls import EndToEnd, forced_texts
 
-    capacity = max((len(each.ids) for each in prompts), default=0) + plan.new + POSITIONS_AFTER_TEXT
-    with ExitStack() as stack:
-        forcing: Forcing = by_processor
-        if plan.same_text:
-            forcing = by_model(stack.enter_context(forced_model(model, capacity)))
-        status = stack.enter_context(screen.status("measuring"))
+    with forced_texts(model, prompts, plan) as forcing, screen.status("measuring") as status:
         bench = EndToEnd(model, configurations, plan, forcing=forcing, progress=status.update)
         with usable():
             return bench.run(prompts)

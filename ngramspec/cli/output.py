@@ -50,7 +50,7 @@ def write_json(
     path: Path | None = getattr(arguments, option.removeprefix("--"))
     if path is None:
         return
-    from ngramspec.costs.saved import processor
+    from ngramspec.costs.processors import processor
     from ngramspec.measure.machine import versions
 
     where = {

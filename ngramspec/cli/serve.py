@@ -27,6 +27,12 @@ MIB = 1 << 20
 CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
 
+def drafter_of(arguments: argparse.Namespace) -> str:
+    """The drafter's description, with the head that the options ask for."""
+    head = f"+model({arguments.assistant})" if arguments.assistant else "+mtp" * arguments.mtp
+    return f"{arguments.drafter}{head}"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
@@ -35,6 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dtype(parser)
     add_device(parser)
     add_drafter(parser)
+    heads = parser.add_mutually_exclusive_group()
+    heads.add_argument(
+        "--assistant", metavar="FOLDER", help="a small model that drafts, too; it has the tokenizer"
+    )
+    heads.add_argument(
+        "--mtp",
+        action="store_true",
+        help="the model's MTP layers draft, too",
+    )
     parser.add_argument("--name", metavar="NAME", help="of the model (default: its own)")
     parser.add_argument(
         "--corpus",
@@ -144,7 +159,7 @@ def settings_of(
         shared=shared,
         keys=keys,
         corpora=corpora,
-        drafter=arguments.drafter,
+        drafter=drafter_of(arguments),
         limits=limits,
         max_tokens=arguments.max_tokens,
         allowed_hosts=[arguments.host, *check_allowed(arguments.allowed_hosts)],

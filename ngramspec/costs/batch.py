@@ -15,7 +15,7 @@ from ngramspec.draft import Float32
 class StepCosts(Protocol):
     """Costs of a generation's next step. The methods are StepCostTracker's."""
 
-    def at(self, length: int, pending: int | None = None) -> None: ...
+    def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None: ...
 
     def plain(self) -> bool: ...
 
@@ -39,9 +39,9 @@ class DelegatedCosts:
     def __init__(self, now: StepCosts) -> None:
         self.now = now
 
-    def at(self, length: int, pending: int | None = None) -> None:
+    def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None:
         """See StepCostTracker."""
-        self.now.at(length, pending)
+        self.now.at(length, pending, prefill=prefill)
 
     def plain(self) -> bool:
         """See StepCostTracker."""
@@ -98,10 +98,10 @@ class BatchStepCosts(DelegatedCosts):
         self.rows, self.now = rows, self._trackers[rows]
         self.now.at(self._length, self._pending)
 
-    def at(self, length: int, pending: int | None = None) -> None:
+    def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None:
         """See StepCostTracker."""
         self._length, self._pending = length, pending
-        self.now.at(length, pending)
+        self.now.at(length, pending, prefill=prefill)
 
     def plain(self) -> bool:
         """See StepCostTracker. With fewer rows than at first, only if a plain step was timed."""

@@ -10,6 +10,7 @@ measured.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,28 +19,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ngramspec.costs.learned import Comparison, CurveCorrections, Float64, Forward, positions_weight
+from ngramspec.costs.processors import BFLOAT16, GPU, initial_costs
 from ngramspec.draft import Float32
 
 logger = logging.getLogger("ngramspec")
 
-# Relative costs of forwards of these many positions, linear in between.
-POSITIONS = (1, 2, 3, 5, 8, 11, 16, 24, 32, 48, 64, 128)
-COSTS = {
-    # used to compare drafters; measured: SmolLM2-135M, bfloat16, two CPU cores
-    "cpu": (1, 1, 1, 1.0, 1.04, 1.10, 1.22, 1.40, 1.60, 2.0, 2.7, 5.0),
-    # used to compare drafters; assumed: a 7-8B model on one data-centre GPU
-    "gpu": (1, 1, 1, 1.0, 1.0, 1.0, 1.01, 1.02, 1.03, 1.05, 1.07, 1.15),
-    # initial costs of generations: same model and cores, measured alternating with plain steps
-    "cpu bfloat16": (1, 1.03, 1.04, 1.05, 1.07, 1.10, 1.14, 1.21, 1.29, 1.52, 1.65, 3.0),
-    "cpu float32": (1, 1.05, 1.12, 1.5, 1.75, 2.1, 1.97, 2.25, 2.5, 3.0, 3.4, 6.2),
-}
 # Relative cost of a second position in each row, except in bfloat16; measured on the same CPU.
 BATCH_SURCHARGE = 0.2
 
 # Widths, and the factors on their costs as the context length goes to infinity (attention).
-LONG_CONTEXT_FACTORS = {
-    "cpu": ((1, 2, 5, 11, 16, 24, 33, 65), (1, 1.3, 1.4, 1.5, 1.6, 1.7, 1.9, 2.2))
-}
+LONG_CONTEXT_WIDTHS = (1, 2, 5, 11, 16, 24, 33, 65)
+LONG_CONTEXT_FACTORS = (1, 1.3, 1.4, 1.5, 1.6, 1.7, 1.9, 2.2)  # on a CPU; on a GPU: 1
 # The following constants are not tuned.
 CONTEXT_BUCKET_POSITIONS = 64  # contexts within a bucket share a curve
 SAVED_CERTAINTY = 2.0  # saved costs' standard deviations are this much smaller than assumed ones'
@@ -49,21 +39,21 @@ MAX_SAVED_COST_FACTOR = (
 MIN_WIDTH_MEASUREMENTS = 4  # measurements of a width that suffice for that
 
 
-def assumed_cost(kind: str, gamma_max: int, rows: int = 1, dtype: str = "bfloat16") -> Float32:
-    """A cost curve from ``COSTS``, float32 (gamma_max + 2,), for "cpu" or "gpu".
+def assumed_cost(machine: str, gamma_max: int, rows: int = 1, dtype: str = BFLOAT16) -> Float32:
+    """A cost curve from ``initial_costs``, float32 (gamma_max + 2,).
 
     [n] is the cost of a forward of n positions per row, relative to one position per row. It is
-    extrapolated linearly after the last point. On a CPU a position is more expensive in float32.
+    extrapolated linearly after the last point.
     """
-    points = (*POSITIONS, 2 * POSITIONS[-1])
-    known = COSTS.get(f"{kind} {dtype}", COSTS[kind])
-    costs = (*known, known[-1] + 2 * (known[-1] - known[-2]))
+    points, costs = (
+        np.array(each) for each in zip(*initial_costs(machine, dtype).items(), strict=True)
+    )
     per_position = (costs[-1] - costs[-2]) / (points[-1] - points[-2])
     positions = rows * np.arange(gamma_max + 2)
     curve = np.interp(positions, points, costs)
     curve += per_position * np.maximum(positions - points[-1], 0)
     cost: Float32 = (curve / curve[1]).astype(np.float32)
-    if rows > 1 and dtype != "bfloat16":
+    if rows > 1 and dtype != BFLOAT16:
         cost[2:] += BATCH_SURCHARGE
     return cost
 
@@ -139,7 +129,7 @@ class CostCurve:
         change of the machine's speed.
         """
         expected = self._expected(limit, now.length)
-        residual = float(np.log(max(seconds, 1e-9)) - expected[now.width])
+        residual = math.log(max(seconds, 1e-9)) - float(expected[now.width])
         likely = self.learned.learn(before, now, residual)
         if self._saved is not None and self.learned.count(now.width) >= MIN_WIDTH_MEASUREMENTS:
             off = self.learned.corrections(limit, now.length)[now.width]
@@ -166,8 +156,7 @@ class ForwardKind:
     """The properties that select the cost curve of a model's forwards.
 
     Attributes:
-        machine: "cpu" or "gpu".
-        dtype: name of the model's dtype.
+        machine, dtype: see ``initial_costs``.
         rows: number of rows of the batch.
         attention: name of the model's attention implementation.
         static: whether the cache is static.
@@ -195,8 +184,10 @@ class ForwardKind:
             alone = replace(self, rows=1, joint=False).assumed(length, limit + self.rows)
             return joint_cost(alone, self.rows, limit)
         cost = assumed_cost(self.machine, limit - 1, self.rows, self.dtype)
-        points, factors = LONG_CONTEXT_FACTORS.get(self.machine, ((1,), (1.0,)))
-        more = np.interp(np.log(np.arange(limit + 1).clip(1)), np.log(points), np.log(factors))
+        if self.machine == GPU:
+            return cost
+        widths, known = np.log(LONG_CONTEXT_WIDTHS), np.log(LONG_CONTEXT_FACTORS)
+        more = np.interp(np.log(np.arange(limit + 1).clip(1)), widths, known)
         longer: Float32 = (cost * np.exp(more * positions_weight(length))).astype(np.float32)
         return longer
 

@@ -108,7 +108,7 @@ class EngineStepCosts:
 
         Returns:
             float32 (n,): [d] is the cost of a step with d drafted tokens relative to one without;
-            n is most + 1, or less if a step cannot have so many positions.
+            n is most + 1, or less if a step has fewer positions.
         """
         rows = min(rows, self._most)
         most = min(most, self._most - rows)

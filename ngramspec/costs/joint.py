@@ -55,7 +55,7 @@ class JointShare:
         joint = tracker.cost()
         self._cost: Float32 = (1.0 + (joint - 1.0) * generations).astype(np.float32)
 
-    def at(self, length: int, pending: int | None = None) -> None:
+    def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None:
         """Ignored: the joint step sets its own context length."""
 
     def plain(self) -> bool:

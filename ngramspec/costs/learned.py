@@ -36,8 +36,8 @@ LONG_CONTEXT_HALF_WEIGHT_POSITIONS = 2048.0
 
 # Prior standard deviations of the logarithm of a cost. Not tuned one by one: see
 # tests/costs/test_simulated_clock.py.
-SECOND_POSITION_SPREAD = 0.15  # of a forward's second position
-COMMON_WIDTH_SPREAD = 0.15  # of each further e-fold of the width, common to all of them
+SECOND_POSITION_SPREAD = 0.2  # of a forward's second position
+COMMON_WIDTH_SPREAD = 0.25  # of each further e-fold of the width, common to all of them
 WIDTH_SPREAD = 0.08  # of each further e-fold, independently
 SINGLE_WIDTH_SPREAD = 0.05  # of each width, independently
 LONG_CONTEXT_SPREADS = 0.25, 0.2, 0.1, 0.02  # the same four, of the long-context correction

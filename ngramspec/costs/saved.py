@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
-import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,16 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec.costs.processors import processor
 from ngramspec.draft import Float32
 
 FORMAT = "ngramspec costs 1"
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    path = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*:\s*(.*)", path.read_text()) if path.exists() else []
-    return str(names[0]) if names else platform.processor()
 
 
 def described(model: Any, attention: str) -> dict[str, Any]:

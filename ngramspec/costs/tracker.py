@@ -1,8 +1,9 @@
 """Current step costs of one generation, and the width of its forwards.
 
 The speed of a shared machine varies, so each step is compared with the steps just before it: see
-``costs.learned``. A curve can be wrong for a while, so the expected gain of a draft must exceed its
-cost by a margin. The margin grows with each drafted step that has no accepted token.
+``costs.learned``. The expected gain of a draft must exceed its cost by a margin. The margin grows
+with the uncertainty of the curve, which is high until a few drafted steps were timed, and with each
+drafted step that has no accepted token.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class StepCostTracker:
     MARGIN_PER_REJECTION = 0.01  # added for each drafted step without an accepted token
     MAX_MARGIN = 0.2
     REJECTION_DECAY = 1 / 16  # of a rejected step, forgotten at each undrafted step
+    UNCERTAIN_WIDTH = 8  # of the forward whose cost must be known; to its log cost's deviation
+    MARGIN_PER_DEVIATION = 0.6  # a margin is proportional, beyond MAX_COST_DEVIATION
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class StepCostTracker:
         self.limit = limit
         self._long = tokens >= self.LONG_GENERATION_TOKENS
         self._length = 0
+        self._prefill = False
         self._pending: int | None = None
         self._undone = 0.5  # share of drafts that were not accepted whole, decaying
         self._steps = 0
@@ -86,17 +90,25 @@ class StepCostTracker:
         self._since_plain = 0  # the same, since the last plain step
         self._chains: tuple[tuple[int, int], Float32] | None = None
         self._seen: tuple[Float32, float] | None = None
+        self._cost: Float32 | None = None  # of the next step
         self.curve = curve_of(model, kind, saved)
+        self._deviation = self._uncertainty()
 
-    def at(self, length: int, pending: int | None = None) -> None:
+    def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None:
         """Set the context of the next step.
 
         Args:
             length: context length in positions.
             pending: accepted tokens that the next forward runs again, before the last committed
                 one. None: rejected drafts never leave such tokens.
+            prefill: whether the next step is the prefill. A draft only adds its own positions.
         """
-        self._length, self._pending = length, pending
+        self._length, self._pending, self._prefill = length, pending, prefill
+        self._cost = None
+
+    def _uncertainty(self) -> float:
+        """Standard deviation of the log cost of a draft."""
+        return self.curve.learned.deviation(Forward(self.UNCERTAIN_WIDTH, self._length))
 
     def plain(self) -> bool:
         """Whether the next step should be a plain one, so that it can be timed."""
@@ -127,7 +139,11 @@ class StepCostTracker:
 
         Every value is at least 1, because a draft never makes a forward cheaper.
         """
+        if self._cost is not None:
+            return self._cost
         margin = min(self.MARGIN + self.MARGIN_PER_REJECTION * self._rejected, self.MAX_MARGIN)
+        unknown = max(self._deviation - self.MAX_COST_DEVIATION, 0.0)
+        margin += self.MARGIN_PER_DEVIATION * unknown
         seen = self._priced(), margin
         if self._seen is None or self._seen[0] is not seen[0] or self._seen[1] != margin:
             self._seen = seen
@@ -135,18 +151,24 @@ class StepCostTracker:
             envelope[1] = 1.0
             envelope[2:] = np.maximum(envelope[2:], 1.0) * (1.0 + margin)
             self._envelope: Float32 = envelope
-        return self._envelope
+        self._cost = self._envelope
+        return self._cost
 
     def _priced(self) -> Float32:
         """``chains`` plus the cost of pending tokens, in steps without a draft.
 
+        In a prefill, a position costs what the widest forwards take for a further one.
         Pending tokens widen the forward of any step. A plain step leaves none. A draft that is not
         accepted whole leaves them and its own accepted tokens to the next step.
         """
         cost = self.chains()
+        last = len(cost) - 1
+        if self._prefill:
+            slope = (cost[last] - cost[(last + 1) // 2]) / max(last // 2, 1)
+            linear: Float32 = (1.0 + slope * np.arange(-1.0, last)).astype(np.float32)
+            return linear
         if self._pending is None:
             return cost
-        last = len(cost) - 1
         wider = cost[np.minimum(np.arange(last + 1) + self._pending, last)]
         left = max(float(cost[min(self._pending + 3, last)]) - float(cost[1]), 0.0)
         wider[2:] += self._undone * left
@@ -175,12 +197,15 @@ class StepCostTracker:
             seconds: duration of the step.
             tree: whether the forward had a tree mask.
         """
+        self._cost = None
         if self._steps < 2:  # caches are cold in the first step after a prefill
             return
         forward = Forward(int(self._run[min(width, self.limit)]), self._length, tree)
         likely = self.curve.learn(self._before, forward, seconds, self.limit)
         self._last = forward
-        if forward.width == 1:
+        if forward.width > 1:
+            self._deviation = self._uncertainty()
+        else:
             self._plain_ago = 0
             self._patience = (
                 self.MAX_STEPS_WITHOUT_PLAIN if likely > 0.5 else self.MAX_STEPS_AFTER_OUTLIER
@@ -188,6 +213,7 @@ class StepCostTracker:
 
     def record_acceptance(self, drafted: int, accepted: int) -> None:
         """Record a step's drafted and accepted tokens over all rows. Call after ``record_time``."""
+        self._cost = None
         if drafted:
             self._undone += (1 - self.WHOLE_MEMORY) * ((accepted < drafted) - self._undone)
         if drafted and self._last is not None:

@@ -3,39 +3,92 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
+from ngramspec.decoding.generation import Pace, averaged
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
 from ngramspec.drafters.model import ModelDrafter, fingerprint_of
 from ngramspec.hf_model.assistants.assistant import (
     AssistantModel,
     check_assistant,
+    checked_cache,
+    parameters,
     read_folder,
     tokenizer_of,
 )
+from ngramspec.hf_model.assistants.early_exit import early_exit
+from ngramspec.hf_model.assistants.mtp import MtpHead, mtp_layers
+from ngramspec.hf_model.assistants.states import StateChannel
 from ngramspec.verification.evidence import leading
+
+MOST_TIMED_TOKENS = 16  # longer reads catch up with the text and are not timed
+
+
+class HeadPace:
+    """The cost of a head's forward, at first assumed and then measured.
+
+    Args:
+        pace: of the generation.
+        assumed: cost of a forward relative to one of the target.
+    """
+
+    def __init__(self, pace: Pace, assumed: float) -> None:
+        self._pace, self._assumed = pace, assumed
+        self._seconds: float | None = None
+        self._forwards = 0
+
+    def record(self, seconds: float) -> None:
+        """Record a forward; the first one, in which caches are cold, is ignored."""
+        self._forwards += 1
+        if self._forwards > 1:
+            self._seconds = averaged(self._seconds, seconds)
+
+    @property
+    def cost(self) -> float:
+        """Cost of a forward in the target's one-position forwards, for one row."""
+        if self._seconds is None or not self._pace.target:
+            return self._assumed
+        return self._seconds / self._pace.target
 
 
 class DraftingModel:
-    """A DraftModel (see drafters/base) that runs a transformers model.
-
-    Attributes:
-        room: maximum tokens that it can read; None: no maximum.
+    """A DraftModel (see drafters/base) that runs a transformers model, or MTP layers.
 
     Args:
-        model: a causal language model.
+        model: reads the sequence.
         vocab: size of the target's vocabulary; larger ids are never drafted.
+        pace: the duration of its forwards.
     """
 
-    def __init__(self, model: Any, vocab: int) -> None:
-        self._model = AssistantModel(model)
-        self._vocab = vocab
-        self.room = self._model.room
+    def __init__(self, model: AssistantModel | MtpHead, vocab: int, pace: HeadPace) -> None:
+        self._model, self._vocab, self._pace = model, vocab, pace
+        self._layers = model if isinstance(model, MtpHead) else None
+        self.room = model.room if isinstance(model, AssistantModel) else None
+
+    @property
+    def ahead(self) -> int | None:
+        """See DraftModel."""
+        return None if self._layers is None else self._layers.ahead
+
+    @property
+    def ready(self) -> bool:
+        """See DraftModel."""
+        return self._layers is None or self._layers.ready
+
+    def cost(self, last: int) -> float:
+        """See DraftModel: an MTP layer runs for each distribution."""
+        return self._pace.cost * (1 if self._layers is None else last)
+
+    def commit(self, length: int) -> None:
+        """See DraftModel."""
+        if self._layers is not None:
+            self._layers.commit(length)
 
     @property
     def length(self) -> int:
@@ -48,13 +101,20 @@ class DraftingModel:
         They follow each of the ``last`` final positions: (ids int32, log_probs float32), each
         (last, min(most, vocab)), the most probable first.
         """
+        began = perf_counter()
         logits = self._model.forward(torch.from_numpy(tokens.astype(np.int64)), last)
         logits = logits[:, : self._vocab]
         ids, log_probs = leading(logits.float(), min(most, logits.shape[1]))
         both = torch.cat((ids.to(torch.int32), log_probs.view(torch.int32)), dim=1)
         packed = both.to("cpu").numpy()
+        if len(tokens) <= MOST_TIMED_TOKENS:
+            self._pace.record((perf_counter() - began) / self.cost_times(last))
         count = ids.shape[1]
         return packed[:, :count].copy(), packed[:, count:].copy().view(np.float32)
+
+    def cost_times(self, last: int) -> int:
+        """How many layers or models such a forward runs."""
+        return 1 if self._layers is None else last
 
     def truncate(self, length: int) -> None:
         """Keep only the first ``length`` tokens read."""
@@ -67,28 +127,46 @@ class Assistants:
     Args:
         target: the model that verifies.
         drafter: the call's drafter; its models are loaded and compared with the target here.
+        channel: the target's hidden states, if a head reads them.
 
     Raises:
         UnsupportedError: a model's token ids differ from the target's.
         OSError: a model's folder cannot be read.
     """
 
-    def __init__(self, target: Any, drafter: Drafter) -> None:
-        self._target = target
+    def __init__(self, target: Any, drafter: Drafter, channel: StateChannel | None = None) -> None:
+        self._target, self._channel = target, channel
         for each in drafter.assistants:
             self._model_of(each)
 
-    def loader(self, vocab: int) -> Callable[[Any], DraftingModel]:
-        """The function that sessions open their models with, see ``DraftSession.begin_models``."""
-        return lambda drafter: DraftingModel(self._model_of(drafter), vocab)
+    def open(self, drafter: ModelDrafter, vocab: int, row: int, pace: Pace) -> DraftingModel:
+        """A session's model, see ``DraftSession.begin_models``.
+
+        Args:
+            drafter: the session's drafter.
+            vocab: size of the target's vocabulary.
+            row: the session's row in the batch.
+            pace: of the generation.
+        """
+        model = self._model_of(drafter)
+        share = parameters(model) / max(parameters(self._target), 1)
+        if isinstance(drafter, MtpDrafter):
+            share /= len(model.layers)
+            return DraftingModel(MtpHead(model, self._channel, row), vocab, HeadPace(pace, share))
+        return DraftingModel(AssistantModel(model), vocab, HeadPace(pace, share))
 
     def _model_of(self, drafter: ModelDrafter) -> Any:
         """A drafter's model, loaded once and compared with each target once."""
+        if isinstance(drafter, MtpDrafter):
+            return mtp_layers(self._target)
+        if isinstance(drafter, EarlyExitDrafter):
+            return checked_cache(early_exit(self._target, drafter.layers))
         model = drafter.assistant
         if isinstance(model, str):
             model = drafter.loaded = drafter.loaded or read_folder(model, self._target)
         if drafter.checked_for is None or drafter.checked_for() is not self._target:
             own, targets = (fingerprint_of(tokenizer_of(each)) for each in (model, self._target))
             check_assistant(model, self._target, own, targets)
+            checked_cache(model)
             drafter.checked_for = weakref.ref(self._target)
         return model

@@ -33,7 +33,7 @@ class Batch:
     @property
     def stopped(self) -> bool:
         """Whether every row has ended."""
-        return all(group.stopped for group in self.groups)
+        return not [group for group in self.groups if not group.stopped]
 
     @property
     def accepted_paths(self) -> list[Sequence[int]]:
@@ -48,7 +48,7 @@ class Batch:
     @property
     def positions(self) -> int:
         """Positions of the longest accepted path of the last forward."""
-        return max(len(group.accepted_positions) for group in self.groups)
+        return max([len(group.accepted_positions) for group in self.groups])
 
     def begin_step(self) -> None:
         """Reset what is known about the last forward."""
@@ -83,15 +83,16 @@ class Batch:
     def _walk(
         self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: SampledTokens | None
     ) -> None:
-        for group in self.groups:
-            if not group.stopped:
-                group.begin_verification([drafts[row] for row in group.rows])
-        while at := [group for group in self.groups if group.position is not None]:
+        at = [group for group in self.groups if not group.stopped]
+        for group in at:
+            group.begin_verification([drafts[row] for row in group.rows])
+        while at:
             for group in at:
                 group.reach()
             found = self._sampler.next_tokens(at, logits, sampled)
             for group, tokens in zip(at, found, strict=True):
                 group.take(tokens)
+            at = [group for group in at if group.position is not None]
 
     def sequences(self, pad: int) -> torch.Tensor:
         """The committed tokens of all rows, int64 (batch, longest), padded with ``pad``."""
@@ -119,14 +120,17 @@ class Batch:
         embeddings, or None if unknown.
         """
         last = [token for group in self.groups for token in group.last]
-        block = np.repeat(np.array(last, np.int64)[:, None], width, axis=1)
+        block = np.empty((len(last), width), np.int64)
+        block[:] = np.array(last)[:, None]
         embedded = embeddings is None or 0 <= pad < embeddings
-        for group in self.groups if len(self.rows) > 1 else ():
+        for group in self.groups if len(last) > 1 else ():
+            if len(group.going) == len(group.rows):
+                continue
             ended = set(range(len(group.rows))) - set(group.going)
             rows = [group.rows[row] for row in ended]
             block[rows, 1:] = pad if embedded else 0
             block[[row for row in rows if not embedded and last[row] == pad], 0] = 0
-        for row, draft in enumerate(drafts):
+        for row, draft in enumerate(drafts if width > 1 else ()):
             block[row, 1 : 1 + len(draft)] = draft.tokens
         return torch.from_numpy(block)
 

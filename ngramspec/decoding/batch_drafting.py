@@ -79,7 +79,7 @@ class BatchDrafting:
         vocab = target.vocab
         if limit < 1 or vocab is None or costs is None or self._ranks is not ALONE:
             return drafts
-        costs.at(group.length)
+        costs.at(group.length, prefill=True)
         self.start(vocab)
         return [self._runners[0].propose(limit, tree=False)]
 
@@ -87,19 +87,18 @@ class BatchDrafting:
         """Each row's draft. Rows in lock-step have equal lengths, unless drafts were sampled."""
         drafts = [EMPTY_DRAFT] * len(self._rows)
         self._steps += 1
-        self.drop_ended()
+        if len(self._groups) > 1:
+            self.drop_ended()
         costs = self._costs
         if costs is not None:
             target = self._target
             pending = len(target.pending) if target.traits.recurrent else None
-            costs.at(max(group.length for group in self._groups), pending)
+            costs.at(max([group.length for group in self._groups]), pending)
             if costs.plain():
                 return drafts
         for group in self._groups:
-            ended = len(group.rows) - len(group.going)
-            if group.stopped or (ended and self._target.traits.positionless_token is not None):
-                continue  # the padding of an ended row would have no position
-            self.propose_for(group, drafts)
+            if not group.stopped:
+                self.propose_for(group, drafts)
         if len(self._groups) > 1:
             drafts = self.cut_together(drafts)
         return drafts
@@ -110,12 +109,14 @@ class BatchDrafting:
         Deterministic drafts are cut to the shortest. Sampled drafts are not cut, because letting
         sampled tokens decide the length would bias the output.
         """
-        limit, room = self.draft_limit(group), self._target.room(group.new)
-        going = [group.rows[row] for row in group.going]
+        room = self._target.room(group.new)
+        room = NO_LIMIT if room is None else room
+        limit = min(self.tokens_left(group) - 1, room)
         if len(group.rows) == 1:
-            for row in going:
-                drafts[row] = self._runners[row].propose(limit, NO_LIMIT if room is None else room)
+            row = group.rows[0]
+            drafts[row] = self._runners[row].propose(limit, room)
             return
+        going = [group.rows[row] for row in group.going]
         for row in going:
             drafts[row] = self._runners[row].propose(limit)
             if drafts[row].proposal is None:
@@ -128,7 +129,7 @@ class BatchDrafting:
         """Remove ended rows from the batch once enough rows have ended."""
         target, costs = self._target, self._costs
         going = [row for group in self._groups for row in group.rows if not group.stopped]
-        few = len(self._groups) > 1 and 0 < len(going) <= MAX_UNFINISHED_SHARE * target.rows
+        few = 0 < len(going) <= MAX_UNFINISHED_SHARE * target.rows
         if few and target.rows_may_leave:
             target.keep_rows(going)
             if isinstance(costs, BatchStepCosts):
@@ -142,7 +143,7 @@ class BatchDrafting:
         estimated = all(draft.confidence is not None for draft in going if len(draft))
         sampled = any(draft.proposal is not None for draft in going)  # see propose_for
         costs = self._costs
-        if costs is None or sampled or not estimated:
+        if costs is None or sampled or not estimated or not any(map(len, going)):
             return drafts
         from ngramspec.draft_length.batch_choice import common_length, urgencies
 
@@ -159,20 +160,19 @@ class BatchDrafting:
 
     def width(self, drafts: list[Draft]) -> int:
         """Positions of the forward: at least one more than the tokens of the longest draft."""
-        positions = 1 + max(len(draft) for draft in drafts)
+        positions = 1 + max([len(draft.tokens) for draft in drafts])
         costs, recurrent = self._costs, self._target.traits.recurrent
-        if costs is None or recurrent or any(draft.parents is not None for draft in drafts):
+        if positions == 1 or costs is None or recurrent:
             return positions  # padding is rejected, which would undo a recurrent state
+        if any(draft.parents is not None for draft in drafts):
+            return positions
         room = min(self.draft_limit(group) for group in self._groups if not group.stopped)
         return costs.width(positions, 1 + room)
 
     def draft_limit(self, group: Group) -> int:
         """Maximum draft tokens, by the maximum length and the room in the target's cache."""
-        limits = [self.tokens_left(group) - 1]
-        room = self._target.room(group.new)
-        if room is not None:
-            limits.append(room)
-        return min(limits)
+        left, room = self.tokens_left(group) - 1, self._target.room(group.new)
+        return left if room is None else min(left, room)
 
     def tokens_left(self, group: Group) -> int:
         """Maximum tokens that a group's rows may still generate."""

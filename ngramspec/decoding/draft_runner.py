@@ -44,8 +44,6 @@ class DraftRunner:
         temperature: sampling temperature, or None for greedy decoding.
         seed: seed of the call and the row, for stochastic drafts.
         shared: adds the row's text to the call's shared stores; None if there are none.
-        positionless_token: an id after which the target numbers positions differently in a wider
-            forward, or None. Drafts end before it, and no draft begins after it.
         load: opens the draft models of sessions that need one; None if no session does.
         reference: the reference text that ``tokens`` begins with, int32 (m,).
     """
@@ -62,7 +60,6 @@ class DraftRunner:
         always: bool = False,
         temperature: float | None = None,
         seed: tuple[int, ...] = (),
-        positionless_token: int | None = None,
         load: Callable[[Any], DraftModel] | None = None,
         shared: RowDrafter | None = None,
         reference: Int32 = NO_TOKENS,
@@ -75,7 +72,6 @@ class DraftRunner:
         self.always_branches = always
         self._temperature = temperature
         self._seed = seed
-        self._positionless_token = positionless_token
         self._load = load
         self._reference = ReferenceCounter(reference, stats) if len(reference) else None
         known = (tokens >= 0) & (tokens < vocab)
@@ -121,15 +117,15 @@ class DraftRunner:
             guarded.fault(error)
             guarded.close()
             return EMPTY_DRAFT
-        if checked is None:
+        if checked is None or not len(checked.tokens):
             return EMPTY_DRAFT
         self._proposed = guarded.returned
         part = checked.within(limit)
         if len(part) < len(checked):
             self._proposed = deepcopy(part)
-        placed = self._placed(part).as_chain()
-        kept = self._controller.keep(placed)
-        if kept.parents is None and placed.parents is not None:
+        part = part.as_chain()
+        kept = self._controller.keep(part)
+        if kept.parents is None and part.parents is not None:
             self._proposed = deepcopy(kept)  # a path of the tree
         return kept
 
@@ -143,20 +139,6 @@ class DraftRunner:
         path = draft.path(likeliest_path(draft.parents, draft.confidence))
         self._proposed = deepcopy(path)
         return path
-
-    def _placed(self, draft: Draft) -> Draft:
-        """The part of a chain whose positions the target numbers correctly.
-
-        For a sampled chain this is empty, because no sampled token may decide how many tokens are
-        verified.
-        """
-        if self._positionless_token is None or not len(draft):
-            return draft
-        last = self._last() if self._count else self._positionless_token
-        if last == self._positionless_token or draft.proposal is not None:
-            return EMPTY_DRAFT
-        wrong = (draft.tokens == self._positionless_token).nonzero()[0]
-        return draft.first(int(wrong[0])) if len(wrong) else draft
 
     def _call(self, limit: int, nodes: int, tree: bool) -> Draft | None:
         """The session's checked draft, or None if the controller wants none. It may raise."""
@@ -186,8 +168,9 @@ class DraftRunner:
         The session gets the verified part of its own draft back, or the path that was chosen from
         it. It may modify that draft and the verdict's lists, which are not used elsewhere.
         """
-        if len(draft):
-            self._controller.observe(len(draft), len(verdict.accepted))
+        drafted = len(draft.tokens)
+        if drafted:
+            self._controller.observe(drafted, len(verdict.accepted))
         if self._reference is not None:
             last = self._tokens[max(self._count - 2, 0) : self._count]
             self._reference.count(last, draft, verdict.accepted)
@@ -199,7 +182,7 @@ class DraftRunner:
         if self._shared is not None:
             self._shared.append(tokens)
         if self._guarded.session is not None:
-            proposed = self._proposed.first(len(draft)) if len(draft) else EMPTY_DRAFT
+            proposed = self._proposed.first(drafted) if drafted else EMPTY_DRAFT
             accepted = tuple(verdict.accepted)
             self._guarded.learn(proposed, accepted, verdict.tested, evidence, tokens)
 
@@ -238,12 +221,13 @@ class DraftRunner:
     def _gave_up(self) -> bool:
         """Whether the drafter has failed too often; its session is closed the first time."""
         guarded = self._guarded
-        if guarded.gave_up and self._stopped is not guarded.drafter:
+        if not guarded.gave_up:
+            self._stopped = None
+            return False
+        if self._stopped is not guarded.drafter:
             self._stopped = guarded.drafter
             guarded.close()
             if self._stats.count_stopped_drafter():
                 what = "%s failed %d times and is no longer called in this generation"
                 logger.warning(what, type(guarded.drafter).__name__, MAX_FAULTS)
-        elif not guarded.gave_up:
-            self._stopped = None
-        return guarded.gave_up
+        return True

@@ -15,6 +15,35 @@ from ngramspec.hf_model.model import Target
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.sampler import TokenSampler
 
+MEMORY = 0.9  # weight of earlier forwards in an average duration; not tuned
+
+
+class Pace:
+    """The average duration of the target's forwards, in which heads state their costs.
+
+    Attributes:
+        target: seconds of a forward of one position, divided by the number of rows; None: not
+            measured.
+    """
+
+    def __init__(self) -> None:
+        self.target: float | None = None
+
+    def record(self, seconds: float, relative: float, rows: int) -> None:
+        """Record a forward of the target.
+
+        Args:
+            seconds: its duration.
+            relative: its cost relative to a forward of one position.
+            rows: number of rows of the batch.
+        """
+        self.target = averaged(self.target, seconds / max(relative, 1.0) / rows)
+
+
+def averaged(average: float | None, value: float) -> float:
+    """A decaying average with one more value."""
+    return value if average is None else MEMORY * average + (1 - MEMORY) * value
+
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
@@ -32,6 +61,7 @@ class Generation:
         on_step: called with every StepEvent, or None.
         observer: is notified of the sections of the prefill and of each step.
         ranks: the processes that decode together with this one.
+        pace: the duration of the target's forwards, if a drafting model is compared with it.
     """
 
     target: Target
@@ -44,3 +74,4 @@ class Generation:
     on_step: Callable[[StepEvent], None] | None = None
     observer: Observer = NO_OBSERVER
     ranks: Ranks = ALONE
+    pace: Pace | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from ngramspec.decoding.observer import NO_OBSERVER, STREAMING, Observer
@@ -26,14 +27,13 @@ class Judged:
 
     def judge(self, cursor: DraftCursor, position: int, token: int) -> int | None:
         """Compare the tokens drafted at a position with the target's; return the accepted node."""
-        nodes, drafted = cursor.nodes(position), cursor.drafted(position)
         self.emitted.append(token)
-        if token in drafted:
-            sibling = drafted.index(token)
-            self.tested += sibling + 1
-            self.accepted.append(nodes[sibling])
-            return nodes[sibling]
-        self.tested += len(nodes)
+        nodes = cursor.nodes(position)
+        for node in nodes:
+            self.tested += 1
+            if cursor.tokens[node] == token:
+                self.accepted.append(node)
+                return node
         if nodes:
             self.rejected = nodes[0]
         return None
@@ -57,6 +57,8 @@ class Group:
     Attributes:
         length: committed tokens of each row.
         finished: whether each row has ended.
+        stopped: whether every row has ended.
+        going: the group's rows that are drafted for. Ended rows count only if they are not padded.
         last: each row's last committed token.
         accepted_positions: positions of the step's forward that the baseline would have computed.
         origins: the row of that forward that each row continues; empty if each continues itself.
@@ -76,7 +78,7 @@ class Group:
         self.rows = rows
         self.sampler = sampler
         self.length = self.prompt_length = prompt.shape[1]
-        self.finished = [False] * len(rows)
+        self.end_rows([False] * len(rows))
         self.last = [0] * len(rows)
         self.accepted_positions: list[int] = []
         self.origins: Sequence[int] = ()
@@ -87,11 +89,11 @@ class Group:
         self._observer = observer
         self._dtype = prompt.dtype  # the baseline uses int64 from the first generated token on
         room = self.length + INITIAL_TOKENS
-        self._host = torch.empty((len(rows), room), dtype=torch.int64, device="cpu")
-        self._host[:, : self.length] = prompt
-        self._device = self._host  # on another device a copy, which ``ids`` updates
+        self._host = np.empty((len(rows), room), np.int64)
+        self._host[:, : self.length] = prompt.cpu()
+        self._device = torch.from_numpy(self._host)  # on another device a copy; ``ids`` updates it
         if prompt.device.type != "cpu":
-            self._device = torch.empty_like(self._host, device=prompt.device)
+            self._device = torch.empty_like(self._device, device=prompt.device)
             self._device[:, : self.length] = prompt
         self._copied = self.length
 
@@ -101,29 +103,24 @@ class Group:
         return self.length - self.prompt_length
 
     @property
-    def stopped(self) -> bool:
-        """Whether every row has ended."""
-        return all(self.finished)
-
-    @property
     def accepted_paths(self) -> Sequence[Sequence[int]]:
         """Each row's positions of the last forward that the cache keeps; here equal for all."""
         return [self.accepted_positions] * len(self.rows)
 
-    @property
-    def going(self) -> list[int]:
-        """Rows of the group that are drafted for. Ended rows count only if they are not padded."""
+    def end_rows(self, finished: list[bool]) -> None:
+        """Set which rows have ended."""
         pads = self.sampler.pad is not None
-        return [row for row, ended in enumerate(self.finished) if not (ended and pads)]
+        self.finished, self.stopped = finished, all(finished)
+        self.going = [row for row, ended in enumerate(finished) if not (ended and pads)]
 
     def ids(self) -> torch.Tensor:
         """The committed tokens, int64 (rows, length), on the prompt's device.
 
         Before the first generated token they have the prompt's dtype, which may be int32.
         """
-        if self._device is not self._host and self._copied < self.length:
+        if self._device.device.type != "cpu" and self._copied < self.length:
             new = slice(self._copied, self.length)
-            self._device[:, new].copy_(self._host[:, new], non_blocking=True)
+            self._device[:, new].copy_(torch.from_numpy(self._host[:, new]), non_blocking=True)
             self._copied = self.length
         ids = self._device[:, : self.length]
         return ids if self.new else ids.to(self._dtype)
@@ -143,9 +140,8 @@ class Group:
         self._judged = [Judged() for _ in self.rows]
 
     def begin_verification(self, drafts: Sequence[Draft]) -> None:
-        """Begin to verify each row's draft, at position 0."""
-        self.begin_step()
-        self.cursors = [DraftCursor(draft) for draft in drafts]
+        """Begin to verify each row's draft, at position 0; call ``begin_step`` before."""
+        self.cursors = [DraftCursor.of(draft) for draft in drafts]
         self.position = 0
 
     def reach(self) -> None:
@@ -158,11 +154,12 @@ class Group:
         position, going = self.position, self.going
         assert position is not None
         tokens = self._padded(tokens)
-        nodes = {self._judged[row].judge(self.cursors[row], position, tokens[row]) for row in going}
+        judged, cursors = self._judged, self.cursors
+        nodes = [judged[row].judge(cursors[row], position, tokens[row]) for row in going]
         self.commit(tokens)
-        agreed = len(nodes) == 1 and self.going == going and not self.stopped
-        node = nodes.pop() if agreed else None
-        self.position = None if node is None else node + 1
+        node = nodes[0]
+        agreed = nodes.count(node) == len(nodes) and self.going == going and not self.stopped
+        self.position = node + 1 if agreed and node is not None else None
 
     def verdicts(self) -> list[Verdict]:
         """The result of each row's verification in this step; an empty one for rows that ended."""
@@ -180,7 +177,7 @@ class Group:
                 f" position {self.length}"
             )
         pad = self.sampler.pad
-        if pad is None:
+        if pad is None or len(self.going) == len(tokens):
             return tokens
         rows = zip(tokens, self.finished, strict=True)
         return [pad if ended else token for token, ended in rows]
@@ -190,23 +187,23 @@ class Group:
         sampler = self.sampler
         self.reserve(self.length + 1)
         self.last = tokens
-        column = torch.tensor(tokens, device="cpu")
-        self._host[:, self.length] = column
+        self._host[:, self.length] = tokens
         self.length += 1
         ended = sampler.stop(tokens, self.length, self.ids, sampler.record.scores)
-        self.finished = [was or now for was, now in zip(self.finished, ended, strict=True)]
+        if True in ended:
+            self.end_rows([was or now for was, now in zip(self.finished, ended, strict=True)])
         if sampler.streamer is not None:
             with self._observer.section(STREAMING):
-                sampler.streamer.put(column)
+                sampler.streamer.put(torch.tensor(tokens, device="cpu"))
 
     def reserve(self, length: int) -> None:
         """Make room for ``length`` tokens in each row."""
-        if length > self._host.shape[1]:
-            on_host = self._device is self._host
-            self._host = _wider(self._host, length)
-            self._device = self._host if on_host else _wider(self._device, length)
-
-
-def _wider(tokens: torch.Tensor, length: int) -> torch.Tensor:
-    more = tokens.new_empty((tokens.shape[0], length))
-    return torch.cat((tokens, more), dim=1)
+        if length <= self._host.shape[1]:
+            return
+        self._host = np.concatenate((self._host, np.empty((len(self.rows), length), np.int64)), 1)
+        on_host = torch.from_numpy(self._host)
+        if self._device.device.type == "cpu":
+            self._device = on_host
+        else:
+            more = self._device.new_empty((len(self.rows), length))
+            self._device = torch.cat((self._device, more), dim=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import torch
 
@@ -21,7 +21,7 @@ from ngramspec.verification.evidence import EvidenceChannel
 from ngramspec.verification.sampler import SampledTokens
 
 OpenStep = Generator[Step, torch.Tensor, None]
-ForwardArguments = tuple[torch.Tensor, list[int], list[Int32 | None], torch.Tensor | None]
+ForwardArguments = tuple[torch.Tensor, list[int], Sequence[Int32 | None], torch.Tensor | None]
 
 
 def decode(run: Generation) -> torch.Tensor:
@@ -141,7 +141,8 @@ class DecodeLoop:
 
     def arguments(self, step: Step) -> ForwardArguments:
         """The arguments of the target's forward."""
-        lengths, trees = [1 + len(each) for each in step.drafts], [e.parents for e in step.drafts]
+        lengths = [1 + len(each.tokens) for each in step.drafts]
+        trees = [each.parents for each in step.drafts] if step.longest else ()
         ids = self.batch.ids() if self.target.traits.reads_text else None
         return self.block(step), lengths, trees, ids
 

@@ -30,7 +30,7 @@ class Step:
     @property
     def longest(self) -> int:
         """Tokens of the longest draft."""
-        return max(len(draft) for draft in self.drafts)
+        return max([len(draft.tokens) for draft in self.drafts])
 
 
 class StepRecorder:
@@ -79,7 +79,9 @@ class StepRecorder:
         stats = self._run.stats
         for row, verdict in enumerate(step.verdicts):
             if verdict.emitted:
-                stats.count_step(step.drafts[row], verdict, self._run.drafting.tiers(row))
+                draft = step.drafts[row]
+                tiers = self._run.drafting.tiers(row) if len(draft.tokens) else ()
+                stats.count_step(draft, verdict, tiers)
         stats.count_host_syncs(transfers)
 
     def _learn_costs(self, step: Step, seconds: float) -> None:
@@ -88,10 +90,14 @@ class StepRecorder:
         if costs is None:
             return
         if not self._run.target.compiling:
-            trees = any(draft.parents is not None for draft in step.drafts)
+            trees = step.width > 1 and any(draft.parents is not None for draft in step.drafts)
             costs.record_time(step.width, seconds, trees)
-        accepted = sum(len(verdict.accepted) for verdict in step.verdicts)
-        costs.record_acceptance(sum(len(draft) for draft in step.drafts), accepted)
+            if self._run.pace is not None:
+                cost = costs.cost()
+                relative = float(cost[min(step.width, len(cost) - 1)])
+                self._run.pace.record(seconds, relative, len(step.drafts))
+        accepted = sum([len(verdict.accepted) for verdict in step.verdicts])
+        costs.record_acceptance(sum([len(draft.tokens) for draft in step.drafts]), accepted)
 
     def _report(self, step: Step, seconds: tuple[float, float, float]) -> None:
         """Pass an event for each row that had not ended to ``on_step``."""

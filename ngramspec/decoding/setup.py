@@ -11,13 +11,14 @@ import torch
 from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.joint import AnyCosts, SwitchedCosts
+from ngramspec.costs.processors import GPU, instruction_set
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.generation import Generation, Pace
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import (
@@ -115,7 +116,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
 
     A TypeError or ValueError is raised if ``reference_ids``, given or in the config, is invalid.
     """
-    config, stats = settings.config, DecodeStats()
+    config, stats, pace = settings.config, DecodeStats(), Pace()
     sampler = _sampler(settings, target, call)
     if (call.generation_config.num_beams or 1) == 1 and _may_diverge(target, sampler):
         target.let_rows_diverge()
@@ -128,7 +129,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     learned = costs if config.planned_gamma == "auto" else None
     drafting: dict[str, Any] = {
         "target": target,
-        "make_runner": _runners(settings, ranks, target, call, costs, trees, stats),
+        "make_runner": _runners(settings, ranks, target, call, costs, trees, stats, pace),
         "costs": learned,
         "prefill_length": settings.prefill_length,
         "ranks": ranks,
@@ -153,6 +154,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         on_step=settings.on_step,
         observer=settings.observer,
         ranks=ranks,
+        pace=pace if settings.drafter().assistants else None,
     )
 
 
@@ -190,6 +192,7 @@ def _runners(
     costs: AnyCosts,
     trees: bool,
     stats: DecodeStats,
+    pace: Pace,
 ) -> Callable[[int, int], DraftRunner]:
     """The function that makes a row's DraftRunner; see ``BatchDrafting``."""
     config, temperature, seed = settings.config, None, 0
@@ -199,7 +202,7 @@ def _runners(
     drafter = CallDrafter(
         settings.drafter, call.stores, call.extra_stores, settings.log_once, session
     )
-    model_loader = _model_loader(target.model, settings.drafter())
+    open_model = _model_opener(target, settings.drafter(), pace)
     if call.generation_config.do_sample:
         temperature = float(call.generation_config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
@@ -229,8 +232,7 @@ def _runners(
             always=isinstance(config.tree, int),
             temperature=temperature,
             seed=(seed, row),
-            positionless_token=target.traits.positionless_token,
-            load=lambda drafter: model_loader(drafter, vocab),
+            load=lambda drafter: open_model(drafter, vocab, row),
             shared=of_row if alone else None,
             reference=reference,
         )
@@ -238,18 +240,22 @@ def _runners(
     return make
 
 
-def _model_loader(model: Any, drafter: Drafter) -> Callable[[Any, int], DraftModel]:
+def _model_opener(
+    target: Target, drafter: Drafter, pace: Pace
+) -> Callable[[Any, int, int], DraftModel]:
     """The function that opens drafters' models; those of ``drafter`` are checked at once."""
 
-    def load(drafter: Any, vocab: int) -> DraftModel:
+    def load(drafter: Any, vocab: int, row: int) -> DraftModel:
         from ngramspec.decoding.assistants import Assistants  # most drafters have none
 
-        return Assistants(model, drafter).loader(vocab)(drafter)
+        return Assistants(target.model, drafter, target.states).open(drafter, vocab, row, pace)
 
     if drafter.assistants:
         from ngramspec.decoding.assistants import Assistants
 
-        Assistants(model, drafter)
+        Assistants(target.model, drafter)
+        if any(each.reads_states for each in drafter.assistants):
+            target.read_states()
     return load
 
 
@@ -295,7 +301,7 @@ def _step_costs(
     rows, length = target.prompt.shape
     tokens = ASSUMED_NEW_TOKENS if max_length is None else max_length - length
     kind = ForwardKind(
-        machine="cpu" if target.prompt.device.type == "cpu" else "gpu",
+        machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
         dtype=str(target.model.dtype).removeprefix("torch."),
         rows=rows,
         attention=target.traits.attention,

@@ -87,7 +87,7 @@ def worthwhile_path(
 ) -> list[int] | None:
     """The path of a tree with at least as many expected tokens per cost as the whole tree, if any.
 
-    Only prefixes of ``likeliest_path`` are considered. The empty one stands for a plain step.
+    Only prefixes of ``likeliest_path`` are considered. The empty one means a step without a draft.
 
     Args:
         parents: int32 (n,), parents[i] < i, -1 for the last committed token.

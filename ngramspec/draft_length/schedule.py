@@ -202,7 +202,7 @@ class PrefillDraftLength:
         limit: the current maximum length.
     """
 
-    INITIAL_LENGTH = 32  # not tuned
+    INITIAL_LENGTH = 16  # not tuned
     MIN_LENGTH = 2  # is cheap and still detects that answers become predictable
 
     def __init__(self, most: int) -> None:

@@ -11,6 +11,8 @@ from ngramspec.lazy_names import lazy_names
 if TYPE_CHECKING:
     from ngramspec.drafters.calibrated import CalibratedDrafter
     from ngramspec.drafters.copy import CopyDrafter
+    from ngramspec.drafters.headed import HeadedDrafter
+    from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
     from ngramspec.drafters.known import OracleDrafter, RandomDrafter
     from ngramspec.drafters.model import ModelDrafter
     from ngramspec.drafters.ngram import NGramDrafter
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "CalibratedDrafter", "CopyDrafter", "ModelDrafter", "NGramDrafter", "NullDrafter",
-    "OracleDrafter", "RandomDrafter", "RecycleDrafter", "StoreDrafter", "TieredDrafter",
-    "UnigramDrafter", "ValueDrafter", "build_drafter", "register_drafter",
+    "CalibratedDrafter", "CopyDrafter", "EarlyExitDrafter", "HeadedDrafter", "ModelDrafter",
+    "MtpDrafter", "NGramDrafter", "NullDrafter", "OracleDrafter", "RandomDrafter",
+    "RecycleDrafter", "StoreDrafter", "TieredDrafter", "UnigramDrafter",
+    "ValueDrafter", "build_drafter", "register_drafter",
 ]
 # fmt: on
 __getattr__ = lazy_names(
@@ -32,6 +35,8 @@ __getattr__ = lazy_names(
     {
         "calibrated": ("CalibratedDrafter",),
         "copy": ("CopyDrafter",),
+        "headed": ("HeadedDrafter",),
+        "heads": ("EarlyExitDrafter", "MtpDrafter"),
         "known": ("OracleDrafter", "RandomDrafter"),
         "model": ("ModelDrafter",),
         "ngram": ("NGramDrafter",),

@@ -19,6 +19,20 @@ class DraftModel(Protocol):
 
     room: int | None
 
+    @property
+    def ahead(self) -> int | None:
+        """Most tokens after the committed ones that it can predict; None: no limit."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it knows what it needs of the committed text."""
+
+    def cost(self, last: int) -> float:
+        """Cost of a forward that returns ``last`` distributions, in the target's forwards."""
+
+    def commit(self, length: int) -> None:
+        """Learn the number of committed tokens; called before the forwards of each draft."""
+
     def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
         """Read tokens and return the distributions of the tokens that may follow.
 

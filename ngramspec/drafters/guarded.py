@@ -91,6 +91,9 @@ class GuardedSession:
         draft = self.session.propose(gamma, cost, tree=tree)
         self._wants_evidence = self._evidence is not None and self.session.wants_evidence
         self.returned = draft
+        if draft is EMPTY_DRAFT:
+            self._count_sound()
+            return draft
         if not copied and self._is_plain_chain(draft, gamma):
             self._count_sound()
             return draft if len(draft.tokens) else EMPTY_DRAFT

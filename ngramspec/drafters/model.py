@@ -17,6 +17,7 @@ from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, LearningD
 from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
+from ngramspec.drafters.reader import Reader, distribution, sampled
 from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.errors import check_bool, check_int, check_real
 from ngramspec.stores.fingerprint import fingerprint
@@ -42,15 +43,12 @@ class ModelSession(DraftSession):
         self.drafter = drafter
         self.tables = drafter.tables.start(tokens)
         self.text: list[int] = tokens.tolist()  # committed
-        self.read: list[int] = []  # what the model has read
-        self.sure = 0  # length of a common prefix of text and read
-        self.model: DraftModel | None = None
-        self.forwards = 0
+        self.reader: Reader | None = None
         self.temperature: float | None = None
         self._rng = np.random.default_rng(0)
 
     def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
-        self.model = load(self.drafter)
+        self.reader = Reader(load(self.drafter), self.drafter.most)
 
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         self.temperature = temperature
@@ -65,21 +63,24 @@ class ModelSession(DraftSession):
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         gamma = min(gamma, self.drafter.gamma)
-        model, text = self.model, self.text + drafted.tolist()
-        if model is None or not text or gamma < 1:
+        reader, text = self.reader, self.text + drafted.tolist()
+        if reader is None or not text:
             return EMPTY_DRAFT
-        if model.room is not None and len(text) + gamma > model.room:
+        if reader.model.ahead is not None:
+            gamma = min(gamma, reader.model.ahead - len(drafted))
+        if gamma < 1 or not reader.fits(len(text) + gamma):
             return EMPTY_DRAFT
-        return self._drafted(model, text, gamma)
+        reader.model.commit(len(self.text))
+        return self._drafted(reader, text, gamma) if reader.model.ready else EMPTY_DRAFT
 
-    def _drafted(self, model: DraftModel, text: list[int], gamma: int) -> Draft:
+    def _drafted(self, reader: Reader, text: list[int], gamma: int) -> Draft:
         """Draft after ``text`` until the next token is not probable enough."""
-        unread = text[self._agree(model, text) :]
+        unread = text[reader.agree(text, len(self.text)) :]
         found: list[tuple[int, Int32, Float32]] = []
         going = True
         while going and len(found) < gamma:
             guess = self._guess(text[len(self.text) :], gamma - len(found) - 1)
-            ids, log_probs = self._forward(model, unread + guess, 1 + len(guess))
+            ids, log_probs = reader.forward(unread + guess, 1 + len(guess))
             for at in range(1 + len(guess)):
                 choice = self._choose(ids[at], log_probs[at])
                 going = choice is not None
@@ -89,31 +90,9 @@ class ModelSession(DraftSession):
                 text.append(choice[0])
                 if at == len(guess) or choice[0] != guess[at]:
                     break
-            self._forget(model, min(len(text) - going, len(self.read)))
+            reader.forget(len(text) - going)
             unread = text[-1:]
         return self._draft(found)
-
-    def _agree(self, model: DraftModel, text: list[int]) -> int:
-        """Discard what the model has read that differs from ``text``; return the remaining length.
-
-        At least the last token is read again, because the distribution after it is needed.
-        """
-        at, most = self.sure, min(len(self.read), len(text) - 1)
-        while at < most and self.read[at] == text[at]:
-            at += 1
-        at = min(at, most)
-        self._forget(model, at)
-        self.sure = min(at, len(self.text))
-        return at
-
-    def _forget(self, model: DraftModel, length: int) -> None:
-        del self.read[length:]
-        model.truncate(length)
-
-    def _forward(self, model: DraftModel, tokens: list[int], last: int) -> tuple[Int32, Float32]:
-        self.read += tokens
-        self.forwards += 1
-        return model.forward(np.array(tokens, np.int32), last, self.drafter.most)
 
     def _guess(self, drafted: list[int], room: int) -> list[int]:
         """The tables' guess of the model's next tokens."""
@@ -133,12 +112,8 @@ class ModelSession(DraftSession):
             return None
         if self.temperature is None:
             return int(ids[0]), ids[:1], np.exp(log_probs[:1])
-        weights = np.exp((log_probs - log_probs[0]).astype(np.float64) / self.temperature)
-        probs = (weights / weights.sum()).astype(np.float32)
-        live = probs > 0
-        ids, probs = ids[live], probs[live]
-        which = int(self._rng.choice(len(ids), p=probs / probs.sum(dtype=np.float64)))
-        return int(ids[which]), ids, probs
+        ids, probs = distribution(ids, log_probs, self.temperature)
+        return sampled(ids, probs, self._rng), ids, probs
 
     def _draft(self, found: list[tuple[int, Int32, Float32]]) -> Draft:
         if not found:
@@ -156,7 +131,7 @@ class ModelSession(DraftSession):
         self.tables.extend(tokens)
 
     def close(self) -> None:
-        self.model = None
+        self.reader = None
         self.tables.close()
 
 
@@ -179,6 +154,7 @@ class ModelDrafter(LearningDrafter):
 
     tiers = ("model",)
     estimates = True
+    reads_states = False  # whether its model reads the target's hidden states
     learned = ("loaded", "checked_for")
 
     def __init__(
@@ -199,13 +175,18 @@ class ModelDrafter(LearningDrafter):
         self.most = (
             MAX_PROPOSAL_IDS if most is None else check_int("most", most, 1, MAX_PROPOSAL_IDS)
         )
+        self.settings = f"gamma={gamma},threshold={self.threshold},most={most},tables={tables}"
         speeds_up = check_bool("tables", tables)
         self.tables: Drafter
         self.tables = TieredDrafter([CopyDrafter(), NGramDrafter()]) if speeds_up else NullDrafter()
         if isinstance(path, str):
-            own = f"gamma={gamma},threshold={self.threshold},most={most},tables={tables}"
-            self.spec = f"model({path},{own})"
+            self.spec = f"model({path},{self.settings})"
         self.forget()
+
+    def same_as(self, other: ModelDrafter) -> bool:
+        """Whether another drafter has the same model and the same arguments."""
+        same = self.assistant is other.assistant if self.spec is None else self.spec == other.spec
+        return type(self) is type(other) and same
 
     @property
     def assistants(self) -> tuple[Any, ...]:  # type: ignore[override]

@@ -27,12 +27,14 @@ _factories: dict[str, str | Callable[..., Drafter]] = {
     "store": "StoreDrafter",
     "recycle": "RecycleDrafter",
     "model": "ModelDrafter",
+    "early_exit": "EarlyExitDrafter",
+    "mtp": "MtpDrafter",
     "random": "RandomDrafter",
     "none": "NullDrafter",
 }
-POSITIONAL_ARGUMENTS = {
-    "model": "path"
-}  # arguments that may be given without their name, by drafter
+HEADS = ("model", "early_exit", "mtp")  # drafters that run a model
+# Arguments that may be given without their name, by drafter.
+POSITIONAL_ARGUMENTS = {"model": "path", "early_exit": "layers"}
 # The arguments with which a drafter can be a source of the value drafter; ``...``: any value.
 JOINABLE: dict[str, dict[str, object]] = {
     "copy": {"min_match": ...},
@@ -82,7 +84,8 @@ def build_drafter(
     Args:
         spec: draft sources separated by ``+``, each ``name`` or ``name(key=value,...)``. "auto" is
             the best default for one request: "copy+ngram+unigram", and Token Recycling ("recycle")
-            in trees where a forward of many positions costs hardly more than one.
+            in trees where a forward of many positions costs hardly more than one. One head may
+            follow: "auto+model(FOLDER)", "auto+early_exit(LAYERS)" or "auto+mtp".
         policy: "value": at every position the most probable token is drafted, whichever source it
             comes from. Every token has a confidence, and a draft ends where expected tokens per
             cost are highest. Sources that cannot be compared token by token (an n-gram table with
@@ -122,8 +125,8 @@ def _drafter(spec: str, policy: str) -> Drafter:
     if not isinstance(spec, str):
         raise TypeError(f"drafter must be a string or a Drafter, got {type(spec).__name__}")
     text = spec
-    if spec.strip() == "auto":
-        text = AUTO if policy == "value" else TIERS
+    if (first := re.match(r"\s*auto\s*(?=\+|$)", spec)) is not None:
+        text = (AUTO if policy == "value" else TIERS) + spec[first.end() :]
     tiers: list[tuple[re.Match[str], dict[str, object]]] = []
     at = 0
     while at <= len(text):
@@ -132,10 +135,18 @@ def _drafter(spec: str, policy: str) -> Drafter:
             raise _error(text, at, len(text), "cannot be read as name or name(key=value,...)")
         tiers.append((match, _arguments(text, match)))
         at = match.end() + (match.end() == len(text) and not text.endswith("+"))
-    if policy == "value" and _joinable(tiers):
-        given = {k: v for _, each in tiers for k, v in each.items() if k in ("min_match", "always")}
-        names = [match["name"] for match, _ in tiers]
-        return _made(text, tiers[0][0], ValueDrafter, {"sources": names, **given})
+    heads = [each for each in tiers if each[0]["name"] in HEADS]
+    tables = [each for each in tiers if each not in heads]
+    if policy == "value" and len(heads) <= 1 and tables and _joinable(tables):
+        given = {
+            k: v for _, each in tables for k, v in each.items() if k in ("min_match", "always")
+        }
+        names = [match["name"] for match, _ in tables]
+        drafter = _made(text, tables[0][0], ValueDrafter, {"sources": names, **given})
+        for match, arguments in heads:
+            head = _made(text, match, _factory(match["name"]), arguments)
+            drafter = _class("HeadedDrafter")(drafter, head)
+        return drafter
     built = [_made(text, match, _factory(match["name"]), given) for match, given in tiers]
     drafter = built[0] if len(built) == 1 else _class("TieredDrafter")(built)
     own = len(built) > 1 or tiers[0][0]["name"] in SOURCES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
+TIERS_OF_ENGINE = ("copy", "resume", "ngram", "unigram", "store", RECYCLE)  # see Draft.source
 RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
@@ -114,10 +116,11 @@ class ValueDrafter(LearningDrafter):
             32 nodes costs at most 1.15 times a one-position forward.
     """
 
-    tiers: tuple[str, ...] = ("copy", "resume", "ngram", "unigram")
+    tiers: tuple[str, ...] = TIERS_OF_ENGINE[:4]
     estimates = True
     branches = True
     learned = ("calibration",)
+    headed = False  # whether its engines draft a head's tokens, too
 
     def __init__(
         self,
@@ -147,15 +150,21 @@ class ValueDrafter(LearningDrafter):
         self.recycles = RECYCLE in self.sources
         if self.recycles:
             self.evidence = EvidenceRequest(top_k=RECYCLE_TOP_K)
-            self.tiers = (*type(self).tiers, "store", RECYCLE)
+            self.tiers = TIERS_OF_ENGINE
         elif self.stores:
-            self.tiers = (*type(self).tiers, "store")
+            self.tiers = TIERS_OF_ENGINE[:5]
         self.forget()
 
     def with_stores(self, stores: Sequence[Store]) -> ValueDrafter:
         """A copy of this drafter with other stores; both share one calibration."""
         other = type(self)(self.sources, self.min_match, stores, self.always)
         other.calibration, other.by_request = self.calibration, self.by_request
+        return other
+
+    def with_heads_tokens(self) -> ValueDrafter:
+        """A copy whose engines also draft a head's tokens; both share one calibration."""
+        other = copy.copy(self)
+        other.headed = True
         return other
 
     def forget(self) -> None:
@@ -180,6 +189,7 @@ class ValueDrafter(LearningDrafter):
             self.min_match,
             source,
             self.recycles,
+            self.headed,
             familiar,
         )
 

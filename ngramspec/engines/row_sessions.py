@@ -15,7 +15,7 @@ from ngramspec.stores.shared import Namespace
 
 logger = logging.getLogger("ngramspec")
 
-MAX_IDLE_CALLS = 4096  # a text that was not seen in so many calls is dropped; not tuned
+MAX_IDLE_CALLS = 4096  # a text not seen in this number of calls is dropped; not tuned
 TOKENS_BETWEEN_MEASUREMENTS = 64  # after which a text's bytes are counted again; not tuned
 
 

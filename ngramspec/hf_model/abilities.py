@@ -76,6 +76,7 @@ _DRAFT, _ONCE = Ability.PREFILL_DRAFT, Ability.ONE_PREFILL
 _FIT, _UNCOMPILED = "use width='fit'", "pass compiled=False"
 _SDPA = "load the model with sdpa or eager"
 _OWN_MASKS = "a model that makes its masks itself"
+_COUNTS = "a model that counts its positions itself"
 _ROPE = "rotary positions that change with the length"
 _MORE_INPUTS = "a model that reads more than tokens and positions"
 
@@ -98,7 +99,7 @@ FACTS = (
         lambda known: known.traits.encodes,
         _for(
             "an encoder-decoder model",
-            *(_TREES, _RAGGED, _JOINT, _DRAFT, _ONCE),
+            *(_JOINT, _DRAFT),
             FIXED_WIDTH=_FIT,
             COMPILED="remove it",
         ),
@@ -170,12 +171,17 @@ FACTS = (
     Fact(
         "positions counted by the model",
         lambda known: not known.traits.takes_positions,
-        _for(
-            "a model that counts its positions itself",
-            *(_TREES, _RAGGED, _JOINT),
-            FIXED_WIDTH=_FIT,
-            COMPILED=_UNCOMPILED,
-        ),
+        _for(_COUNTS, _JOINT, COMPILED=_UNCOMPILED),
+    ),
+    Fact(
+        "positions counted by modules of unknown classes",
+        lambda known: not known.traits.placed,
+        _for(_COUNTS, _TREES, _RAGGED, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "padding without positions",
+        lambda known: known.traits.skips_padding,
+        _for(_COUNTS, _DRAFT),
     ),
     Fact(
         "all positions change at a length (longrope, Phi-3)",

@@ -49,7 +49,7 @@ def call_traits_of(
     kwargs: dict[str, Any],
     cache: KVCache,
     *,
-    encodes: bool,
+    traits: Traits,
     states: tuple[str, ...],
 ) -> CallTraits:
     """Return the traits of a call.
@@ -59,15 +59,18 @@ def call_traits_of(
         config: the prepared GenerationConfig.
         kwargs: of the prefill, as ``generate`` prepared them.
         cache: of the call, before the prefill.
-        encodes, states: as in Traits and CallTraits.
+        traits, states: as in Target and CallTraits.
     """
     cached = cache.length()
-    end = prompt_end(input_ids, kwargs, cached=cached, mask_length=hf_private.mask_length(config))
+    left_out, prefix = hf_private.mask_length(config), "decoder_" if traits.encodes else ""
+    end = prompt_end(input_ids, kwargs, cached=cached, mask_length=left_out, prefix=prefix)
     unaligned = None  # the baseline runs such a call, so it is run too, without drafts
-    if not encodes and cached > 0 and cached >= end:
+    if not traits.encodes and cached > 0 and cached >= end:
         unaligned = "the cache given holds the whole prompt; crop it by one token, cache.crop(-1)"
     elif kwargs.get("inputs_embeds") is not None and config.prefill_chunk_size:
         unaligned = "prefill_chunk_size reads all inputs_embeds in every chunk; remove it"
+    elif traits.skips_padding and not traits.hooked:
+        unaligned = "the model counts tokens other than padding itself"
     return CallTraits(
         rows=input_ids.shape[0],
         prompt=input_ids.shape[1],
@@ -83,7 +86,10 @@ def call_traits_of(
 
 
 # Arguments of the prefill that a prompt of plain text has.
-PLAIN_PREFILL = ("past_key_values", "use_cache", "logits_to_keep", "attention_mask", "position_ids")
+PLAIN_PREFILL = (
+    *("past_key_values", "use_cache", "logits_to_keep", "attention_mask", "position_ids"),
+    *("encoder_outputs", "decoder_attention_mask", "decoder_position_ids"),
+)
 
 
 @dataclass(frozen=True, slots=True)

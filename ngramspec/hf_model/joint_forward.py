@@ -16,7 +16,7 @@ import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.attention.gqa_attention import Attention, in_place, install, split_by
+from ngramspec.hf_model.attention.gqa_attention import Attention, available, in_place, split_by
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.compat.layers import replace_update
 from ngramspec.hf_model.model import Target
@@ -29,7 +29,7 @@ def why_not_joint(target: Target) -> str | None:
         return "forwards of a fixed width"
     if target.inputs.watched:
         return "hooks on modules"
-    if not install():
+    if not available():
         return "another attention registered as sdpa"
     return obstacle(Ability.JOINT, target.known())
 
@@ -98,8 +98,10 @@ class JointForward:
         shares = self._shares
         ids = torch.cat([each.ids for each in shares], dim=1)
         total, device = ids.shape[1], ids.device
-        with in_place(device), split_by(self.attend), head_inputs(self._model, hidden) as states:
-            outputs = self._model(
+        model = self._model
+        own, split = in_place(model, device), split_by(model, self.attend)
+        with own, split, head_inputs(model, hidden) as states:
+            outputs = model(
                 input_ids=ids,
                 position_ids=torch.cat([each.positions for each in shares], dim=-1),
                 attention_mask=torch.ones((1, 1, total, total), dtype=torch.bool, device=device),

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ngramspec.hf_model.attention.gqa_attention import install
+from ngramspec.hf_model.attention.gqa_attention import available
 from ngramspec.hf_model.joint_forward import JointForward, Share, share_of
 from ngramspec.hf_model.recurrent_probe import COARSE_TOLERANCE, TOLERANCE, modules_left_alone, near
 from ngramspec.hf_model.traits import embedding_count
@@ -29,7 +29,9 @@ def why_not_tried(model: Any) -> str | None:
     """
     if model not in _found:
         with modules_left_alone(model):
-            _found[model] = _try(model) if install() else "another attention is registered as sdpa"
+            _found[model] = (
+                _try(model) if available() else "another attention is registered as sdpa"
+            )
     return _found[model]
 
 

@@ -42,4 +42,6 @@ class LastForward:
                 " pass Speculator('none')"
             )
         assert self.block is not None
+        if not self.again and states.shape[1] == self.block.shape[1]:
+            return states
         return states[:, -self.width :][:, self.again : self.block.shape[1]]

@@ -60,7 +60,7 @@ class DraftLimits:
             return 0
         rooms = [] if width is None else [width - 1]
         if self._prefilled is not None:
-            ends = {self._prefilled + new, self._next_position + new}  # by tokens, by positions
+            ends = self._prefilled + new, self._next_position + new  # by tokens, by positions
             if self._position_limit is not None:
                 rooms.append(self._position_limit - max(ends))
             for threshold in self._thresholds:

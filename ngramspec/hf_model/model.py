@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from ngramspec.hf_model.outputs import OutputRecorder, head_inputs
 from ngramspec.hf_model.support import check_cache, check_model, check_states
 from ngramspec.hf_model.traits import head_size, traits_of
 
+if TYPE_CHECKING:
+    from ngramspec.hf_model.assistants.states import StateChannel
+
 
 class Target:
     """One generation of a model, from its prefill on.
@@ -43,6 +46,7 @@ class Target:
         keep_hidden: whether the next forward collects ``hidden``.
         hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
             of its logits; None: not collected or not available.
+        states: the hidden states of committed positions for heads; None: no head reads them.
 
     Args:
         model: a transformers model with a language-model head.
@@ -81,9 +85,9 @@ class Target:
         check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
         self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
-        states, encodes = self._recorder.names, traits.encodes
+        states = self._recorder.names
         self.call = call_traits_of(
-            input_ids, config, model_kwargs, self.cache, encodes=encodes, states=states
+            input_ids, config, model_kwargs, self.cache, traits=traits, states=states
         )
         check_states(traits, self.call)
         first = next_position(model_kwargs.get("position_ids"))
@@ -100,6 +104,7 @@ class Target:
         self.pending = Pending()
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
+        self.states: StateChannel | None = None
         self._present = PresentRows(len(input_ids))
         self._forward: LastForward | None = None
 
@@ -107,6 +112,14 @@ class Target:
         """Return the properties of the model and the call for ``obstacle``; see Known."""
         kwargs = self.inputs.kwargs
         return Known(self.traits, self.call, self.model, self.config, kwargs, by_row)
+
+    def read_states(self) -> None:
+        """Keep the hidden states of committed positions for heads; call it before the prefill."""
+        if (self.config.num_beams or 1) == 1:
+            from ngramspec.hf_model.assistants.states import StateChannel  # few calls have heads
+
+            mask = self.inputs.kwargs.get("attention_mask")
+            self.states = StateChannel(self.model, mask, len(self.prompt))
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens; call it before the prefill."""
@@ -158,11 +171,10 @@ class Target:
         Returns:
             logits at the prompt's last token and the n draft tokens, (batch, n + 1, vocab).
         """
-        self.inputs.make_mask(self.prompt, self.call.end)
         count = 0 if draft is None else draft.shape[1]
         prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
         if self._copies > 1:
-            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies)
+            prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies, len(prompt))
         if draft is not None:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
@@ -170,8 +182,10 @@ class Target:
         if self.call.cached and config.prefill_chunk_size is None:
             self.cache.record()  # so that an interrupted prefill can be rolled back
         self.cache.save()
-        with head_inputs(self.model, self.keep_hidden) as states:
+        with head_inputs(self.model, self.keep_hidden) as states, self._reading():
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        if self.states is not None and not self.widths.sizes:
+            self.states.keep_prompt(count)
         self.hidden = self._copied(states[-1][:, -1 - count :]) if states else None
         self.inputs.carry(outputs)
         if self._copies > 1:
@@ -180,6 +194,7 @@ class Target:
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self._slots = (self.cache.length() or self.call.end) - count
+        self.inputs.begin(self.prompt, self._slots)
         self.limits.begin(self._slots)
         if draft is not None:
             self._forward = LastForward(count, is_prefill=True, outputs=outputs)
@@ -206,7 +221,7 @@ class Target:
 
     def room(self, new: int) -> int | None:
         """Maximum draft length after ``new`` generated tokens; None: no limit."""
-        if self.pending.full:
+        if self.pending.tokens is not None and self.pending.full:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
@@ -236,14 +251,27 @@ class Target:
             logits, (batch, n + 1, vocab), in the model's dtype.
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
+        assert self._forward is not None
+        plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
+        if plain and self.states is None and not self.traits.hooked:
+            return self.end_forward(self._shapes.run(**inputs, return_dict=True))
+        places = self.inputs.take_positions(inputs)
         alone: AbstractContextManager[None] = nullcontext()
         if self.cache.indexed:
             from ngramspec.hf_model.attention.index_ties import selecting_alone
 
             alone = selecting_alone(self.model, self.cache, inputs)
-        with in_place(block.device), alone, head_inputs(self.model, self.wants_hidden) as states:
+        hidden, reading = head_inputs(self.model, self.wants_hidden), self._reading()
+        own = in_place(self.model, block.device)
+        with own, alone, places, hidden as states, reading:
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, states[-1] if states else None)
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """The context in which a forward's states are collected for heads."""
+        if self.states is None or self.widths.sizes:  # no hook in a compiled forward
+            return nullcontext()
+        return self.states.reading()
 
     def begin_forward(
         self,
@@ -260,7 +288,8 @@ class Target:
         positions = block.shape[1]
         width = self.widths.of(positions)
         forward = self._forward = LastForward(width, block, positions - new)
-        self.cache.save(only_if=new > 1 or self._outlives)
+        if self.cache.checkpoint is not None:
+            self.cache.save(only_if=new > 1 or self._outlives)
         inputs = self.inputs.prepare(
             block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
         )
@@ -285,6 +314,8 @@ class Target:
         logits = self._present.spread(forward.of_new(outputs.logits, name))
         read = None if hidden is None else self._present.spread(forward.of_new(hidden, name))
         self.hidden = read
+        if self.states is not None:
+            self.states.offer(lambda each: self._present.spread(forward.of_new(each, name)))
         return logits
 
     @property
@@ -314,6 +345,8 @@ class Target:
         if not self.limits.begun:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
+        if self.states is not None and forward is not None:
+            self.states.keep(paths, prefill=forward.is_prefill)
         if forward is None:
             if self._unordered:  # all positions of the prefill stay
                 self.cache.reorder(origins)
@@ -323,24 +356,27 @@ class Target:
         kept = [len(path) for path in paths]
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
-        stays, static = max(kept), self.cache.capacity is not None
+        stays = max(kept)
         if forward.outputs is None:
             self.cache.truncate_to(self._slots + stays)
         else:
-            self._recorder.keep(
-                forward.outputs,
-                stays,
-                self._slots,
-                whole_text=forward.reread,
-                static=static,
-                first=forward.again,
-            )
+            if self._recorder.names:
+                self._recorder.keep(
+                    forward.outputs,
+                    stays,
+                    self._slots,
+                    whole_text=forward.reread,
+                    static=self.cache.capacity is not None,
+                    first=forward.again,
+                )
             forward.outputs = None
             if self.cache.checkpoint is not None:
                 kept = [self._all_or_none(forward, stays, origins)] * len(kept)
                 stays = max(kept)
-            self.cache.reorder(origins)
-            self.cache.keep_paths(self._slots, paths)
+            if origins:
+                self.cache.reorder(origins)
+            if stays > 1:
+                self.cache.keep_paths(self._slots, paths)
             self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
         self._slots += stays

@@ -26,13 +26,9 @@ HUB_MODES_OFF = {
 }
 # Arguments of ``generate`` that rule speculation out, and the value that switches each off.
 OFF_VALUES = HUB_MODES_OFF | {
-    "assistant_early_exit": None,
-    "assistant_model": None,
-    "assistant_tokenizer": None,
     "cache_implementation": "dynamic",
     "prompt_lookup_num_tokens": None,
     "token_healing": False,
-    "use_mtp": False,
 }
 
 
@@ -138,8 +134,6 @@ def check_request(config: Any) -> None:
         check_beams(config)
     asked = {
         "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
-        "use_mtp": bool(getattr(config, "use_mtp", False)),
-        "assistant_early_exit": config.assistant_early_exit is not None,
     }
     asked |= {
         name: getattr(config, name, None) not in (None, off) for name, off in HUB_MODES_OFF.items()

@@ -33,10 +33,11 @@ class Traits:
         by_slot: whether it finds a token by its slot in the cache instead of its position.
         reads_text: whether it prepares its inputs itself, and may read all committed tokens.
         takes_positions: whether it uses the ``position_ids`` that it is given.
+        hooked: whether hooks make it use given positions instead of those that it counts.
+        skips_padding: whether it counts positions itself and gives none to padding tokens (M2M-100,
+            TrOCR). After such a token a wider forward counts differently.
         position_limit: number of positions that it supports; None: no limit.
         embeddings: number of tokens that it has embeddings for; None: unknown.
-        positionless_token: id of the token that gets no position in a model that counts positions
-            by tokens (M2M-100, TrOCR). After such a token a wider forward counts differently.
         rope_changes_at: from this length on, the rotary frequencies of all positions of a forward
             are different; None: never.
         rope_grows: whether the rotary frequencies depend on the largest position of a forward.
@@ -58,13 +59,19 @@ class Traits:
     by_slot: bool
     reads_text: bool
     takes_positions: bool
+    hooked: bool
+    skips_padding: bool
     position_limit: int | None
     embeddings: int | None
-    positionless_token: int | None
     rope_changes_at: int | None
     rope_grows: bool
     recurrent: bool
     rereads_at: int | None
+
+    @property
+    def placed(self) -> bool:
+        """Whether its forwards use given positions."""
+        return self.takes_positions or self.hooked
 
     @property
     def thresholds(self) -> list[int]:
@@ -96,15 +103,21 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     config = model.config.get_text_config(decoder=True)
     names = classes.names_of(model)
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
-    given = kwargs.get("position_ids") is not None
-    placed = given and "position_ids" in inspect.signature(model.forward).parameters
-    passes_masks = True
+    name = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
+    given = model.config.is_encoder_decoder or kwargs.get(name) is not None
+    placed = given and name in inspect.signature(model.forward).parameters
+    placed = placed or _passes_positions(model, names)
+    hooked, passes_masks = False, True
     own = type(model).prepare_inputs_for_generation
     if not own.__module__.startswith("transformers."):
         from ngramspec.hf_model.probe import probe
 
         found = probe(model, input_ids, kwargs)
         placed, passes_masks = placed and found.positions, found.masks
+    elif not placed:
+        from ngramspec.hf_model.compat.positions import counting_modules
+
+        hooked = any(counting_modules(model))
     return Traits(
         name=type(model).__name__,
         names=names,
@@ -119,9 +132,10 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         by_slot=bool(names & classes.BY_SLOT),
         reads_text=prepare is not GenerationMixin.prepare_inputs_for_generation,
         takes_positions=placed,
+        hooked=hooked,
+        skips_padding=not placed and classes.skips_padding(model),
         position_limit=getattr(config, "max_position_embeddings", None),
         embeddings=embedding_count(model),
-        positionless_token=None if placed else classes.positionless_token(model),
         rope_changes_at=rope_changes_at(config),
         rope_grows=any(each["rope_type"] == "dynamic" for each in _ropes(config)),
         recurrent=hf_private.is_stateful(model),
@@ -137,6 +151,12 @@ def stock_class(model: Any) -> type | None:
         if any(name in vars(kind) for name in hf_private.STEP_METHODS):
             return None
     return None
+
+
+def _passes_positions(model: Any, names: frozenset[str]) -> bool:
+    """Whether a model passes on positions that ``generate`` does not give it."""
+    passes = bool(names & classes.PASSES_POSITIONS) and stock_class(model) is not None
+    return passes and "position_ids" in inspect.signature(model.get_decoder().forward).parameters
 
 
 def embedding_count(model: Any) -> int | None:
@@ -180,9 +200,10 @@ def _rereads_at(model: Any, names: frozenset[str]) -> int | None:
 
 
 def _makes_standard_masks(model: Any) -> bool:
-    """Whether a model's masks are made by transformers' own function, in its own module."""
-    module = sys.modules.get((stock_class(model) or type(model)).__module__)
-    return hasattr(module, "create_causal_mask")
+    """Whether a model's masks are made by transformers' own function, in its decoder's module."""
+    stock = stock_class(model)
+    kinds = [type(model)] if stock is None else [stock, type(model.get_decoder())]
+    return any(hasattr(sys.modules.get(each.__module__), "create_causal_mask") for each in kinds)
 
 
 def _has_alibi(config: Any) -> bool:

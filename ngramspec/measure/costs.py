@@ -7,8 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.costs.curve import COSTS, POSITIONS
+from ngramspec.costs.processors import GPU_COSTS
 from ngramspec.draft import Float32
+
+# Widths and costs by which drafters are compared. "cpu": SmolLM2-135M in bfloat16 on two cores of
+# an Intel Xeon with AMX. "gpu": assumed, of a 7-8B model on one data-centre GPU.
+POSITIONS = tuple(GPU_COSTS)
+COSTS = {
+    "cpu": (1, 1, 1, 1.0, 1.04, 1.10, 1.22, 1.40, 1.60, 2.0, 2.7, 5.0),
+    "gpu": tuple(GPU_COSTS.values()),
+}
 
 
 def cost_curve(name: str, gamma_max: int) -> Float32:

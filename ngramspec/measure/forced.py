@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ngramspec.hf_model.compat.hf_private import forget_compiled_call
+from ngramspec.hf_model.compat.positions import given_positions
 
 TARGETS = "_forced_targets"
 POSITIONS_AFTER_TEXT = 4352  # for the longest draft that may be asked for, and padding
@@ -42,10 +43,11 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
     """Make a text's tokens the most probable ones of ``model``'s forward, by position.
 
     The logits are computed as usual. Then the token of the text that follows each position gets the
-    highest logit. Positions are ``position_ids``, or counted on from the cache, so that drafts,
-    trees, static caches and compiled forwards see the same text. The model's class is replaced by
-    a subclass of the same name for the length of the block. All rows of a batch have the same text,
-    and prompt, text and drafts after its end have at most ``capacity`` tokens.
+    highest logit. Positions are ``position_ids``, those that ngramspec gives a model which counts
+    them itself, or counted on from the cache, so that drafts, trees, static caches and compiled
+    forwards see the same text. The model's class is replaced by a subclass of the same name for the
+    length of the block. All rows of a batch have the same text, and prompt, text and drafts after
+    its end have at most ``capacity`` tokens.
 
     Yields:
         A function that sets the text: the sequence's token ids from position 0 on, or None for the
@@ -57,7 +59,7 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
 
     @wraps(kind.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        positions = kwargs.get("position_ids")
+        positions = kwargs.get("position_ids", given_positions())
         if positions is None:  # before the forward: it moves the cache's length
             positions = _positions(args[0] if args else kwargs["input_ids"], kwargs)
         outputs = kind.forward(self, *args, **kwargs)

@@ -51,7 +51,7 @@ def forward_seconds(
             block = tokens[:, :width]
             synchronize(device)
             began = perf_counter()
-            with in_place(device):
+            with in_place(model, device):
                 model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=width)
             synchronize(device)
             if turn:

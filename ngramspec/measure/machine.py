@@ -10,11 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.costs.saved import processor
+from ngramspec.costs.processors import cpu_flags, instruction_set, processor
 
 if TYPE_CHECKING:
     import torch
 
+VECTOR_FLAGS = ("amx", "avx", "fma", "asimd", "sve", "bf16")
 PACKAGES = ("ngramspec", "torch", "transformers", "numpy", "triton")
 
 
@@ -44,6 +45,8 @@ def machine() -> dict[str, Any]:
         }
     return {
         "processor": processor(),
+        "instructions": instruction_set(),
+        "flags": sorted(each for each in cpu_flags() if each.startswith(VECTOR_FLAGS)),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,

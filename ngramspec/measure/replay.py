@@ -8,7 +8,7 @@ only, if it was recorded. What the target computed after rejected tokens was not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
@@ -18,6 +18,7 @@ from ngramspec._native.copyindex import CopyIndex
 from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
 from ngramspec.drafters.base import Drafter, hand_over
+from ngramspec.measure.heads import RecordedHead
 from ngramspec.measure.knowledge import Known
 from ngramspec.measure.runners_up import replayed
 from ngramspec.measure.traces import Trace
@@ -129,6 +130,7 @@ class Player:
         acceptance: where acceptance is counted in detail; None: not at all. Counting disturbs the
             times, so figures and details are measured in different runs.
         knowledge: text that it knows in addition to each request, or None.
+        head: makes the recorded drafting model of a trace; None: the drafter runs no model.
     """
 
     def __init__(
@@ -137,7 +139,9 @@ class Player:
         plan: Plan,
         acceptance: Acceptance | None = None,
         knowledge: Known | None = None,
+        head: Callable[[Trace], RecordedHead] | None = None,
     ) -> None:
+        self.head = head
         self.drafter = drafter
         self.knowledge = knowledge
         self.plan = plan
@@ -152,7 +156,7 @@ class Player:
 
     def _play(self, trace: Trace, tally: Tally) -> None:
         plan, output = self.plan, trace.output
-        said = output.tolist()
+        recorded = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
         controller: GammaController = CostGamma(plan.gamma_max, lambda: plan.cost)
         drafter = self.drafter
@@ -171,22 +175,25 @@ class Player:
             session.extend(output[:1])
         else:
             session = drafter.start(committed)
+        model = None if self.head is None else self.head(trace)
+        if model is not None:
+            session.begin_models(lambda _: model)
         at = 1
-        while at < len(said):
+        while at < len(recorded):
             gamma, cost = controller.plan(estimates)
-            gamma = min(gamma, len(said) - at - 1)
+            gamma = min(gamma, len(recorded) - at - 1)
             begin = perf_counter_ns()
             draft = session.propose(gamma, cost, tree=plan.tree)
             draft = controller.keep(draft)
             tokens = draft.tokens.tolist()
             proposed = perf_counter_ns() - begin
-            path = accepted_path(tokens, draft, said, at)
+            path = accepted_path(tokens, draft, recorded, at)
             count = len(tokens)
             new = output[at : at + len(path) + 1]
             evidence = None
             wanted = drafter.evidence is not None and session.wants_evidence
             if wanted and trace.runners_up is not None:
-                evidence = replayed(trace.runners_up, said, said[at - 1], at, len(new))
+                evidence = replayed(trace.runners_up, recorded, recorded[at - 1], at, len(new))
             begin = perf_counter_ns()
             if count or evidence is not None:
                 hand_over(session, draft, path, None, evidence)
@@ -203,22 +210,27 @@ class Player:
                 self.acceptance.count(draft, path, match, drafter.tiers)
                 seen.extend(new)
             at += len(new)
+        tally.cost += 0.0 if model is None else model.paid
         session.close()
 
 
 def accepted_path(
-    tokens: Sequence[int], draft: Draft, said: Sequence[int], at: int
+    tokens: Sequence[int], draft: Draft, recorded: Sequence[int], at: int
 ) -> Sequence[int]:
     """Indices of the nodes that the target would accept: those recorded from ``at`` on."""
     if draft.parents is None:
         n = 0
-        while n < len(tokens) and tokens[n] == said[at + n]:
+        while n < len(tokens) and tokens[n] == recorded[at + n]:
             n += 1
         return range(n)
     path: list[int] = []
     parent = -1
     for node, (token, above) in enumerate(zip(tokens, draft.parents.tolist(), strict=True)):
-        if above == parent and at + len(path) < len(said) - 1 and token == said[at + len(path)]:
+        if (
+            above == parent
+            and at + len(path) < len(recorded) - 1
+            and token == recorded[at + len(path)]
+        ):
             path.append(node)
             parent = node
     return path

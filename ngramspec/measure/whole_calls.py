@@ -11,7 +11,7 @@ from typing import Any
 
 from ngramspec.hf_model.compiled import compilations
 from ngramspec.measure.configurations import Caller, Configuration, Outcome, compiled_forwards
-from ngramspec.measure.forced import ForcedProcessor
+from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
 from ngramspec.measure.forwards import forward_seconds
 from ngramspec.measure.tasks import Prompt
 from ngramspec.measure.turns import PLAIN, take_turns
@@ -25,11 +25,9 @@ MAX_COMPILING_CALLS = 16  # consecutive calls that may be repeated because they 
 Forcing = Callable[[Prompt], AbstractContextManager[dict[str, Any]]]
 
 
-def by_processor(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
-    """Have a logits processor force the prompt's text, if it has one."""
-    if prompt.text is None:
-        return nullcontext({})
-    return nullcontext({"logits_processor": [ForcedProcessor(len(prompt.ids), prompt.text)]})
+def unforced(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
+    """Let the model generate its own text."""
+    return nullcontext({})
 
 
 def by_model(
@@ -49,6 +47,21 @@ def by_model(
         yield {}
 
     return forcing
+
+
+@contextmanager
+def forced_texts(model: Any, prompts: Sequence[Prompt], plan: Plan) -> Iterator[Forcing]:
+    """Force the texts of prompts by the model's own logits, if there are any or the plan asks.
+
+    No logits processor is used: transformers' prompt lookup runs the processors over its candidates
+    and cuts them at the first impossible token, so it would learn the text from the processor.
+    """
+    if not plan.same_text and all(each.text is None for each in prompts):
+        yield unforced
+        return
+    capacity = max((len(each.ids) for each in prompts), default=0) + plan.new
+    with forced_model(model, capacity + POSITIONS_AFTER_TEXT) as set_text:
+        yield by_model(set_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +147,7 @@ class EndToEnd:
         configurations: Sequence[Configuration],
         plan: Plan,
         *,
-        forcing: Forcing = by_processor,
+        forcing: Forcing = unforced,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         if configurations[0].name != PLAIN:

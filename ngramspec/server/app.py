@@ -69,6 +69,8 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if service.eos:  # a grammar needs a token that ends the text
+            await asyncio.to_thread(service.grammars.prepare)
         engine.start()
         with without_collections():
             yield
@@ -155,7 +157,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(client: Asker, body: ReadTokenize, request: Request) -> Any:
         check_fields(body, request, mode)
-        return await llama_views.tokenize(service, body)
+        return await llama_views.tokenize(service, body, request)
 
 
 def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:

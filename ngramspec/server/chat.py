@@ -19,6 +19,7 @@ from ngramspec.server.encoding import TooManyTokensError
 from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.grammars import grammar_of
 from ngramspec.server.job import CompletionRequest, answers_of
+from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import ChatBody, Message
 from ngramspec.server.reading import json_value
 from ngramspec.server.service import Service, while_connected
@@ -50,8 +51,7 @@ async def chat(service: Service, body: ChatBody, client: Client, request: Reques
 
 def whole(*given: Any) -> Response:
     """The answer of a request that is not streamed, see ``chat_answer.whole``."""
-    answer = chat_answer.whole(*given)
-    return Response(answer.model_dump_json(), media_type="application/json")
+    return json_response(chat_answer.whole(*given))
 
 
 def prompt_of(service: Service, body: ChatBody) -> Int32:
@@ -208,7 +208,9 @@ def requests_of(
         "session": body.prompt_cache_key or None,
         "first": False,
     }
-    return answers_of(sampling, body.n or 1, **common)
+    completions = answers_of(sampling, body.n or 1, **common)
+    service.check_logprobs(completions, "top_logprobs")
+    return completions
 
 
 def closing_of(service: Service, body: ChatBody) -> str | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ngramspec.server.encoding import pieces
 from ngramspec.server.special_tokens import Span, TextEncoder, random_digits
 
 VEIL = "\ue000"  # from the private use area; no control token's name contains it
@@ -117,7 +118,7 @@ def own_spans(
 def veiled(value: Any, veil: Mapping[int, str]) -> Any:
     """A JSON value with translated strings, except names of fields and COMPARED_FIELDS."""
     if isinstance(value, str):
-        return value.translate(veil)
+        return "".join(piece.translate(veil) for piece in pieces(value))
     if isinstance(value, list):
         return [veiled(each, veil) for each in value]
     if isinstance(value, dict):

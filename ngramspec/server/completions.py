@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,14 @@ from ngramspec.draft import Int32
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
 from ngramspec.server.job import CompletionRequest, Delta, answers_of
+from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import CompletionBody
 from ngramspec.server.sampling import TokenLogprobs
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.sse import stream_of
 from ngramspec.server.usage import timings_of, usage_of
+
+STREAMED_ROWS = 32  # tokens with log-probabilities in one event; not tuned
 
 
 @dataclass(slots=True)
@@ -69,16 +73,19 @@ def read(service: Service, body: CompletionBody) -> CheckedRequest:
     n = body.n or 1
     refuse_unless(body.best_of in (None, n), "best_of", f"only n={n} is supported")
     refuse_unless(not (body.echo and body.suffix), "echo", "not supported with suffix")
-    texts, ids = _encoded(service, body)
+    many, ids = _encoded(service, body)
     refuse_unless(bool(ids), "prompt", "it must have at least one prompt, got none")
     prompts = [service.check_prompt(each) for each in ids]
     if body.max_tokens == 0 and not body.echo:
         raise bad("max_tokens", "0 is of use with echo only")
+    texts = []
+    if body.echo:
+        texts = [each if isinstance(each, str) else service.decode(each) for each in many]
     return CheckedRequest(body, prompts, texts, n)
 
 
-def _encoded(service: Service, body: CompletionBody) -> tuple[list[str], list[list[int]]]:
-    """The prompts' texts, if ``echo`` needs them, and their ids."""
+def _encoded(service: Service, body: CompletionBody) -> tuple[list[Any], list[list[int]]]:
+    """The prompts as they were given, and their ids."""
     given: Any = body.prompt
     many: list[Any] = [given]
     if isinstance(given, list) and given and not isinstance(given[0], int):
@@ -97,10 +104,7 @@ def _encoded(service: Service, body: CompletionBody) -> tuple[list[str], list[li
         for each in many:
             service.check_text(each + body.suffix)
         return many, [service.fim.prompt(each, body.suffix) for each in many]
-    ids = [service.encode(each) if isinstance(each, str) else each for each in many]
-    if not body.echo:
-        return [], ids
-    return [each if isinstance(each, str) else service.decode(each) for each in many], ids
+    return many, [service.encode(each) if isinstance(each, str) else each for each in many]
 
 
 def requests_of(
@@ -127,6 +131,7 @@ def requests_of(
             "reference": reference.before(prompt),
         }
         completions += answers_of(sampling, checked.n, **own)
+    service.check_logprobs(completions, "logprobs")
     return completions
 
 
@@ -143,14 +148,14 @@ def whole(
             index=index,
             text=_echo(checked, index) + "".join(delta.text for delta in deltas),
             finish_reason=_reason(deltas[-1].ended),
-            logprobs=_logprobs(service, checked, index, deltas, 0),
+            logprobs=_logprobs(
+                service, checked, [row for delta in deltas for row in delta.logprobs], 0
+            ),
         )
         for index, deltas in enumerate(found)
     ]
-    answer = Completion(
-        object="text_completion", choices=choices, **_ending(checked, answers, head)
-    )
-    return Response(answer.model_dump_json(), media_type="application/json")
+    ending = _ending(checked, answers, head)
+    return json_response(Completion(object="text_completion", choices=choices, **ending))
 
 
 async def chunks(
@@ -166,15 +171,23 @@ async def chunks(
         text, echoed[index] = echoed[index] + delta.text, ""
         if not text and delta.ended is None and not delta.logprobs:
             continue
-        choice = CompletionChoice.construct(
-            index=index,
-            text=text,
-            finish_reason=_reason(delta.ended) if delta.ended else None,
-            logprobs=_logprobs(service, checked, index, [delta], offsets[index]),
-        )
+        rows, offset = delta.logprobs, offsets[index]
         offsets[index] += len(text)
-        last = empty if with_usage or not answers.ended else {"timings": timings_of(answers.jobs)}
-        yield Completion.construct(object="text_completion", choices=[choice], **last, **head)
+        while True:
+            now, rows = rows[:STREAMED_ROWS], rows[STREAMED_ROWS:]
+            ended = _reason(delta.ended) if delta.ended and not rows else None
+            logprobs = _logprobs(service, checked, now, offset)
+            choice = CompletionChoice.construct(
+                index=index, text="" if rows else text, finish_reason=ended, logprobs=logprobs
+            )
+            last = empty
+            if answers.ended and not with_usage and not rows:
+                last = {"timings": timings_of(answers.jobs)}
+            yield Completion.construct(object="text_completion", choices=[choice], **last, **head)
+            if logprobs is None or not rows:
+                break
+            offset = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
+            await asyncio.sleep(0)
     if with_usage:
         end = _ending(checked, answers, head)
         yield Completion.construct(object="text_completion", choices=[], **end)
@@ -199,12 +212,11 @@ def _sizes(checked: CheckedRequest) -> list[int]:
 
 
 def _logprobs(
-    service: Service, checked: CheckedRequest, index: int, deltas: Sequence[Delta], offset: int
+    service: Service, checked: CheckedRequest, found: Sequence[TokenLogprobs], offset: int
 ) -> Logprobs | None:
-    """The log-probabilities of deltas, in this route's format."""
+    """Log-probabilities in this route's format, of tokens whose text begins at ``offset``."""
     if checked.body.logprobs is None:
         return None
-    found: list[TokenLogprobs] = [each for delta in deltas for each in delta.logprobs]
     texts = [service.decode([each.token]) for each in found]
     offsets = []
     for text in texts:

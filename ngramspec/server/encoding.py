@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+PIECE_CHARACTERS = 1 << 15  # of a text in one operation that holds the GIL; not tuned
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A text in pieces, for operations that hold the GIL."""
+    return (text[at : at + PIECE_CHARACTERS] for at in range(0, len(text), PIECE_CHARACTERS))
 
 
 class TooManyTokensError(ValueError):

@@ -110,11 +110,10 @@ def _of_validation(found: Any) -> ApiError:
     if kind == "json_invalid":
         reason = found.get("ctx", {}).get("error", message)
         return ApiError(400, f"the body is no JSON: {reason}", code="json_invalid")
-    path = [str(each) for each in found["loc"] if each not in ("body", "header")]
-    names = [each for each in path if not each.isdigit() and "[" not in each and "-" not in each]
-    if not names:
+    path = [str(each) for each in found["loc"][1:]]  # the first is "body" or "header"
+    if not path:
         return ApiError(400, "the body must be a JSON object")
-    param = ".".join(names[:2]) if names[0] == "ngramspec" else names[0]
+    param = ".".join(path[: 2 if path[0] == "ngramspec" else 1])[:100]
     given = found.get("input")
     if isinstance(given, int | float | str):
         message += f", got {reprlib.repr(given)}"

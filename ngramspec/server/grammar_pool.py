@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Any
 
 from ngramspec.server import grammar_worker
 from ngramspec.server.errors import ApiError
 
+logger = logging.getLogger("ngramspec.server")
 WORKER_MODULE = "ngramspec.server.grammar_worker"
 MAX_WORKERS = 2  # processes: a slow grammar must not block other users; not tuned
 MAX_KEPT_BYTES = 64 << 20  # of all users' compiled grammars; not tuned
@@ -33,7 +36,7 @@ class GrammarPool:
     compiles a grammar that passed again, in about the same time.
 
     Args:
-        vocabulary: returns xgrammar's ``TokenizerInfo``; called at first use.
+        vocabulary: returns xgrammar's ``TokenizerInfo``; called once.
         seconds: time limit of one grammar's compilation.
         users: names of the users. Each has an equal share of the memory and compiles one grammar at
             a time, so that response times reveal nothing about other users' grammars.
@@ -52,10 +55,18 @@ class GrammarPool:
         self._waiting = dict.fromkeys(users, 0)
         self._places = asyncio.Semaphore(MAX_WORKERS)
         self._threads = ThreadPoolExecutor(MAX_WORKERS, "ngramspec-grammar")
-        self._made: tuple[Any, Any] | None = None  # the vocabulary and the compiler
-        self._making = asyncio.Lock()
+        self._made: tuple[bytes, Any] | None = None  # a worker's first line, and the compiler
         self._idle: list[_Worker] = []
         self.workers: set[_Worker] = set()
+
+    def prepare(self) -> None:
+        """Read the vocabulary if xgrammar is installed. It holds the GIL, so do it at the start."""
+        if find_spec("xgrammar") is None:
+            return
+        try:
+            self._made = self._make()
+        except Exception as error:  # whatever xgrammar raises about a tokenizer
+            logger.warning("xgrammar cannot use the model's tokenizer: %s", error)
 
     async def compile(self, user: str, kind: str, text: str) -> Any:
         """A grammar compiled for a user, see ``grammar_worker.compiled``.
@@ -91,14 +102,13 @@ class GrammarPool:
 
     async def _compile(self, kind: str, text: str) -> Any:
         loop = asyncio.get_running_loop()
-        async with self._making:
-            if self._made is None:
-                self._made = await loop.run_in_executor(self._threads, self._make)
-        info, compiler = self._made
+        if self._made is None:
+            raise UnusableGrammarError("xgrammar cannot use the model's tokenizer")
+        first_line, compiler = self._made
         worker = self._idle.pop() if self._idle else _Worker()
         self.workers.add(worker)
         try:
-            await worker.start(self._seconds, info)
+            await worker.start(first_line)
             async with asyncio.timeout(self._seconds):
                 fault = await worker.fault_of(kind, text)
         except BaseException as error:
@@ -113,11 +123,12 @@ class GrammarPool:
         compile = grammar_worker.compiled
         return await loop.run_in_executor(self._threads, compile, compiler, kind, text)
 
-    def _make(self) -> tuple[Any, Any]:
+    def _make(self) -> tuple[bytes, Any]:
         import xgrammar
 
         info = self._vocabulary()
-        return info, xgrammar.GrammarCompiler(info, cache_enabled=False)
+        first = _line([self._seconds, info.serialize_json()])
+        return first, xgrammar.GrammarCompiler(info, cache_enabled=False)
 
     async def _end(self, worker: _Worker) -> None:
         await worker.end()
@@ -132,8 +143,12 @@ class _Worker:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self, seconds: float, vocabulary: Any) -> None:
-        """Start the process unless it is running. Its imports take some seconds."""
+    async def start(self, first_line: bytes) -> None:
+        """Start the process unless it is running. Its imports take some seconds.
+
+        Args:
+            first_line: the time limit in seconds and the vocabulary, see ``grammar_worker.main``.
+        """
         if self._process is not None and self._process.returncode is None:
             return
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -143,12 +158,12 @@ class _Worker:
             stdout=asyncio.subprocess.PIPE,
             env=environment,
         )
-        if await self._ask([seconds, vocabulary.serialize_json()]):
+        if await self._ask(first_line):
             raise RuntimeError("the process that compiles grammars did not start; see the log")
 
     async def fault_of(self, kind: str, text: str) -> str | None:
         """Why a grammar cannot be used, or None."""
-        return await self._ask([kind, text])
+        return await self._ask(_line([kind, text]))
 
     async def end(self) -> None:
         """Kill the process."""
@@ -157,13 +172,13 @@ class _Worker:
                 self._process.kill()
             await self._process.wait()
 
-    async def _ask(self, given: list[Any]) -> str | None:
+    async def _ask(self, line: bytes) -> str | None:
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(given).encode() + b"\n")
+            process.stdin.write(line)
             await process.stdin.drain()
             answer = await process.stdout.readline()
         except ConnectionError:
@@ -173,6 +188,10 @@ class _Worker:
             return "the compiler failed on it"
         fault: str | None = json.loads(answer)
         return fault
+
+
+def _line(given: list[Any]) -> bytes:
+    return json.dumps(given).encode() + b"\n"
 
 
 class _Kept:

@@ -12,6 +12,7 @@ from typing import Any
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
 from ngramspec.server.grammar_pool import UnusableGrammarError
+from ngramspec.server.json_text import json_parts
 from ngramspec.server.openai_types import ChatBody
 from ngramspec.server.service import Service
 from ngramspec.server.tool_parsers import CLOSE, OPEN
@@ -107,12 +108,17 @@ def form_of(body: ChatBody) -> dict[str, Any]:
 
 
 def _bounded(param: str, kind: str, given: Any) -> Form:
-    text = json.dumps(given)
-    refuse_unless(
-        len(text) <= MAX_SCHEMA_CHARACTERS,
-        param,
-        f"at most {MAX_SCHEMA_CHARACTERS} bytes of schema",
-    )
+    text = ""
+    try:
+        for part in json_parts(given):
+            text += part
+            refuse_unless(
+                len(text) <= MAX_SCHEMA_CHARACTERS,
+                param,
+                f"at most {MAX_SCHEMA_CHARACTERS} characters of schema",
+            )
+    except ValueError as error:
+        raise bad(param, "the schema has a number that float64 cannot represent") from error
     return Form(param, kind, text)
 
 

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import Request
+from anyio.to_thread import run_sync
+from fastapi import Request, Response
 
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import Snippet
 from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
+from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import InfillBody, LlamaBody
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Answers, Service
@@ -87,11 +89,18 @@ async def _answer(
     if body.stream:
         return stream_of(chunks(service, body, answers), answers.cancel, done=False)
     found = await answers.whole(request)
+    return await run_sync(whole, service, body, answers, found)
+
+
+def whole(
+    service: Service, body: LlamaBody, answers: Answers, found: Sequence[Sequence[Delta]]
+) -> Response:
+    """The response without streaming."""
     made = [
         picked(final(service, body, job, deltas), body.response_fields)
         for job, deltas in zip(answers.jobs, found, strict=True)
     ]
-    return made[0] if len(made) == 1 else made
+    return json_response(made[0] if len(made) == 1 else made)
 
 
 def requests_of(

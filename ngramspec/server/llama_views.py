@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from fastapi import Response
-from fastapi.responses import JSONResponse
+from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from ngramspec import __version__
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import leading_tokens
 from ngramspec.server.infill import DEFAULT_TEMPERATURE
+from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import LlamaBody
 from ngramspec.server.service import Service
 
-MAX_TEXT_CHARACTERS = 1 << 20  # in a request to ``/tokenize``; not tuned
+MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``; not tuned
 SAMPLING_FIELDS = {
     *("n_predict", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
     *("repeat_penalty", "presence_penalty", "frequency_penalty"),
@@ -54,7 +53,7 @@ def props(service: Service) -> dict[str, Any]:
     }
 
 
-async def tokenize(service: Service, body: TokenizeBody) -> Response:
+async def tokenize(service: Service, body: TokenizeBody, request: Request) -> Response:
     """The ids of a text; an ApiError if ``with_pieces`` is set, or the text is too long."""
     refuse_unless(not body.with_pieces, "with_pieces", "not supported here")
     size = len(body.content)
@@ -63,7 +62,7 @@ async def tokenize(service: Service, body: TokenizeBody) -> Response:
         "content",
         f"at most {MAX_TEXT_CHARACTERS} characters, got {size}",
     )
-    return await asyncio.to_thread(_tokenized, service, body)
+    return await service.reading.run(request, _tokenized, service, body)
 
 
 def _tokenized(service: Service, body: TokenizeBody) -> Response:
@@ -72,4 +71,4 @@ def _tokenized(service: Service, body: TokenizeBody) -> Response:
     else:
         before = leading_tokens(service.tokenizer) if body.add_special else []
         ids = before + service.text.encode(body.content)
-    return JSONResponse({"tokens": ids})
+    return json_response({"tokens": ids})

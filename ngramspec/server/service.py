@@ -26,10 +26,13 @@ from ngramspec.server.scheduler import QueueFullError
 from ngramspec.server.settings import ServerSettings
 from ngramspec.server.shelf import Shelf
 from ngramspec.server.special_tokens import TextEncoder
+from ngramspec.server.text import Detokenizer
 from ngramspec.server.token_bytes import TokenBytes
 from ngramspec.server.tool_format import find_format
 
 MAX_REFERENCE_TOKENS = 1 << 18
+MAX_LOGPROBS = 1 << 19  # of all tokens of a response; not tuned
+DECODED_TOKENS = 4096  # at once; not tuned
 JOINED_TOKENS = 16  # of a prompt's end, which are repeated before a prediction; not tuned
 T = TypeVar("T")
 
@@ -111,6 +114,23 @@ class Service:
             f"a request may have at most {most} answers, got {given}",
         )
 
+    def check_logprobs(self, requests: Sequence[CompletionRequest], param: str) -> None:
+        """Refuse a request for more log-probabilities than one response may have.
+
+        Freeing a response of millions of objects holds the GIL.
+        """
+        count = sum(
+            (each.max_tokens + len(each.prompt) * each.prompt_logprobs) * (each.top_logprobs + 1)
+            for each in requests
+            if each.top_logprobs is not None
+        )
+        refuse_unless(
+            count <= MAX_LOGPROBS,
+            param,
+            f"a response may have at most {MAX_LOGPROBS} log-probabilities, and this one might have"
+            f" {count}; ask for fewer of each token, fewer tokens or fewer answers",
+        )
+
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
         most = self.context * self._longest
@@ -134,9 +154,14 @@ class Service:
             raise self.too_long(param, error.count) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, including special tokens."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
+        """The text of tokens, including special tokens. Decoding holds the GIL, so it is split."""
+        if len(ids) <= DECODED_TOKENS:
+            text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+            return text
+        decoder = Detokenizer(self.tokenizer, (), hidden=())
+        ends = range(0, len(ids), DECODED_TOKENS)
+        parts = [decoder.add(ids[at : at + DECODED_TOKENS]) for at in ends]
+        return "".join((*parts, decoder.add((), last=True)))
 
     def check_prompt(self, ids: Sequence[int], param: str = "prompt") -> Int32:
         """A prompt as int32 (n,); an ApiError if it is empty, too long, or has an unknown id."""

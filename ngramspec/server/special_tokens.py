@@ -11,7 +11,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ngramspec.server.encoding import TooManyTokensError, longest_token, untruncated, without_gil
+from ngramspec.server.encoding import (
+    PIECE_CHARACTERS,
+    TooManyTokensError,
+    longest_token,
+    untruncated,
+    without_gil,
+)
 from ngramspec.server.fim_families import FAMILIES
 from ngramspec.server.tool_parsers import CLOSE, OPEN, THINK, THOUGHT
 
@@ -42,6 +48,7 @@ class TextEncoder:
         self.names = control_names(tokenizer)
         self.ids = frozenset(tokenizer.convert_tokens_to_ids(list(self.names)))
         self._pattern = re.compile(pattern_of(self.names))
+        self._longest_name = max(map(len, self.names), default=0)
         self._tokenizer = tokenizer
         self._longest = longest_token(tokenizer)
         self._aliases: dict[str, str] = {}
@@ -51,7 +58,17 @@ class TextEncoder:
 
     def spans(self, text: str) -> list[Span]:
         """Start and end of each name of a control token in a text."""
-        return [match.span() for match in self._pattern.finditer(text)]
+        found: list[Span] = []
+        at = 0
+        while at < len(text):
+            end = at + PIECE_CHARACTERS
+            match = self._pattern.search(text, at, end + self._longest_name)
+            if match is None or match.start() >= end:  # then the name may be cut off here
+                at = end
+            else:
+                found.append(match.span())
+                at = match.end()
+        return found
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """The ids of a text, without control tokens; see ``encode_with``."""
@@ -153,7 +170,7 @@ def pattern_of(names: Sequence[str]) -> str:
     """A regular expression for any of some names, the longest where several begin alike.
 
     Names share the parts that they begin with, so a search reads each character of a text about
-    once, however many names there are. It holds the GIL meanwhile.
+    once, however many names there are.
     """
     tree: dict[str, Any] = {}
     for name in names:

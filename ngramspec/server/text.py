@@ -45,6 +45,36 @@ class Detokenizer:
         return text
 
 
+class BegunStop:
+    """How much of a stop string a growing text ends with (Knuth, Morris and Pratt).
+
+    Each character takes constant time, amortized, however long the stop string is.
+
+    Args:
+        stop: the stop string, not empty.
+
+    Attributes:
+        count: characters of the longest end of the text that the stop string begins with.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self._stop, self.count = stop, 0
+        self._borders: list[int] = [0]  # of each beginning, without the whole of it
+        for letter in stop[1:]:
+            self.add(letter)
+            self._borders.append(self.count)
+        self.count = 0
+
+    def add(self, text: str) -> None:
+        """Add text."""
+        stop, borders, count = self._stop, self._borders, self.count
+        for letter in text:
+            while count and (count == len(stop) or stop[count] != letter):
+                count = borders[count - 1]
+            count += stop[count] == letter
+        self.count = count
+
+
 class StopText:
     """Cuts a growing text before the first stop string or insufficiently indented line.
 
@@ -58,6 +88,7 @@ class StopText:
 
     def __init__(self, stops: Sequence[str], indent: int = 0) -> None:
         self._stops, self._indent = tuple(stops), indent
+        self._begun: list[BegunStop] | None = None  # made when the first text is added
         self._text, self._shown = "", 0
         self.found: str | None = None
 
@@ -68,6 +99,10 @@ class StopText:
         """
         if self.found is not None:
             return ""
+        if self._begun is None:
+            self._begun = [BegunStop(each) for each in self._stops]
+        for each in self._begun:
+            each.add(text)
         searched = max(self._shown - max(map(len, self._stops), default=0), 0)
         self._text += text
         end = self._first_stop(searched)
@@ -97,21 +132,17 @@ class StopText:
             return -1
         at = self._text.find("\n")
         while at >= 0:
-            line, ended, _ = self._text[at + 1 :].partition("\n")
+            end = self._text.find("\n", at + 1)
+            line = self._text[at + 1 : end if end >= 0 else None]
             bare = line.lstrip(" \t")
             if bare and len(line) - len(bare) < self._indent:
                 return at
-            at = at + 1 + len(line) if ended else -1
+            at = end
         return -1
 
     def _held(self) -> int:
         """Number of characters at the end that may belong to a stop."""
-        longest = max(map(len, self._stops), default=0)
-        for count in range(min(longest - 1, len(self._text)), 0, -1):
-            if any(stop.startswith(self._text[-count:]) for stop in self._stops):
-                break
-        else:
-            count = 0
+        count = max((each.count for each in self._begun or ()), default=0)
         if self._indent:
             line = self._text.rfind("\n")
             if line >= 0 and not self._text[line + 1 :].strip(" \t"):

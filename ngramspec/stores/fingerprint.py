@@ -9,7 +9,7 @@ from typing import Any
 def fingerprint(tokenizer: Any) -> str:
     """The SHA-256 of a tokenizer's vocabulary, 64 hex digits.
 
-    Two tokenizers have the same fingerprint if every id stands for the same piece in both, whatever
+    Two tokenizers have the same fingerprint if every id has the same piece in both, whatever
     their class and wherever they were loaded from.
 
     Args:

@@ -66,7 +66,7 @@ class Address:
                 raise ValueError(f"sync: {name} must be an integer, got {given!r}")
             limits[name] = check_int(f"sync: {name}", int(given[:20]), low, high)
         salt = options.pop("salt", "")
-        url = urlunsplit(parts._replace(query=urlencode(options), fragment=""))
+        url = urlunsplit((*parts[:3], urlencode(options), ""))
         return cls(url, salt, **limits)
 
     def shown(self) -> str:

@@ -64,9 +64,10 @@ class SharedStore:
     request times reveal something about earlier text in the same namespace.
 
     Args:
-        max_bytes: limit for all namespaces together, 4096..2**40.
-        namespace_bytes: size of each namespace, 4096..max_bytes, at 28 bytes per token; None: an
-            eighth of max_bytes.
+        max_bytes: limit for the text of all namespaces together, 4096..2**40. Each namespace has up
+            to 512 bytes in addition, of which ``sizeof`` counts about 200, and its name.
+        namespace_bytes: size of each namespace's text, 4096..max_bytes, at 28 bytes per token;
+            None: an eighth of max_bytes.
         write: what requests add: "outputs"; "all": outputs and prompts; "none": nothing, only
             ``Namespace.add`` adds text.
         live: whether requests add text while they run, 64 tokens at a time. Otherwise they add it

@@ -10,9 +10,11 @@ positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ngramspec.draft import EvidenceRequest, Float32, Int32
 
@@ -95,12 +97,12 @@ def computed(packed: Int32, request: EvidenceRequest, vocab: int) -> Computed:
 
 def fetched(
     tokens: torch.Tensor, extra: torch.Tensor | None
-) -> tuple[list[list[int]], Int32 | None]:
+) -> tuple[NDArray[np.integer[Any]], Int32 | None]:
     """Transfer tokens and extra data, int64 and int32 (rows, positions, ...), at once."""
     if extra is None:
-        return tokens.tolist(), None
+        return tokens.to("cpu").numpy(), None
     both = torch.cat((tokens.unsqueeze(-1).to(torch.int32), extra), dim=-1).to("cpu").numpy()
-    return both[..., 0].tolist(), both[..., 1:]
+    return both[..., 0], both[..., 1:]
 
 
 class EvidenceChannel:

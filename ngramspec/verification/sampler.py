@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
-from ngramspec.draft import Draft, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
+from ngramspec.hf_model.compat.classes import caller_of
 from ngramspec.rng import default_generator
 from ngramspec.verification.evidence import fetched
-from ngramspec.verification.greedy import Tokens, tokens_on_demand
+from ngramspec.verification.greedy import Tokens, TokensOnDemand, argmax_on_host
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 from ngramspec.verification.stopping import StopRules
 
@@ -58,15 +60,16 @@ class DraftCursor:
         self.tokens: list[int] = draft.tokens.tolist()
         self._children = None if draft.parents is None else draft.children()
 
+    @classmethod
+    def of(cls, draft: Draft) -> DraftCursor:
+        """A draft's cursor; that of the empty draft is shared."""
+        return cls(draft) if len(draft.tokens) else EMPTY_CURSOR
+
     def nodes(self, position: int) -> Sequence[int]:
         """The nodes drafted at a position; siblings in order."""
         if self._children is not None:
             return self._children[position]
         return (position,) if position < len(self.tokens) else ()
-
-    def drafted(self, position: int) -> list[int]:
-        """The tokens drafted at a position."""
-        return [self.tokens[node] for node in self.nodes(position)]
 
     def depths(self, positions: int) -> list[int]:
         """How many draft tokens lead to each position of the forward; 0 for padding."""
@@ -75,6 +78,9 @@ class DraftCursor:
         for node, parent in enumerate(chain if parents is None else parents.tolist()):
             depths[node + 1] = depths[parent + 1] + 1
         return depths
+
+
+EMPTY_CURSOR = DraftCursor(EMPTY_DRAFT)
 
 
 class RowGroup(Protocol):
@@ -105,13 +111,13 @@ class SampledTokens:
     """The target's tokens at all positions of a forward.
 
     Attributes:
-        tokens: each row's token at each position.
+        tokens: the token at each row and position.
         extra: evidence that was transferred with the tokens, int32 (rows, positions, n), or None.
         states: the generator's states after sampling 0, 1, 2, ... depths, or None.
         generator: the generator of these states.
     """
 
-    tokens: Sequence[Tokens]
+    tokens: Tokens
     extra: Int32 | None = None
     states: list[torch.Tensor] | None = None
     generator: torch.Generator | None = None
@@ -122,7 +128,7 @@ class SampledTokens:
             self.generator.set_state(self.states[committed])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TokenSampler:
     """Chooses the target's tokens by the processors and then the verification rule.
 
@@ -149,13 +155,13 @@ class TokenSampler:
     history_free: bool = False
     beams: int = 1
 
-    @property
+    @cached_property
     def all_at_once(self) -> bool:
         """Whether a step's tokens are sampled at all positions with one transfer to the host."""
         apart = self._takes_argmax or (self.one_transfer and self.history_free)
         return apart and self.beams == 1
 
-    @property
+    @cached_property
     def _takes_argmax(self) -> bool:
         """Whether tokens are the argmax of the raw logits."""
         return self.rule.argmax and not self.processors
@@ -164,6 +170,11 @@ class TokenSampler:
     def fetches_at_once(self) -> bool:
         """Whether the tokens at all positions are fetched from the device in one transfer."""
         return self.all_at_once and self.one_transfer
+
+    @cached_property
+    def process(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Applies the processors to (ids int64 (m, length), scores float32 (m, vocab))."""
+        return caller_of(self.processors)
 
     def sample_all(
         self, drafts: Sequence[Draft], logits: torch.Tensor, extra: torch.Tensor | None = None
@@ -178,12 +189,12 @@ class TokenSampler:
         if self._takes_argmax:
             if self.one_transfer:
                 return SampledTokens(*fetched(logits.argmax(-1), extra))
-            return SampledTokens(tokens_on_demand(logits))
+            return SampledTokens(TokensOnDemand(logits))
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
         if self.processors:
             no_ids = torch.empty((rows * positions, 0), dtype=torch.int64, device=logits.device)
-            scores = self.processors(no_ids, scores)
+            scores = self.process(no_ids, scores)
         cursors = [DraftCursor(draft) for draft in drafts]
         if self.rule.do_sample and self._ignores(cursors):
             return self._sample_depths(cursors, scores.view(rows, positions, vocab), extra)
@@ -201,11 +212,12 @@ class TokenSampler:
         if sampled is None:
             scores = self._scores(groups, logits)
             spots = [(cursor, _position(group)) for group in groups for cursor in group.cursors]
-            tokens = self.choose_next(scores, spots)
-            return [tokens] if len(groups) == 1 else [[token] for token in tokens]
+            chosen = self.choose_next(scores, spots)
+            return [chosen] if len(groups) == 1 else [[token] for token in chosen]
         if self.record:
             self._scores(groups, logits)
-        return [[sampled.tokens[row][_position(group)] for row in group.rows] for group in groups]
+        tokens = sampled.tokens
+        return [[int(tokens[row, _position(group)]) for row in group.rows] for group in groups]
 
     def _scores(self, groups: Sequence[RowGroup], logits: torch.Tensor) -> torch.Tensor:
         """Compute and record the groups' processed scores, float32 (rows, vocab)."""
@@ -233,6 +245,9 @@ class TokenSampler:
             scores: float32 (m, vocab), processed.
             spots: of m rows, as in ``choose``.
         """
+        if self.rule.argmax:
+            best: list[int] = argmax_on_host(scores).tolist()
+            return best
         checks = self.rule.do_sample and scores.device.type == "cpu"
         if checks and not scores.amax(dim=-1).isfinite().all():
             return [-1] * len(spots)
@@ -291,12 +306,10 @@ def processed(
     if not sampler.processors:
         return scores
     if len(groups) == 1:
-        after: torch.Tensor = groups[0].sampler.processors(groups[0].ids(), scores)
-        return after
+        return groups[0].sampler.process(groups[0].ids(), scores)
     if sampler.history_free:
         no_ids = torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
-        after = sampler.processors(no_ids, scores)
-        return after
+        return sampler.process(no_ids, scores)
     alike: dict[tuple[int, ...], list[int]] = {}
     for at, group in enumerate(groups):
         own = zip(group.sampler.processors, sampler.processors, strict=True)
@@ -305,7 +318,7 @@ def processed(
     found: list[torch.Tensor] = [scores] * len(groups)
     for places in alike.values():
         ids = torch.cat([groups[at].ids() for at in places])
-        own_scores = groups[places[0]].sampler.processors(ids, scores[places])
+        own_scores = groups[places[0]].sampler.process(ids, scores[places])
         for at, row in zip(places, own_scores, strict=True):
             found[at] = row
     return torch.stack(found)

@@ -56,6 +56,8 @@ class StopRules:
             scores: the scores that ``generate`` passes to criteria, or None.
         """
         all_done = self.max_length is not None and length >= self.max_length
+        if not (self.timers or self.custom):
+            return [all_done or token in self.eos for token in tokens]
         for criterion in self.timers:
             no_ids = torch.empty((len(tokens), 0), dtype=torch.int64, device="cpu")
             all_done |= any(_of_rows(criterion(no_ids, None), len(tokens)))

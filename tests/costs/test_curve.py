@@ -19,7 +19,7 @@ FLAT = ForwardKind("gpu", "bfloat16")
 
 def test_a_curve_is_as_assumed_until_it_is_measured():
     costs = tracker()
-    assert costs.chains()[1:] == pytest.approx(assumed_cost("cpu", 64, 1, "float32")[1:])
+    assert costs.chains()[1:] == pytest.approx(assumed_cost("amx", 64, 1, "float32")[1:])
     assert tracker(kind=TREES).surcharge() == 1.0
 
 

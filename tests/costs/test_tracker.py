@@ -101,8 +101,7 @@ def margin(costs):
 
 
 def test_drafts_that_are_rejected_have_to_promise_more_and_plain_steps_come_between():
-    costs = tracker()
-    steps(costs, [1] * 6)
+    costs = fed(tracker(), {1: 0.02, 5: 0.026, 9: 0.03})
     assert costs.cost()[1] == 1
     flat = costs.chains()[2]
     assert costs.cost()[2] == pytest.approx(max(flat, 1) * 1.02, rel=1e-3)
@@ -198,5 +197,26 @@ def test_pending_tokens_widen_a_forward_and_plain_steps_get_rid_of_them():
         costs.record_acceptance(4, 2)  # whatever is drafted is pending again
     assert costs.cost()[2] > 1.5
     flat = tracker(kind=replace(KIND, machine="gpu"))
+    unmeasured = flat.cost()[2]
     flat.at(0, 30)
-    assert flat.cost()[2] < 1.05
+    assert flat.cost()[2] == pytest.approx(unmeasured, rel=0.05)
+
+
+def test_in_a_prefill_a_draft_costs_what_its_own_positions_add():
+    costs = tracker()
+    costs.at(300)
+    step = costs.cost()
+    costs.at(300, prefill=True)
+    prefill = costs.cost()
+    assert prefill[2] < step[2]
+    slope = float(costs.chains()[65] - costs.chains()[33]) / 32
+    assert prefill[40] - prefill[10] == pytest.approx(
+        30 * slope * prefill[2] / (1 + slope), rel=0.01
+    )
+
+
+def test_the_margin_is_higher_until_drafts_were_timed():
+    costs = tracker()
+    first = margin(costs)
+    fed(costs, {1: 0.02, 9: 0.03}, 3)
+    assert margin(costs) < first - 0.1

@@ -323,7 +323,7 @@ def test_a_fixed_gamma_beside_one_by_cost_keeps_its_drafts(tiny):
 def test_costs_are_of_all_drafted_tokens():
     """Four generations of one position each, and 4 drafted: 8 positions beside 4."""
     model = torch.nn.Linear(1, 1)
-    alone = StepCostTracker(model, ForwardKind("cpu", "float32"), 16, 100)
+    alone = StepCostTracker(model, ForwardKind("amx", "float32"), 16, 100)
     tracker = JointCosts(model).of(alone, 4)
     tracker.at(0)
     single = alone.kind.assumed(0, 40)

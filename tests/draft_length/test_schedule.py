@@ -16,7 +16,7 @@ from ngramspec.measure.forced import forced_model
 
 
 def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does():
-    controller = CostGamma(64, lambda: assumed_cost("cpu", 64))
+    controller = CostGamma(64, lambda: assumed_cost("amx", 64))
     drafted = []
     for _ in range(160):
         gamma, _ = controller.plan(False)
@@ -35,7 +35,7 @@ def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does()
 
 
 def test_a_draft_of_another_rank_may_be_longer_than_any_of_one_s_own():
-    controller = CostGamma(8, lambda: assumed_cost("cpu", 8))
+    controller = CostGamma(8, lambda: assumed_cost("amx", 8))
     for accepted in (0, 90):
         controller.observe(90, accepted)
     assert controller.plan(False)[0] > 0

@@ -14,8 +14,10 @@ from doubles import ids
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError, build_drafter
-from ngramspec.decoding.assistants import DraftingModel
+from ngramspec.decoding.assistants import DraftingModel, HeadPace
+from ngramspec.decoding.generation import Pace
 from ngramspec.drafters import ModelDrafter, OracleDrafter, RandomDrafter, TieredDrafter
+from ngramspec.hf_model.assistants.assistant import AssistantModel
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 VOCAB = 97
@@ -37,6 +39,11 @@ def generated(model, drafter, new=60, seed=0, ids=PROMPT, speculator=None, **arg
     torch.manual_seed(seed)
     own = {"do_sample": False, "max_new_tokens": new} | arguments
     return ngramspec.generate(model, input_ids=ids, speculator=speculator, **own), speculator
+
+
+def drafting(model):
+    """What a session drafts with."""
+    return DraftingModel(AssistantModel(model), VOCAB, HeadPace(Pace(), 1.0))
 
 
 def said_by(model, text, new):
@@ -66,7 +73,7 @@ def test_the_draft_is_what_the_model_itself_would_say(close):
     for tables in (True, False):
         drafter = ModelDrafter(close, threshold=1e-9, tables=tables)
         session = drafter.start(ids(5, 6, 7, 8, 5, 6, 7))
-        session.begin_models(lambda _: DraftingModel(close, VOCAB))
+        session.begin_models(lambda _: drafting(close))
         text = [5, 6, 7, 8, 5, 6, 7]
         for _ in range(25):
             gamma = int(rng.integers(1, 8))
@@ -85,14 +92,14 @@ def test_tables_save_forwards_of_the_model(tiny):
     forwards = {}
     for tables in (True, False):
         session = ModelDrafter(tiny, threshold=1e-9, tables=tables).start(ids(*PROMPT[0].tolist()))
-        session.begin_models(lambda _: DraftingModel(tiny, VOCAB))
+        session.begin_models(lambda _: drafting(tiny))
         said = session.propose(8).tokens
         for _ in range(6):
             session.extend(ids(*PROMPT[0].tolist()))  # the model says the same there again
             session.extend(said)
             session.extend(ids(*PROMPT[0].tolist()))
             session.propose(8)
-        forwards[tables] = session.forwards
+        forwards[tables] = session.reader.forwards
     assert forwards[True] < forwards[False]
 
 
@@ -103,7 +110,7 @@ def test_sampled_tokens_have_the_stated_distribution(close, most, tables):
     counts, stated = np.zeros(VOCAB), None
     for seed in range(1500):
         session = drafter.start(ids(5, 6, 7, 8, 5, 6, 7))
-        session.begin_models(lambda _: DraftingModel(close, VOCAB))
+        session.begin_models(lambda _: drafting(close))
         session.begin_sampling(0.7, (seed,))
         draft = session.propose(1)
         tokens, probs = draft.proposal.of(0)

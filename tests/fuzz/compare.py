@@ -13,6 +13,8 @@ from fuzz.perform import Side, ids_of
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-4}
 ROUNDING = 4e-5  # of the largest number: what float32 may lose over a few layers
+SMALL = 100  # times the tolerance: what is checked in float64
+BEYOND = 1e30  # in place of infinities
 CLOSE_STATES = {"rtol": 1e-4, "atol": 1e-3}  # of layers, which no norm has scaled
 STATES = (
     "attentions",
@@ -29,11 +31,17 @@ RANKING = ("sequences_scores", "beam_indices")  # of beam searches
 
 
 class Finding(Exception):
-    """Something differs that has to be equal."""
+    """Something differs that has to be equal.
 
-    def __init__(self, kind: str, detail: str) -> None:
+    Args:
+        kind: what differs.
+        detail: how.
+        small: whether numbers differ by so little that it may be rounding.
+    """
+
+    def __init__(self, kind: str, detail: str, *, small: bool = False) -> None:
         super().__init__(f"{kind}: {detail}")
-        self.kind, self.detail = kind, detail
+        self.kind, self.detail, self.small = kind, detail, small
 
 
 def why_loose(case: Case, model: Any) -> str | None:
@@ -138,8 +146,10 @@ def _compare_states(kind: str, first: Any, second: Any, where: str) -> None:
         largest = float(first.double().abs().nan_to_num(0.0, 0.0).max()) if first.numel() else 0.0
         close["atol"] = max(close["atol"], ROUNDING * largest)
         if not torch.allclose(first, second, **close, equal_nan=True):
-            gap = (first.double() - second.double()).abs().nan_to_num(0.0, 0.0).max()
-            _differ(kind, f"{where} as plain's", f"off by {float(gap):.2g}")
+            both = (each.double().nan_to_num(0.0, BEYOND, -BEYOND) for each in (first, second))
+            gap = float(torch.sub(*both).abs().max())
+            small = gap <= SMALL * close["atol"]
+            raise Finding(kind, f"{where} is off by {gap:.2g}", small=small)
     elif first is not second:
         _differ(kind, first, second)
 

@@ -134,6 +134,8 @@ FAMILIES: dict[str, Family] = {
     "marian": Family("MarianMTModel", "MarianConfig"),
     "pegasus": Family("PegasusForConditionalGeneration", "PegasusConfig"),
     "m2m100": Family("M2M100ForConditionalGeneration", "M2M100Config"),
+    "longt5": Family("LongT5ForConditionalGeneration", "LongT5Config"),
+    "pegasus-x": Family("PegasusXForConditionalGeneration", "PegasusXConfig"),
     "led": Family("LEDForConditionalGeneration", "LEDConfig", {"attention_window": 4}),
     "gemma3 image": Family(
         "Gemma3ForConditionalGeneration",

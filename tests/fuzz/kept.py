@@ -210,4 +210,15 @@ KEPT: dict[str, Case] = {
             **{"return_dict_in_generate": True, "output_scores": True},
         },
     ),
+    "experts whose forwards round by their width": Case(
+        family="GraniteMoeForCausalLM",
+        prompts=((49, 18, 54, 28, 26, 17, 40, 56, 56, 8, 4, 12, 52, 12, 47, 28, 26, 56, 18, 43),),
+        turns=2,
+        options={
+            **{"max_new_tokens": 24, "repetition_penalty": 1.3},
+            **{"return_dict_in_generate": True, "output_logits": True},
+        },
+        drafter="ngram(sample=true)",
+        settings={"tree": 20},
+    ),
 }

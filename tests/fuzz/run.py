@@ -15,7 +15,7 @@ from fuzz.drafters import FAULTY
 from fuzz.families import VOCAB
 from fuzz.inputs import _ids
 from fuzz.perform import Side
-from fuzz.ties import is_beam_tie, is_tie
+from fuzz.ties import is_rounding, is_tie
 from ngramspec import UnsupportedError
 
 # Families whose rotary frequencies depend on the calls before: each side gets a new model.
@@ -77,7 +77,8 @@ def _run(case: Case, model: Any) -> Result:
         compare(case, plain, ours, loose=loose is not None)
     except Finding as finding:
         texts = _texts(case, model, plain)
-        if case.beams > 1 and is_beam_tie(case, model, texts, _vocab(model)):
+        small = finding.small or case.beams > 1
+        if small and is_rounding(case, model, texts, _vocab(model)):
             return Result("tie", detail=finding.detail)
         if finding.kind in ("ids", "continuation") and is_tie(case, model, plain, ours):
             return Result("tie", detail=finding.detail)

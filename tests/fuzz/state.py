@@ -14,6 +14,7 @@ import torch
 from conftest import AssumedStepCosts
 
 from ngramspec.costs import curve as cost_curve
+from ngramspec.costs.processors import AMX
 from ngramspec.decoding import setup
 
 
@@ -22,7 +23,8 @@ def isolated(default_dtype: str) -> Iterator[None]:
     """Nothing that ran before counts, and forwards take what is assumed of them."""
     cost_curve._curves.clear()
     before = torch.get_default_dtype()
-    with warnings.catch_warnings(), mock.patch.object(setup, "StepCostTracker", AssumedStepCosts):
+    fixed = {"StepCostTracker": AssumedStepCosts, "instruction_set": lambda: AMX}
+    with warnings.catch_warnings(), mock.patch.multiple(setup, **fixed):
         warnings.simplefilter("ignore")
         torch.set_default_dtype(getattr(torch, default_dtype))
         try:

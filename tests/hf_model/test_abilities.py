@@ -31,9 +31,10 @@ TRAITS = Traits(
     by_slot=False,
     reads_text=False,
     takes_positions=True,
+    hooked=False,
+    skips_padding=False,
     position_limit=None,
     embeddings=97,
-    positionless_token=None,
     rope_changes_at=None,
     rope_grows=False,
     recurrent=False,
@@ -93,7 +94,13 @@ CASES = {
     "attentions or hidden states asked for": lambda known: call(known, states=("hidden_states",)),
     "tokens found by their slots in the cache": lambda known: traits(known, by_slot=True),
     "attentions asked for": lambda known: call(known, states=("attentions",)),
-    "positions counted by the model": lambda known: traits(known, takes_positions=False),
+    "positions counted by the model": lambda known: traits(
+        known, takes_positions=False, hooked=True
+    ),
+    "positions counted by modules of unknown classes": lambda known: traits(
+        known, takes_positions=False
+    ),
+    "padding without positions": lambda known: traits(known, skips_padding=True),
     "all positions change at a length (longrope, Phi-3)": lambda known: traits(
         known, rope_changes_at=9
     ),

@@ -8,7 +8,7 @@ import torch
 from batches import RowOracle, RowTrees, batch, row_texts
 from conftest import tiny_llama
 from doubles import ScriptedDrafter
-from families import CAUSAL, build
+from families import ENCODER_DECODER, FAMILIES, VARIED, build
 
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
@@ -17,7 +17,8 @@ from ngramspec.hf_model.attention.tree_attention import attended, tree_mask, tre
 from ngramspec.hf_model.model import Target
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
-TREES = ("llama", "gemma", "qwen2", "qwen3", "phi3", "gpt2", "mixtral (experts)")
+TREES = ("llama", "gemma", "qwen2", "qwen3", "phi3", "gpt2", "mixtral (experts)", "bart decoder")
+TREES += tuple(ENCODER_DECODER)
 
 
 def run(model, inputs, drafter, tree=17, **kwargs):
@@ -29,16 +30,17 @@ def run(model, inputs, drafter, tree=17, **kwargs):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_row_is_plain_generate_s(name, attention):
     """Prompts are padded on the left; each row accepts another path, and gaps come."""
     model, inputs = build(name), batch(4)
     if attention == "eager" or model._supports_sdpa:
         model.set_attn_implementation(attention)
-    plain = model.generate(**inputs, **GREEDY)
-    texts = row_texts(inputs, plain)
+    kwargs = GREEDY | (VARIED if name in ENCODER_DECODER else {})
+    plain = model.generate(**inputs, **kwargs)
+    texts = row_texts(inputs, plain, encoded=name in ENCODER_DECODER)
     for seed in range(2):
-        ours, stats, trees = run(model, inputs, RowTrees(texts, seed=seed), **GREEDY)
+        ours, stats, trees = run(model, inputs, RowTrees(texts, seed=seed), **kwargs)
         assert torch.equal(plain, ours)
         if name in TREES:
             assert not stats.chains
@@ -58,18 +60,21 @@ def test_chains_and_trees_in_one_forward():
         assert 0 < len(trees) < stats.target_calls
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "llama eager"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "llama eager", "bart", "t5"])
 def test_rows_that_end_at_different_times(name):
     model, inputs = build(name.removesuffix(" eager")), batch(5, seed=2)
     if name.endswith("eager"):
         model.set_attn_implementation("eager")
-    free = model.generate(**inputs, **GREEDY)
-    start = inputs["input_ids"].shape[1]
+    encoded = name in ENCODER_DECODER
+    varied = GREEDY | (VARIED if encoded else {})
+    free = model.generate(**inputs, **varied)
+    start = 1 if encoded else inputs["input_ids"].shape[1]
     ends = [int(free[row, start + 7 * row + 5]) for row in range(5)]
-    kwargs = GREEDY | {"eos_token_id": ends, "pad_token_id": 0}
+    kwargs = varied | {"eos_token_id": ends, "pad_token_id": 0}
     plain = model.generate(**inputs, **kwargs)
     for seed in range(3):
-        ours, _, trees = run(model, inputs, RowTrees(row_texts(inputs, free), seed=seed), **kwargs)
+        drafter = RowTrees(row_texts(inputs, free, encoded=encoded), seed=seed)
+        ours, _, trees = run(model, inputs, drafter, **kwargs)
         assert torch.equal(plain, ours)
         assert trees
 

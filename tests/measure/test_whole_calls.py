@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,7 @@ from ngramspec.measure.forced import forced_model
 from ngramspec.measure.summary import summarize
 from ngramspec.measure.tasks import NOTHING, Prompt
 from ngramspec.measure.turns import PLAIN
-from ngramspec.measure.whole_calls import EndToEnd, Plan, by_model, to_dict
+from ngramspec.measure.whole_calls import EndToEnd, Plan, by_model, forced_texts, to_dict
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +41,11 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
 
     monkeypatch.setattr(Caller, "call", noted)
     ways = usual_configurations(lookups=[4], speculators=[{"colour": 1}])
-    bench = EndToEnd(model, ways, Plan(repeats=2, new=20, least=15, cost_repeats=1))
+    plan = Plan(repeats=2, new=20, least=15, cost_repeats=1)
     short = prompt(id="short", text=TEXT[:9])
-    measured = bench.run([short, prompt(), prompt(id="1"), prompt(NOTHING, "r")])
+    prompts = [short, prompt(), prompt(id="1"), prompt(NOTHING, "r")]
+    with forced_texts(model, prompts, plan) as forcing:
+        measured = EndToEnd(model, ways, plan, forcing=forcing).run(prompts)
     names = [name for name, _ in order]
     assert names[:4] == [PLAIN, "prompt lookup 4", "ngramspec", "ngramspec, colour 1"]
     assert names[4:] == [
@@ -71,6 +72,18 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
         assert each.first_difference is None
         assert sum(each.widths.values()) <= 19
         assert each.way != PLAIN or each.widths == {1: 19}
+
+
+def test_lookup_does_not_learn_a_forced_text_from_the_forcing(model):
+    """A logits processor that forces the text would cut its drafts where they are wrong."""
+    plan = Plan(repeats=1, new=35, least=15, cost_repeats=1)
+    with forced_texts(model, [prompt()], plan) as forcing:
+        bench = EndToEnd(model, usual_configurations(lookups=[10]), plan, forcing=forcing)
+        measured = bench.run([prompt()])
+    (lookup,) = (each for each in measured.calls if each.way == "prompt lookup 10")
+    verified = sum((width - 1) * count for width, count in lookup.widths.items())
+    accepted = lookup.emitted - sum(lookup.widths.values())
+    assert verified > accepted > 0
 
 
 def test_lookups_forwards_are_counted(model):
@@ -123,7 +136,7 @@ def test_compiling_that_did_not_happen_is_no_figure(model):
     ]
     bench = EndToEnd(model, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
     bench.caller._compiling = lambda way: {}
-    measured = bench.run([prompt()])
+    measured = bench.run([prompt(text=None)])
     assert "was not compiled" in measured.skipped["eager"]
 
 
@@ -141,19 +154,18 @@ def test_a_call_that_compiled_is_done_again(model, monkeypatch):
     graphs = iter([0, 0, 5, 6, 7, 7, 8, 8, *[8] * 99])
     monkeypatch.setattr("ngramspec.measure.whole_calls.compilations", lambda: next(graphs))
     bench = EndToEnd(model, [Configuration(PLAIN)], Plan(new=9))
-    assert bench.timed(bench.configurations[0], prompt()).tokens == list(TEXT[:9])
+    own = prompt(text=None)
+    assert len(bench.timed(bench.configurations[0], own).tokens) == 9
     assert bench.measured.compiling == {}
-    bench.timed(bench.configurations[0], prompt())
+    bench.timed(bench.configurations[0], own)
     assert bench.measured.compiling == {PLAIN: 1}
     monkeypatch.setattr("ngramspec.measure.whole_calls.compilations", iter(range(99)).__next__)
     with pytest.raises(RuntimeError, match="plain compiles again in each of 16 calls"):
-        bench.timed(bench.configurations[0], prompt())
+        bench.timed(bench.configurations[0], own)
 
 
 def test_a_text_that_was_not_forced_stops_the_measurement(model):
-    bench = EndToEnd(
-        model, [Configuration(PLAIN)], Plan(new=9, least=2), forcing=lambda p: nullcontext({})
-    )
+    bench = EndToEnd(model, [Configuration(PLAIN)], Plan(new=9, least=2))
     with pytest.raises(RuntimeError, match="copy 0: the forced text was not generated"):
         bench.run([prompt()])
     with pytest.raises(ValueError, match="no prompt"):

@@ -315,3 +315,24 @@ def test_what_cannot_be_text_is_refused_by_the_fields_name(client, monkeypatch):
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages"
     assert "special token" in answer.json()["error"]["message"]
+
+
+def test_what_security_md_says_of_parts_of_names():
+    """A part in a message stays text; one in a tool's text becomes a token; a whole name never."""
+    from serving import letters
+
+    tokenizer = letters()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.content }}|>{% endfor %}"
+        "{% for t in tools or [] %}<|{{ t.function.description }}|>{% endfor %}"
+    )
+    encoder = TextEncoder(tokenizer)
+
+    def count(content, description):
+        tool = {"type": "function", "function": {"name": "f", "description": description}}
+        message = {"role": "user", "content": content}
+        return encoder.count(chat_ids(tokenizer, encoder, [message], [tool]))
+
+    assert count("fim_prefix", "x") == 0
+    assert count("x", "fim_prefix") == 1
+    assert count("<|fim_prefix|>", "<|fim_prefix|>") == 0

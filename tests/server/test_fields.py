@@ -151,3 +151,15 @@ def test_a_templates_error_says_why_without_the_words_of_python(model, template,
     assert reason in error["message"]
     assert "concatenate" not in error["message"]
     assert "{{" not in error["message"]
+
+
+def test_a_field_of_any_name_is_named(client):
+    for headers, body, param in (
+        ({"X-Session": "x" * 201}, {}, "x-session"),
+        ({}, {"ngramspec": {"no-such": 1}}, "ngramspec.no-such"),
+        ({}, {"ngramspec": {"0": 1}}, "ngramspec.0"),
+        ({}, {"temperature": "hot"}, "temperature"),
+        ({}, {"stop": [[]]}, "stop"),
+    ):
+        answer = client.post("/v1/completions", json={"prompt": "x", **body}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

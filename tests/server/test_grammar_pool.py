@@ -46,6 +46,7 @@ def pooled(test, **settings):
     async def run():
         given = {"seconds": LONG, "users": USERS, "waiting": 8} | settings
         pool = GrammarPool(vocabulary, **given)
+        pool.prepare()
         try:
             await test(pool)
         finally:

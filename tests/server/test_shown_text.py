@@ -9,7 +9,7 @@ from byte_model import ByteTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.server.text import Detokenizer, StopText
+from ngramspec.server.text import BegunStop, Detokenizer, StopText
 
 
 @given(st.text(alphabet="aé日😀\n", max_size=30), st.lists(st.integers(0, 60), max_size=6))
@@ -42,6 +42,32 @@ def test_text_ends_before_the_first_stop_string_however_it_comes(text, stops, cu
     assert "".join(pieces) == text[:first]
     assert (stop.found is not None) == (first < len(text))
     assert stop.add("more") == "" or stop.found is None
+
+
+@given(st.text(alphabet="ab", min_size=1, max_size=6), st.text(alphabet="ab", max_size=20))
+def test_the_begun_part_of_a_stop_string_is_the_longest_end_that_begins_it(stop, text):
+    begun = BegunStop(stop)
+    for at in range(len(text)):
+        begun.add(text[at])
+        sizes = range(min(len(stop), at + 1) + 1)
+        assert begun.count == max(n for n in sizes if text[at + 1 - n : at + 1] == stop[:n])
+
+
+def test_a_long_stop_string_is_not_compared_at_every_character():
+    class Watched(str):
+        __slots__ = ()
+        read = 0
+
+        def __getitem__(self, at):
+            Watched.read += 1
+            return super().__getitem__(at)
+
+    stop, text = Watched("z" * 999 + "!"), "z" * 500 + "y" + "z" * 500
+    shown = StopText([stop])
+    for letter in text:
+        shown.add(letter)
+    assert shown.add("", last=True) == text[-500:]
+    assert Watched.read < 4 * (len(stop) + len(text))
 
 
 def test_what_may_be_a_stop_string_is_held_back():

@@ -17,8 +17,8 @@ Real = np.float32
 RATE, RATE_STORE, RATE_FURTHER = Real(0.02), Real(0.005), Real(0.00125)
 CONSTANT, STRONGEST = Real(0.3), Real(7.6)
 GUESS = 0.05  # P(right) of the most frequent token where nothing else is known
-ALONE = (0, None, 0)  # the set of weights there
-PRIOR, PRIOR_STORE, PRIOR_SHARE = Real(4), Real(64), Real(100)
+ALONE = (0, None, 0, False)  # the set of weights there
+PRIOR, PRIOR_STORE, PRIOR_HEAD, PRIOR_SHARE = Real(4), Real(64), Real(16), Real(100)
 HALVE_AT, HALVE_SHARE_AT = 600, 10000
 OLDEST = 6  # bucket of the age of recent tokens
 Situation = tuple[Any, ...]
@@ -39,11 +39,19 @@ WEIGHTS = {
     "pair": 0.2,
     "familiar": 0.2,
     "nearest": 0.1,
+    "head": 0.45,
+    "head depth": 0.45,
 }
+BESIDE_HEAD = Real(0.4)  # factor on the other weights where a head has a row
+# P(right) of a head's candidate by its probability bucket, of another token by the first one's.
+HEAD = (0.95, 0.88, 0.82, 0.75, 0.65, 0.55, 0.45, 0.33, 0.18, 0.08, 0.03, 0.01)
+NO_HEAD = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.1, 0.1, 0.1, 0.1)
+AGREES = (0.7, 1, 1.5, 3)  # factors on its odds by what else suggests the candidate
 # Tested candidates that a situation begins with, PRIOR elsewhere.
 STRENGTH = {"recent": PRIOR_SHARE, "unsaid": PRIOR_SHARE} | dict.fromkeys(
     ("store", "store other", "store resume", "familiar", "nearest"), PRIOR_STORE
 )
+STRENGTH |= {"head": PRIOR_HEAD, "head depth": PRIOR_HEAD}
 # P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
 RUNNER = (0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03)
 NO_RUNNER = (0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03)
@@ -113,6 +121,13 @@ def place_prior(kind: str, rank: int, bucket: int, length: int) -> float:
     return float(odds) / (1 + float(odds))
 
 
+def head_prior(ranked: bool, chance: int, agreement: int) -> float:
+    """P(right) of a candidate by the head's bucket, and by what else suggests it."""
+    p = float(Real(HEAD[chance] if ranked else NO_HEAD[chance]))
+    odds = float(Real(p / (1 - p) * float(Real(AGREES[agreement]))))
+    return odds / (1 + odds)
+
+
 def store_prior(length: int, seen: int, others: int) -> float:
     """P(right) of what followed a store's match, by buckets of its length and counts."""
     count, faint = Real(COUNT_OF[seen]), 0.06 if length < 8 else 0.02
@@ -126,7 +141,7 @@ def store_prior(length: int, seen: int, others: int) -> float:
 
 def known_weight(set: Situation, i: int) -> Real:
     """The weight of the ``i``-th input that a set begins with where a store knows something."""
-    length, agrees, stored = set
+    length, agrees, stored, _ = set
     agreement = 0 if agrees is None else 1 if agrees else 2
     rows = starts.BY_KNOWN[(stored - 1) % 3], starts.BY_LENGTH[length]
     return Real(rows[0][i]) + Real(rows[1][i]) + Real(starts.BY_AGREEMENT[agreement][i])
@@ -222,6 +237,12 @@ class Calibration:
         if kind == "pair":
             rank, bucket, _ = rest
             return 0.015 if rank == 4 else PAIR[bucket]
+        if kind == "head":
+            rank, bucket, agreement = rest
+            return head_prior(rank < 4, bucket, agreement)
+        if kind == "head depth":
+            rank, bucket, _ = rest
+            return head_prior(rank < 2, bucket, 1)
         if kind == "unsaid":
             return float(Real(UNSAID_SHARE[rest[0]]) * Real(1 + rest[-1]))
         if kind == "store resume":
@@ -240,7 +261,13 @@ class Calibration:
         """The weight of an input in a set; a new one begins as WEIGHTS says, 0.3 elsewhere."""
         if (set, name) in self.weights:
             return self.weights[set, name]
-        if set[2]:
+        if set[3] and name not in ("head", "head depth"):
+            return BESIDE_HEAD * self.initial((*set[:3], False), name)
+        return self.initial(set, name)
+
+    def initial(self, set: Situation, name: str) -> Real:
+        """The initial weight of an input in a set; see ``weight``."""
+        if set[2] and name in starts.INPUTS:
             return known_weight(set, starts.INPUTS.index(name))
         begin = Real(WEIGHTS.get(name, 0.3))
         if name == "match":
@@ -269,6 +296,8 @@ class Calibration:
         """What is added to the weight of an input."""
         if (standing, name) in self.further:
             return self.further[standing, name]
+        if name not in starts.INPUTS:
+            return Real(0)
         return further_weight(standing, starts.INPUTS.index(name))
 
     def learn(self, candidate: Candidate, right: bool) -> None:

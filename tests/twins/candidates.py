@@ -17,6 +17,7 @@ from tests.twins.calibration import (
 )
 from tests.twins.committed import ORDERS, SKIP, CommittedText
 from tests.twins.contexts import Slot
+from tests.twins.head import DEPTHS, FAINT_CHANCE, HeadRow, HeadRows
 from tests.twins.places import Place
 from tests.twins.runners import FAINT, Row, RunnersUp, Unsaid, age_bucket
 from tests.twins.store_reader import Followed, StoreReader, Votes
@@ -39,7 +40,9 @@ class Position:
     live: list[Followed] = field(default_factory=list)  # the store's places that the path follows
     votes: Votes = field(default_factory=Votes)
     candidates: list[Candidate] = field(default_factory=list)
+    head: HeadRow | None = None  # a drafting head's row
     placed: list[int | None] = field(default_factory=list)  # the token at each place
+    ranked: int = 0  # candidates from here on only a drafting head gives
     recycled: int = 0  # candidates from here on only the target's runners-up give
 
     @property
@@ -59,7 +62,9 @@ class Estimator:
         falls_back: bool,
         store: StoreReader | None = None,
         runners: RunnersUp | None = None,
+        head: HeadRows | None = None,
     ) -> None:
+        self.head = head
         self.store = store
         self.runners = runners
         self.calibration = calibration
@@ -89,13 +94,18 @@ class Estimator:
         earlier = self.store is not None and self.store.earlier
         stored = store_class(max(at.length, orders), at.votes.length, earlier)
         rows = self.find_rows(text)
+        at.head = None if self.head is None else self.head.at(at.path)
         for token in self.collect(at, known, rows, least):
             situations = self.situations(token, at, known, acceptance, length)
             for name, row in rows.items():
                 situations[name] = self.runner_situation(name, token, row)
+            if at.head is not None:
+                situations |= self.head_situations(token, at, at.head, known)
             agrees = None if resumed is None else resumed == token
             standing = self.standing(token, at, known)
-            candidate = Candidate(token, situations, (length, agrees, stored), standing)
+            candidate = Candidate(
+                token, situations, (length, agrees, stored, at.head is not None), standing
+            )
             at.candidates.append(self.calibration.mix(candidate))
 
     def situations(
@@ -167,12 +177,7 @@ class Estimator:
 
         None where the store says nothing: none of them.
         """
-        longest = max((m for m in known if m < ORDERS), default=None)
-        own = int(any(slot.count(token) for slot in known.values()))
-        if longest is not None and known[longest].leader() == token:
-            own = 2
-        if token == at.placed[0]:
-            own = 3
+        own = self.own_standing(token, at, known)
         counts = at.votes.counts
         if not counts or self.store is None:
             return None
@@ -180,6 +185,32 @@ class Estimator:
         if says:
             says += (token == at.votes.leading_other) + 2 * (token == at.votes.leading)
         return (self.store.earlier, own, says, length_bucket(at.votes.length))
+
+    def own_standing(self, token: int, at: Position, known: dict[int, Slot]) -> int:
+        """What the text says of a candidate: nothing, it followed, it leads, the match's token."""
+        longest = max((m for m in known if m < ORDERS), default=None)
+        if token == at.placed[0]:
+            return 3
+        if longest is not None and known[longest].leader() == token:
+            return 2
+        return int(any(slot.count(token) for slot in known.values()))
+
+    def head_situations(
+        self, token: int, at: Position, row: HeadRow, known: dict[int, Slot]
+    ) -> dict[str, Situation]:
+        """What a drafting head says of a candidate, by input."""
+        own = self.own_standing(token, at, known)
+        if token in at.votes.counts:
+            own = max(own, 2 if token == at.votes.leading else 1)
+        rank, chance = 8, row.chances[0]
+        if token in row.tokens:
+            rank = row.tokens.index(token)
+            chance = row.chances[rank]
+        place = 0 if rank == 0 else 2 if rank == 8 else 1
+        return {
+            "head": ("head", 4 if rank == 8 else min(rank, 3), chance, own),
+            "head depth": ("head depth", place, chance, min(len(at.path), DEPTHS - 1)),
+        }
 
     def count_unsaid(self) -> None:
         """List what the target left unsaid, before a tree."""
@@ -210,7 +241,8 @@ class Estimator:
         """The different tokens that may come next, in the order of preference among equals."""
         leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
         match, resumed, near = at.placed
-        order = [match, leaders.get(2), leaders.get(1), leaders.get(0)]
+        head = None if at.head is None else at.head.tokens[0]
+        order = [match, head, leaders.get(2), leaders.get(1), leaders.get(0)]
         order += [resumed, near, *self.stored(at.votes, least), leaders.get(SKIP)]
         if self.counts and least <= 1:
             for slot in (known[m] for m in (2, 1, 0) if m in known):
@@ -222,9 +254,14 @@ class Estimator:
             pairs = enumerate(zip(row.tokens, row.buckets, strict=True))
             fit = [token for i, (token, b) in pairs if i == 0 or (least <= 1 and b < FAINT)]
             tokens = list(dict.fromkeys(tokens + fit))
+        at.ranked = len(tokens)
+        if at.head is not None and least <= 1:
+            others = list(zip(at.head.tokens, at.head.chances, strict=True))[1:]
+            fit = [token for token, chance in others if chance < FAINT_CHANCE]
+            tokens = list(dict.fromkeys(tokens + fit))
         if not tokens and self.falls_back and self.committed.unigrams.total:
             tokens = [self.committed.unigrams.leader()]
-            at.recycled = 1
+            at.recycled = at.ranked = 1
         return tokens
 
     def stored(self, votes: Votes, least: Real) -> list[int | None]:
@@ -262,15 +299,23 @@ class Estimator:
     def source(self, at: Position, token: int) -> int:
         """0 for copy, 1 for a resumed copy, 2 for n-grams, 3 for frequent or recent tokens.
 
-        4 for a store, 5 for the target's runners-up.
+        4 for a store, 5 for the target's runners-up, 6 for a drafting head.
         """
+        if token == at.placed[0]:
+            return 0
+        if at.head is not None and token == at.head.tokens[0]:
+            return 6
         if token in at.placed:
-            return min(at.placed.index(token), 1)
+            return 1
         if token in at.votes.counts or token == at.votes.resumed:
             return 4
+        if token in (each.token for each in at.candidates[at.ranked :]):
+            return 6
         if token in (each.token for each in at.candidates[at.recycled :]):
             return 5
         mine = next((each for each in at.candidates if each.token == token), None)
+        if mine is None and at.head is not None and token == at.head.fixed:
+            return 6
         if mine is None and not at.path and token in (each.token for each in self.unsaid):
             return 5
         counted = mine is not None and any(name.startswith("context") for name in mine.situations)
@@ -280,7 +325,7 @@ class Estimator:
         """Compare a position's candidates, in a tree recent tokens too, with what came there."""
         for each in at.candidates:
             self.calibration.learn(each, each.token == token)
-        if at.candidates:
+        if at.candidates and at.head is None:
             right = Real(at.best.token == token)
             self.acceptance += ACCEPTANCE_RATE * (right - self.acceptance)
             if self.store is not None:

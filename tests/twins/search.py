@@ -66,6 +66,7 @@ class DraftSearch:
             self.estimator.count_unsaid()
             self.set_bounds()
         self.begin(gamma)
+        fixed = 0 if self.estimator.head is None else self.estimator.head.fixed
         expected, best = Real(1), 0
         highest = Real(0) if cost is None else Real(1) / Real(cost[1])
         for k in range(gamma):
@@ -74,11 +75,12 @@ class DraftSearch:
             node = self.nodes[k]
             expected += node.reach
             value = Real(0) if cost is None else expected / Real(cost[k + 2])
-            if cost is None or value >= highest:
+            if cost is None or value >= highest or k < fixed:
                 best, highest = k + 1, value
             least = self.least_node if tree else MIN_REACH_CHAIN
             ahead = self.lookahead if tree else LOOKAHEAD
-            if node.reach < least or k + 1 >= best + ahead or k + 1 == gamma:
+            faint = node.reach < least and k >= fixed
+            if faint or k + 1 >= best + ahead or k + 1 == gamma:
                 break
             if not tree or self.worth_expanding(node, gamma):
                 node.behind = self.behind(node)
@@ -123,7 +125,9 @@ class DraftSearch:
         expands = self.tree and at.reach > self.least
         self.estimator.estimate(at, self.least / at.reach if expands else Real(2))
         if not self.tree:
-            if at.candidates:
+            if at.head is not None and at.head.fixed is not None:
+                self.offer(at, parent, gamma, at.head.fixed, at.head.share)
+            elif at.candidates:
                 self.offer(at, parent, gamma, at.best.token, at.best.p)
             return
         rest = Real(1)

@@ -16,6 +16,7 @@ from tests.twins.calibration import Calibration
 from tests.twins.candidates import Estimator
 from tests.twins.committed import CommittedText
 from tests.twins.common import Tokens, committed_ids
+from tests.twins.head import HeadRows
 from tests.twins.runners import RunnersUp
 from tests.twins.search import DraftSearch
 from tests.twins.store_reader import Familiar, Source, StoreReader
@@ -35,6 +36,7 @@ class ValueEngine:
         min_match: int = 2,
         store: Source | None = None,
         recycles: bool = False,
+        headed: bool = False,
         familiar: Familiar | None = None,
     ) -> None:
         self.calibration = calibration
@@ -43,8 +45,9 @@ class ValueEngine:
         self.committed = CommittedText(min_match if copies else 0)
         self.store = None if store is None else StoreReader(store, familiar)
         self.runners = RunnersUp() if recycles else None
+        self.head = HeadRows() if headed else None
         estimator = Estimator(
-            calibration, self.committed, counts, falls_back, self.store, self.runners
+            calibration, self.committed, counts, falls_back, self.store, self.runners, self.head
         )
         self.search = DraftSearch(self.committed, estimator)
 
@@ -76,6 +79,8 @@ class ValueEngine:
         if not new:
             return
         self.search.learn(new)
+        if self.head is not None:
+            self.head.rows.clear()
         for token in new:
             self.committed.append(token)
         self.committed.places.follow(self.committed.text, len(new))
@@ -112,6 +117,16 @@ class ValueEngine:
             self.runners.put(before, behind[i], committed_ids(ids[i]), log_probs[i], since)
             if of_text:
                 self.runners.put_latest(behind[i])
+
+    def read_head(self, before: Any, ids: Any, log_probs: Any, depth: int = 0) -> None:
+        """Add a head's rows in place of those from ``depth`` on."""
+        assert self.head is not None
+        self.head.read(before, ids, log_probs, depth)
+
+    def fix(self, tokens: Any, shares: Any) -> None:
+        """Fix the tokens of the next chain's first positions."""
+        assert self.head is not None
+        self.head.fix(tokens, shares)
 
     def store_counts(self) -> tuple[int, int]:
         """(look-ups in the store, those of which a place went on as the text did)."""

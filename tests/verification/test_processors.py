@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 
 import pytest
 import torch
 from batches import RowOracle, batch, row_texts
+from conftest import tiny_llama
 from families import VOCAB, build
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.hf_model.compat.classes import BY_ROW
+from ngramspec.hf_model.compat.classes import BY_ROW, caller_of
 
 MAX_NEW = 24
 LENGTH = 14  # of the prompts, padding included: batch() with three rows
@@ -118,3 +120,32 @@ def test_text_is_plain_generate_s(model, name, sample, rows):
             assert ours.shape[0] == rows  # rows draw each for itself: not the text of the seed
         else:
             assert torch.equal(plain, ours)
+
+
+def test_a_processor_with_more_parameters_is_refused_as_in_the_baseline():
+    def processor(input_ids, scores, more=None):
+        return scores
+
+    model = tiny_llama()
+    ids = torch.tensor([[5, 6, 7]])
+    arguments = {"logits_processor": [processor], "max_new_tokens": 4, "do_sample": False}
+    for call in (model.generate, partial(ngramspec.generate, model)):
+        with pytest.raises(ValueError, match="required parameters"):
+            call(ids, **arguments)
+
+
+def test_signatures_are_not_inspected_at_every_call(monkeypatch):
+    inspected = []
+    inner = logits_process.inspect.signature
+    monkeypatch.setattr(
+        logits_process.inspect, "signature", lambda each: inspected.append(each) or inner(each)
+    )
+
+    def processor(input_ids, scores):
+        return scores
+
+    apply = caller_of(LogitsProcessorList([processor, processor]))
+    del inspected[:]
+    scores = torch.zeros(1, 8)
+    assert apply(torch.zeros(1, 3, dtype=torch.int64), scores) is scores
+    assert inspected == []

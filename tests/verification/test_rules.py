@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.verification import rejection as sampled
 from ngramspec.verification.draws import draw, draw_at_depths
-from ngramspec.verification.greedy import lenient_tokens, tokens_on_demand
+from ngramspec.verification.greedy import TokensOnDemand, lenient_tokens
 from ngramspec.verification.rejection import speculative_tokens
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 from ngramspec.verification.typical import typical_tokens
@@ -303,8 +303,9 @@ def test_tokens_on_demand_are_those_of_generate(dtype):
     expected = logits.to(torch.float32).argmax(dim=-1)
     assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
     for each in (logits, logits.requires_grad_()):
-        rows = tokens_on_demand(each)
-        assert [[row[at] for at in range(20)] for row in rows] == expected.tolist()
+        tokens = TokensOnDemand(each)
+        found = [[tokens[row, at] for at in range(20)] for row in range(2)]
+        assert found == expected.tolist()
         assert each.argmax(-1).tolist() == expected.tolist()  # as at once, on a device
 
 

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 import torch
-from conftest import tiny_llama
 from threads import PROMPTS, assert_each_is, in_threads
 from transformers import AutoModelForCausalLM, GenerationConfig, pipeline
 from wrapping import GREEDY, PROMPT, SETTINGS, answer, checkout, letters, load, save_tiny, stats_of
@@ -72,8 +71,7 @@ UNSPECULATED = {
     "sampled beams": {"num_beams": 3, "do_sample": True},
     "no cache": {"use_cache": False},
     "lookup": {"prompt_lookup_num_tokens": 3},
-    "early exit": {"assistant_early_exit": 1},
-    "assistant": {"assistant_model": tiny_llama(3)},
+    "two heads": {"assistant_early_exit": 1, "use_mtp": True},
     "lookup by config": {
         "generation_config": GenerationConfig(prompt_lookup_num_tokens=2, max_new_tokens=9)
     },
@@ -105,7 +103,7 @@ def test_ways_to_decode_that_are_elsewhere_are_transformers_business(plain, mode
 
 @pytest.mark.parametrize(
     "settings",
-    [{"dola_layers": "high"}, {"penalty_alpha": 1.0, "top_k": 4}, {"assistant_early_exit": 1}],
+    [{"dola_layers": "high"}, {"penalty_alpha": 1.0, "top_k": 4}],
 )
 def test_other_ways_to_decode_are_refused_by_name(plain, settings):
     (name, value), *_ = settings.items()

@@ -130,7 +130,7 @@ class BeamDrafting(BatchDrafting):
     def _branches(self) -> bool:
         """Whether drafts get branches; not with evidence, which covers the drafter's nodes only."""
         alone = self._ranks is ALONE and self.evidence is None
-        return self._beam_nodes > 0 and alone and self._target.traits.positionless_token is None
+        return self._beam_nodes > 0 and alone
 
     def _propose_trees(self, limit: int, drafts: list[Draft]) -> None:
         """Put the beams' chains, with the target's top-k candidates, into ``drafts``."""

@@ -121,7 +121,8 @@ class BeamGroup(Group):
             self._keep([path.accepted for path in self.paths])
             self.last = tokens
             self.length = self.search.length
-            self.finished = [self.search.stopped] * len(self.rows)
+            if self.search.stopped:
+                self.end_rows([True] * len(self.rows))
         if self._branches and not self.stopped:
             ends = [(path.row, path.position) for path in self.paths]
             self.known = look_ahead(ends, cursors, logits)
@@ -144,7 +145,7 @@ class BeamGroup(Group):
         own = logits[rows, positions].to(copy=True, dtype=torch.float32, device=self.device)
         log_probs = torch.log_softmax(own, dim=-1)
         if self.sampler.processors:
-            log_probs = self.sampler.processors(self.ids(), log_probs)
+            log_probs = self.sampler.process(self.ids(), log_probs)
         self.sampler.record.append(log_probs, own)
         return self.search.step(log_probs, self.sampler.record.scores)
 

@@ -11,6 +11,7 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache, cache_of, kv_cache_for
+from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.traits import embedding_count, head_size
 
 
@@ -45,7 +46,7 @@ class AssistantModel:
         """
         cache = None if self._cache is None else self._cache.cache
         kept = {"logits_to_keep": last} if self._keeps else {}
-        with torch.no_grad(), in_place(self.model.device):
+        with torch.no_grad(), in_place(self.model, self.model.device):
             outputs = self.model(
                 input_ids=tokens[None].to(self.model.device),
                 past_key_values=cache,
@@ -74,6 +75,31 @@ class AssistantModel:
         if self._cache is not None and length < self.length:
             self._cache.truncate(self.length - length)
         self.length = min(length, self.length)
+
+
+def checked_cache(model: Any) -> Any:
+    """Return a drafting model, if its cache can be truncated.
+
+    Raises:
+        UnsupportedError: it has layers that a draft cannot roll back.
+    """
+    from transformers import DynamicCache
+
+    config = model.config.get_text_config(decoder=True)
+    cache = kv_cache_for(DynamicCache(config=config))
+    if cache.slides or cache.convolves or hf_private.is_stateful(model):
+        raise UnsupportedError(
+            f"{named(model)} cannot draft: it needs full attention in every layer, because drafts"
+            " are rolled back without a copy of its cache"
+        )
+    return model
+
+
+def parameters(model: Any) -> int:
+    """Number of a model's parameters; those of embeddings are left out."""
+    return sum(
+        each.numel() for name, each in model.named_parameters() if "embed_tokens" not in name
+    )
 
 
 def read_folder(path: str, like: Any) -> Any:

@@ -3,8 +3,14 @@
 A forward over several positions has a mask, and with a mask transformers' sdpa attention first
 repeats a layer's keys and values for all query heads of their group, because some GPU kernels need
 that. torch's CPU kernel reads them in place, with the same arithmetic in the same order. The copies
-take about 8 % of such a forward (SmolLM2-135M, two cores). Inside ngramspec's own forwards, "sdpa"
-is therefore replaced by a function without copies, with bitwise equal results.
+take about 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec registers a function that
+makes no copies under a name of its own, with bitwise equal results.
+
+transformers looks up the name in the model's config, and has no argument for it. So the configs of
+the model's layers have our name during our forwards over several positions. Another thread that
+runs the model at that time finds the same function, which then calls transformers' one, and the
+name equals "sdpa". A copy of the model with other configs would miss the state that some models
+keep between their forwards.
 
 In bfloat16 the kernel converts the keys for each query head. With up to ``MAX_FOLDED_POSITIONS``
 positions, which it handles in one block, this takes longer than the products. The query heads of a
@@ -21,9 +27,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from ngramspec.hf_model.compat.hf_private import attention_name, configs_of, set_attention_name
 
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -66,33 +75,76 @@ class _Thread(threading.local):
         self.masks: dict[tuple[int, torch.dtype, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
+class _Name(str):
+    """The name of our function. It equals "sdpa", because models compare it to choose masks."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True or other == "sdpa"
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+NAME = _Name("ngramspec")
 _thread = _Thread()
+_lock = threading.Lock()
+_configs: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model, of its modules
+_uses: dict[int, int] = {}  # by the ``id`` of a config, the running forwards that need our name
 
 
 @contextmanager
-def in_place(device: torch.device) -> Iterator[None]:
+def in_place(model: Any, device: torch.device) -> Iterator[None]:
     """Return a context in which this thread's forwards on a CPU attend without copies."""
     if device.type != "cpu":
         yield
         return
-    install()
     before = _thread.on
     _thread.on = True
     try:
-        yield
+        with _named(model):
+            yield
     finally:
         _thread.on = before
         _thread.masks.clear()
 
 
 @contextmanager
-def split_by(splits: Splits) -> Iterator[None]:
-    """Return a context that splits this thread's attention by sequences; needs ``install``."""
+def split_by(model: Any, splits: Splits) -> Iterator[None]:
+    """Return a context that splits this thread's attention by sequences; see ``available``."""
     before, _thread.splits = _thread.splits, splits
+    try:
+        with _named(model):
+            yield
+    finally:
+        _thread.splits = before
+
+
+@contextmanager
+def _named(model: Any) -> Iterator[None]:
+    """Let the layers of a model that use "sdpa" use our function inside the block."""
+    if not available():
+        yield
+        return
+    if model not in _configs:
+        _configs[model] = configs_of(model)
+    configs = [each for each in _configs[model] if attention_name(each) == "sdpa"]
+    with _lock:
+        for config in configs:
+            _uses[id(config)] = _uses.get(id(config), 0) + 1
+            set_attention_name(config, NAME)
     try:
         yield
     finally:
-        _thread.splits = before
+        with _lock:
+            for config in configs:
+                _uses[id(config)] -= 1
+                if not _uses[id(config)]:
+                    del _uses[id(config)]
+                    if attention_name(config) is NAME:
+                        set_attention_name(config, "sdpa")
 
 
 def grouped(original: Attention) -> Attention:
@@ -196,14 +248,13 @@ def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tens
     return added
 
 
-def install() -> bool:
-    """Register ``grouped`` as "sdpa", unless another function than transformers' is registered.
-
-    Return whether "sdpa" is now a function returned by ``grouped``.
-    """
+def available() -> bool:
+    """Register our function. Return False if "sdpa" is another function than transformers'."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-    if ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
-        AttentionInterface.register("sdpa", grouped(sdpa_attention_forward))
-    return getattr(ALL_ATTENTION_FUNCTIONS["sdpa"], "__wrapped__", None) is sdpa_attention_forward
+    if NAME not in ALL_ATTENTION_FUNCTIONS:
+        AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+        AttentionInterface.register(NAME, grouped(sdpa_attention_forward))
+    return ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward

@@ -36,24 +36,37 @@ class KVCache:
     Args:
         cache: what the model's forward takes and returns.
         layers: all its layers except those of cross-attention.
+        cross: its layers of cross-attention, which change only when rows leave.
         recurrent: whether its linear layers have a recurrent state in addition to a convolution.
 
     Attributes:
         layers: those with keys and values of every position.
         indexed: whether a layer has an index of its keys.
         checkpoint: copies of the linear layers' recurrent states; None: they have none.
+        capacity: positions that the cache can hold; None: no limit.
     """
 
-    def __init__(self, cache: Any, layers: list[Any], *, recurrent: bool = False) -> None:
+    def __init__(
+        self,
+        cache: Any,
+        layers: list[Any],
+        *,
+        cross: Sequence[Any] = (),
+        recurrent: bool = False,
+    ) -> None:
         self.cache = cache
+        self._cross = cross
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self._sliding = [layer for layer in self.layers if layer.is_sliding]
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
+        self._dynamic = [layer for layer in self.layers if layer not in self._static]
+        self._sliding_dynamic = [layer for layer in self._dynamic if layer.is_sliding]
         self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if fields.is_linear(layer)]
         self._convolutions = LinearStates([] if recurrent else self._linear)
         self.checkpoint = Checkpoint(self._linear) if recurrent else None
         self._stretched = 0
+        self.capacity = self._capacity()
         # Layers whose ``update`` is replaced, and what ``replace_update`` returned for each.
         self._updated: list[tuple[Any, Any]] = []
 
@@ -76,9 +89,7 @@ class KVCache:
         """Whether a layer forgets positions that have left its window."""
         return bool(self._sliding)
 
-    @property
-    def capacity(self) -> int | None:
-        """Positions that the cache can hold; None: no limit."""
+    def _capacity(self) -> int | None:
         sizes = [int(layer.get_max_length()) for layer in self._static]
         return min(sizes, default=None)
 
@@ -91,6 +102,7 @@ class KVCache:
         """Make room for ``capacity`` positions in the static layers, which must be empty."""
         for layer in self._static:
             fields.resize_static(layer, capacity)
+        self.capacity = self._capacity()
 
     def stretch(self, length: int) -> None:
         """Have dynamic layers return ``length`` keys and values, padded with zeros at the end.
@@ -141,10 +153,10 @@ class KVCache:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward."""
         if count and self._static:
             fields.shorten_static(self._static, count)
-        for layer in self.layers:
-            if layer not in self._static and (count or layer.is_sliding):
-                self._crop(layer, count)
-        self._convolutions.truncate(count)
+        for layer in self._dynamic if count else self._sliding_dynamic:
+            self._crop(layer, count)
+        if self._linear:
+            self._convolutions.truncate(count)
 
     def _crop(self, layer: Any, count: int) -> None:
         """Drop the last ``count`` keys and values of a dynamic layer."""
@@ -252,7 +264,7 @@ class KVCache:
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; ``order[place] >= place`` is where a place's row was."""
         moved = [(place, was) for place, was in enumerate(order) if place != was]
-        for layer in self.layers:
+        for layer in (*self.layers, *self._cross):
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # (batch, heads, length, size)
                 for place, was in moved:
@@ -287,4 +299,4 @@ def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
         )
     check_kinds(cache)
     layers = list(fields.decoder_cache(cache).layers)
-    return KVCache(cache, layers, recurrent=recurrent)
+    return KVCache(cache, layers, cross=fields.cross_layers(cache), recurrent=recurrent)

@@ -5,7 +5,7 @@ Classes are compared by name, so that their modules do not have to be imported.
 
 from __future__ import annotations
 
-from ngramspec.hf_model.compat.names import LINEAR, listed, rows
+from ngramspec.hf_model.compat.names import LINEAR, Name, listed, rows
 
 CACHE_MODULE = "cache_utils"
 PROCESSOR_MODULE = "generation.logits_process"
@@ -93,6 +93,53 @@ PLACES_ONE_TOKEN_ELSEWHERE = rows(
 ATTENDS_BY_OUTPUT = rows(
     "", {"FalconForCausalLM": "its attention under sdpa depends on output_attentions"}
 )
+PASSES_POSITIONS = listed(
+    "",
+    "it passes on positions, which generate does not give it",
+    (
+        "EncoderDecoderModel",
+        "MossTranscribeDiarizeForConditionalGeneration",
+        "VibeVoiceAsrForConditionalGeneration",
+    ),
+)
+
+# Modules of decoders that compute positions from the cache's length, and models that pass on
+# positions which ``generate`` does not give them.
+
+_IN_TABLE = "it looks a position up in its weights"
+_NO_PADDING = f"{_IN_TABLE}, and padding has none"
+_GROWING = f"{_NO_PADDING}; they grow with the cache"
+POSITION_EMBEDDINGS = {
+    name: Name(name, f"models.{folder}.modeling_{folder}", use)
+    for folder, name, use in (
+        ("bart", "BartLearnedPositionalEmbedding", _IN_TABLE),
+        ("bigbird_pegasus", "BigBirdPegasusLearnedPositionalEmbedding", _IN_TABLE),
+        ("blenderbot", "BlenderbotLearnedPositionalEmbedding", _IN_TABLE),
+        ("blenderbot_small", "BlenderbotSmallLearnedPositionalEmbedding", _IN_TABLE),
+        ("m2m_100", "M2M100SinusoidalPositionalEmbedding", _GROWING),
+        ("marian", "MarianSinusoidalPositionalEmbedding", _IN_TABLE),
+        ("mbart", "MBartLearnedPositionalEmbedding", _IN_TABLE),
+        ("mvp", "MvpLearnedPositionalEmbedding", _IN_TABLE),
+        ("nllb_moe", "NllbMoeSinusoidalPositionalEmbedding", _GROWING),
+        ("pegasus", "PegasusSinusoidalPositionalEmbedding", _IN_TABLE),
+        ("pegasus_x", "PegasusXSinusoidalPositionalEmbedding", "it computes each"),
+        ("plbart", "PLBartLearnedPositionalEmbedding", _IN_TABLE),
+        ("speech_to_text", "Speech2TextSinusoidalPositionalEmbedding", _NO_PADDING),
+        ("trocr", "TrOCRLearnedPositionalEmbedding", _IN_TABLE),
+        ("trocr", "TrOCRSinusoidalPositionalEmbedding", _NO_PADDING),
+        ("whisper", "WhisperPositionalEmbedding", _IN_TABLE),
+    )
+}
+GROWING_EMBEDDINGS = {name for name, row in POSITION_EMBEDDINGS.items() if row.use == _GROWING}
+POSITION_BIASES = {
+    name: Name(name, f"models.{folder}.modeling_{folder}", "it takes a bias for each row")
+    for folder, name in (
+        ("longt5", "LongT5Attention"),
+        ("mt5", "MT5Attention"),
+        ("switch_transformers", "SwitchTransformersAttention"),
+        ("t5", "T5Attention"),
+    )
+}
 
 QUANTIZER = rows(
     "quantizers.quantizer_gguf", {"GgufHfQuantizer": "it quantizes weights only"}, "5.17"
@@ -133,6 +180,9 @@ BY_ROW = HISTORY_FREE | listed(
         "SuppressTokensAtBeginLogitsProcessor",
     ),
 )
+PROCESSOR_LIST = rows(
+    PROCESSOR_MODULE, {"LogitsProcessorList": "it calls each processor with tokens and scores"}
+)
 SUPPRESSING = rows(
     PROCESSOR_MODULE, {"SuppressTokensLogitsProcessor": "it bans its suppress_tokens"}
 )
@@ -152,7 +202,17 @@ CRITERIA = rows(
 
 LAYER_CLASSES = CROPPED_LAYERS | LINEAR_LAYERS | STATIC_LAYERS | STATIC_SLIDING_LAYERS
 CLASSES = (
-    *(LAYER_CLASSES, KNOWN_CACHES, QUANTIZER, BY_ROW, SUPPRESSING, BIASING, CRITERIA),
+    *(
+        LAYER_CLASSES,
+        KNOWN_CACHES,
+        QUANTIZER,
+        BY_ROW,
+        PROCESSOR_LIST,
+        SUPPRESSING,
+        BIASING,
+        CRITERIA,
+    ),
     *(BY_SLOT, WIDENS_MASK, REREADS, ONE_AT_A_TIME, OWN_CACHE, NOT_STATIC),
-    *(PLACES_ONE_TOKEN_ELSEWHERE, ATTENDS_BY_OUTPUT),
+    *(PLACES_ONE_TOKEN_ELSEWHERE, ATTENDS_BY_OUTPUT, PASSES_POSITIONS),
+    *(POSITION_EMBEDDINGS, POSITION_BIASES),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from inspect import signature
 from typing import Any
 
 from ngramspec.hf_model.compat import class_names
@@ -15,6 +16,11 @@ REREADS = class_names.REREADS.keys()
 NOT_STATIC = class_names.NOT_STATIC.keys()
 PLACES_ONE_TOKEN_ELSEWHERE = class_names.PLACES_ONE_TOKEN_ELSEWHERE.keys()
 ATTENDS_BY_OUTPUT = class_names.ATTENDS_BY_OUTPUT.keys()
+PASSES_POSITIONS = class_names.PASSES_POSITIONS.keys()
+# Of modules in models.
+POSITION_EMBEDDINGS = class_names.POSITION_EMBEDDINGS.keys()
+GROWING_EMBEDDINGS = class_names.GROWING_EMBEDDINGS
+POSITION_BIASES = class_names.POSITION_BIASES.keys()
 ONE_AT_A_TIME = {name: row.use for name, row in class_names.ONE_AT_A_TIME.items()}
 OWN_CACHE = {name: row.use for name, row in class_names.OWN_CACHE.items()}
 # Of layers and caches.
@@ -89,6 +95,26 @@ def processor_name(processor: Any) -> str:
     return stock_name(processor, class_names.PROCESSOR_MODULE)
 
 
+def caller_of(processors: Any) -> Callable[..., Any]:
+    """Return a function that applies a list of processors to tokens and scores.
+
+    A LogitsProcessorList inspects each processor's signature at every call, which takes longer than
+    many processors. The function only does so here. If a processor has more parameters, it is
+    the list itself, which then raises an error.
+    """
+    known = processor_name(processors) in class_names.PROCESSOR_LIST
+    if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
+        call: Callable[..., Any] = processors
+        return call
+
+    def apply(ids: Any, scores: Any) -> Any:
+        for processor in processors:
+            scores = processor(ids, scores)
+        return scores
+
+    return apply
+
+
 def criterion_name(criterion: Any) -> str:
     """Return the name of a stopping criterion's class if transformers defines it, or ""."""
     return stock_name(criterion, class_names.CRITERION_MODULE)
@@ -123,12 +149,9 @@ def least_step_size(model: Any) -> float:
     return max(bounds, default=0.0)
 
 
-def positionless_token(model: Any) -> int | None:
-    """Return ``Traits.positionless_token``: the padding id of embeddings that skip it, or None."""
-    for module in model.modules():
-        if hasattr(module, "create_position_ids_from_input_ids"):
-            return int(getattr(module, "padding_idx", model.config.pad_token_id))
-    return None
+def skips_padding(model: Any) -> bool:
+    """Whether position embeddings of a model count tokens other than padding."""
+    return any(hasattr(each, "create_position_ids_from_input_ids") for each in model.modules())
 
 
 def captures_states(hook: Any) -> bool:

@@ -24,6 +24,7 @@ STEP_METHODS = (
     "get_decoder",
     "prepare_inputs_for_generation",
 )
+ATTENTION_NAME = "_attn_implementation_internal"  # the field of a config
 # Methods of the baseline that the decode loop replaces.
 LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
 
@@ -121,8 +122,25 @@ def forget_compiled_call(model: Any) -> None:
 
 def attention_of(model: Any) -> str:
     """Return the name of the attention implementation of a model's decoder, such as "sdpa"."""
-    config = model.config.get_text_config(decoder=True)
-    return str(getattr(config, "_attn_implementation", ""))
+    name = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", "")
+    return "sdpa" if name == "sdpa" else str(name)  # not the name in ``gqa_attention``
+
+
+def configs_of(model: Any) -> list[Any]:
+    """Return the different configs of a model's modules that name an attention implementation."""
+    every = (vars(module).get("config") for module in model.modules())
+    found = {id(each): each for each in every if ATTENTION_NAME in getattr(each, "__dict__", ())}
+    return list(found.values())
+
+
+def attention_name(config: Any) -> Any:
+    """Return the name of the attention implementation in one config."""
+    return vars(config)[ATTENTION_NAME]
+
+
+def set_attention_name(config: Any, name: str) -> None:
+    """Set the name of the attention implementation in one config, but not in its parts."""
+    vars(config)[ATTENTION_NAME] = name
 
 
 def pad_token(config: Any) -> int | None:

@@ -25,6 +25,12 @@ def decoder_cache(cache: Any) -> Any:
     return getattr(cache, "self_attention_cache", cache)
 
 
+def cross_layers(cache: Any) -> Sequence[Any]:
+    """Return the layers of cross-attention in an encoder-decoder model's cache."""
+    cross = getattr(cache, "cross_attention_cache", None)
+    return () if cross is None else cross.layers
+
+
 def is_offloaded(cache: Any) -> bool:
     """Whether a cache moves its layers to the CPU."""
     return bool(getattr(cache, "offloading", False))

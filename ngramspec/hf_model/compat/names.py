@@ -97,6 +97,7 @@ PRIVATE = {
         "modeling_utils",
         {
             "_attn_implementation": "name of the attention implementation",
+            "_attn_implementation_internal": "the config's field with that name",
             "_compiled_call": "the compiled forward that a model stores",
             "_default_compile_config": "the settings to compile with",
             "_is_stateful": "whether a model keeps a recurrent state",
@@ -146,7 +147,13 @@ FIELDS = {
     ),
     **rows("DynamicIndexedLayer", {"indexer_keys": "keys of an index over the layer's keys"}),
     **rows("DynamicIndexedLayer", {"indexer_position_ids": "their positions"}, "5.21"),
-    **rows("EncoderDecoderCache", {"self_attention_cache": "the decoder's own cache"}),
+    **rows(
+        "EncoderDecoderCache",
+        {
+            "self_attention_cache": "the decoder's own cache",
+            "cross_attention_cache": "the encoder's output for each layer",
+        },
+    ),
     **rows("DynamicCache StaticCache", {"offloading": "whether layers move to the CPU"}),
 }
 # Methods that are replaced on single objects, in ``layers`` only.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,14 +13,17 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_mask, tree_positions
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.inputs.growth import grow, grow_ragged, used_slots
-from ngramspec.hf_model.inputs.present_rows import has_hooks
+from ngramspec.hf_model.inputs.present_rows import has_hooks, select_rows
 from ngramspec.hf_model.traits import Traits
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
+ENCODED = "encoder_outputs"
+OF_ENCODER = (ENCODED, "attention_mask")  # of an encoder-decoder model
 # The cache is compacted if the slots that are gaps in every row exceed both limits; not tuned.
 MAX_GAP_SHARE = 0.25
 MIN_GAP_SLOTS = 32
+FREE_COLUMNS = 256  # columns by which arguments per token are extended in advance; not tuned
 
 
 class Inputs:
@@ -36,19 +40,14 @@ class Inputs:
         self._model = model
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
+        self._mask_name, self._positions_name = self._per_token[:2]
         self._used: list[int] = []  # per row of a ragged batch, cache slots that are not gaps
+        self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
+        self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
 
     def let_rows_diverge(self) -> None:
         """Make the batch ragged, before the prefill."""
         self.ragged = True
-
-    def make_mask(self, prompt: torch.Tensor, length: int) -> None:
-        """Add a mask of ``length`` positions to a ragged batch if ``generate`` left it out.
-
-        It has the device and the dtype of ``prompt``, (batch, prompt).
-        """
-        if self.ragged and self.kwargs.get("attention_mask") is None:
-            self.kwargs["attention_mask"] = prompt.new_ones(len(prompt), length)
 
     def with_prefill_draft(self, count: int) -> dict[str, Any]:
         """Return the prefill's arguments for the prompt and ``count`` draft tokens after it."""
@@ -57,51 +56,90 @@ class Inputs:
             kwargs["logits_to_keep"] = 1 + count
         return kwargs
 
-    def every(self, step: int) -> dict[str, Any]:
-        """Return the prefill's arguments for every ``step``-th row only."""
-        kwargs = dict(self.kwargs)
-        for name in self._per_token:  # (..., rows, length)
-            if kwargs.get(name) is not None:
-                kwargs[name] = kwargs[name][..., ::step, :]
-        return kwargs
+    def every(self, step: int, rows: int) -> dict[str, Any]:
+        """Return the prefill's arguments for every ``step``-th of ``rows`` rows only."""
+        return self.kwargs | self._selected(range(0, rows, step))
 
     def carry(self, outputs: Any) -> None:
         """Update the arguments from the prefill, with its outputs, to the first forward after."""
         self.kwargs = hf_private.carried_kwargs(
             self._model, outputs, self.kwargs, encodes=self._traits.encodes
         )
+
+    def begin(self, prompt: torch.Tensor, slots: int) -> None:
+        """Add what ``generate`` left out: the mask of a ragged batch, and positions.
+
+        Args:
+            prompt: (batch, prompt), on the model's device and of the mask's dtype.
+            slots: positions in the cache after the prefill.
+        """
+        rows, kwargs = len(prompt), self.kwargs
         if self.ragged:
-            self._used = self.kwargs["attention_mask"][:, :-1].sum(dim=1).tolist()
+            if kwargs.get(self._mask_name) is None:
+                kwargs[self._mask_name] = prompt.new_ones(rows, slots + 1)
+            self._used = kwargs[self._mask_name][:, :-1].sum(dim=1).tolist()
+        if self._traits.placed and kwargs.get(self._positions_name) is None:
+            counted = torch.arange(slots + 1, device=prompt.device)
+            kwargs[self._positions_name] = counted.expand(rows if self.ragged else 1, -1)
+        self._extended.clear()
+        self._passed_on = None
 
     def replace_cache(self, cache: Any) -> None:
         """Use another cache in later forwards."""
         self.kwargs["past_key_values"] = cache
+        self._passed_on = None
 
-    def grown(
-        self, count: int, lengths: Sequence[int] = (), *, committed: bool = False
-    ) -> dict[str, Any]:
+    def grown(self, count: int, lengths: Sequence[int] = ()) -> dict[str, Any]:
         """Return the arguments for ``count`` positions after each row's last committed token.
 
-        ``lengths`` (used in a ragged batch only) and ``committed`` are those of ``grow_ragged``.
+        ``lengths``, used in a ragged batch only, are those of ``grow_ragged``.
         """
-        kwargs = dict(self.kwargs)
-        for name in self._per_token:
-            if kwargs.get(name) is None:
-                continue
-            if self.ragged:
-                kwargs[name] = grow_ragged(name, kwargs[name], count, lengths, committed=committed)
-            else:
-                kwargs[name] = grow(name, kwargs[name], count)
-        return kwargs
+        if not count:
+            return dict(self.kwargs)
+        if not self.ragged:
+            return self.kwargs | self._lengthened(count)
+        return self.kwargs | self._grown_by_row(count, lengths, committed=False)
 
     def commit(self, kept: Sequence[int]) -> None:
         """Grow the arguments by the positions of the last forward that stay, ``kept`` of each row.
 
         The numbers are equal for all rows unless the batch is ragged.
         """
-        self.kwargs |= self.grown(max(kept), [each + 1 for each in kept], committed=True)
+        count = max(kept)
+        if min(kept) == count:
+            self.kwargs |= self._lengthened(count)
+        else:
+            own = [each + 1 for each in kept]
+            self.kwargs |= self._grown_by_row(count, own, committed=True)
+            self._extended.clear()
         if self.ragged:
             self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
+
+    def _lengthened(self, count: int) -> dict[str, torch.Tensor]:
+        """Return the arguments per token with ``count`` more tokens in every row.
+
+        Their columns do not depend on the tokens, so many are added at once, and some returned.
+        """
+        found = {}
+        for name in self._per_token if count else ():
+            held, more = self.kwargs.get(name), self._extended.get(name)
+            if held is None:
+                continue
+            length = held.shape[-1] + count
+            if more is None or more.shape[-1] < length:
+                more = self._extended[name] = grow(name, held, count + FREE_COLUMNS)
+            found[name] = more[..., :length].contiguous()
+        return found
+
+    def _grown_by_row(
+        self, count: int, lengths: Sequence[int], *, committed: bool
+    ) -> dict[str, torch.Tensor]:
+        """Return the arguments per token of a ragged batch, extended by ``grow_ragged``."""
+        return {
+            name: grow_ragged(name, value, count, lengths, committed=committed)
+            for name in self._per_token
+            if (value := self.kwargs.get(name)) is not None
+        }
 
     def prepare(
         self,
@@ -133,18 +171,16 @@ class Inputs:
         grown = self.grown(positions - 1, lengths)
         branched = any(parents is not None for parents in trees)
         if branched:
-            last = self.kwargs["position_ids"][..., -1:]
-            grown["position_ids"] = tree_positions(last, trees, lengths)
+            last = self.kwargs[self._positions_name][..., -1:]
+            grown[self._positions_name] = tree_positions(last, trees, lengths)
         if width > positions:
             block, grown = self._padded(block, grown, width - positions)
         if branched or (keys is not None and self._makes_masks(slots)):
-            grown["attention_mask"] = self._mask(block, trees if branched else (), slots, keys)
+            grown[self._mask_name] = self._mask(block, trees if branched else (), slots, keys)
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
-        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            block, next_sequence_length=width, **grown
-        )
-        if (branched or self.ragged) and inputs.get("position_ids") is None:
+        inputs = self._prepared(block, grown, width, fixed=keys is not None)
+        if (branched or self.ragged) and inputs.get(self._positions_name) is None:
             raise UnsupportedError(
                 f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
                 " prompt at a time"
@@ -152,6 +188,46 @@ class Inputs:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         return inputs
+
+    def _prepared(
+        self, block: torch.Tensor, kwargs: dict[str, Any], width: int, *, fixed: bool
+    ) -> dict[str, Any]:
+        """Return what the model's ``prepare_inputs_for_generation`` returns for a block.
+
+        transformers' own one cuts the arguments per token to the block, and passes the others on
+        unchanged, unless it makes a mask over a ``fixed`` number of keys. If its first result shows
+        this, it is not called again.
+        """
+        own = {
+            name: value if name.endswith("attention_mask") else value[..., -width:].contiguous()
+            for name in self._per_token
+            if (value := kwargs.get(name)) is not None
+        }
+        own["decoder_input_ids" if self._traits.encodes else "input_ids"] = block
+        if self._passed_on is not None:
+            return self._passed_on | own
+        prepare = self._model.prepare_inputs_for_generation
+        made: dict[str, Any] = prepare(block, next_sequence_length=width, **kwargs)
+        others = {name: value for name, value in made.items() if name not in own}
+        cut = all(getattr(made.get(name), "shape", None) == own[name].shape for name in own)
+        unchanged = all(name in kwargs and value is kwargs[name] for name, value in others.items())
+        if cut and unchanged and not (fixed or self._traits.reads_text):
+            self._passed_on = others
+        return made
+
+    def take_positions(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
+        """Remove positions that a model does not take from a forward's arguments.
+
+        Returns:
+            the context in which the forward uses them.
+        """
+        if not self._traits.hooked:
+            return nullcontext()
+        from ngramspec.hf_model.compat.positions import placed  # most models take positions
+
+        own = inputs.pop(self._positions_name)  # (rows, width)
+        past = self.kwargs[self._positions_name][:, :-1]
+        return placed(self._counting, past.expand(len(own), -1), own)
 
     def _padded(
         self, block: torch.Tensor, kwargs: dict[str, Any], count: int
@@ -183,12 +259,19 @@ class Inputs:
         like = torch.empty(0, dtype=self._model.dtype, device=block.device)
         return tree_mask(
             attended(trees, block.shape[1], like.device),
-            self.kwargs.get("attention_mask"),
+            self.kwargs.get(self._mask_name),
             slots,
             like,
             self._traits.attention == "eager",
             keys,
         ).expand(len(block), -1, -1, -1)
+
+    @functools.cached_property
+    def _counting(self) -> Any:
+        """The model's modules that compute positions."""
+        from ngramspec.hf_model.compat.positions import counting_modules
+
+        return counting_modules(self._model)
 
     @functools.cached_property
     def hooked(self) -> bool:
@@ -203,19 +286,31 @@ class Inputs:
     @property
     def rows_may_leave(self) -> bool:
         """Whether every argument of a forward that depends on rows can be reduced to some rows."""
-        known = ("past_key_values", "cache_position", *self._per_token)
+        known = ("past_key_values", "cache_position", *self._by_row)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
         return self.ragged and plain and not (self._traits.reads_text or self.hooked)
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; see ``KVCache.keep_rows``."""
-        for name in self._per_token:
-            value = self.kwargs.get(name)
-            if value is not None:
-                index = torch.tensor(order, device="cpu").to(value.device, non_blocking=True)
-                self.kwargs[name] = value.index_select(-2, index)
+        self._extended.clear()
+        self._passed_on = None
+        self.kwargs |= self._selected(order)
         self._used = [self._used[place] for place in order]
+
+    @property
+    def _by_row(self) -> tuple[str, ...]:
+        """Names of the arguments with values for each row."""
+        return (*self._per_token, *(OF_ENCODER if self._traits.encodes else ()))
+
+    def _selected(self, rows: Sequence[int]) -> dict[str, Any]:
+        """Return those arguments for some rows only."""
+        found = {name: self.kwargs.get(name) for name in self._by_row}
+        return {
+            name: select_rows(value, rows, 0 if name == ENCODED else -2)
+            for name, value in found.items()
+            if value is not None
+        }
 
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
         """Return the cache slots that each row keeps if the cache is to be compacted.
@@ -228,11 +323,12 @@ class Inputs:
         used = max(self._used)
         if slots - used <= max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS):
             return None
-        mask = self.kwargs["attention_mask"][:, :-1]  # the last token is not in the cache yet
+        mask = self.kwargs[self._mask_name][:, :-1]  # the last token is not in the cache yet
         return used_slots(mask, used)
 
     def compact(self, slots: torch.Tensor) -> None:
         """Keep the columns of the cache positions ``slots``, int64 (batch, kept), in that order."""
+        self._extended.clear()
         for name in self._per_token:
             value = self.kwargs.get(name)
             if value is not None:

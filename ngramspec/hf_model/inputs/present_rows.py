@@ -16,16 +16,35 @@ from ngramspec.hf_model.compat.classes import captures_states
 T = TypeVar("T")
 
 
+def select_rows(value: Any, rows: Sequence[int], dim: int) -> Any:
+    """Select rows of a tensor, or of each tensor in a model's outputs."""
+    if isinstance(value, torch.Tensor):
+        index = torch.tensor(rows, device="cpu").to(value.device, non_blocking=True)
+        return value.index_select(dim, index)
+    if isinstance(value, dict):
+        return type(value)(**{name: select_rows(each, rows, dim) for name, each in value.items()})
+    if isinstance(value, tuple | list):
+        return type(value)(select_rows(each, rows, dim) for each in value)
+    return value
+
+
 def has_hooks(model: Any, *, captures: bool = True) -> bool:
     """Whether a module has forward hooks, which may rely on every row of the batch.
 
-    Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT). ``captures``: also
+    Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT). Hooks that ngramspec
+    sets for a single forward do not count; another thread may have set them. ``captures``: also
     count transformers' hooks that capture states. They stay on a model after the first call that
     asked for states, and do nothing in calls that ask for none.
     """
     modules = model.modules()
     hooks = (hook for each in modules for hooks in hooks_of(each) for hook in hooks.values())
-    return any(captures or not captures_states(hook) for hook in hooks)
+    others = (hook for hook in hooks if not is_own(hook))
+    return any(captures or not captures_states(hook) for hook in others)
+
+
+def is_own(hook: Any) -> bool:
+    """Whether ngramspec defines a hook."""
+    return str(getattr(hook, "__module__", "")).startswith("ngramspec.hf_model.")
 
 
 def hooks_of(module: Any) -> tuple[dict[int, Any], ...]:
@@ -48,9 +67,9 @@ class PresentRows:
         """Whether no row has left."""
         return len(self._rows) == self._count
 
-    def of(self, values: Sequence[T]) -> list[T]:
+    def of(self, values: Sequence[T]) -> Sequence[T]:
         """Select the present rows' values, by place, from one value for each row of the batch."""
-        return [values[row] for row in self._rows]
+        return values if self.all else [values[row] for row in self._rows]
 
     def select(self, block: torch.Tensor) -> torch.Tensor:
         """Select the present rows of (batch, ...), by place."""

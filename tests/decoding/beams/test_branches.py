@@ -7,7 +7,7 @@ import pytest
 import torch
 from beams import BeamOracle, Watching, assert_same
 from doubles import draft_of
-from families import build
+from families import ENCODER_DECODER, build
 from transformers import DynamicCache
 
 import ngramspec
@@ -44,11 +44,13 @@ def both(model, settings, *, rows=1, drafter=None, tree=12, gamma=4):
 
 @pytest.mark.parametrize("which", range(len(SETTINGS)))
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bart", "t5"])
 def test_beams_with_branches_are_those_of_plain_generate(family, rows, which):
     plain, ours, stats = both(build(family), SETTINGS[which], rows=rows, drafter="auto")
     assert_same(plain, ours)
-    assert stats.tiers["runner-up"].drafted > 0
+    assert not stats.chains
+    if family not in ENCODER_DECODER:  # their drafts may be wrong at the first token of every beam
+        assert stats.tiers["runner-up"].drafted > 0
 
 
 @pytest.mark.slow
@@ -99,7 +101,7 @@ def test_a_criterion_that_fails_leaves_the_cache_where_plain_beam_search_does(en
         torch.testing.assert_close(first.keys, second.keys, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["bart", "mistral sliding"])
+@pytest.mark.parametrize("family", ["bloom (alibi)", "mistral sliding"])
 def test_where_branches_cannot_be_the_statistics_say_why(family):
     speculator = Speculator(gamma=4, tree=8)
     kwargs = {"num_beams": 2, "max_new_tokens": 8, "do_sample": False}

@@ -18,8 +18,10 @@ import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model.attention import gqa_attention as attention_module
 from ngramspec.hf_model.attention.gqa_attention import MAX_FOLDED_POSITIONS, grouped, in_place
+from ngramspec.hf_model.compat.hf_private import attention_of
 
 CPU = torch.device("cpu")
+NO_MODEL = torch.nn.Module()
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
@@ -74,7 +76,7 @@ def test_the_same_bits_as_with_copies(copies, dtype, heads):
                     for each in (mask[None, None], as_float[None, None].expand(batch, 1, -1, -1)):
                         theirs, _ = sdpa_attention_forward(module, *given, each, scaling=0.2)
                         made = len(copies)
-                        with in_place(CPU):
+                        with in_place(NO_MODEL, CPU):
                             ours, weights = attend(module, *given, each, scaling=0.2)
                         assert len(copies) == made
                         assert weights is None
@@ -108,8 +110,8 @@ def test_our_forwards_copy_nothing_and_those_of_others_are_as_they_were(copies):
 def test_only_the_thread_that_is_inside(copies):
     model = tiny_llama(num_hidden_layers=1)
     block = {"input_ids": IDS, "attention_mask": (IDS != 7).long()}
-    with torch.inference_mode(), in_place(CPU):
-        with in_place(CPU):
+    with torch.inference_mode(), in_place(model, CPU):
+        with in_place(model, CPU):
             model(**block)
         model(**block)
         assert not copies
@@ -117,7 +119,7 @@ def test_only_the_thread_that_is_inside(copies):
         other.start()
         other.join()
         assert copies == [2, 2]
-        with in_place(torch.device("meta")):  # a GPU's kernels may need them
+        with in_place(model, torch.device("meta")):  # a GPU's kernels may need them
             pass
     with torch.inference_mode():
         model(**block)
@@ -134,7 +136,7 @@ def test_what_it_does_not_know_is_the_original_s():
     attend, module = grouped(original), SimpleNamespace(num_key_value_groups=3)
     query, key, value = states(1, 9, 3, 4, 20, torch.float32)
     mask = masks(4, 20)[0][None, None]
-    with in_place(CPU):
+    with in_place(NO_MODEL, CPU):
         attend(module, query, key, value, mask, output_attentions=False, softcap=None)
         assert not seen
         attend(module, query, key, value, mask, softcap=30.0)
@@ -160,7 +162,7 @@ def test_a_forward_s_mask_is_made_once_for_all_layers_and_not_kept(monkeypatch):
     with torch.inference_mode():
         expected = model(input_ids=IDS, attention_mask=(IDS != 7).long()).logits
         assert not made
-        with in_place(CPU):
+        with in_place(model, CPU):
             for hidden in (7, 8):
                 mask = torch.ne(IDS, hidden).long()
                 logits = model(input_ids=IDS, attention_mask=mask).logits
@@ -171,16 +173,48 @@ def test_a_forward_s_mask_is_made_once_for_all_layers_and_not_kept(monkeypatch):
     assert attention_module._thread.masks == {}
 
 
-def test_a_function_of_someone_else_stays():
+def test_the_model_s_config_names_our_function_in_our_forwards_only():
+    model = tiny_llama(num_hidden_layers=1)
+    seen = []
+    model.model.layers[0].self_attn.register_forward_hook(
+        lambda *_: seen.append(repr(model.config._attn_implementation))
+    )
+    speculator = Speculator("copy", 4)
+    ngramspec.generate(model, IDS, speculator=speculator, max_new_tokens=30, do_sample=False)
+    assert speculator.stats.drafted
+    drafted = seen.count(repr("ngramspec"))
+    assert drafted == speculator.stats.target_calls - speculator.stats.plain_steps
+    assert seen.count(repr("sdpa")) == len(seen) - drafted
+    assert type(model.config._attn_implementation) is str
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+
+
+def test_the_name_stays_while_any_thread_needs_it_and_equals_sdpa():
+    model = tiny_llama(num_hidden_layers=1)
+    outer, inner = in_place(model, CPU), in_place(model, CPU)
+    with outer:
+        with inner:
+            pass
+        name = model.config._attn_implementation
+        assert str(name) == "ngramspec"
+        assert name == "sdpa"
+        assert name in ("eager", "sdpa")
+        assert name != "eager"
+        assert attention_of(model) == "sdpa"
+    assert str(model.config._attn_implementation) == "sdpa"
+    with in_place(model, CPU):
+        model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_with_a_function_of_someone_else_nothing_is_named():
     def mine(*args, **kwargs):
         return sdpa_attention_forward(*args, **kwargs)
 
+    model = tiny_llama(num_hidden_layers=1)
     AttentionInterface.register("sdpa", mine)
-    with in_place(CPU):
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is mine
+    with in_place(model, CPU):
+        assert str(model.config._attn_implementation) == "sdpa"
     AttentionInterface.register("sdpa", sdpa_attention_forward)
-    with in_place(CPU):
-        ours = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        assert ours is not sdpa_attention_forward
-    with in_place(CPU):
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is ours
+    with in_place(model, CPU):
+        assert str(model.config._attn_implementation) == "ngramspec"

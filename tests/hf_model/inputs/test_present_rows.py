@@ -26,7 +26,7 @@ def test_every_row_is_found_at_its_place(count, data):
         order = present.keep(stay)
         assert all(was >= place for place, was in enumerate(order))  # may be copied in this order
         cache, rows = [cache[was] for was in order], stay
-        assert present.of(range(count)) == cache
+        assert list(present.of(range(count))) == cache
         assert set(cache) == rows
         assert len(present) == len(rows)
         block = torch.arange(count)[:, None]

@@ -1,0 +1,138 @@
+"""Measure the tables of README and docs, and write them into the pages.
+
+    python -m benchmarks figures                  # what ``make figures`` runs
+    python -m benchmarks figures --tables demo batches
+    python -m benchmarks figures --pages          # only write the pages, from the raw files
+    python -m benchmarks figures --stale          # only list tables whose sources have changed
+
+``benchmarks/tables.py`` lists them. Each is generated from raw files in ``benchmarks/results``.
+A raw file holds the commit, the machine, the minutes and a hash of the sources that its figures
+depend on. A table whose raw files have the current hash is not measured again, so an interrupted
+run continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.harness import ROOT, commit
+from benchmarks.tables import TABLES, Table
+from ngramspec.cli.usage import UsageError
+from ngramspec.measure.machine import machine
+
+RESULTS = ROOT / "benchmarks" / "results"
+MARKED = re.compile(
+    r"(?P<begin><!-- table (?P<name>[\w-]+)(?: [^>]*)?-->\n)\n(?P<table>.*?)\n\n"
+    r"(?P<end><!-- end of table -->)",
+    re.DOTALL,
+)
+SUFFIXES = (".py", ".pyx", ".pxd", ".jsonl", ".txt")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--tables", nargs="+", default=[], metavar="NAME", help="only these")
+    parser.add_argument("--again", action="store_true", help="measure also what is up to date")
+    parser.add_argument("--pages", action="store_true", help="measure nothing, write the pages")
+    parser.add_argument(
+        "--stale", action="store_true", help="measure nothing, list outdated tables, exit with 1"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure the tables that are outdated, one after another, and write the pages."""
+    unknown = [name for name in arguments.tables if name not in TABLES]
+    if unknown:
+        raise UsageError(f"--tables must be of {', '.join(TABLES)}; got {', '.join(unknown)}")
+    wanted = {name: TABLES[name] for name in arguments.tables or TABLES}
+    if arguments.stale:
+        outdated = [name for name in wanted if stale(wanted[name])]
+        for name in outdated:
+            print(f"{name}: its sources have changed since")
+        return 1 if outdated else 0
+    failed = []
+    if not arguments.pages:
+        failed = [name for name, each in wanted.items() if not _measure(name, each, arguments)]
+    for page, text in pages():
+        page.write_text(text, encoding="utf-8")
+    if failed:
+        print(f"not measured: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _measure(name: str, table: Table, arguments: argparse.Namespace) -> bool:
+    """Run the commands of a table whose raw files are outdated. False: one failed."""
+    for stem, command in table.commands.items():
+        one = replace(table, commands={stem: command})
+        if not arguments.again and not stale(one):
+            print(f"{name}: {stem}.json is up to date", flush=True)
+            continue
+        out = RESULTS / f"{stem}.json"
+        part = out.with_suffix(".part")  # a benchmark may continue it
+        began, sources = perf_counter(), source_hash(table.sources)
+        words = [word.replace("OUT", str(part.relative_to(ROOT))) for word in command]
+        if subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=False).returncode:
+            return False
+        minutes = (perf_counter() - began) / 60
+        fields = json.loads(part.read_text(encoding="utf-8"))
+        figure = {"sources": sources, "minutes": round(minutes, 1), "commit": commit()}
+        fields = {"figure": {**figure, "where": machine()}, **table.kept(fields)}
+        out.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+        part.unlink()
+        print(f"{name}: {stem}.json took {minutes:.1f} minutes", flush=True)
+    return True
+
+
+def source_hash(sources: Sequence[str]) -> str:
+    """The hash of the text of files and folders, named relative to the root."""
+    found = hashlib.sha256()
+    for name in sorted(sources):
+        path = ROOT / name
+        files = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in files:
+            if file.suffix in SUFFIXES:
+                found.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def stale(table: Table) -> bool:
+    """Whether the sources of a table have changed since it was measured."""
+    current = source_hash(table.sources)
+    return any(raw.get("figure", {}).get("sources") != current for raw in raws(table).values())
+
+
+def raws(table: Table) -> dict[str, dict[str, Any]]:
+    """The contents of a table's raw files by name; an empty one for a file that does not exist."""
+    paths = {stem: RESULTS / f"{stem}.json" for stem in table.commands}
+    return {
+        stem: json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for stem, path in paths.items()
+    }
+
+
+def rendered(name: str) -> str:
+    """A table in Markdown, from its raw files."""
+    found = raws(TABLES[name])
+    return TABLES[name].render(*found.values()) if all(found.values()) else "Not measured yet."
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """The pages with generated tables, and the text that they should have."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        if MARKED.search(text):
+            yield page, MARKED.sub(_with_table, text)
+
+
+def _with_table(found: re.Match[str]) -> str:
+    return f"{found['begin']}\n{rendered(found['name'])}\n\n{found['end']}"

@@ -1,0 +1,121 @@
+"""Replay drafting heads with and without tables, without a model.
+
+    python -m benchmarks heads --traces recorded.jsonl --json heads.json
+
+The traces are of ``record_heads`` or ``ngramspec record --top-k 8``. ``--exit`` plays a recorded
+early exit instead of the synthetic head. Figures are tokens per cost, where a row of the head costs
+``--costs`` one-position forwards of the target.
+
+"tables" and "head" draft alone, by expected tokens per cost. "head, tables" and "tables, head"
+draft in order of priority: each continues the draft of the one before it, with the heuristic draft
+length and without estimates. In "priced" ones the draft also ends by the measured acceptance of
+each source. "both" is the arbiter (``auto+model(FOLDER)``).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import add_json, write
+from ngramspec.drafters import CalibratedDrafter, ModelDrafter, TieredDrafter, build_drafter
+from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.headed import HeadedDrafter
+from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
+from ngramspec.measure.costs import cost_curve
+from ngramspec.measure.heads import RecordedHead, RecordedRows, SyntheticRows
+from ngramspec.measure.replay import Plan, Player, geometric_mean
+from ngramspec.measure.traces import Trace, read_traces
+
+CHAINS = ("head, tables", "tables, head")
+PRICED = ("priced h, t", "priced t, h")
+GAMMA = 16  # most tokens of a head in the chainings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--exit", action="store_true", help="play the recorded tokens themselves")
+    parser.add_argument("--costs", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.3])
+    parser.add_argument("--curve", default="gpu", help="cost of a forward: cpu, gpu or a file")
+    parser.add_argument("--count", type=int, default=1000, help="most traces")
+    parser.add_argument("--seed", type=int, default=0)
+    add_json(parser)
+
+
+def head() -> ModelDrafter:
+    """A head whose model the replay provides; chainings draft all that it is fairly sure of."""
+    return ModelDrafter("recorded", gamma=GAMMA, tables=False)
+
+
+def tables() -> Drafter:
+    """The tables in order of priority."""
+    return build_drafter("copy+ngram", policy="priority")
+
+
+CONTENDERS: dict[str, Callable[[], Drafter]] = {
+    "tables": ValueDrafter,
+    "head": lambda: HeadedDrafter(StoreDrafter(), head()),
+    "head, tables": lambda: TieredDrafter([head(), tables()]),
+    "tables, head": lambda: TieredDrafter([tables(), head()]),
+    "priced h, t": lambda: CalibratedDrafter(TieredDrafter([head(), tables()])),
+    "priced t, h": lambda: CalibratedDrafter(TieredDrafter([tables(), head()])),
+    "both": lambda: HeadedDrafter(ValueDrafter(SOURCES), head()),
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay; print a table for each cost and write the JSON."""
+    traces = read_traces(arguments.traces)[: arguments.count]
+    plans = {True: Plan(cost_curve(arguments.curve, 64))}
+    plans[False] = replace(plans[True], gamma="heuristic")
+    groups = list(dict.fromkeys(trace.group for trace in traces))
+    rows = RecordedRows if arguments.exit else SyntheticRows
+    found: list[dict[str, Any]] = []
+    for cost in arguments.costs:
+        print(f"head cost {cost}".ljust(16) + "".join(f"{each[:13]:>14}" for each in groups))
+        figures: dict[str, dict[str, float]] = {}
+        for name, make in CONTENDERS.items():
+
+            def model(trace: Trace, cost: float = cost) -> RecordedHead:
+                return RecordedHead(trace, rows(trace, arguments.seed), cost)
+
+            plan = plans[name not in CHAINS]
+            player = Player(make(), plan, head=None if name == "tables" else model).play(traces)
+            figures[name] = {
+                each: player.groups[each].to_dict()["tokens_per_cost"] for each in groups
+            }
+            mean = geometric_mean(player.groups.values(), "tokens_per_cost")
+            values = "".join(f"{figures[name][each]:>14.3f}" for each in groups)
+            print(f"{name:<16}{values}{mean:>9.3f}", flush=True)
+        ratios = compared(figures)
+        for name, by_group in ratios.items():
+            mean = float(np.exp(np.mean(np.log(list(by_group.values())))))
+            values = "".join(f"{each:>14.3f}" for each in by_group.values())
+            print(f"{name:<16}{values}{mean:>9.3f}")
+        found.append({"cost": cost, "tokens_per_cost": figures, "ratios": ratios})
+    settings = {
+        "traces": len(traces),
+        "head": "exit" if arguments.exit else "synthetic",
+        "seed": arguments.seed,
+        "curve": arguments.curve,
+    }
+    write(arguments, {"settings": settings, "results": found})
+    return 0
+
+
+def compared(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The arbiter relative to the better one alone, and to the better chains, by group."""
+    rivals = {"/ better alone": ("tables", "head"), "/ better chain": CHAINS, "/ priced": PRICED}
+    return {
+        name: {
+            group: value / max(figures[each][group] for each in names)
+            for group, value in figures["both"].items()
+        }
+        for name, names in rivals.items()
+    }

@@ -1,0 +1,258 @@
+"""Host time of a step: everything outside the model's forward, the baseline and ngramspec in turn.
+
+    OMP_NUM_THREADS=1 python -m benchmarks host_time --json host_time.json
+
+A Llama of one layer (hidden size 64, vocabulary 32000) continues 200 random tokens with one thread.
+All configurations run in turn in one process. Each forward is timed by a wrapper, the same for all.
+The host time is the rest of the time from the end of the prefill to the end of the last forward. It
+is given per forward and per token (of one row), as medians of the repeats. The texts are:
+
+own     the model's own, without processors
+random  random tokens, which a logits processor forces, so that nothing can be predicted
+copy    the prompt again and again, which a logits processor forces, so that drafts are accepted
+
+Prompt lookup drafts 10 tokens. In the copies, ngramspec's chains have 10 tokens, and its trees 32
+nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.harness import add_json, greedy, write
+from ngramspec import Speculator
+from ngramspec.cli.options import add_count
+from ngramspec.measure.forced import ForcedProcessor
+from ngramspec.measure.turns import take_turns
+
+OWN, RANDOM, COPY = "own", "random", "copy"
+BASELINE, LOOKUP = "baseline", "prompt lookup (10)"
+PROMPT_TOKENS, VOCAB = 200, 32000
+LOOKUP_TOKENS = 10
+TREE_NODES = 32
+BATCH = 8
+CHAIN: dict[str, Any] = {"gamma": LOOKUP_TOKENS, "tree": None}
+TREE: dict[str, Any] = {"gamma": TREE_NODES, "tree": TREE_NODES}
+# Assumed, not measured: milliseconds of a forward on a GPU, which the host time is compared with.
+ASSUMED_FORWARDS = (3, 6, 12, 25)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one row of the table measures.
+
+    Attributes:
+        who: BASELINE, LOOKUP, or the name of a configuration of ngramspec.
+        text: OWN, RANDOM or COPY.
+        rows: of the batch.
+        settings: of the Speculator; None: transformers' own loop.
+    """
+
+    who: str
+    text: str
+    rows: int = 1
+    settings: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The row's name in the table."""
+        batch = f", batch of {self.rows}" if self.rows > 1 else ""
+        return f"{self.who}, {self.text}{batch}"
+
+
+def ours(name: str, text: str, rows: int = 1, **settings: Any) -> Cell:
+    """A configuration of ngramspec."""
+    return Cell(f"ngramspec {name}", text, rows, settings)
+
+
+CELLS = (
+    *(
+        cell
+        for text in (OWN, RANDOM)
+        for cell in (
+            Cell(BASELINE, text),
+            Cell(LOOKUP, text),
+            ours("none", text, drafter="none"),
+            ours("auto", text),
+        )
+    ),
+    Cell(BASELINE, COPY),
+    Cell(LOOKUP, COPY),
+    ours("chain of 10", COPY, **CHAIN),
+    ours("tree of 32", COPY, **TREE),
+    *(
+        cell
+        for text in (OWN, RANDOM)
+        for cell in (
+            Cell(BASELINE, text, BATCH),
+            ours("none", text, BATCH, drafter="none"),
+            ours("auto", text, BATCH),
+        )
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What one call took outside the model's forwards, after its prefill.
+
+    Attributes:
+        seconds: host time.
+        forwards: forwards after the prefill.
+        tokens: tokens of each row that they emitted, at most.
+        drafted: share of the forwards that had a draft.
+    """
+
+    seconds: float
+    forwards: int
+    tokens: int
+    drafted: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_count(parser, "--repeats", 5, "timed calls of each configuration")
+    add_count(parser, "--max-new-tokens", 400, "new tokens of each call")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="only cells with these texts")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, write the JSON."""
+    torch.set_num_threads(1)
+    rows = measure(arguments.max_new_tokens, arguments.repeats, chosen(arguments.only))
+    print(f"{'':<40}{'µs/forward':>11}{'± ':>6}{'µs/token':>10}{'drafted':>9}")
+    for row in rows:
+        print(
+            f"{row['name']:<40}{row['per_forward']:>11.0f}{row['spread']:>6.0f}"
+            f"{row['per_token']:>10.0f}{row['drafted']:>8.0%}"
+        )
+    print("\nSpeed of steps without a draft to the baseline's, at assumed forwards of a GPU")
+    print(f"{'':<40}" + "".join(f"{each:>8} ms" for each in ASSUMED_FORWARDS))
+    for row in rows:
+        if row["assumed"]:
+            print(f"{row['name']:<40}" + "".join(f"{each:>11.3f}" for each in row["assumed"]))
+    write(arguments, {"rows": rows, "assumed_forwards_ms": ASSUMED_FORWARDS})
+    return 0
+
+
+def chosen(words: Sequence[str] | None) -> list[Cell]:
+    """The cells whose names contain one of the words; None: all."""
+    return [each for each in CELLS if words is None or any(word in each.name for word in words)]
+
+
+def measure(new: int, repeats: int, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The host time of each cell, in microseconds."""
+    model = small_llama()
+    prompt = random_tokens(PROMPT_TOKENS, seed=1)
+    turns = take_turns(
+        {cell.name: partial(host_time, model, prompt, new, cell) for cell in cells}, repeats
+    )
+    rows = {cell.name: row_of(cell, turns.results[cell.name]) for cell in cells}
+    for cell in cells:
+        baseline = rows.get(Cell(BASELINE, cell.text, cell.rows).name)
+        undrafted = cell.settings is not None and cell.text != COPY
+        hosts = (baseline["per_forward"], rows[cell.name]["per_forward"]) if baseline else None
+        rows[cell.name]["assumed"] = speeds(*hosts) if hosts and undrafted else []
+    return list(rows.values())
+
+
+def speeds(baseline: float, ours: float) -> list[float]:
+    """A step's speed to the baseline's at each of ``ASSUMED_FORWARDS``, for two host times in µs.
+
+    The host works while the device waits, so a step takes the sum of both times.
+    """
+    return [(1000 * each + baseline) / (1000 * each + ours) for each in ASSUMED_FORWARDS]
+
+
+def row_of(cell: Cell, calls: Sequence[Host]) -> dict[str, Any]:
+    """A row of the results: medians over the calls, in microseconds."""
+    per_forward = [1e6 * each.seconds / each.forwards for each in calls]
+    return {
+        "name": cell.name,
+        "per_forward": median(per_forward),
+        "least": min(per_forward),
+        "spread": max(per_forward) - min(per_forward),
+        "per_token": median(1e6 * each.seconds / each.tokens for each in calls),
+        "drafted": median(each.drafted for each in calls),
+        "forwards": median(each.forwards for each in calls),
+        "all_per_forward": per_forward,
+    }
+
+
+def small_llama() -> Any:
+    """A random Llama whose forward is short, with the vocabulary of a real one."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    """Random tokens of the vocabulary, without the special ones."""
+    make = torch.Generator().manual_seed(seed)
+    found: list[int] = torch.randint(3, VOCAB, (count,), generator=make).tolist()
+    return found
+
+
+def host_time(model: Any, prompt: list[int], new: int, cell: Cell) -> Host:
+    """Run one call of a cell."""
+    ids = torch.tensor([prompt] * cell.rows)
+    arguments: dict[str, Any] = {}
+    if cell.text != OWN:
+        text = random_tokens(new, seed=2) if cell.text == RANDOM else prompt * (new // len(prompt))
+        arguments["logits_processor"] = [ForcedProcessor(len(prompt), text)]
+    if cell.who == LOOKUP:
+        arguments["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    call = greedy(model, inputs, new, **arguments)
+    speculator = None if cell.settings is None else Speculator(**cell.settings)
+    with timed_forwards(model) as spans:
+        call(speculator)
+    forwards = len(spans) - 1
+    whole = spans[-1][1] - spans[0][1]
+    inside = sum(end - begin for begin, end, _ in spans[1:])
+    wide = sum(positions > 1 for *_, positions in spans[1:])
+    return Host(whole - inside, forwards, new - 1, wide / forwards)
+
+
+@contextmanager
+def timed_forwards(model: Any) -> Iterator[list[tuple[float, float, int]]]:
+    """Time every forward of a model inside the block.
+
+    Yields:
+        for each forward, the seconds at which it began and ended, and its number of positions.
+    """
+    inner: Callable[..., Any] = model.forward
+    spans: list[tuple[float, float, int]] = []
+
+    @wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        began = perf_counter()
+        outputs = inner(*args, **kwargs)
+        spans.append((began, perf_counter(), kwargs["input_ids"].shape[1]))
+        return outputs
+
+    model.forward = forward
+    try:
+        yield spans
+    finally:
+        del model.forward

@@ -1,0 +1,212 @@
+"""Summaries by an encoder-decoder as users make them: with beams, penalties and in batches.
+
+    python -m benchmarks summaries --traces traces.jsonl --json summaries.json
+
+The model has the shape of BART-large-CNN and random weights. It is forced to the recorded summary
+of each row's article: the logit of the next recorded token is raised, and that of another token of
+the article by almost as much at some positions, so that beams differ in a few tokens. All calls
+have the settings of that model's checkpoint. The baseline, ngramspec and, where it runs, prompt
+lookup take turns. Times are of a whole call, with the encoder. Compare the ratios of one turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import add_run, padded, write
+from ngramspec import DecodeStats, Speculator, generate
+from ngramspec.cli.options import add_count
+from ngramspec.hf_model.compat.positions import given_positions
+from ngramspec.measure.traces import read_traces
+from ngramspec.measure.turns import PLAIN, take_turns
+
+OURS, LOOKUP, ENCODER = "ours", "prompt lookup", "encoder"
+LARGE = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "vocab_size": 50264}
+SETTINGS: dict[str, Any] = {"do_sample": False, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
+SETTINGS |= {"early_stopping": True, "min_length": 0, "forced_bos_token_id": None}
+EOS, PAD, SPECIAL_IDS = 2, 1, 4  # recorded ids are moved up by the number of special ones
+LONGEST_ARTICLE = 1000  # tokens; the model has 1024 positions
+LONGEST_SUMMARY = 142  # tokens, as in the checkpoint
+# Logits of the recorded and of the other token, above the logarithm of the other tokens' sum.
+SURE, UNSURE = (8.0, 4.0), (7.0, 6.3)
+UNSURE_SHARE = 0.25  # of positions; not measured
+
+
+def build(layers: int, dtype: torch.dtype) -> Any:
+    """The model, with ``layers`` layers in the encoder and in the decoder."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = LARGE | {"encoder_layers": layers, "decoder_layers": layers}
+    model = BartForConditionalGeneration(BartConfig(**sizes)).to(dtype).eval()
+    model.generation_config.update(eos_token_id=EOS, pad_token_id=PAD, forced_eos_token_id=None)
+    return model
+
+
+def recorded(path: Path, group: str, rows: int) -> list[tuple[list[int], list[int]]]:
+    """The first articles of a group, with their summaries."""
+    found = [each for each in read_traces(path) if each.group == group]
+    if len(found) < rows:
+        raise ValueError(f"{path} has {len(found)} traces of the group {group!r}, not {rows}")
+    return [
+        (
+            [token + SPECIAL_IDS for token in each.prompt.tolist()[-LONGEST_ARTICLE:]],
+            [token + SPECIAL_IDS for token in each.output.tolist()[: LONGEST_SUMMARY - 1]],
+        )
+        for each in found[:rows]
+    ]
+
+
+class Texts:
+    """The recorded summaries of a batch's rows, by the position in the decoder.
+
+    Args:
+        model: the model.
+        inputs: the articles.
+        pairs: each row's article and summary.
+    """
+
+    def __init__(
+        self, model: Any, inputs: dict[str, torch.Tensor], pairs: list[tuple[list[int], list[int]]]
+    ) -> None:
+        length, make = LONGEST_SUMMARY + 512, torch.Generator().manual_seed(1)
+        self.wanted = torch.full((len(pairs), length), EOS)
+        self.others = torch.full((len(pairs), length), EOS)
+        self.raised = torch.tensor([SURE]).expand(length, 2).repeat(len(pairs), 1, 1)
+        for row, (article, summary) in enumerate(pairs):
+            self.wanted[row, : len(summary)] = torch.tensor(summary)
+            places = torch.randint(len(article), (length,), generator=make)
+            self.others[row] = torch.tensor(article)[places]
+            unsure = torch.rand(length, generator=make) < UNSURE_SHARE
+            self.raised[row, unsure] = torch.tensor(UNSURE)
+        with torch.inference_mode():
+            self.marks = model.get_encoder()(**inputs)[0][:, -1].float()  # (rows, d)
+
+    def force(self, logits: torch.Tensor, encoded: torch.Tensor, positions: torch.Tensor) -> None:
+        """Raise logits in place.
+
+        Args:
+            logits: (rows, n, vocab).
+            encoded: of these rows, (rows, length, d), from which they are recognized.
+            positions: int64 (rows or 1, n).
+        """
+        row = torch.cdist(encoded[:, -1].float(), self.marks).argmin(dim=1)[:, None]
+        total = logits.float().logsumexp(dim=-1)
+        for which, tokens in enumerate((self.others, self.wanted)):
+            index = tokens[row, positions].expand(logits.shape[:2])[..., None]
+            raised = total + self.raised[row, positions, 1 - which]
+            logits.scatter_(-1, index, raised[..., None].to(logits.dtype))
+
+
+@contextmanager
+def forced(model: Any, texts: Texts) -> Iterator[None]:
+    """Force a model to each row's text. Its class is replaced by one of the same name."""
+    kind = type(model)
+
+    def forward(self: Any, **kwargs: Any) -> Any:
+        positions, ids = given_positions(), kwargs["decoder_input_ids"]
+        if positions is None:
+            before = kwargs["past_key_values"].get_seq_length()
+            positions = (torch.arange(ids.shape[1]) + before)[None]
+        outputs = kind.forward(self, **kwargs)
+        texts.force(outputs.logits, kwargs["encoder_outputs"][0], positions)
+        return outputs
+
+    members = {"forward": forward, "__module__": kind.__module__}
+    model.__class__ = type(kind.__name__, (kind,), members)
+    try:
+        yield
+    finally:
+        model.__class__ = kind
+
+
+def measure(
+    model: Any, pairs: list[tuple[list[int], list[int]]], beams: int, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """The median speedups over the baseline of one batch, and ngramspec's counts."""
+    inputs = padded([article for article, _ in pairs], PAD)
+    new = min(arguments.max_new_tokens, LONGEST_SUMMARY)
+    given: dict[str, Any] = SETTINGS | {"num_beams": beams, "max_new_tokens": new} | inputs
+
+    def speculate() -> tuple[torch.Tensor, DecodeStats]:
+        speculator = Speculator(tree=arguments.tree or "auto", gamma=arguments.gamma or "auto")
+        return generate(model, speculator=speculator, **given), speculator.stats
+
+    def plain(**more: Any) -> tuple[torch.Tensor, DecodeStats]:
+        return model.generate(**given, **more), DecodeStats()
+
+    def encode() -> tuple[torch.Tensor, DecodeStats]:
+        with torch.inference_mode():
+            return model.get_encoder()(**inputs)[0], DecodeStats()
+
+    calls: dict[str, Callable[[], tuple[torch.Tensor, DecodeStats]]]
+    calls = {PLAIN: plain, OURS: speculate, ENCODER: encode}
+    if len(pairs) == beams == 1:
+        calls[LOOKUP] = partial(plain, prompt_lookup_num_tokens=10)
+    with forced(model, Texts(model, inputs, pairs)):
+        turns = take_turns(calls, arguments.repeats, warm_up=arguments.warm_up)
+    (text, _), (ours, stats) = turns.last(PLAIN), turns.last(OURS)
+    return {
+        "batch": len(pairs),
+        "beams": beams,
+        "speedup": turns.speedup(OURS),
+        "worst": min(turns.speedups(OURS)),
+        "lookup": turns.speedup(LOOKUP) if LOOKUP in calls else None,
+        "encoder_share": turns.median(ENCODER) / turns.median(PLAIN),
+        "tokens_per_call": stats.tokens_per_call,
+        "calls": stats.target_calls,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "draft_seconds": stats.draft_seconds,
+        "forward_seconds": stats.forward_seconds,
+        "other_seconds": stats.other_seconds,
+        "chains": dict(stats.chains),
+        "same": text.shape == ours.shape and bool((text == ours).all()),
+        "seconds": turns.seconds,
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--group", default="summarization")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8], help="rows of a batch")
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
+    add_count(parser, "--batches", 3, "batches of each size")
+    add_count(parser, "--layers", LARGE["decoder_layers"], "layers of encoder and decoder")
+    parser.add_argument("--gamma", type=int, help="tokens of a draft; default: by cost")
+    parser.add_argument("--tree", type=int, help="nodes of a draft; default: by cost")
+    parser.add_argument("--warm-up", type=int, default=1, help="turns before that are not counted")
+    add_run(parser, repeats=3, new=LONGEST_SUMMARY)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print a table, write the JSON."""
+    model = build(arguments.layers, getattr(torch, arguments.dtype))
+    pairs = recorded(arguments.traces, arguments.group, arguments.batches * max(arguments.sizes))
+    rows = []
+    print(
+        f"{'batch':>5}{'beams':>6}{'ours':>8}{'worst':>8}{'lookup':>8}{'encoder':>9}"
+        f"{'tok/call':>10}{'same':>6}"
+    )
+    for beams in arguments.beams:
+        for size in arguments.sizes:
+            for start in range(0, arguments.batches * size, size):
+                row = measure(model, pairs[start : start + size], beams, arguments)
+                rows.append(row)
+                lookup = "-" if row["lookup"] is None else f"{row['lookup']:.2f}x"
+                print(
+                    f"{size:>5}{beams:>6}{row['speedup']:>7.2f}x{row['worst']:>7.2f}x{lookup:>8}"
+                    f"{row['encoder_share']:>8.0%}{row['tokens_per_call']:>10.2f}"
+                    f"{row['same']!s:>6}",
+                    flush=True,
+                )
+    write(arguments, {"rows": rows})
+    return 0

@@ -1,0 +1,307 @@
+"""A drafting head and tables under one estimate: the head is consulted where it pays."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ngramspec.draft import Draft, Evidence, Float32, Int32, Proposal, joined
+from ngramspec.drafters.base import (
+    Drafter,
+    DraftModel,
+    DraftSession,
+    ForwardingSession,
+    LearningDrafter,
+)
+from ngramspec.drafters.model import ModelDrafter
+from ngramspec.drafters.reader import Reader, distribution, sampled
+from ngramspec.drafters.value import TIERS_OF_ENGINE, ValueDrafter, ValueSession
+from ngramspec.drafters.worth import HeadWorth
+
+ONE = np.ones(1, np.float32)
+RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost; not tuned
+
+
+@dataclass(slots=True)
+class Plan:
+    """The chain that the engine would draft now.
+
+    Attributes:
+        tokens, confidence: of the chain, int32 and float32 (n,).
+        known: number of its leading positions at which the head has a row.
+    """
+
+    tokens: Int32
+    confidence: Float32
+    source: Any
+    known: int
+
+    def reach(self, depth: int) -> float:
+        """P(the first ``depth`` tokens are accepted)."""
+        return float(np.prod(self.confidence[:depth], dtype=np.float64))
+
+    def chance(self, depth: int) -> float:
+        """The confidence of the token at a depth, 0 after the end."""
+        return float(self.confidence[depth]) if depth < len(self.tokens) else 0.0
+
+    def expected(self) -> float:
+        """Expected accepted tokens."""
+        return float(np.cumprod(self.confidence, dtype=np.float64).sum())
+
+
+class HeadedSession(ForwardingSession):
+    """Drafts for one sequence from the tables, and from the head where that is worth its cost.
+
+    Before each draft, the head is consulted about the position at which its row promises the
+    largest gain, as long as the gain exceeds the cost of its forward at the sequence's tokens per
+    cost. The search then chooses among the candidates of all sources. So a copy that is certain
+    enough is drafted without the head, tables continue the head's tokens, and the head continues
+    a copy's end. A head that does not pay is tried from time to time.
+
+    In sampled requests a token is sampled from the head's distribution where it is accepted with
+    a higher probability than the best token of the tables. Whether it is drafted is decided before
+    it is sampled.
+
+    Args:
+        drafter: its drafter.
+        inner: a value session, or what wraps one.
+        engine: the value engine of that session.
+        tokens: the prompt, int32 (n,).
+    """
+
+    def __init__(self, drafter: HeadedDrafter, inner: Any, engine: Any, tokens: Int32) -> None:
+        super().__init__(inner)
+        self.drafter, self.engine, self.worth = drafter, engine, drafter.worth
+        self.text: list[int] = tokens.tolist()
+        self.reader: Reader | None = None
+        self.temperature: float | None = None
+        self._rng = np.random.default_rng(0)
+        self._path: list[int] = []  # draft tokens before the head's rows but the first
+        self._rows: list[tuple[Int32, Float32]] = []  # the head's distributions along them
+        self._emitted = self._cost = 1.0  # decaying sums over steps
+        self._paid = 0.0  # cost of the step so far, without the committed token's forward
+        self._failed: Exception | None = None
+        self._sampled: dict[int, tuple[Int32, Float32]] = {}  # by depth: what it was sampled from
+
+    def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
+        self.reader = Reader(load(self.drafter.head), self.drafter.head.most)
+
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
+        self.temperature = temperature
+        self._rng = np.random.default_rng(seed)
+        super().begin_sampling(temperature, seed)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        self._path, self._rows, self._sampled = [], [], {}
+        self._paid = 0.0
+        plan = None
+        if self.reader is not None and self.text and gamma > 0:
+            self.reader.model.commit(len(self.text))
+            if self.reader.model.ready:
+                plan = self._consult(self.reader, gamma, cost)
+        if plan is not None and self._sampled:
+            draft = self._stated(plan)
+        else:
+            draft = self.inner.propose(gamma, self._with_paid(cost), tree=tree)
+        self._paid += 0.0 if cost is None else float(cost[len(draft) + 1]) - float(cost[1])
+        return draft
+
+    def _with_paid(self, cost: Float32 | None) -> Float32 | None:
+        """The costs of the step, with those of the head's forwards."""
+        return cost if cost is None or not self._paid else cost + np.float32(self._paid)
+
+    def _consult(self, reader: Reader, gamma: int, cost: Float32 | None) -> Plan:
+        """Consult the head while it pays; return the chain that is drafted then."""
+        plan = self._plan(gamma, cost)
+        rate = 0.0 if cost is None else self._emitted / self._cost  # without costs, all are free
+        while True:
+            at = self._worthwhile(reader, plan, gamma, rate)
+            if at is None:
+                return plan
+            before = plan
+            try:
+                self._read(reader, plan, at)
+            except Exception as error:
+                if not self._sampled:
+                    raise
+                self._failed = error  # sampled tokens stay in the draft
+                return plan
+            plan = self._plan(gamma, cost)
+            if self.temperature is not None:
+                plan = self._sample(plan, gamma, cost, rate)
+            self._learn(before, plan, at, cost, rate)
+
+    def _plan(self, gamma: int, cost: Float32 | None) -> Plan:
+        """The chain that the engine drafts with the rows read so far."""
+        tokens, confidence, source = self.engine.draft(gamma, self._with_paid(cost))
+        known, rows = 0, len(self._rows)
+        while known < rows and (known == 0 or known <= len(tokens)):
+            if known and int(tokens[known - 1]) != self._path[known - 1]:
+                break
+            known += 1
+        return Plan(tokens, confidence, source, known)
+
+    def _worthwhile(self, reader: Reader, plan: Plan, gamma: int, rate: float) -> int | None:
+        """The depth at which to consult the head, or None. ``rate``: tokens per cost."""
+        model = reader.model
+        last = min(len(plan.tokens), gamma - 1)
+        if model.ahead is not None:
+            last = min(last, model.ahead - 1)
+        best, most = None, -np.inf
+        for depth in range(plan.known, last + 1):
+            gain = plan.reach(depth) * self.worth.gain(plan.chance(depth), depth)
+            net = gain - rate * model.cost(depth + 1 - plan.known)
+            if net > most:
+                best, most = depth, net
+        if best is None or not reader.fits(len(self.text) + gamma):
+            return None
+        tried = most <= 0 and not self._rows and self.worth.due()
+        if most > 0 and not self._rows:
+            self.worth.pays()
+        return best if most > 0 or tried else None
+
+    def _read(self, reader: Reader, plan: Plan, depth: int) -> None:
+        """Read the head's rows up to a depth of the chain."""
+        path: list[int] = plan.tokens[:depth].tolist()
+        text, first = self.text + path, plan.known
+        ids, log_probs = self._forward(reader, text, depth + 1 - first)
+        before = np.array([0, *path], np.int32)[first:]
+        self.engine.read_head(before, ids, log_probs, first)
+        self._rows[first:] = list(zip(ids, log_probs, strict=True))
+        self._path = path
+        self._paid += reader.model.cost(depth + 1 - first)
+
+    def _forward(self, reader: Reader, text: list[int], last: int) -> tuple[Int32, Float32]:
+        """The head's distributions after the ``last`` tokens of the text."""
+        at = min(reader.agree(text, len(self.text)), len(text) - last)
+        reader.forget(at)
+        return reader.forward(text[at:], last)
+
+    def _learn(
+        self, before: Plan, after: Plan, depth: int, cost: Float32 | None, rate: float
+    ) -> None:
+        """Learn what the row at a depth has changed."""
+        more = 0.0
+        if cost is not None:
+            more = float(cost[len(after.tokens) + 1]) - float(cost[len(before.tokens) + 1])
+        gain = after.expected() - before.expected() - rate * more
+        reach = max(before.reach(depth), 1e-3)
+        self.worth.learn_gain(before.chance(depth), depth, gain / reach)
+
+    def _sample(self, plan: Plan, gamma: int, cost: Float32 | None, rate: float) -> Plan:
+        """Sample the head's tokens where they are accepted with a higher probability."""
+        assert self.temperature is not None
+        depth = max(self._sampled, default=-1) + 1
+        while depth < min(plan.known, gamma):
+            q = distribution(*self._rows[depth], self.temperature)
+            share = self.worth.accepted(float(q[1][0]))
+            price = 0.0 if cost is None else float(cost[depth + 2] - cost[depth + 1])
+            worth = plan.reach(depth) * share > rate * price
+            if share > plan.chance(depth) and worth:
+                token = sampled(*q, self._rng)
+                self._sampled[depth] = q
+                tokens = np.append(plan.tokens[:depth], np.int32(token))
+                shares = np.append(plan.confidence[:depth], np.float32(share))
+                self.engine.fix(tokens.astype(np.int32), shares.astype(np.float32))
+                plan = self._plan(gamma, cost)
+            depth += 1
+        return plan
+
+    def _stated(self, plan: Plan) -> Draft:
+        """The chain with the distributions that its tokens were sampled from."""
+        parts = []
+        for depth, token in enumerate(plan.tokens):
+            ids, probs = self._sampled.get(depth, (plan.tokens[depth : depth + 1], ONE))
+            starts = np.array([0, len(ids)], np.int32)
+            parts.append(Draft(np.array([token]), proposal=Proposal(starts, ids, probs)))
+        return Draft(plan.tokens, None, plan.confidence, joined(parts), plan.source)
+
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        tested: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        verified = min(len(draft), len(accepted) + 1) if tested is None else tested
+        for depth, (_, probs) in self._sampled.items():
+            if depth < verified:
+                self.worth.learn_accepted(float(probs[0]), depth < len(accepted))
+        super().observe(draft, accepted, tested, evidence)
+
+    def extend(self, tokens: Int32) -> None:
+        if self._failed is not None:
+            raise self._failed
+        self.text += tokens.tolist()
+        self._emitted = RATE_MEMORY * self._emitted + len(tokens)
+        self._cost = RATE_MEMORY * self._cost + 1.0 + self._paid
+        self._paid = 0.0
+        super().extend(tokens)
+
+    def close(self) -> None:
+        self.reader = None
+        super().close()
+
+
+class HeadedDrafter(LearningDrafter):
+    """Tables, and a head that drafts with a model, under one calibrated estimate.
+
+    Sequences share what the head was worth, besides the calibration of the tables.
+
+    Args:
+        tables: a drafter by value.
+        head: what drafts with a model.
+    """
+
+    estimates = True
+    branches = True
+    learned = ("worth",)
+
+    def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
+        self.tables, self.head = tables.with_heads_tokens(), head
+        self.tiers = (*TIERS_OF_ENGINE, *head.tiers)
+        self.evidence, self.stores = tables.evidence, tables.stores
+        known = None in (tables.spec, head.spec)
+        self.spec = None if known else f"{tables.spec}+{head.spec}"
+        self.forget()
+
+    @property
+    def assistants(self) -> tuple[Any, ...]:  # type: ignore[override]
+        """The head: its model is loaded when a call begins."""
+        return (self.head,)
+
+    def forget(self) -> None:
+        self.worth = HeadWorth()
+
+    def learning(self, *, by_request: bool) -> LearningDrafter:
+        other = super().learning(by_request=by_request)
+        assert isinstance(other, HeadedDrafter)
+        tables = self.tables.learning(by_request=by_request)
+        assert isinstance(tables, ValueDrafter)
+        other.tables = tables
+        return other
+
+    def with_stores(self, stores: Sequence[Any]) -> Drafter:
+        other = copy.copy(self)
+        other.tables = self.tables.with_stores(stores).with_heads_tokens()
+        other.evidence, other.stores = other.tables.evidence, other.tables.stores
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeadedDrafter:
+        """A copy that shares the weights of the head's model, and nothing learned."""
+        return HeadedDrafter(copy.deepcopy(self.tables, memo), copy.deepcopy(self.head, memo))
+
+    def start(self, tokens: Int32) -> DraftSession:
+        inner = innermost = self.tables.start(tokens)
+        while isinstance(innermost, ForwardingSession):
+            innermost = innermost.inner
+        assert isinstance(innermost, ValueSession)
+        drafter = self
+        if self.by_request:
+            drafter = copy.copy(self)
+            drafter.forget()
+        return HeadedSession(drafter, inner, innermost.engine, tokens)

@@ -1,0 +1,141 @@
+"""Positions for models that count them themselves.
+
+Such a model computes a token's position from the length of its cache. This is wrong for siblings in
+a tree, and for rows with gaps in the cache. Hooks on the modules in ``class_names`` let one forward
+use given positions. They have an effect in one thread only.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding
+
+from ngramspec.hf_model.compat import classes
+
+Modules = tuple[list[Any], list[Any]]  # position embeddings, and attentions with a position bias
+
+
+def counting_modules(model: Any) -> Modules:
+    """Return the modules of a model's decoder that compute positions, of the listed classes."""
+    found = [(each, type(each).__name__) for each in model.get_decoder().modules()]
+    tables = [each for each, name in found if name in classes.POSITION_EMBEDDINGS]
+    biased = [each for each, name in found if name in classes.POSITION_BIASES]
+    return tables, [each for each in biased if each.has_relative_attention_bias]
+
+
+class _Thread(threading.local):
+    """The positions of one thread's forward, as in ``placed``, or None."""
+
+    past: torch.Tensor | None = None
+    own: torch.Tensor | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def placed(modules: Modules, past: torch.Tensor, own: torch.Tensor) -> Iterator[None]:
+    """Let this thread's next forward use given positions; other threads may run the same model.
+
+    Args:
+        modules: the ``counting_modules`` of the model.
+        past: int64 (rows, length), of the positions in the cache.
+        own: int64 (rows, width), of the forward's own.
+    """
+    tables, biased = modules
+    hooks = [each.register_forward_pre_hook(_count_from_zero, with_kwargs=True) for each in tables]
+    hooks += [each.register_forward_hook(_embed) for each in tables]
+    hooks += [each.register_forward_pre_hook(_add_bias, with_kwargs=True) for each in biased]
+    _thread.past, _thread.own = past, own
+    try:
+        yield
+    finally:
+        _thread.past = _thread.own = None
+        for hook in hooks:
+            hook.remove()
+
+
+def given_positions() -> torch.Tensor | None:
+    """Return the positions of this thread's present forward, int64 (rows, width).
+
+    They are None outside of ``placed``.
+    """
+    return _thread.own
+
+
+@functools.cache
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(forward)
+
+
+def _count_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
+    """Change a position embedding's arguments so that no position is out of its range.
+
+    In rows with gaps, the cache may be longer than the embedding's table. A table that grows is
+    left to grow.
+    """
+    if _thread.own is None:
+        return None
+    call = _signature(type(module).forward).bind(module, *args, **kwargs)
+    if type(module).__name__ not in classes.GROWING_EMBEDDINGS:
+        call.arguments.pop("past_key_values_length", None)
+        if call.arguments.get("position_ids") is not None:
+            call.arguments["position_ids"] = torch.zeros_like(call.arguments["position_ids"])
+    return call.args[1:], call.kwargs
+
+
+def _embed(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+    """Return the embeddings of the given positions, (rows, width, size).
+
+    Args:
+        module: a position embedding.
+        args: of its forward: token ids, their shape, or their embeddings.
+        output: of its forward.
+    """
+    own = _thread.own
+    if own is None:
+        return output
+    if isinstance(module, torch.nn.Embedding):
+        return embedding(own.to(module.weight.device) + getattr(module, "offset", 0), module.weight)
+    if hasattr(module, "weights"):  # the first positions are those of padding tokens
+        skipped = module.padding_idx
+        ids = torch.where(args[0] == skipped, skipped, own + 1 + skipped)
+        found: torch.Tensor = module.weights[ids].detach()
+        return found
+    flat = args[0].reshape(1, -1, args[0].shape[-1])  # Pegasus-X uses the size of its input
+    computed: torch.Tensor = module.forward(flat, 0, own.reshape(-1, 1))
+    return computed.reshape(args[0].shape)
+
+
+def _add_bias(module: Any, args: Any, kwargs: Any) -> Any:
+    """Pass an attention the relative position bias of the given positions."""
+    past, own = _thread.past, _thread.own
+    if past is not None and own is not None and kwargs.get("position_bias") is None:
+        kwargs["position_bias"] = _bias(module, kwargs["mask"], past, own)
+    return args, kwargs
+
+
+def _bias(
+    module: Any, mask: torch.Tensor | None, past: torch.Tensor, own: torch.Tensor
+) -> torch.Tensor:
+    """Return the relative position bias of a forward, (rows, heads, width, keys).
+
+    Args:
+        module: an attention with ``compute_bias``.
+        mask: (rows, 1, width, keys); None: there are no keys but those with positions.
+        past, own: as in ``placed``.
+    """
+    positions = torch.cat((past, own), dim=1)
+    length = positions.shape[1]
+    by_distance = module.compute_bias(1, length, positions.device, length - 1)[0, :, 0].flip(-1)
+    distance = (own[:, :, None] - positions[:, None, :]).clamp(min=0)  # those < 0 are masked
+    bias: torch.Tensor = by_distance[:, distance].transpose(0, 1)
+    unused = 0 if mask is None else mask.shape[-1] - length  # at the end of a static cache
+    return torch.nn.functional.pad(bias, (0, unused)) if unused else bias

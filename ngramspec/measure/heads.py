@@ -1,0 +1,160 @@
+"""Recorded drafting heads for replay: a synthetic one of known accuracy, and recorded rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ngramspec.draft import Float32, Int32
+from ngramspec.measure.traces import Trace
+
+ACCURACIES = (0.8, 0.65, 0.5, 0.4)  # of the synthetic head by depth, if all before is right
+NOISE = 0.5  # standard deviation of the log-odds of its probabilities
+CONCENTRATION = 3.0  # of the beta distribution of the probability that it is right
+TOP = 8  # tokens of a row
+
+
+class Rows(Protocol):
+    """A head along a recorded output.
+
+    Attributes:
+        ahead: most tokens after the committed ones that it predicts; None: no limit.
+    """
+
+    ahead: int | None
+
+    def row(self, at: int, depth: int, said: bool) -> tuple[Int32, Float32]:
+        """The head's tokens and log-probabilities, int32 and float32 (8,).
+
+        Args:
+            at: position in the output that the row is about.
+            depth: draft tokens between the committed ones and this position.
+            said: whether these draft tokens are the recorded ones.
+        """
+
+
+class SyntheticRows:
+    """A head that is right with known probabilities, and says so with some noise.
+
+    Its first token at depth d is right with a probability that is drawn from a beta distribution
+    with mean ``ACCURACIES[d]``. Its log-odds, with normal noise, are the head's own probability.
+    A wrong first token is one of the target's recorded top 8. The right token then has a random
+    rank. After wrong draft tokens it behaves as elsewhere, but nothing is right.
+
+    Args:
+        trace: a recorded output; its ``runners_up`` are the target's top tokens.
+        seed: of all random choices, together with the trace's name.
+    """
+
+    ahead: int | None = len(ACCURACIES)
+
+    def __init__(self, trace: Trace, seed: int) -> None:
+        self._output, self._runners_up = trace.output, trace.runners_up
+        name = int.from_bytes(f"{trace.group} {trace.id}".encode()[-8:], "big")
+        self._seed = (seed, name)
+
+    def row(self, at: int, depth: int, said: bool) -> tuple[Int32, Float32]:
+        rng = np.random.default_rng((*self._seed, at, depth, said))
+        mean = ACCURACIES[min(depth, len(ACCURACIES) - 1)]
+        chance = float(rng.beta(CONCENTRATION * mean, CONCENTRATION * (1 - mean)))
+        chance = min(max(chance, 0.02), 0.98)
+        odds = np.log(chance / (1 - chance)) + rng.normal(0, NOISE)
+        first = float(1 / (1 + np.exp(-odds)))
+        right = int(self._output[at])
+        place = at
+        if not said:
+            place = int(rng.integers(0, len(self._output)))
+            right = int(self._output[place])
+        others = self._others(place, right, rng)
+        if rng.random() < chance:
+            tokens = [right, *others[: TOP - 1]]
+        else:
+            tokens = others[: TOP - 1]
+            tokens.insert(int(rng.integers(1, TOP)), right)
+        rest = (1 - first) * 0.5 ** np.arange(1, TOP)
+        probs = np.array([first, *np.minimum(rest, first)], np.float32)
+        return np.array(tokens, np.int32), np.log(probs)
+
+    def _others(self, at: int, right: int, rng: np.random.Generator) -> list[int]:
+        """The target's top tokens at a position but the right one, in an order of their ranks."""
+        known: list[int] = []
+        if self._runners_up is not None:
+            known = [each for each in self._runners_up.ids[at].tolist() if each not in (right, -1)]
+        while len(known) < TOP:
+            token = int(rng.integers(0, 1 << 15))
+            known += [token] if token != right and token not in known else []
+        first = int(rng.choice(3, p=(0.6, 0.25, 0.15)))
+        return [known[first], *known[:first], *known[first + 1 :]]
+
+
+class RecordedRows:
+    """What a model said along the recorded output: its rows do not depend on the depth.
+
+    Args:
+        trace: with the model's top tokens as ``runners_up``.
+        seed: of the rows after wrong draft tokens, which are those of random positions.
+    """
+
+    ahead: int | None = None
+
+    def __init__(self, trace: Trace, seed: int) -> None:
+        assert trace.runners_up is not None
+        self._rows, self._seed = trace.runners_up, seed
+
+    def row(self, at: int, depth: int, said: bool) -> tuple[Int32, Float32]:
+        if not said:
+            rng = np.random.default_rng((self._seed, at, depth))
+            at = int(rng.integers(0, len(self._rows.ids)))
+        return self._rows.ids[at], self._rows.log_probs[at]
+
+
+class RecordedHead:
+    """A DraftModel that plays a recorded head; the tokens read show where it is.
+
+    Args:
+        trace: the recorded output.
+        rows: the head along it.
+        cost: of a row, in forwards of the target.
+    """
+
+    room: int | None = None
+    ready = True
+
+    def __init__(self, trace: Trace, rows: Rows, cost: float) -> None:
+        self.ahead, self._rows, self._cost = rows.ahead, rows, cost
+        self._said = [*trace.prompt.tolist(), *trace.output.tolist()]
+        self._prompt = len(trace.prompt)
+        self._read: list[int] = []
+        self._committed = 0
+        self.paid = 0.0
+
+    def cost(self, last: int) -> float:
+        """The cost of ``last`` rows."""
+        return self._cost * last
+
+    def commit(self, length: int) -> None:
+        """See DraftModel."""
+        self._committed = length
+
+    def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
+        """See DraftModel."""
+        self._read += tokens.tolist()
+        self.paid += self.cost(last)
+        ends = range(len(self._read) - last + 1, len(self._read) + 1)
+        rows = [self._row(end) for end in ends]
+        return np.stack([ids for ids, _ in rows]), np.stack([probs for _, probs in rows])
+
+    def _row(self, end: int) -> tuple[Int32, Float32]:
+        begin = self._committed
+        said = self._read[begin:end] == self._said[begin:end]
+        at = min(end, len(self._said) - 1) - self._prompt
+        return self._rows.row(at, end - begin, said)
+
+    def truncate(self, length: int) -> None:
+        """See DraftModel."""
+        del self._read[length:]
+
+
+Load = Callable[[Any], RecordedHead]

@@ -1,0 +1,146 @@
+"""Tables of README and docs equal their raw files; ``make figures`` measures what is outdated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+
+import pytest
+
+from benchmarks import figures
+from benchmarks.figures import MARKED, RESULTS, ROOT, pages, raws, rendered, source_hash, stale
+from benchmarks.tables import PUBLIC, TABLES, Table, markdown, native, native_kept
+from ngramspec.measure.traces import by_group, read_traces
+
+NAMES = [
+    found["name"] for page, text in pages() for found in MARKED.finditer(page.read_text("utf-8"))
+]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_equals_its_raw_files(name):
+    tables = [
+        found["table"]
+        for page, _ in pages()
+        for found in MARKED.finditer(page.read_text("utf-8"))
+        if found["name"] == name
+    ]
+    assert tables, f"no page has the table {name}"
+    assert tables == [rendered(name)] * len(tables), "run: python -m benchmarks figures --pages"
+
+
+def test_every_marked_table_is_known():
+    assert set(NAMES) == TABLES.keys()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_sources_and_modules_of_a_table_exist(name):
+    assert [each for each in TABLES[name].sources if not (ROOT / each).exists()] == []
+    for module, *words in TABLES[name].commands.values():
+        assert module in ("benchmarks", "ngramspec", "pytest")
+        assert any("OUT" in word for word in words)
+
+
+def test_outdated_tables_are_listed():
+    """A warning, and an error for a release."""
+    outdated = [name for name, table in TABLES.items() if stale(table)]
+    message = f"tables whose sources have changed since: {', '.join(outdated)}; run: make figures"
+    if os.environ.get("RELEASE_CHECK"):
+        assert not outdated, message
+    elif outdated:
+        warnings.warn(message, stacklevel=1)
+
+
+def arguments(**given) -> argparse.Namespace:
+    known = {"tables": ["small"], "again": False, "pages": False, "stale": False}
+    return argparse.Namespace(**known | given)
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A table of one raw file, which the tests' module writes, in a folder without pages."""
+    script = tmp_path / "small_benchmark.py"
+    script.write_text("import sys\nopen(sys.argv[1], 'w').write('{\"value\": 3}')\n")
+    (tmp_path / "source.py").write_text("first")
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    monkeypatch.setattr(figures, "pages", lambda: [])
+    table = Table(
+        {"raw": ("small_benchmark", "OUT")},
+        ("source.py",),
+        lambda raw: markdown(("value",), [(raw["value"],)]),
+    )
+    monkeypatch.setitem(TABLES, "small", table)
+    return table
+
+
+def test_a_table_is_measured_once_until_its_sources_change(small, tmp_path, capfd):
+    assert stale(small)
+    assert figures.rendered("small") == "Not measured yet."
+    assert figures.run(arguments()) == 0
+    found = json.loads((tmp_path / "raw.json").read_text())
+    assert found["value"] == 3
+    assert found["figure"].keys() == {"sources", "minutes", "commit", "where"}
+    assert found["figure"]["where"]["instructions"]
+    assert "raw.json took 0.0 minutes" in capfd.readouterr().out
+    assert figures.rendered("small") == "| value |\n| --- |\n| 3 |"
+    assert figures.run(arguments()) == 0
+    assert "raw.json is up to date" in capfd.readouterr().out
+    assert figures.run(arguments(stale=True)) == 0
+    (tmp_path / "source.py").write_text("second")
+    assert figures.run(arguments(stale=True)) == 1
+    assert capfd.readouterr().out == "small: its sources have changed since\n"
+
+
+def test_a_failed_measurement_keeps_the_raw_file_and_is_reported(small, tmp_path, capfd):
+    figures.run(arguments())
+    before = (tmp_path / "raw.json").read_text()
+    (tmp_path / "source.py").write_text("second")
+    (tmp_path / "small_benchmark.py").write_text("import sys; sys.exit(2)")
+    assert figures.run(arguments()) == 1
+    assert (tmp_path / "raw.json").read_text() == before
+    assert "not measured: small" in capfd.readouterr().err
+
+
+def test_the_hash_depends_on_names_and_contents_of_source_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.py").write_text("1")
+    (tmp_path / "folder" / "a.so").write_text("1")
+    first = source_hash(["folder"])
+    (tmp_path / "folder" / "a.so").write_text("2")
+    assert source_hash(["folder"]) == first
+    (tmp_path / "folder" / "a.py").rename(tmp_path / "folder" / "b.py")
+    second = source_hash(["folder"])
+    (tmp_path / "folder" / "b.py").write_text("2")
+    assert len({first, second, source_hash(["folder"])}) == 3
+
+
+def test_native_operations_are_reduced_to_medians_and_growth():
+    stats = {"median": 2e-6, "iqr": 1e-7, "data": [1.0] * 9}
+    known = [
+        {"group": "extend", "params": {"name": "table", "size": size}, "stats": stats}
+        for size in (1000, 1_000_000)
+    ]
+    known[1]["stats"] = stats | {"median": 3e-6}
+    kept = native_kept({"benchmarks": known, "machine_info": {}})
+    assert len(json.dumps(kept)) < 300
+    assert native(kept).splitlines()[-1] == "| extend | table | 2.00 | 3.00 | 1.5 |"
+
+
+def test_the_public_traces_are_small_and_of_several_kinds():
+    path = ROOT / PUBLIC
+    assert path.stat().st_size <= 1_000_000
+    groups = by_group(read_traces(path))
+    assert groups.keys() == {"summary", "answer", "chat", "edit", "code", "tools"}
+    assert all(len(each.prompt) in range(100, 600) for many in groups.values() for each in many)
+    assert all(len(each.output) <= 128 for many in groups.values() for each in many)
+
+
+def test_raw_files_name_no_folder_of_the_machine():
+    assert "/tmp/" not in "".join(path.read_text() for path in RESULTS.glob("*.json"))
+    assert raws(TABLES["demo"]).keys() == {"first_look"}
+    assert sys.executable not in str(TABLES)

@@ -1,0 +1,61 @@
+"""The benchmark of the host time: which part of a call it counts, and what it reports."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import host_time
+from benchmarks.__main__ import main
+from benchmarks.host_time import Host, chosen, random_tokens, row_of, small_llama, speeds
+
+
+def test_a_row_has_medians_per_forward_and_per_token():
+    calls = [Host(seconds, 10, 40, 0.5) for seconds in (0.004, 0.001, 0.002)]
+    row = row_of(chosen(["auto, own"])[0], calls)
+    assert row["per_forward"] == pytest.approx(200)
+    assert row["least"] == pytest.approx(100)
+    assert row["per_token"] == pytest.approx(50)
+    assert row["drafted"] == 0.5
+
+
+def test_the_speed_at_an_assumed_forward_counts_forward_and_host():
+    assert speeds(240, 240) == [1.0] * 4
+    assert speeds(240, 280)[0] == pytest.approx(3.24 / 3.28)
+
+
+def test_the_time_of_the_forwards_is_left_out(monkeypatch):
+    """Forwards of a second each, on a clock that nothing else moves."""
+    now = [0.0]
+    monkeypatch.setattr(host_time, "perf_counter", lambda: now[0])
+    model = small_llama()
+    inner = model.model.forward
+
+    def forward(*args, **kwargs):
+        now[0] += 1.0
+        return inner(*args, **kwargs)
+
+    model.model.forward = forward
+    for cell in chosen(["baseline, copy", "chain of 10"]):
+        found = host_time.host_time(model, random_tokens(20, seed=1), 40, cell)
+        assert found.seconds == 0.0
+        assert found.tokens == 39
+        assert (found.forwards == 39) == (cell.settings is None)
+        assert (found.drafted > 0.5) == (cell.settings is not None)
+
+
+def test_the_command_writes_every_chosen_row(tmp_path, capsys):
+    threads = torch.get_num_threads()
+    out = tmp_path / "host.json"
+    try:
+        words = ["--only", "baseline, random", "none, random"]
+        options = ["--repeats", "1", "--max-new-tokens", "8", "--json", str(out)]
+        assert main(["host_time", *words, *options]) == 0
+    finally:
+        torch.set_num_threads(threads)
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["name"] for row in rows] == [each.name for each in chosen(words[1:])]
+    assert all(len(row["assumed"]) == (4 if "none" in row["name"] else 0) for row in rows)
+    assert "ngramspec none, random" in capsys.readouterr().out

@@ -1,0 +1,150 @@
+"""Assistants, early exits and MTP layers in live generation: the text stays the baseline's."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from conftest import tiny_llama
+
+import ngramspec
+from ngramspec import Speculator
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+PADDED = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 9, 5, 6], [5, 6, 7, 8, 5, 6, 7, 9, 5, 7]])
+GREEDY = {"do_sample": False, "max_new_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def close(tiny):
+    """A model that mostly says what the tiny one says."""
+    other = copy.deepcopy(tiny)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.03 * torch.randn_like(weight))
+    return other
+
+
+def arguments(rows):
+    """Prompts: one row, two equal rows, two rows of unequal length."""
+    if rows == "unequal":
+        return {"input_ids": PADDED, "attention_mask": (PADDED != 0).long()}
+    ids = PROMPT.repeat(rows, 1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@pytest.fixture(scope="module")
+def heads(close):
+    return {"assistant_model": close, "assistant_early_exit": 1}
+
+
+@pytest.mark.parametrize("name", ["assistant_model", "assistant_early_exit"])
+@pytest.mark.parametrize("rows", [1, 2, "unequal"])
+def test_greedy_text_is_the_baselines(tiny, heads, name, rows):
+    given = arguments(rows) | GREEDY | {"pad_token_id": 0}
+    plain = tiny.generate(**given)
+    speculator = Speculator(gamma=8)  # without costs the head is consulted where it adds
+    for _ in range(3):
+        ours = ngramspec.generate(tiny, **given, speculator=speculator, **{name: heads[name]})
+        assert ours.tolist() == plain.tolist()
+    assert speculator.stats.drafter_faults == 0
+    tier = {"assistant_model": "model", "assistant_early_exit": "early_exit"}[name]
+    assert speculator.stats.tiers[tier].accepted > 0
+
+
+def test_the_spec_by_name(tiny):
+    plain = tiny.generate(PROMPT, **GREEDY)
+    speculator = Speculator("auto+early_exit(1)", gamma=8)
+    assert ngramspec.generate(tiny, PROMPT, **GREEDY, speculator=speculator).tolist() == (
+        plain.tolist()
+    )
+    assert speculator.stats.drafter_faults == 0
+    assert Speculator(**speculator.to_dict()).to_dict() == speculator.to_dict()
+
+
+def test_several_sequences_and_a_second_turn(tiny, close):
+    given = {"num_return_sequences": 3, "do_sample": True, "max_new_tokens": 12}
+    out = ngramspec.generate(tiny, PROMPT, assistant_model=close, **given)
+    assert out.shape[0] == 3
+    kept = {"return_dict_in_generate": True, **GREEDY}
+    first = ngramspec.generate(tiny, PROMPT, assistant_model=close, **kept)
+    plain = tiny.generate(PROMPT, **kept)
+    assert first.sequences.tolist() == plain.sequences.tolist()
+    turn = torch.cat((first.sequences, PROMPT), dim=1)
+    more = {"input_ids": turn, **GREEDY}
+    ours = ngramspec.generate(
+        tiny, **more, past_key_values=first.past_key_values, assistant_model=close
+    )
+    assert ours.tolist() == tiny.generate(**more, past_key_values=plain.past_key_values).tolist()
+
+
+def test_threads_share_a_model_and_its_exit(tiny):
+    plain = tiny.generate(PROMPT, **GREEDY).tolist()
+    layers, found = len(tiny.model.layers), []
+    speculator = Speculator("auto+early_exit(1)")
+
+    def run(exits):
+        own = {"speculator": speculator} if exits else {"speculator": Speculator("none")}
+        outs = (ngramspec.generate(tiny, PROMPT, **GREEDY, **own) for _ in range(3))
+        found.extend(each.tolist() for each in outs)
+
+    threads = [threading.Thread(target=run, args=(each % 2 == 0,)) for each in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == [plain] * 12
+    assert len(tiny.model.layers) == layers == tiny.config.num_hidden_layers
+
+
+def test_enabled_takes_the_assistant(tiny, close):
+    plain = tiny.generate(PROMPT, **GREEDY)
+    with ngramspec.enabled(tiny) as speculator:
+        assert tiny.generate(PROMPT, **GREEDY, assistant_model=close).tolist() == plain.tolist()
+        assert tiny.generate(PROMPT.repeat(2, 1), **GREEDY, assistant_early_exit=1).shape[0] == 2
+    assert speculator.stats.drafter_faults == 0
+
+
+def test_the_pure_hook_uses_what_it_sees(tiny):
+    plain = tiny.generate(PROMPT, **GREEDY)
+    speculator = Speculator(gamma=8)
+    out = tiny.generate(PROMPT, **GREEDY, assistant_early_exit=1, custom_generate=speculator)
+    assert out.tolist() == plain.tolist()
+    assert "early_exit" in speculator.stats.tiers
+
+
+def test_an_error_in_a_head_leaves_the_text(tiny, close):
+    broken = copy.deepcopy(close)
+    calls = []
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) > 2:
+            raise RuntimeError("the head is broken")
+
+    broken.register_forward_pre_hook(fail)
+    plain = tiny.generate(PROMPT, **GREEDY)
+    speculator = Speculator(gamma=8)
+    out = ngramspec.generate(tiny, PROMPT, **GREEDY, assistant_model=broken, speculator=speculator)
+    assert out.tolist() == plain.tolist()
+    assert len(calls) > 2
+    assert speculator.stats.drafter_faults > 0
+
+
+def test_what_cannot_draft_is_refused_by_name(tiny, close):
+    named = type("Gemma4AssistantForCausalLM", (type(close),), {})
+    other = copy.copy(close)
+    other.__class__ = named
+    refused = [
+        ({"assistant_model": other}, "Gemma4Assistant.*keys and values"),
+        ({"assistant_model": close, "assistant_early_exit": 1}, "cannot be combined"),
+        ({"assistant_early_exit": 99}, "must be in 1..1 for"),
+        ({"use_mtp": True}, "no layers for multi-token prediction"),
+        ({"assistant_model": tiny_llama(vocab=50)}, "token ids"),
+    ]
+    for given, message in refused:
+        with pytest.raises(ngramspec.UnsupportedError, match=message):
+            ngramspec.generate(tiny, PROMPT, **GREEDY, **given)

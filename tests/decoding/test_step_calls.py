@@ -1,0 +1,75 @@
+"""How many Python functions a step calls outside the model's forward: a bound on its host time."""
+
+from __future__ import annotations
+
+import sys
+from statistics import median
+
+import pytest
+import torch
+from conftest import tiny_llama
+
+from ngramspec import Speculator, generate
+from ngramspec.measure.forced import ForcedProcessor
+
+PROMPT = [*range(5, 55)]
+
+
+def calls_between_forwards(model, rows=1, text=None, **settings):
+    """The median number of Python calls between two forwards, and the calls' statistics."""
+    ids = torch.tensor([PROMPT] * rows)
+    counts, running = [], [True]
+    inner = model.forward
+
+    def forward(*args, **kwargs):
+        running[0] = True
+        outputs = inner(*args, **kwargs)
+        counts.append(0)
+        running[0] = False
+        return outputs
+
+    def count(frame, event, argument):
+        if event == "call" and not running[0]:
+            counts[-1] += 1
+
+    processors = [] if text is None else [ForcedProcessor(len(PROMPT), text)]
+    speculator = Speculator(**settings)
+    model.forward = forward
+    sys.setprofile(count)
+    try:
+        generate(
+            model,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            speculator=speculator,
+            max_new_tokens=60,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            logits_processor=processors,
+        )
+    finally:
+        sys.setprofile(None)
+        del model.forward
+    return median(counts[2:-1]), speculator.stats
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 240), (8, 650)])
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_a_step_without_a_draft(rows, most, drafter):
+    """It made 400 and 1470 calls, where the baseline makes 80, before these were counted."""
+    noise = torch.Generator().manual_seed(1)
+    text = torch.randint(60, 128, (60,), generator=noise).tolist() if rows == 1 else None
+    found, stats = calls_between_forwards(tiny_llama(vocab=128), rows, text, drafter=drafter)
+    if drafter == "none" or rows == 1:
+        assert stats.plain_steps > stats.target_calls / 2
+        assert found <= most
+
+
+def test_a_chain_of_10_under_a_processor():
+    """It made 1270 calls."""
+    found, stats = calls_between_forwards(
+        tiny_llama(vocab=128), text=PROMPT + PROMPT, drafter="copy", gamma=10, tree=None
+    )
+    assert stats.tokens_per_call > 6
+    assert found <= 600

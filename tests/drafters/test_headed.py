@@ -1,0 +1,190 @@
+"""A head with tables: when it is consulted, what is drafted, and the distribution of the text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from value_play import costs, ids
+
+from ngramspec import DecodeStats, build_drafter
+from ngramspec.decoding.draft_runner import DraftRunner
+from ngramspec.draft import EMPTY_DRAFT
+from ngramspec.draft_length.schedule import FixedGamma
+from ngramspec.drafters import EarlyExitDrafter, HeadedDrafter, ModelDrafter, ValueDrafter
+from ngramspec.drafters.heads import HeadOfCalls, with_head
+from ngramspec.verification.rule import Rule
+from ngramspec.verification.sampler import DraftCursor, drafted_at
+
+TEXT = ids([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2])
+VOCAB = 6
+P = torch.tensor([0.25, 0.2, 0.1, 0.25, 0.1, 0.1])
+P_NEXT = torch.softmax(torch.randn((VOCAB, VOCAB), generator=torch.Generator().manual_seed(1)), -1)
+
+
+class Toy:
+    """A draft model whose distribution depends on the last token alone."""
+
+    room = None
+    ready = True
+
+    def __init__(self, logits, cost=0.05, ahead=None, broken=()):
+        self.logits, self.price, self.ahead, self.broken = logits, cost, ahead, broken
+        self.read, self.calls = [], 0
+
+    def cost(self, last):
+        return self.price
+
+    def commit(self, length):
+        self.committed = length
+
+    def truncate(self, length):
+        del self.read[length:]
+
+    def forward(self, tokens, last, most):
+        self.calls += 1
+        if self.calls in self.broken:
+            raise RuntimeError("broken")
+        self.read += tokens.tolist()
+        rows = self.logits[self.read[-last:]]
+        order = np.argsort(-rows, axis=1)[:, :most].astype(np.int32)
+        rows = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        return order, np.take_along_axis(rows, order, 1).astype(np.float32)
+
+
+def noisy(vocab=VOCAB, scale=1.5, seed=0):
+    return np.random.default_rng(seed).normal(size=(vocab, vocab)) * scale
+
+
+def headed(**arguments):
+    return HeadedDrafter(ValueDrafter(), ModelDrafter("toy", **arguments))
+
+
+def session_of(drafter, tokens, model):
+    session = drafter.start(tokens)
+    session.begin_models(lambda _: model)
+    return session
+
+
+class KnownCosts(FixedGamma):
+    """The same costs at every step."""
+
+    def plan(self, estimates):
+        return 4, costs(4, 0.03)
+
+
+@pytest.mark.parametrize("controller", [FixedGamma(4), KnownCosts(4)])
+@pytest.mark.parametrize("samples", [5000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_mixed_drafts_keep_the_distribution(controller, samples):
+    """Two tokens of many generations: chi-square against the target's distribution."""
+    stats, drafts, drafter, logits = DecodeStats(), [], headed(), noisy()
+    for row in range(samples):
+        runner = DraftRunner(
+            lambda: drafter,
+            controller,
+            TEXT,
+            VOCAB,
+            stats,
+            temperature=0.9,
+            seed=(7, row),
+            load=lambda _: Toy(logits),
+        )
+        drafts.append(runner.propose(4))
+        runner.close()
+    assert stats.drafter_faults == 0
+    rule = Rule(True, generator=torch.Generator().manual_seed(0))
+    walks, cpu = [DraftCursor(draft) for draft in drafts], torch.device("cpu")
+    scores = P.log().expand(samples, -1)
+    first = rule.choose(scores, *drafted_at([(walk, 0) for walk in walks], VOCAB, cpu))
+    nothing = DraftCursor(EMPTY_DRAFT)
+    right = [walk.drafted(0) == [token] for walk, token in zip(walks, first.tolist(), strict=True)]
+    walks = [walk if each else nothing for walk, each in zip(walks, right, strict=True)]
+    spots = [(walk, 1 if walk.tokens else 0) for walk in walks]
+    second = rule.choose(P_NEXT[first].log(), *drafted_at(spots, VOCAB, cpu))
+    counts = np.bincount((VOCAB * first + second).numpy(), minlength=VOCAB**2)
+    expected = (P[:, None].double() * P_NEXT.double()).flatten().numpy()
+    assert chisquare(counts, counts.sum() * expected / expected.sum()).pvalue > 1e-5
+    sizes = np.concatenate([np.diff(each.proposal.starts) for each in drafts if each.proposal])
+    assert (sizes > 1).any()  # sampled tokens, and
+    assert (sizes == 1).any()  # tokens of the tables
+
+
+def test_a_certain_copy_is_drafted_without_the_head():
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 500, 80)
+    text = ids([*base, *base, *base[:40]])
+    model = Toy(noisy(500), cost=0.1)
+    session = session_of(headed(), text, model)
+    draft = session.propose(16, costs(16, 0.001))
+    assert draft.tokens.tolist() == base[40:56].tolist()
+    assert model.calls == 0
+
+
+def test_a_head_that_is_right_is_consulted_and_a_useless_one_is_not():
+    rng = np.random.default_rng(0)
+    said = rng.permutation(3000)
+    calls = {}
+    for right in (True, False):
+        logits = np.zeros((3000, 3000), np.float32)
+        logits[said[:-1], said[1:]] = 12.0 if right else 0.0
+        logits[said[:-1], said[:-1] - 1] += 0.0 if right else 12.0
+        model, drafter = Toy(logits, cost=0.3), headed()
+        session = session_of(drafter, ids(said[:2]), model)
+        at, accepted, steps = 2, 0, 0
+        while at < 400:
+            draft = session.propose(6, costs(6, 0.01)).tokens.tolist()
+            agree = 0
+            while agree < len(draft) and draft[agree] == said[at + agree]:
+                agree += 1
+            session.extend(ids(said[at : at + agree + 1]))
+            at, accepted, steps = at + agree + 1, accepted + agree, steps + 1
+        calls[right] = model.calls / steps
+        assert (accepted > 150) == right
+    assert calls[True] > 0.8
+    assert calls[False] < 0.2
+
+
+def test_tables_continue_the_heads_path():
+    logits = np.zeros((60, 60), np.float32)
+    logits[9, 20] = 12  # the head knows what follows 9
+    text = ids([20, 21, 22, 23, 24, *range(30, 50), 7, 8, 9])
+    session = session_of(headed(), text, Toy(logits, cost=0.0))
+    assert session.propose(4).tokens.tolist() == [20, 21, 22, 23]
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_error_after_sampled_tokens_keeps_them(sampled):
+    drafter = headed()
+    session = session_of(drafter, TEXT, Toy(noisy(scale=4.0), broken=(2, 3, 4)))
+    if sampled:
+        session.begin_sampling(1.0, (0,))
+        draft = session.propose(4)
+        assert draft.proposal is not None
+        with pytest.raises(RuntimeError, match="broken"):
+            session.extend(ids([1]))
+    else:
+        with pytest.raises(RuntimeError, match="broken"):
+            session.propose(4)
+
+
+def test_specs_by_name():
+    drafter = build_drafter("auto+early_exit(3)")
+    assert isinstance(drafter, HeadedDrafter)
+    assert isinstance(drafter.head, EarlyExitDrafter)
+    assert drafter.head.layers == 3
+    assert build_drafter(drafter.spec).spec == drafter.spec
+    assert build_drafter("auto+mtp").tiers[-1] == "mtp"
+    assert build_drafter("auto+model(folder)").assistants[0].assistant == "folder"
+    assert "recycle" in build_drafter("auto+mtp").tiers
+    own = drafter.learning(by_request=True)
+    assert own.by_request
+    assert own.tables.by_request
+
+
+def test_what_is_learned_of_a_calls_head_is_kept():
+    heads, own = HeadOfCalls(), ValueDrafter()
+    first = heads.drafter(own, EarlyExitDrafter(2))
+    assert heads.drafter(own, EarlyExitDrafter(2)) is first
+    assert heads.drafter(own, EarlyExitDrafter(1)) is not first
+    assert with_head(build_drafter("none"), EarlyExitDrafter(2)).tables.sources == ()

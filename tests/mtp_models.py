@@ -1,0 +1,64 @@
+"""Tiny models with layers for multi-token prediction, saved with their keys in the checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "first_k_dense_replace": 8,
+    "num_mtp_layers": 2,
+}
+MLA = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Glm4Moe": {"head_dim": 8},
+    "DeepseekV3": MLA,
+}
+
+
+def mtp_model(family: str, folder: Any) -> Any:
+    """A random model of a family with two MTP layers, read from a checkpoint that it wrote."""
+    import transformers
+    from transformers.modeling_layers import MtpModel
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**COMMON | FAMILIES[family])
+    kind = getattr(transformers, f"{family}ForCausalLM")
+    model = kind(config).eval()
+    layers = MtpModel(model, config.num_mtp_layers)
+    model.save_pretrained(folder)
+    path = f"{folder}/model.safetensors"
+    weights = load_file(path)
+    for name, weight in layers.layers.state_dict().items():
+        which, _, rest = name.partition(".")
+        key = f"model.layers.{config.num_hidden_layers + int(which)}.{rest}"
+        key = key.replace("mtp_block.", "").replace("post_norm", "shared_head.norm", 1)
+        if "layernorm" in name:
+            key = f"model.layers.{config.num_hidden_layers + int(which)}.{rest}".replace(
+                "mtp_block.", ""
+            )
+        weights[key] = weight.clone().contiguous()
+    save_file(weights, path, metadata={"format": "pt"})
+    loaded = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    loaded._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[23]\..*"]
+    return loaded

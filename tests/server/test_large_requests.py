@@ -1,0 +1,141 @@
+"""Large requests and responses: no operation on them holds the GIL for long."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from serving import letters, served
+from test_reading import JSON, ROUTES, refused
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+pytest_plugins = ["server_fixtures"]
+
+
+def test_large_texts_are_searched_and_translated_in_pieces(tokenizer, monkeypatch):
+    """Each piece is one operation that holds the GIL."""
+    from ngramspec.server import chat_prompt, encoding, special_tokens
+    from ngramspec.server.special_tokens import TextEncoder
+
+    encoder = TextEncoder(tokenizer)
+    name = encoder.names[0]
+    text = f"{name}{'x' * 7}{name}{name}<|fim" * 9 + name
+    spans, veil = encoder.spans(text), str.maketrans({"f": chat_prompt.VEIL})
+    assert [text[start:end] for start, end in spans] == [name] * 28
+    pattern = encoder._pattern
+
+    class Searched:
+        def search(self, text, start, end):
+            assert end - start <= special_tokens.PIECE_CHARACTERS + len(max(encoder.names, key=len))
+            return pattern.search(text, start, end)
+
+        def finditer(self, text):
+            pytest.fail("the whole text was searched at once")
+
+    class Text(str):
+        __slots__ = ()
+
+        def translate(self, table):
+            pytest.fail("the whole text was translated at once")
+
+    encoder._pattern = Searched()
+    for size in (1, 2, 5, len(name), 40):
+        monkeypatch.setattr(special_tokens, "PIECE_CHARACTERS", size)
+        monkeypatch.setattr(encoding, "PIECE_CHARACTERS", size)
+        assert encoder.spans(text) == spans
+        assert chat_prompt.veiled([Text(text)], veil) == [text.translate(veil)]
+
+
+def test_responses_are_written_in_pieces(client, monkeypatch):
+    """The encoder in C would write a whole response in one operation that holds the GIL."""
+    monkeypatch.setattr(json.encoder, "c_make_encoder", lambda *given: pytest.fail("at once"))
+    sent = {route: json.JSONEncoder(sort_keys=True).iterencode(ROUTES[route]) for route in ROUTES}
+    for route, body in sent.items():
+        found = client.post(route, content="".join(body), headers=JSON)
+        assert found.status_code == 200
+    found = client.post("/tokenize", content='{"content": "xxxx"}', headers=JSON)
+    assert found.json() == {"tokens": [88] * 4}
+
+
+def test_a_response_is_the_json_that_pydantic_writes():
+    from openai.types.completion_choice import CompletionChoice, Logprobs
+
+    from ngramspec.server.json_text import json_response
+
+    rows = Logprobs.construct(tokens=["é", "\x00"], top_logprobs=[{"a": -0.5}, None])
+    choice = CompletionChoice(index=0, text='"\n😀', finish_reason="stop", logprobs=rows)
+    assert json.loads(json_response(choice).body) == json.loads(choice.model_dump_json())
+    long = [1.5, {"a": [None, True]}] * 9999
+    assert json_response(long).body == json.dumps(long, separators=(",", ":")).encode()
+
+
+def test_a_large_schema_is_not_written_to_its_end():
+    from ngramspec.server.errors import ApiError
+    from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, _bounded
+
+    class Endless(list):
+        def __iter__(self):
+            yield from ["x"] * 2 * MAX_SCHEMA_CHARACTERS
+            pytest.fail("all of it was written")
+
+    with pytest.raises(ApiError, match=f"at most {MAX_SCHEMA_CHARACTERS} characters"):
+        _bounded("response_format", "json_schema", {"enum": Endless(["x"])})
+    with pytest.raises(ApiError, match="float64"):
+        _bounded("response_format", "json_schema", {"enum": [float("inf")]})
+
+
+def test_long_prompts_are_decoded_in_pieces_after_they_were_checked(model, monkeypatch):
+    from ngramspec.server import service as services
+
+    tokenizer = letters()
+    with served(model, tokenizer) as client:
+        service = client.app.state.service
+        sizes, decode = [], tokenizer.decode
+        monkeypatch.setattr(
+            tokenizer, "decode", lambda ids, **more: sizes.append(len(ids)) or decode(ids, **more)
+        )
+        body = {"echo": True, "max_tokens": 0}
+        refused(client.post("/v1/completions", json={"prompt": [1] * 600, **body}))
+        assert sizes == []
+        monkeypatch.setattr(services, "DECODED_TOKENS", 16)
+        ids = service.encode("def f(x):\n    return x + 1\n" * 5 + "<|fim_prefix|>")
+        found = client.post("/v1/completions", json={"prompt": ids, **body}).json()
+        assert found["choices"][0]["text"] == decode(ids)
+        assert max(sizes) <= 16 + 16 + 8
+
+
+def test_the_log_probabilities_of_a_response_are_bounded(client, monkeypatch):
+    from ngramspec.server import service
+
+    monkeypatch.setattr(service, "MAX_LOGPROBS", 24)
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 24, "logprobs": True}
+    short = {"prompt": "xxxx", "max_tokens": 4, "logprobs": 2}
+    for route, body, more, param in (
+        ("/v1/completions", short, {"n": 3}, "logprobs"),
+        ("/v1/completions", short, {"max_tokens": 9}, "logprobs"),
+        ("/v1/completions", {**short, "echo": True}, {"logprobs": 3}, "logprobs"),
+        ("/v1/chat/completions", chat, {"top_logprobs": 1}, "top_logprobs"),
+    ):
+        assert client.post(route, json=body).status_code == 200
+        error = refused(client.post(route, json=body | more))
+        assert error["param"] == param
+        assert "at most 24 log-probabilities" in error["message"]
+
+
+def test_log_probabilities_of_a_prompt_are_streamed_in_pieces(client, monkeypatch):
+    from serving import ask, events
+
+    from ngramspec.server import completions
+
+    body = {"prompt": "the cat sat on the mat", "max_tokens": 4, "echo": True, "logprobs": 2}
+    body |= {"temperature": 0}
+    whole = ask(client, **body)["choices"][0]
+    monkeypatch.setattr(completions, "STREAMED_ROWS", 5)
+    answer = client.post("/v1/completions", json={**body, "stream": True})
+    choices = [each["choices"][0] for each in events(answer.text)]
+    assert "".join(each["text"] for each in choices) == whole["text"]
+    for name, expected in whole["logprobs"].items():
+        parts = [each["logprobs"][name] for each in choices]
+        assert [row for part in parts for row in part] == expected
+        assert max(map(len, parts)) <= 5
+    assert [each["finish_reason"] for each in choices[:-1]] == [None] * (len(choices) - 1)
