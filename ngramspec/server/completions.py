@@ -154,8 +154,9 @@ def whole(
         )
         for index, deltas in enumerate(found)
     ]
-    ending = _ending(checked, answers, head)
-    return json_response(Completion(object="text_completion", choices=choices, **ending))
+    return json_response(
+        Completion(object="text_completion", choices=choices, **_ending(checked, answers, head))
+    )
 
 
 async def chunks(
@@ -173,6 +174,7 @@ async def chunks(
             continue
         rows, offset = delta.logprobs, offsets[index]
         offsets[index] += len(text)
+        last = empty if with_usage or not answers.ended else {"timings": timings_of(answers.jobs)}
         while True:
             now, rows = rows[:STREAMED_ROWS], rows[STREAMED_ROWS:]
             ended = _reason(delta.ended) if delta.ended and not rows else None
@@ -180,10 +182,8 @@ async def chunks(
             choice = CompletionChoice.construct(
                 index=index, text="" if rows else text, finish_reason=ended, logprobs=logprobs
             )
-            last = empty
-            if answers.ended and not with_usage and not rows:
-                last = {"timings": timings_of(answers.jobs)}
-            yield Completion.construct(object="text_completion", choices=[choice], **last, **head)
+            also = empty if rows else last
+            yield Completion.construct(object="text_completion", choices=[choice], **also, **head)
             if logprobs is None or not rows:
                 break
             offset = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
