@@ -13,7 +13,6 @@ import torch
 
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
-from ngramspec.decoding.heads import head_of_config
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
@@ -377,7 +376,14 @@ class Speculator:
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
         )
-        return decode_call(self.settings(head_of_config(generation_config)), call)
+        head = None
+        if getattr(generation_config, "use_mtp", None) or (
+            getattr(generation_config, "assistant_early_exit", None) is not None
+        ):
+            from ngramspec.decoding.heads import head_of_config  # most calls have none
+
+            head = head_of_config(generation_config)
+        return decode_call(self.settings(head), call)
 
     def _drafter_with(self, head: ModelDrafter | None) -> Drafter:
         if head is None:

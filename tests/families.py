@@ -20,6 +20,7 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+WINDOW = {"sliding_window": 12}
 GPT2 = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -70,14 +71,37 @@ T5GEMMA = SIZES | {
 # name -> (class, configuration class, settings)
 CAUSAL = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", SIZES),
-    "mistral sliding": ("MistralForCausalLM", "MistralConfig", SIZES | {"sliding_window": 12}),
+    "mistral sliding": ("MistralForCausalLM", "MistralConfig", SIZES | WINDOW),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", SIZES),
-    "gemma2 hybrid": ("Gemma2ForCausalLM", "Gemma2Config", SIZES | {"sliding_window": 12}),
+    "gemma2 hybrid": ("Gemma2ForCausalLM", "Gemma2Config", SIZES | WINDOW),
     "gemma3 hybrid": (
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
+        SIZES | WINDOW | {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    ),
+    "starcoder2 sliding": ("Starcoder2ForCausalLM", "Starcoder2Config", SIZES | WINDOW),
+    "gpt-oss hybrid": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
         SIZES
-        | {"sliding_window": 12, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+        | WINDOW
+        | {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "llama4 (chunks)": (
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        SIZES
+        | {
+            "attention_chunk_size": 12,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+        },
     ),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", SIZES),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", SIZES),

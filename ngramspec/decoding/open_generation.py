@@ -114,7 +114,8 @@ class OpenGeneration:
     def begin_forward(self, step: Step) -> Share:
         """Its share of a joint forward over a step's draft. An error closes the generation."""
         with self._closed_by_errors():
-            return share_of(self.target.begin_forward(*self._loop.arguments(step)))
+            target, arguments = self.target, self._loop.arguments(step)
+            return share_of(target.begin_forward(*arguments, joint=True), target.traits.windows)
 
     def end_step(self, result: JointResult) -> list[int]:
         """Second half of a joint step, from this generation's result; return the tokens it added.

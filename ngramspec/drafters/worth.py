@@ -7,9 +7,9 @@ import numpy as np
 # Not tuned one by one:
 CONFIDENCE_BOUNDS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98)  # buckets of a confidence
 DEPTHS = 6  # buckets of the number of draft tokens before
-GUESS = 0.6  # P(a head's first token is right) before anything was seen
+GUESS = 0.8  # P(a head's first token is right) before anything was seen
 FADED = 100.0  # most earlier times that a mean remembers
-PRIOR_TIMES = 4.0  # times that the initial value of a mean counts as
+PRIOR_TIMES = 15.0  # times that the initial value of a mean counts as
 PATIENCE, MOST_PATIENCE = 16, 256  # steps between trials of a head that does not pay
 PEAKS = 10  # buckets of the highest probability of a head's distribution
 

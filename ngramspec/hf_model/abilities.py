@@ -26,6 +26,7 @@ class Ability(Enum):
     ONE_PREFILL = "one prefill for all beams"
     FIXED_WIDTH = "fixed width"
     COMPILED = "compiled"
+    KEPT = "caches kept by the server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ def _for(reason: str, *abilities: Ability, **remedies: str) -> dict[Ability, str
 
 _TREES, _RAGGED, _JOINT = Ability.TREES, Ability.RAGGED, Ability.JOINT
 _DRAFT, _ONCE = Ability.PREFILL_DRAFT, Ability.ONE_PREFILL
+_KEPT = Ability.KEPT
 _FIT, _UNCOMPILED = "use width='fit'", "pass compiled=False"
 _SDPA = "load the model with sdpa or eager"
 _OWN_MASKS = "a model that makes its masks itself"
@@ -110,19 +112,27 @@ FACTS = (
         _for("a batch of {rows} rows", _DRAFT, FIXED_WIDTH="generate them one by one"),
     ),
     Fact(
-        "cache with sliding windows",
-        lambda known: known.call.slides,
-        _for("sliding-window attention", _TREES, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
-    ),
-    Fact(
-        "masks with windows",
-        lambda known: known.traits.windows,
-        _for("sliding-window attention", _TREES, _JOINT, FIXED_WIDTH=_FIT),
+        "a text longer than a window, with a dynamic cache",
+        lambda known: known.slides and not known.call.static,
+        _for(
+            "a text that may become longer than an attention window",
+            FIXED_WIDTH="use cache_implementation='static'",
+        ),
     ),
     Fact(
         "recurrent state, convolution, or index of keys",
         lambda known: known.call.gap_obstacle is not None,
         _for("{gap_obstacle}", _TREES, _RAGGED, _JOINT, _DRAFT, _ONCE, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "windows in layers of a type that is not known",
+        lambda known: known.traits.windows is not None and not known.traits.windows.known,
+        _for("windows in layers of other types", _TREES, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "recurrent states in a cache without keys",
+        lambda known: known.traits.recurrent and not known.call.attends,
+        _for("a cache that holds no keys", _KEPT),
     ),
     Fact(
         "attention other than sdpa and eager",
@@ -156,7 +166,7 @@ FACTS = (
         lambda known: known.traits.by_slot,
         _for(
             "a model that finds tokens by their slots in the cache",
-            *(_TREES, _RAGGED, _JOINT),
+            *(_TREES, _RAGGED, _JOINT, _KEPT),
             FIXED_WIDTH=_FIT,
         ),
     ),
@@ -224,12 +234,12 @@ FACTS = (
     Fact(
         "rotary frequencies that depend on the length",
         lambda known: known.traits.rope_varies,
-        _for(_ROPE, _RAGGED, _JOINT, _DRAFT, FIXED_WIDTH=_FIT),
+        _for(_ROPE, _RAGGED, _JOINT, _DRAFT, _KEPT, FIXED_WIDTH=_FIT),
     ),
     Fact(
         "input preparation of a model outside transformers",
         lambda known: known.reads_text,
-        _for(_MORE_INPUTS, _RAGGED, _JOINT),
+        _for(_MORE_INPUTS, _RAGGED, _JOINT, _KEPT),
     ),
     Fact(
         "inputs other than text",

@@ -25,6 +25,7 @@ class CallTraits:
         keeps_cache: whether the cache belongs, or may belong, to the caller.
         slides: whether a layer of the cache forgets positions that have left its window.
         gap_obstacle: which layers do not allow gaps between a row's positions; None: all do.
+        attends: whether a layer of the cache holds keys and values.
         static: whether the cache has a fixed size.
         states: names of the requested attentions and hidden states.
         unaligned: why the cache's positions will not match the masks, so that nothing can be
@@ -38,6 +39,7 @@ class CallTraits:
     keeps_cache: bool
     slides: bool
     gap_obstacle: str | None
+    attends: bool
     static: bool
     states: tuple[str, ...]
     unaligned: str | None
@@ -79,6 +81,7 @@ def call_traits_of(
         keeps_cache=hf_private.is_callers(cache.cache),
         slides=cache.slides,
         gap_obstacle=cache.gap_obstacle,
+        attends=bool(cache.layers),
         static=cache.capacity is not None,
         states=states,
         unaligned=unaligned,
@@ -130,6 +133,19 @@ class Known:
         """Whether the attention mask hides a position. It costs one host sync on a device."""
         mask: torch.Tensor | None = self.kwargs.get("attention_mask")
         return mask is not None and not bool((mask != 0).all())
+
+    @property
+    def slides(self) -> bool:
+        """Whether the text may become longer than a window or chunk of a layer.
+
+        Otherwise all layers have full attention. The length is that of the text with all new
+        tokens, and drafts do not go beyond it.
+        """
+        windows = self.traits.windows
+        if windows is None:
+            return False
+        end = self.call.end + int(self.config.max_length) - self.call.prompt
+        return not windows.known or end > windows.shortest
 
     @property
     def reads_text(self) -> bool:

@@ -18,6 +18,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.attention.gqa_attention import Attention, available, in_place, split_by
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
+from ngramspec.hf_model.attention.windows import Masks, Windows
 from ngramspec.hf_model.compat.layers import replace_update
 from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.outputs import head_inputs
@@ -42,26 +43,35 @@ class Share:
         cache: of transformers, with one row of keys and values in each layer.
         ids: int64 (1, n), its tokens.
         positions: int64 (..., 1, n), their positions in its text.
-        mask: bool (1, 1, n, length + n), over its cache and its own positions; None: it has one
-            position, which attends to all of them.
+        masks: bool (1, 1, n, length + n), over its cache and its own positions, or one for each
+            type of layers; None: it has one position, which attends to all of them.
+        windows: of the model's layers, or None.
     """
 
     cache: Any
     ids: torch.Tensor
     positions: torch.Tensor
-    mask: torch.Tensor | None
+    masks: Masks | None
+    windows: Windows | None = None
+
+    def mask_of(self, layer: int) -> torch.Tensor | None:
+        """Return the mask of a layer, or None."""
+        if isinstance(self.masks, dict):
+            assert self.windows is not None
+            return self.windows.of_layer(self.masks, layer)
+        return self.masks
 
 
-def share_of(inputs: dict[str, Any]) -> Share:
+def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> Share:
     """Return the share of a generation, from the arguments of its separate forward."""
     ids, cache, mask = inputs["input_ids"], inputs["past_key_values"], inputs.get("attention_mask")
-    if mask is None or mask.ndim < 4:
+    if mask is None or (isinstance(mask, torch.Tensor) and mask.ndim < 4):
         width = ids.shape[1]
         sees, length = attended((), width, ids.device), int(cache.get_seq_length())
         hides = mask is not None and not bool(mask.all())
         plain = width == 1 and not hides
-        mask = None if plain else tree_mask(sees, mask if hides else None, length, ids, eager=False)
-    return Share(cache, ids, inputs["position_ids"], mask)
+        mask = None if plain else tree_mask(sees, mask if hides else None, length, ids.device)
+    return Share(cache, ids, inputs["position_ids"], mask, windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,7 @@ class JointForward:
         self._widths = [each.ids.shape[1] for each in shares]
         self._key: torch.Tensor | None = None  # keys that a layer has just passed to ``_update``
         self._states: list[Any] = []  # keys and values of each share in that layer
+        self._layer = 0  # its index
 
     def run(self, hidden: bool = False) -> list[JointResult]:
         """Run the forward, collect the head's inputs if ``hidden``, and return each share's result.
@@ -126,15 +137,15 @@ class JointForward:
         return cache
 
     def _update(
-        self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add a layer's new keys and values, (1, heads, total, size), to every share's cache."""
         parts = zip(*(torch.split(each, self._widths, dim=2) for each in (key, value)), strict=True)
         self._states = [
-            share.cache.update(*own, *args, **kwargs)
+            share.cache.update(*own, layer_idx, *args, **kwargs)
             for share, own in zip(self._shares, parts, strict=True)
         ]
-        self._key = key
+        self._key, self._layer = key, layer_idx
         return key, value
 
     def attend(
@@ -157,7 +168,7 @@ class JointForward:
         kwargs.pop("is_causal", None)
         queries = torch.split(query, self._widths, dim=2)
         found = [
-            own(module, part, *states, share.mask, is_causal=False, **kwargs)[0]
+            own(module, part, *states, share.mask_of(self._layer), is_causal=False, **kwargs)[0]
             for part, states, share in zip(queries, self._states, self._shares, strict=True)
         ]
         return torch.cat(found, dim=1)

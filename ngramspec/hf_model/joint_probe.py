@@ -13,6 +13,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.hf_model.attention.gqa_attention import available
+from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
+from ngramspec.hf_model.attention.windows import windows_of
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.joint_forward import JointForward, Share, share_of
 from ngramspec.hf_model.recurrent_probe import COARSE_TOLERANCE, TOLERANCE, modules_left_alone, near
 from ngramspec.hf_model.traits import embedding_count
@@ -58,7 +61,14 @@ def _share(model: Any, before: int, new: int) -> Share:
     cache = DynamicCache(config=model.config)
     model(input_ids=tokens[:, :before], past_key_values=cache, use_cache=True)
     ids, places = tokens[:, before:], positions[:, before:]
-    return share_of({"input_ids": ids, "past_key_values": cache, "position_ids": places})
+    inputs = {"input_ids": ids, "past_key_values": cache, "position_ids": places}
+    windows = windows_of(model.config.get_text_config(decoder=True))
+    if windows is not None and windows.known:
+        mask = tree_mask(attended((), new, model.device), None, before, model.device)
+        held = kv_cache_for(cache).windows.held
+        held = None if held is None else held + new
+        inputs["attention_mask"] = windows.masks(mask, positions[:, :before], places, held)
+    return share_of(inputs, windows)
 
 
 def _alone(model: Any, share: Share) -> torch.Tensor:

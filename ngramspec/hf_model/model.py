@@ -15,7 +15,8 @@ from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Pending
 from ngramspec.hf_model.call import Known, call_traits_of
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.inputs.growth import next_position
+from ngramspec.hf_model.compat.layers import decoder_cache, widen_static
+from ngramspec.hf_model.inputs.growth import next_position, prompt_end
 from ngramspec.hf_model.inputs.inputs import Inputs
 from ngramspec.hf_model.inputs.present_rows import PresentRows
 from ngramspec.hf_model.inputs.shapes import ForwardShapes
@@ -77,6 +78,10 @@ class Target:
         check_model(model, model_kwargs)
         self.model, self.config, self.prompt = model, config, input_ids
         self.traits = traits = traits_of(model, input_ids, model_kwargs)
+        if config.cache_implementation is not None and traits.windows is not None:
+            end = prompt_end(input_ids, model_kwargs, mask_length=hf_private.mask_length(config))
+            most = end + int(config.max_length) - input_ids.shape[1] - 1
+            widen_static(decoder_cache(cache_of(model_kwargs)), most)
         self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
         if traits.recurrent:
             from ngramspec.hf_model.recurrent_probe import check_recurrent
@@ -179,8 +184,8 @@ class Target:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
             config = hf_private.with_longer_mask(config, count)
-        if self.call.cached and config.prefill_chunk_size is None:
-            self.cache.record()  # so that an interrupted prefill can be rolled back
+        if (self.call.cached or draft is not None) and config.prefill_chunk_size is None:
+            self.cache.record()  # so that a draft or an interrupted prefill can be rolled back
         self.cache.save()
         with head_inputs(self.model, self.keep_hidden) as states, self._reading():
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
@@ -210,6 +215,8 @@ class Target:
         """Use the cache that the model has returned, and make it ready for rollbacks."""
         self.cache = kv_cache_for(cache_of(self.inputs.kwargs), recurrent=self.traits.recurrent)
         self.cache.record()
+        if self.inputs.ragged:
+            self.cache.windows.let_rows_diverge()
         if self._shapes.keys is not None:
             self.cache.stretch(self._shapes.keys)
         elif self.traits.attention == "sdpa":  # it accepts keys with any stride
@@ -279,8 +286,16 @@ class Target:
         lengths: Sequence[int],
         trees: Trees = (),
         committed: torch.Tensor | None = None,
+        *,
+        joint: bool = False,
     ) -> dict[str, Any]:
-        """Return the model's arguments; the caller runs the model and calls ``end_forward``."""
+        """Return the model's arguments; the caller runs the model and calls ``end_forward``.
+
+        Args:
+            block, lengths, trees, committed: as in ``forward``.
+            joint: whether the positions are part of a joint forward, for which windows that hide
+                a position need masks that are made here.
+        """
         new, keys = block.shape[1], self.cache.key_length
         block, lengths = self._present.select(block), self._present.of(lengths)
         trees = self._present.of(trees) if trees else ()
@@ -291,7 +306,15 @@ class Target:
         if self.cache.checkpoint is not None:
             self.cache.save(only_if=new > 1 or self._outlives)
         inputs = self.inputs.prepare(
-            block, lengths, trees, committed, width=width, slots=self._slots, keys=keys
+            block,
+            lengths,
+            trees,
+            committed,
+            width=width,
+            slots=self._slots,
+            keys=keys,
+            held=self.cache.windows.held if keys is None else None,
+            masked=joint and self.known().slides,
         )
         forward.reread = cache_of(inputs) is None
         return inputs
@@ -356,8 +379,8 @@ class Target:
         kept = [len(path) for path in paths]
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
-        stays = max(kept)
-        if forward.outputs is None:
+        stays, complete = max(kept), forward.outputs is not None
+        if not complete:
             self.cache.truncate_to(self._slots + stays)
         else:
             if self._recorder.names:
@@ -377,8 +400,9 @@ class Target:
                 self.cache.reorder(origins)
             if stays > 1:
                 self.cache.keep_paths(self._slots, paths)
-            self.cache.truncate(forward.width - stays)
         self.inputs.commit(kept)
+        if complete:
+            self.cache.truncate(forward.width - stays, self.inputs.needed_slots)
         self._slots += stays
         self._forward = None
         slots = self.inputs.slots_to_keep(self._slots)

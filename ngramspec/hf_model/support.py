@@ -116,7 +116,7 @@ def check_states(traits: Traits, call: CallTraits) -> None:
     if not any("attentions" in name for name in call.states):
         return
     remedy = "pass output_attentions=False"
-    if call.slides:
+    if call.slides or (call.static and traits.windows is not None):
         raise UnsupportedError(
             f"output_attentions=True is not supported with sliding-window attention; {remedy}"
         )

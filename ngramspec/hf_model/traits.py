@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.attention.windows import Windows, windows_of
 from ngramspec.hf_model.compat import classes, hf_private
 
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
@@ -28,7 +29,8 @@ class Traits:
         standard_masks: whether its masks are made by transformers' own function.
         own_masks: whether it defines ``create_masks_for_generate``.
         passes_masks: whether a mask of four dimensions reaches its attention unchanged.
-        windows: whether its masks hide positions outside a window, even if its cache keeps them.
+        windows: of its layers, whose masks hide positions even if its cache keeps them; None: it
+            has none.
         alibi: whether its attention adds biases by distance, computed from the 2D mask.
         by_slot: whether it finds a token by its slot in the cache instead of its position.
         reads_text: whether it prepares its inputs itself, and may read all committed tokens.
@@ -54,7 +56,7 @@ class Traits:
     standard_masks: bool
     own_masks: bool
     passes_masks: bool
-    windows: bool
+    windows: Windows | None
     alibi: bool
     by_slot: bool
     reads_text: bool
@@ -127,7 +129,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         standard_masks=_makes_standard_masks(model),
         own_masks=getattr(type(model), "create_masks_for_generate", None) is not None,
         passes_masks=passes_masks,
-        windows=_has_windows(config),
+        windows=windows_of(config),
         alibi=_has_alibi(config),
         by_slot=bool(names & classes.BY_SLOT),
         reads_text=prepare is not GenerationMixin.prepare_inputs_for_generation,
@@ -200,23 +202,16 @@ def _rereads_at(model: Any, names: frozenset[str]) -> int | None:
 
 
 def _makes_standard_masks(model: Any) -> bool:
-    """Whether a model's masks are made by transformers' own function, in its decoder's module."""
-    stock = stock_class(model)
-    kinds = [type(model)] if stock is None else [stock, type(model.get_decoder())]
-    return any(hasattr(sys.modules.get(each.__module__), "create_causal_mask") for each in kinds)
+    """Whether a model's masks are made by transformers' own function.
+
+    It is called in the model's own module, or in that of the decoder to which the model passes its
+    masks.
+    """
+    kinds = (stock_class(model) or type(model), type(model.get_decoder()))
+    return any(hasattr(sys.modules.get(kind.__module__), "create_causal_mask") for kind in kinds)
 
 
 def _has_alibi(config: Any) -> bool:
     own = getattr(config, "attn_config", None)  # MPT's
     asked = bool(getattr(config, "alibi", False) or getattr(own, "alibi", False))
     return asked or config.model_type in ("bloom", "mpt")
-
-
-def _has_windows(config: Any) -> bool:
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return any("sliding" in kind or "chunked" in kind for kind in kinds)
-    return any(
-        getattr(config, name, None) is not None
-        for name in ("sliding_window", "attention_chunk_size")
-    )

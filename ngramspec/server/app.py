@@ -21,7 +21,7 @@ from ngramspec.server.engine import Engine
 from ngramspec.server.errors import add_handlers
 from ngramspec.server.fields import check_fields
 from ngramspec.server.job import CompletionRequest, ModelRunner, as_tokens
-from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_cut
+from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.llama_views import TokenizeBody
 from ngramspec.server.metrics import Metrics
 from ngramspec.server.middleware import Front
@@ -41,7 +41,7 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
     An UnsupportedError is raised if the model cannot be speculated with.
     """
     limits = settings.limits
-    pool = CachePool(cache_maker(model), limits.pool, limits.pool_of_key, why_not_cut(model))
+    pool = CachePool(cache_maker(model), limits.pool, limits.pool_of_key, why_not_kept(model))
     speculators = Speculators(settings.drafter)
     runner = ModelRunner(model, tokenizer, pool, limits.chunk, speculators)
     try_out(runner)

@@ -129,9 +129,9 @@ async def chunks(
         if body.logprobs and choices:
             hidden = answers.jobs[index].request.hidden
             choices[0].logprobs = logprobs(service, body, [delta], hidden)
-        if answers.ended and not with_usage:
-            head["timings"] = timings_of(answers.jobs)
-        for choice in choices:
+        for left, choice in enumerate(choices, 1 - len(choices)):
+            if left == 0 and answers.ended and not with_usage:
+                head["timings"] = timings_of(answers.jobs)
             yield ChatCompletionChunk.construct(choices=[choice], **head)
     if with_usage:
         head["usage"] = usage_of(answers.jobs, [len(answers.jobs[0].request.prompt)], body)

@@ -199,12 +199,16 @@ class Job:
             progress.reused = self._lease.reused
         held, whole = len(self._lease.tokens), len(request.prompt)
         reads_all = request.prompt_logprobs or not request.max_tokens
-        end = min(held + chunk, whole - 1)
-        if held < whole - 1 and (reads_all or (whole - held > chunk and runner.cuts)):
+        marked = self._lease.last_mark(whole)
+        end = min(held + chunk, marked if held < marked else whole - 1)
+        apart = runner.keeps and (held < marked or whole - held > chunk)
+        if held < whole - 1 and (reads_all or apart):
             logits = runner.read(
                 self._lease.cache, request.prompt[held:end], request.prompt_logprobs
             )
             self._lease.tokens = request.prompt[:end]
+            if runner.keeps:
+                self._lease.mark()
             if request.prompt_logprobs:
                 tokens = request.prompt[held + 1 : end + 1].tolist()
                 self._prompt_logprobs += logprobs_of(logits, tokens, request.top_logprobs or 0)
@@ -239,6 +243,8 @@ class Job:
             progress.first = time.perf_counter()
             assert self._lease is not None
             self._lease.tokens = request.prompt
+            if runner.keeps:
+                self._lease.mark()
             logprobs = (*self._first_logprobs(), *logprobs)
         text = self._show(tokens, generation.finished)
         logprobs = logprobs[: len(logprobs) - (before + len(tokens) - len(progress.tokens))]
@@ -322,8 +328,8 @@ class ModelRunner:
         self._speculator, self._plain = speculator, Speculator("none")
 
     @property
-    def cuts(self) -> bool:
-        """Whether prompts are read in chunks: a cache that can be cropped can also be continued."""
+    def keeps(self) -> bool:
+        """Whether prompts are read in chunks: a cache that can be kept can also be continued."""
         return self.pool.why_afresh is None
 
     @torch.no_grad()

@@ -3,6 +3,10 @@
 A keystroke changes the end of a prompt, so the previous request's cache holds nearly all of it.
 A request gets the idle cache of its user that shares the longest prefix with its prompt, cropped to
 that prefix. If the cache is in use, or cropping would discard most of it, the request gets a copy.
+
+Windows, convolutions and recurrent states do not keep every position. A cache that has lost some
+can only return to its ``Snapshot``s, which are taken at multiples of ``MARK_EVERY`` tokens near the
+ends of prompts and of what was read at once, and where answers begin.
 """
 
 from __future__ import annotations
@@ -15,10 +19,16 @@ import numpy as np
 import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
+from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.inplace_kv import grow_in_place
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.cache.snapshot import Snapshot, cuts_anywhere, forgets, memory
+from ngramspec.hf_model.call import Known, call_traits_of
 from ngramspec.hf_model.compat.classes import DYNAMIC, kind_of
 from ngramspec.hf_model.traits import traits_of
 
+MARK_EVERY = 32  # tokens; not tuned
+MAX_MARKS = 4  # snapshots of a cache; not tuned
 MIN_COPIED_TOKENS = 32  # shortest common prefix that is copied; not tuned
 MIN_KEPT_SHARE = 0.5  # of its prompt that a cropped cache must keep; not tuned
 
@@ -35,6 +45,7 @@ class Lease:
         prompt: number of tokens of the last request's prompt; the others were the answer.
         used: logical time at which it was last returned; 0: never.
         busy: whether a request is using it.
+        marks: snapshots of the cache, by ascending length.
     """
 
     user: str
@@ -44,11 +55,34 @@ class Lease:
     prompt: int = 0
     used: int = 0
     busy: bool = True
+    marks: list[Snapshot] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
-        """Bytes of its keys and values, including their unused capacity."""
-        return sum(_memory(layer.keys) + _memory(layer.values) for layer in self.cache.layers)
+        """Bytes of its layers, including their unused capacity, and of its snapshots."""
+        return sum(map(memory, self.cache.layers)) + sum(each.nbytes for each in self.marks)
+
+    def mark(self) -> None:
+        """Take a snapshot, unless the cache can be cropped to any length or is short."""
+        if self.cache.get_seq_length() < MARK_EVERY or cuts_anywhere(self.cache):
+            return
+        found = Snapshot(self.cache)
+        others = [each for each in self.marks if each.length < found.length]
+        self.marks = [*others, found][-MAX_MARKS:]
+
+    def last_mark(self, whole: int) -> int:
+        """Return where to take the last snapshot in a prompt of ``whole`` tokens; 0: nowhere."""
+        at = (whole - 1) // MARK_EVERY * MARK_EVERY
+        return at if forgets(self.cache, at) else 0
+
+    def reach(self, prompt: Int32) -> int:
+        """Return the length of the longest prefix of a prompt that the cache can be cropped to."""
+        common = common_length(self.tokens, prompt)
+        whole = not self.busy and (common == len(self.tokens) or cuts_anywhere(self.cache))
+        if whole or all(kind_of(layer) == DYNAMIC for layer in self.cache.layers):
+            return common
+        lengths = [each.length for each in self.marks if each.length <= common]
+        return max(lengths, default=0)
 
 
 @dataclass(slots=True)
@@ -60,7 +94,7 @@ class PoolCounts:
         reused_tokens: prompt tokens whose keys and values were cached.
         copies: number of copied caches.
         afresh: number of requests that started from an empty cache because the model's caches
-            cannot be cropped.
+            cannot be kept.
         evicted: number of caches dropped to make room.
     """
 
@@ -82,7 +116,7 @@ class CachePool:
         make: returns an empty cache.
         max_bytes: limit for all idle caches.
         max_bytes_of_user: limit for the idle caches of one user.
-        why_afresh: why this model's caches cannot be cropped; None: they can.
+        why_afresh: why this model's caches cannot be kept; None: they can.
         counts: counts since the server's start.
     """
 
@@ -139,7 +173,7 @@ class CachePool:
     def _find(self, user: str, prompt: Int32) -> Lease | None:
         """The best cache of a user, cropped or copied; None if none is useful."""
         own = [each for each in self._caches if each.user == user]
-        found = [(common_length(each.tokens, prompt[:-1]), each) for each in own]
+        found = [(each.reach(prompt[:-1]), each) for each in own]
         cut = [each for each in found if not each[1].busy and self._may_cut(*each)]
         length, lease = max(cut, key=_by_length, default=(0, None))
         longest, source = max(found, key=_by_length, default=(0, None))
@@ -147,8 +181,10 @@ class CachePool:
             return self._copy(source, longest)
         if lease is None or not length:
             return None
-        crop(lease.cache, length)
+        if length < len(lease.tokens):
+            _give(lease.cache, lease, length)
         lease.tokens = lease.tokens[:length]
+        lease.marks = [each for each in lease.marks if each.length <= length]
         return lease
 
     @staticmethod
@@ -158,9 +194,8 @@ class CachePool:
     def _copy(self, source: Lease, length: int) -> Lease:
         """A new cache with the first ``length`` positions of another."""
         copy = Lease(source.user, self.make(), source.tokens[:length].copy())
-        for index, layer in enumerate(source.cache.layers):
-            if layer.is_initialized:
-                copy.cache.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
+        _give(copy.cache, source, length)
+        copy.marks = [each for each in source.marks if each.length <= length]
         self.counts.copies += 1
         self._caches.append(copy)
         return copy
@@ -189,12 +224,17 @@ def common_length(first: Int32, second: Int32) -> int:
     return int(different[0]) if len(different) else size
 
 
-def crop(cache: Any, length: int) -> None:
-    """Crop a dynamic cache to its first ``length`` positions."""
-    for layer in cache.layers:
-        surplus = int(layer.get_seq_length()) - length
-        if surplus > 0:
-            layer.crop(-surplus)
+def _give(cache: Any, source: Lease, length: int) -> None:
+    """Give a cache the first ``length`` positions of a lease's cache, see ``Lease.reach``."""
+    exact = [each for each in source.marks if each.length == length]
+    if exact:
+        exact[0].restore(cache, source.cache)
+        return
+    for index, layer in enumerate(source.cache.layers):
+        if cache is source.cache:
+            layer.crop(min(length - int(layer.get_seq_length()), 0))
+        elif layer.is_initialized:
+            cache.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
 
 
 def cache_maker(model: Any) -> Callable[[], Any]:
@@ -211,25 +251,13 @@ def cache_maker(model: Any) -> Callable[[], Any]:
     return make
 
 
-def why_not_cut(model: Any) -> str | None:
-    """Why a model's caches cannot be cropped to a prefix of their text, or None.
+def why_not_kept(model: Any) -> str | None:
+    """Why a model's caches cannot be used by later requests, or None.
 
     Raises:
         UnsupportedError: the model cannot be speculated with.
     """
-    traits = traits_of(model, torch.ones((1, 1), dtype=torch.int64), {})
-    kinds = {kind_of(layer) for layer in cache_maker(model)().layers}
-    if traits.recurrent:
-        return "a recurrent state"
-    if kinds != {DYNAMIC} or traits.windows:
-        return f"layers that forget: {', '.join(sorted(kinds))}"
-    if traits.rope_grows or traits.rope_changes_at is not None or traits.rereads_at is not None:
-        return "rotary positions that change with the length"
-    reads_text = traits.reads_text and traits.stock is None
-    if reads_text or traits.by_slot:
-        return "a model that finds tokens by their slots in the cache"
-    return None
-
-
-def _memory(states: torch.Tensor | None) -> int:
-    return 0 if states is None else states.untyped_storage().nbytes()
+    ids, config = torch.ones((1, 1), dtype=torch.int64), model.generation_config
+    traits, cache = traits_of(model, ids, {}), kv_cache_for(cache_maker(model)())
+    call = call_traits_of(ids, config, {}, cache, traits=traits, states=())
+    return obstacle(Ability.KEPT, Known(traits, call, model, config, {}))

@@ -168,8 +168,8 @@ def test_engines_of_one_conversation_equal_their_twins():
     calibrations = Calibration(), CalibrationTwin()
     confidences = []
     for known in ((familiar, familiar_twin), (familiar, familiar_twin), (None, None)):
-        native = ValueEngine(calibrations[0], *OPTIONS, StoreStream(ring), False, known[0])
-        twin = ValueTwin(calibrations[1], *OPTIONS, StreamTwin(ring_twin), False, known[1])
+        native = ValueEngine(calibrations[0], *OPTIONS, StoreStream(ring), familiar=known[0])
+        twin = ValueTwin(calibrations[1], *OPTIONS, StreamTwin(ring_twin), familiar=known[1])
         for begin in range(100, 160, 3):
             same(native.draft_tree(24), twin.draft_tree(24))
             native.extend(ids(text[begin : begin + 3]))

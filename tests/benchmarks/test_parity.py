@@ -11,11 +11,7 @@ from ngramspec.hf_model.compat.names import PLACES_TOKENS, has
 
 
 def check_families(cells):
-    assert {cell.outcome for cell in cells} == {"identical", "refused"}
-    for cell in cells:
-        sliding = cell.model in ("MistralForCausalLM", "Gemma2ForCausalLM")
-        expected = sliding and "static" in cell.what
-        assert (cell.outcome == "refused") == expected, cell
+    assert {cell.outcome for cell in cells} == {"identical"}
 
 
 @pytest.mark.filterwarnings("ignore")

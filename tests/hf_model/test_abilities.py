@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ngramspec.hf_model.abilities import FACTS, Ability, obstacle, obstacles
+from ngramspec.hf_model.attention.windows import Reach, Windows
 from ngramspec.hf_model.call import CallTraits, Known
 from ngramspec.hf_model.traits import Traits
 
@@ -26,7 +27,7 @@ TRAITS = Traits(
     standard_masks=True,
     own_masks=False,
     passes_masks=True,
-    windows=False,
+    windows=None,
     alibi=False,
     by_slot=False,
     reads_text=False,
@@ -48,11 +49,14 @@ CALL = CallTraits(
     keeps_cache=False,
     slides=False,
     gap_obstacle=None,
+    attends=True,
     static=False,
     states=(),
     unaligned=None,
 )
-CONFIG = SimpleNamespace(prefill_chunk_size=None)
+CONFIG = SimpleNamespace(prefill_chunk_size=None, max_length=20)
+CHUNKED = SimpleNamespace(prefill_chunk_size=4, max_length=20)
+WINDOW = Windows({"": Reach(window=19)})
 PLAIN = {"past_key_values": object(), "use_cache": True, "attention_mask": MASK}
 KNOWN = Known(TRAITS, CALL, torch.nn.Linear(1, 1), CONFIG, PLAIN)
 FIXED = replace(KNOWN, call=replace(CALL, static=True))  # what these two need
@@ -84,10 +88,17 @@ CASES = {
     "dynamic cache": lambda known: traits(call(known, static=False), attention="eager"),
     "encoder-decoder model": lambda known: traits(known, encodes=True),
     "several rows": lambda known: replace(call(known, rows=2), by_row=True),
-    "cache with sliding windows": lambda known: call(known, slides=True),
-    "masks with windows": lambda known: traits(known, windows=True),
+    "a text longer than a window, with a dynamic cache": lambda known: traits(
+        call(known, static=False), windows=WINDOW, attention="eager"
+    ),
     "recurrent state, convolution, or index of keys": lambda known: call(
         known, gap_obstacle="a state"
+    ),
+    "windows in layers of a type that is not known": lambda known: traits(
+        known, windows=Windows({}, known=False)
+    ),
+    "recurrent states in a cache without keys": lambda known: traits(
+        call(known, attends=False), recurrent=True
     ),
     "attention other than sdpa and eager": lambda known: traits(known, attention="flex"),
     "dynamic cache with sdpa": lambda known: call(known, static=False),
@@ -121,7 +132,9 @@ CASES = {
         replace(known, kwargs=PLAIN | {"attention_mask": MASK * 0}),
         names=frozenset({"GitForCausalLM"}),
     ),
-    "prefill in chunks": lambda known: replace(known, config=SimpleNamespace(prefill_chunk_size=4)),
+    "prefill in chunks": lambda known: replace(
+        known, config=SimpleNamespace(prefill_chunk_size=4, max_length=20)
+    ),
     "experts": lambda known: replace(known, model=Routed(experts=True)),
     "quantized activations": lambda known: replace(known, model=Routed(quantizer="Bnb")),
 }
@@ -152,17 +165,23 @@ def test_a_fact_rules_out_what_its_cells_say(fact, ability):
 
 
 def test_all_reasons_are_known_and_the_first_is_reported():
-    known = call(traits(KNOWN, alibi=True, own_masks=True), rows=3, slides=True)
+    known = call(traits(KNOWN, alibi=True, own_masks=True, windows=WINDOW), rows=3)
     found = obstacles(Ability.FIXED_WIDTH, known)
     assert [reason.partition(";")[0] for reason in found] == [
         "a batch of 3 rows",
-        "sliding-window attention",
+        "a text that may become longer than an attention window",
         "a dynamic cache with sdpa, whose arithmetic changes with the length",
         "a model that makes its masks itself",  # once, for two facts
     ]
     assert obstacle(Ability.FIXED_WIDTH, known) == found[0]
     assert obstacles(Ability.TREES, known)[0] == "a batch of 3 rows that advance together"
-    assert obstacles(Ability.TREES, replace(known, by_row=True))[0] == "sliding-window attention"
+    assert obstacles(Ability.TREES, replace(known, by_row=True))[0] == "a model with ALiBi"
+
+
+@pytest.mark.parametrize(("window", "slides"), [(19, True), (20, False), (21, False)])
+def test_a_text_as_long_as_the_window_is_full_attention(window, slides):
+    known = traits(KNOWN, windows=Windows({"": Reach(), "a": Reach(window=window)}))
+    assert known.slides == slides
 
 
 def test_later_facts_are_not_looked_at_for_the_first_reason():

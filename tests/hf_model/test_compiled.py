@@ -60,6 +60,19 @@ def all_lengths(text):
     return ScriptedDrafter(guess)
 
 
+@pytest.mark.parametrize("name", ["mistral sliding", "gemma2 hybrid"])
+def test_windows(name):
+    """The masks are inputs, one for each type of layers, and layers with windows keep all."""
+    model = build(name)
+    plain = model.generate(IDS, **GREEDY)
+    text = plain[0].tolist()
+    for _ in range(2):
+        ours, stats = run(model, drafter=all_lengths(text), gamma=10, gamma_max=10)
+        assert torch.equal(ours, plain)
+        assert stats.accepted > 20
+    assert graphs() == len(bucket_sizes(11))
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_no_recompilation_after_warm_up(attention):
     model = tiny_llama(num_hidden_layers=1)

@@ -62,12 +62,6 @@ def test_static_caches_under_which_plain_decoding_differs(make):
     assert ngramspec.generate(model, IDS, **GREEDY).tolist() == plain.tolist()
 
 
-def test_sliding_windows_on_a_static_cache_are_pointed_to_a_dynamic_one():
-    model = build("mistral sliding")
-    with pytest.raises(UnsupportedError, match=r"use a dynamic one: remove cache_implementation"):
-        ngramspec.generate(model, IDS, cache_implementation="static", **GREEDY)
-
-
 @pytest.mark.parametrize(
     ("make", "what"),
     [

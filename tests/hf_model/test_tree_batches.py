@@ -112,7 +112,9 @@ def test_wasted_positions_are_closed_behind_trees_too(monkeypatch):
         rollback(self, paths, origins)
         compacted.append(self._slots < before)
         mask, positions = (self.inputs.kwargs[each] for each in ("attention_mask", "position_ids"))
-        for own, at, used in zip(mask[:, :-1].bool(), positions, self.inputs._used, strict=True):
+        for own, at, used in zip(
+            mask[:, :-1].bool(), positions, self.inputs._own.used, strict=True
+        ):
             assert at[:-1][own].tolist() == list(range(used))
 
     monkeypatch.setattr(Target, "rollback", watch)
@@ -180,7 +182,7 @@ def test_masks_and_positions_of_a_tree_beside_a_chain_by_hand():
     positions = tree_positions(torch.tensor([[5], [9]]), [tree, None], [4, 2])
     assert positions.tolist() == [[5, 6, 6, 7], [9, 10, 10, 10]]
     sees = attended([tree, None], 4, torch.device("cpu"))
-    mask = tree_mask(sees, torch.tensor([[1, 1], [0, 1]]), 2, torch.empty(0), eager=False)
+    mask = tree_mask(sees, torch.tensor([[1, 1], [0, 1]]), 2, torch.device("cpu"))
     assert mask.shape == (2, 1, 4, 6)
     assert mask[0, 0].int().tolist() == [
         [1, 1, 1, 0, 0, 0],

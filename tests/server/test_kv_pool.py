@@ -7,7 +7,11 @@ import pytest
 import torch
 from conftest import tiny_llama
 
-from ngramspec.server.kv_pool import CachePool, cache_maker, common_length, why_not_cut
+from benchmarks import tiny as tiny_models
+from ngramspec import Speculator
+from ngramspec.server.job import CompletionRequest, Job, ModelRunner
+from ngramspec.server.kv_pool import CachePool, cache_maker, common_length, why_not_kept
+from ngramspec.server.sampling import Sampling
 from ngramspec.stepwise import open_generation
 
 BIG = 1 << 30
@@ -16,7 +20,7 @@ PER_TOKEN = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
 
 
 def pool_of(model, most=BIG, most_of_user=BIG):
-    return CachePool(cache_maker(model), most, most_of_user, why_not_cut(model))
+    return CachePool(cache_maker(model), most, most_of_user, why_not_kept(model))
 
 
 def fill(pool, model, user, prompt, count=4, *, give_back=True):
@@ -31,6 +35,13 @@ def fill(pool, model, user, prompt, count=4, *, give_back=True):
     if give_back:
         pool.give_back(lease, np.concatenate((prompt, tokens)), len(prompt))
     return lease, tokens
+
+
+class Letters:
+    """A tokenizer that shows every token as a letter."""
+
+    def decode(self, ids, **kwargs):
+        return "a" * len(ids)
 
 
 def fresh(model, prompt, count=4):
@@ -130,7 +141,7 @@ def test_bytes_are_the_memory_that_is_held(tiny):
     assert PER_TOKEN * 63 <= pool.bytes <= PER_TOKEN * (64 + 128)
 
 
-def test_caches_that_cannot_be_cut_begin_afresh():
+def windowed():
     from transformers import MistralConfig, MistralForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -138,21 +149,56 @@ def test_caches_that_cannot_be_cut_begin_afresh():
         vocab_size=97, num_attention_heads=4, num_key_value_heads=2, sliding_window=16, **sizes
     )
     torch.manual_seed(0)
-    model = MistralForCausalLM(config).eval()
-    assert "Sliding" in why_not_cut(model)
-    pool = pool_of(model)
-    for _ in range(2):
-        lease, tokens = fill(pool, model, "a", TEXT[:60])
-        assert lease.reused == 0
-        assert tokens.tolist() == fresh(model, TEXT[:60]).tolist()
-    assert pool.counts.afresh == 2
-    assert pool.bytes == 0
+    return MistralForCausalLM(config).eval()
+
+
+def hybrid():
+    """A model with recurrent states in one layer and attention in the other."""
+    import transformers
+
+    return tiny_models.build(transformers.GraniteMoeHybridForCausalLM)
+
+
+def convolving():
+    import transformers
+
+    return tiny_models.build(transformers.Lfm2ForCausalLM)
+
+
+@pytest.mark.parametrize("make", [windowed, hybrid, convolving])
+def test_layers_that_forget_return_to_the_nearest_snapshot(make):
+    """Of what was read before the prompt's last part, of the answer's start, and of its end."""
+    model = make()
+    assert why_not_kept(model) is None
+    pool, text = pool_of(model), TEXT % 60 + 1
+    none = Speculator("none")
+    runner = ModelRunner(model, Letters(), pool, 1 << 20, lambda user: none)
+    for prompt, reused in (
+        (text[:100], 0),
+        (np.append(text[:99], 3), 96),  # a keystroke
+        (text[:120], 96),
+        (text[:130], 120),  # where the answer began
+        (text[:50], 0),
+    ):
+        prompt = prompt.astype(np.int32)
+        request = CompletionRequest(
+            prompt=prompt, user="a", sampling=Sampling(temperature=0), max_tokens=12
+        )
+        job = Job(request, lambda delta: None)
+        while job.generation is None and not job.ended:
+            job.turn(runner)
+        assert job.progress.reused == reused
+        while not job.ended:
+            job.turn(runner)
+        assert job.progress.tokens == fresh(model, prompt, 12).tolist()
+    marks = [each.marks for each in pool._caches]
+    assert pool.bytes > sum(mark.nbytes for each in marks for mark in each) > 0
 
 
 def test_rotary_positions_that_follow_the_length_cannot_be_cut(tiny):
-    assert why_not_cut(tiny) is None
+    assert why_not_kept(tiny) is None
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert "rotary" in why_not_cut(tiny_llama(rope_parameters=rope))
+    assert "rotary" in why_not_kept(tiny_llama(rope_parameters=rope))
 
 
 @pytest.mark.parametrize(

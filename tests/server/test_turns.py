@@ -12,7 +12,7 @@ import torch
 from ngramspec import Speculator
 from ngramspec.server.engine import Engine
 from ngramspec.server.job import CompletionRequest, ModelRunner
-from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_cut
+from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.scheduler import QueueFullError
 
@@ -50,7 +50,7 @@ def engine_of(tiny):
     made = []
 
     def make(watched=False, active=4, waiting=4, chunk=16):
-        pool = CachePool(cache_maker(tiny), 1 << 30, 1 << 30, why_not_cut(tiny))
+        pool = CachePool(cache_maker(tiny), 1 << 30, 1 << 30, why_not_kept(tiny))
         speculator = Speculator("none")
         engine = Engine(
             ModelRunner(tiny, Letters(), pool, chunk, lambda user: speculator), active, waiting

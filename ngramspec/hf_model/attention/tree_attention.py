@@ -79,8 +79,7 @@ def tree_mask(
     sees: NDArray[np.bool_] | torch.Tensor,
     past: torch.Tensor | None,
     length: int,
-    like: torch.Tensor,
-    eager: bool,
+    device: torch.device,
     keys: int | None = None,
 ) -> torch.Tensor:
     """Return the attention mask of a forward of w positions after ``length`` ones in the cache.
@@ -89,25 +88,20 @@ def tree_mask(
         sees: bool (w, w) or (batch, w, w), which of the forward's positions attend to which.
         past: (batch, length or more), 0 at masked positions of the cache; None: there are none.
         length: positions in the cache.
-        like: a tensor on the device and in the dtype of the model.
-        eager: whether the attention adds its mask to the scores, instead of accepting bools.
+        device: of the model.
         keys: columns of the mask, those after the forward's own masked; None: length + w.
 
     Returns:
-        (batch, 1, w, keys): bool, or 0 and the dtype's lowest value.
+        bool (batch, 1, w, keys).
     """
     own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
-    own = own.to(like.device, non_blocking=True)
+    own = own.to(device, non_blocking=True)
     width = own.shape[-1]
-    there = torch.ones((1, length), dtype=torch.bool, device=like.device)
+    there = torch.ones((1, length), dtype=torch.bool, device=device)
     if past is not None:
         there = past[:, :length].to(torch.bool)
     rows = max(there.shape[0], 1 if own.ndim == 2 else own.shape[0])
     mask = torch.cat((there[:, None].expand(rows, width, -1), own.expand(rows, -1, -1)), dim=2)
     if keys is not None:
         mask = pad(mask, (0, keys - length - width))
-    mask = mask[:, None]
-    if not eager:
-        return mask
-    lowest = torch.finfo(like.dtype).min
-    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(~mask, lowest)
+    return mask[:, None]

@@ -33,8 +33,10 @@ def check_kinds(cache: Any) -> None:
     if names <= KNOWN_CACHES and cropped and not mixed:
         return
     remedy = "use a model with attention layers and a dynamic or static cache"
-    if names <= KNOWN_CACHES and (mixed or not STATIC_SLIDING.isdisjoint(kinds)):
-        remedy = "use a dynamic one: remove cache_implementation, or pass a DynamicCache"
+    if not names <= KNOWN_CACHES or mixed:
+        remedy = "remove cache_implementation, or pass a DynamicCache"
+    elif not STATIC_SLIDING.isdisjoint(kinds):
+        remedy = "pass cache_implementation='static' instead of a StaticCache, or a DynamicCache"
     raise UnsupportedError(
         f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
         f" rolled back; {remedy}"

@@ -1,8 +1,7 @@
 """Rollback of a target's key-value cache, for each kind of layer.
 
 full attention   rejected positions are cut off, also in the index of an indexed layer
-sliding window   the layer keeps what leaves its window until it is cropped, which must happen
-                 after every forward
+sliding window   see ``window_layers``
 convolution      see ``linear_state``
 recurrent state  see ``recurrent_state``
 static           the length is reduced in place; later positions are masked
@@ -24,6 +23,7 @@ from ngramspec.hf_model.cache.inplace_kv import InPlace, close_up, grows_in_plac
 from ngramspec.hf_model.cache.kinds import check_kinds
 from ngramspec.hf_model.cache.linear_state import LinearStates
 from ngramspec.hf_model.cache.recurrent_state import Checkpoint
+from ngramspec.hf_model.cache.window_layers import WindowLayers, own_tokens
 from ngramspec.hf_model.compat import layers as fields
 from ngramspec.hf_model.compat.classes import DYNAMIC, INDEXED, STATIC, kind_of
 
@@ -40,7 +40,8 @@ class KVCache:
         recurrent: whether its linear layers have a recurrent state in addition to a convolution.
 
     Attributes:
-        layers: those with keys and values of every position.
+        layers: those with keys and values.
+        windows: those of ``layers`` that forget positions outside a window.
         indexed: whether a layer has an index of its keys.
         checkpoint: copies of the linear layers' recurrent states; None: they have none.
         capacity: positions that the cache can hold; None: no limit.
@@ -57,10 +58,10 @@ class KVCache:
         self.cache = cache
         self._cross = cross
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
-        self._sliding = [layer for layer in self.layers if layer.is_sliding]
+        self.windows = WindowLayers([layer for layer in self.layers if layer.is_sliding])
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
-        self._dynamic = [layer for layer in self.layers if layer not in self._static]
-        self._sliding_dynamic = [layer for layer in self._dynamic if layer.is_sliding]
+        others = (*self._static, *self.windows.layers)
+        self._dynamic = [layer for layer in self.layers if layer not in others]
         self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if fields.is_linear(layer)]
         self._convolutions = LinearStates([] if recurrent else self._linear)
@@ -87,7 +88,7 @@ class KVCache:
     @property
     def slides(self) -> bool:
         """Whether a layer forgets positions that have left its window."""
-        return bool(self._sliding)
+        return bool(self.windows.layers)
 
     def _capacity(self) -> int | None:
         sizes = [int(layer.get_max_length()) for layer in self._static]
@@ -133,8 +134,7 @@ class KVCache:
 
     def record(self) -> None:
         """From the next forward on, keep what leaves the windows until the next ``truncate``."""
-        for layer in self._sliding:
-            layer.activate_past_recording()
+        self.windows.record()
         self._convolutions.record()
 
     def save(self, *, only_if: bool = True) -> None:
@@ -149,12 +149,19 @@ class KVCache:
         self.checkpoint.restore()
         return True
 
-    def truncate(self, count: int) -> None:
-        """Drop the last ``count`` >= 0 positions; call it after every complete forward."""
+    def truncate(self, count: int, needed: Callable[[int], int] = own_tokens) -> None:
+        """Drop the last ``count`` >= 0 positions; call it after every complete forward.
+
+        Args:
+            count: positions to drop.
+            needed: returns how many of the remaining positions a layer with a window needs; it
+                drops those before them.
+        """
         if count and self._static:
             fields.shorten_static(self._static, count)
-        for layer in self._dynamic if count else self._sliding_dynamic:
+        for layer in self._dynamic if count else ():
             self._crop(layer, count)
+        self.windows.truncate(count, needed)
         if self._linear:
             self._convolutions.truncate(count)
 
@@ -180,22 +187,18 @@ class KVCache:
             surplus = max(int(layer.get_seq_length()) - length, 0)
             if layer in self._static:
                 fields.shorten_static([layer], surplus)
-            elif layer.is_sliding and length == 0:  # a crop may need what it no longer holds
-                fields.empty_sliding(layer)
-            elif layer.is_sliding and not fields.records_past(layer):
-                continue  # a prefill in chunks has dropped what left the window, as the baseline
             elif kind_of(layer) == INDEXED:
                 fields.truncate_indexed(layer, length)
-            elif surplus or (layer.is_sliding and layer.is_initialized):
+            elif surplus and not layer.is_sliding:
                 self._crop(layer, surplus)
+        self.windows.truncate_to(length)
 
     def release(self, *, outlives: bool = True) -> None:
         """Have layers slide and grow again as in the baseline.
 
         ``outlives``: whether the cache is used after the generation; then spare memory is freed.
         """
-        for layer in self._sliding:
-            fields.stop_recording(layer)
+        self.windows.release()
         self._convolutions.release(outlives=outlives)
         for layer, own in self._updated:
             fields.restore_update(layer, own)
@@ -242,24 +245,33 @@ class KVCache:
         if not moves:
             return
         places = torch.tensor(moves, device="cpu").T
-        indices: dict[torch.device, torch.Tensor] = {}
+        indices: dict[tuple[torch.device, int], torch.Tensor] = {}
         for layer in self.layers:
+            gone = fields.dropped(layer)
             for states in (layer.keys, layer.values):  # (rows, heads, length, size)
-                if states.device not in indices:
-                    indices[states.device] = places.to(states.device, non_blocking=True)
-                row, to, source = indices[states.device].unbind()
+                key = states.device, gone
+                if key not in indices:
+                    at = places - torch.tensor([[0], [gone], [gone]]) if gone else places
+                    indices[key] = at.to(states.device, non_blocking=True)
+                row, to, source = indices[key].unbind()
                 states[row, :, to] = states[row, :, source]
 
     def compact(self, slots: torch.Tensor) -> None:
-        """Keep some positions of each row: int64 (batch, kept) ``slots``, in their new order."""
+        """Keep some positions of each row: int64 (batch, kept) ``slots``, in their new order.
+
+        What a layer with a window no longer holds is masked, or outside every row's window.
+        """
         for layer in self.layers:
+            own = self.windows.kept_of(layer, slots) if layer.is_sliding else slots
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # (batch, heads, length, size)
-                index = slots[:, None, :, None].to(states.device)
+                index = own[:, None, :, None].to(states.device)
                 index = index.expand(-1, states.shape[1], -1, states.shape[3])
                 kept = states.gather(2, index)
-                states[:, :, : kept.shape[2]] = kept  # in place, to keep the layer's free memory
-                setattr(layer, name, states[:, :, : kept.shape[2]])
+                if not layer.is_sliding:  # in place, to keep the layer's free memory
+                    states[:, :, : kept.shape[2]] = kept
+                    kept = states[:, :, : kept.shape[2]]
+                setattr(layer, name, kept)
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; ``order[place] >= place`` is where a place's row was."""

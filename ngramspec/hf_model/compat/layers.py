@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.compat.classes import STATIC, STATIC_SLIDING, kind_of
+
 States = dict[int, Any]  # a tensor, or None before the first forward
 Update = Callable[..., Any]
 
@@ -62,9 +64,38 @@ def crop_attention(layer: Any, count: int) -> None:
 
     The layer's own ``crop`` drops both.
     """
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+    from transformers.cache_utils import DynamicLayer
 
-    (DynamicSlidingWindowLayer if layer.is_sliding else DynamicLayer).crop(layer, -count)
+    DynamicLayer.crop(layer, -count)
+
+
+def crop_window(layer: Any, count: int, keep: int) -> None:
+    """Drop the last ``count`` positions of a sliding layer, and all but the ``keep`` last others.
+
+    With ``keep`` one less than the window, this is what the layer's own ``crop`` does.
+    """
+    if layer.is_initialized:
+        end = layer.keys.shape[2] - count
+        kept = slice(max(end - keep, 0), end)
+        layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+        layer.cumulative_length -= count
+
+
+def dropped(layer: Any) -> int:
+    """Return how many positions a layer no longer holds, all of them before those that it holds."""
+    if not layer.is_sliding or not layer.is_initialized:
+        return 0
+    return int(layer.cumulative_length) - int(layer.keys.shape[2])
+
+
+def set_length(layer: Any, length: int) -> None:
+    """Set how many positions a sliding layer has seen, including those that it no longer holds."""
+    layer.cumulative_length = length
+
+
+def set_window(layer: Any, window: int) -> None:
+    """Set how many positions a sliding layer returns in addition to the new ones, plus one."""
+    layer.sliding_window = window
 
 
 def drop_last(layer: Any, count: int) -> None:
@@ -98,6 +129,23 @@ def resize_static(layer: Any, capacity: int) -> None:
     layer.max_cache_len = capacity
     if layer.is_initialized:  # before a prefill in chunks
         layer.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
+
+
+def widen_static(cache: Any, capacity: int) -> None:
+    """Replace the windowed layers of an empty static cache by layers of full length.
+
+    A windowed one overwrites its oldest positions. Masks hide them in a layer that keeps them.
+    """
+    from transformers.cache_utils import StaticLayer
+
+    # All layers get one length, because transformers makes their masks for the first layer's.
+    full = [layer.max_cache_len for layer in cache.layers if kind_of(layer) == STATIC]
+    capacity = max(full, default=capacity)
+    for at, layer in enumerate(cache.layers):
+        if kind_of(layer) in STATIC_SLIDING:
+            cache.layers[at] = widened = StaticLayer(max_cache_len=capacity)
+            if layer.is_initialized:  # before a prefill in chunks
+                widened.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
 
 
 def shorten_static(layers: Sequence[Any], count: int) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 def prompt_end(
@@ -97,6 +99,15 @@ def grow_ragged(
     return torch.cat((value, (column < own).to(value.dtype)), dim=-1)
 
 
+def padding_of(mask: torch.Tensor) -> torch.Tensor:
+    """Return how many columns of each row come before its first token, int64 (batch, 1).
+
+    Args:
+        mask: (batch, length), 0 at padding.
+    """
+    return (mask.cumsum(dim=-1) == 0).sum(dim=-1, keepdim=True)
+
+
 def used_slots(mask: torch.Tensor, used: int) -> torch.Tensor:
     """Return the slots of each row's own positions, int64 (batch, used), ascending.
 
@@ -105,3 +116,48 @@ def used_slots(mask: torch.Tensor, used: int) -> torch.Tensor:
     """
     order = mask.to(torch.int64).argsort(dim=1, stable=True)  # gaps first, then the row's own
     return order[:, mask.shape[1] - used :]
+
+
+class OwnSlots:
+    """Which slots of the cache hold a token of each row in a ragged batch; kept on the host.
+
+    Args:
+        mask: bool (rows, slots), after the prefill.
+
+    Attributes:
+        used: for each row, the number of its tokens in the cache.
+    """
+
+    def __init__(self, mask: NDArray[np.bool_]) -> None:
+        self._mask = mask
+        self._going = np.ones(len(mask), np.bool_)  # rows that have not ended
+        self.used: list[int] = mask.sum(axis=1).tolist()
+
+    def commit(self, kept: Sequence[int]) -> None:
+        """Add the positions of a forward that stay, for each row; 0 if the row has ended."""
+        counts = np.array(kept)
+        own = np.arange(max(kept)) < counts[:, None]
+        self._mask = np.concatenate((self._mask, own), axis=1)
+        self._going = counts > 0
+        self.used = [used + more for used, more in zip(self.used, kept, strict=True)]
+
+    def compact(self, slots: int) -> None:
+        """Move each row's tokens to the end of ``slots`` slots."""
+        self._mask = np.arange(slots) >= slots - np.array(self.used)[:, None]
+
+    def keep_rows(self, order: Sequence[int]) -> None:
+        """Keep some rows of the batch; see ``KVCache.keep_rows``."""
+        self._mask, self._going = self._mask[list(order)], self._going[list(order)]
+        self.used = [self.used[place] for place in order]
+
+    def needed(self, window: int) -> int:
+        """Return how many of the last slots hold ``window - 1`` tokens of each row that goes on.
+
+        Layers with this window need no other slots.
+        """
+        going = self._mask[self._going]
+        if not len(going) or window == 1:
+            return 0
+        fewer = going[:, ::-1].cumsum(axis=1) < window - 1
+        most: int = going.shape[1]
+        return min(int(fewer.sum(axis=1).max()) + 1, most)

@@ -11,13 +11,20 @@ import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_mask, tree_positions
+from ngramspec.hf_model.attention.windows import Masks, added, query_positions
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.inputs.growth import grow, grow_ragged, used_slots
+from ngramspec.hf_model.inputs.growth import OwnSlots, grow, grow_ragged, padding_of, used_slots
 from ngramspec.hf_model.inputs.present_rows import has_hooks, select_rows
 from ngramspec.hf_model.traits import Traits
 
-PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
-PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids")
+# Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
+# of models with windows, and not passed to the model.
+TEXT_POSITIONS = "text_position_ids"
+PER_TOKEN = (
+    *("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"),
+    TEXT_POSITIONS,
+)
+PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids", TEXT_POSITIONS)
 ENCODED = "encoder_outputs"
 OF_ENCODER = (ENCODED, "attention_mask")  # of an encoder-decoder model
 # The cache is compacted if the slots that are gaps in every row exceed both limits; not tuned.
@@ -41,7 +48,8 @@ class Inputs:
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
         self._mask_name, self._positions_name = self._per_token[:2]
-        self._used: list[int] = []  # per row of a ragged batch, cache slots that are not gaps
+        self._own: OwnSlots | None = None  # of a ragged batch, after the prefill
+        self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
         self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
 
@@ -74,15 +82,27 @@ class Inputs:
             slots: positions in the cache after the prefill.
         """
         rows, kwargs = len(prompt), self.kwargs
-        if self.ragged:
-            if kwargs.get(self._mask_name) is None:
-                kwargs[self._mask_name] = prompt.new_ones(rows, slots + 1)
-            self._used = kwargs[self._mask_name][:, :-1].sum(dim=1).tolist()
+        if self.ragged and kwargs.get(self._mask_name) is None:
+            kwargs[self._mask_name] = prompt.new_ones(rows, slots + 1)
         if self._traits.placed and kwargs.get(self._positions_name) is None:
             counted = torch.arange(slots + 1, device=prompt.device)
             kwargs[self._positions_name] = counted.expand(rows if self.ragged else 1, -1)
         self._extended.clear()
         self._passed_on = None
+        mask = kwargs.get(self._mask_name)
+        if mask is None:  # the batch is not ragged, and no token is padding
+            return
+        if self.ragged:
+            self._own = OwnSlots(mask[:, :-1].bool().numpy(force=True))
+        if self._traits.windows is not None:
+            self._padding = padding_of(mask)
+            if self.ragged:
+                places = torch.arange(mask.shape[1], device=mask.device)
+                self.kwargs[TEXT_POSITIONS] = places - self._padding
+
+    def needed_slots(self, window: int) -> int:
+        """Return how many of the cache's last slots a layer with a window needs."""
+        return window - 1 if self._own is None else self._own.needed(window)
 
     def replace_cache(self, cache: Any) -> None:
         """Use another cache in later forwards."""
@@ -112,8 +132,8 @@ class Inputs:
             own = [each + 1 for each in kept]
             self.kwargs |= self._grown_by_row(count, own, committed=True)
             self._extended.clear()
-        if self.ragged:
-            self._used = [used + more for used, more in zip(self._used, kept, strict=True)]
+        if self._own is not None:
+            self._own.commit(kept)
 
     def _lengthened(self, count: int) -> dict[str, torch.Tensor]:
         """Return the arguments per token with ``count`` more tokens in every row.
@@ -151,6 +171,8 @@ class Inputs:
         width: int,
         slots: int,
         keys: int | None,
+        held: int | None = None,
+        masked: bool = False,
     ) -> dict[str, Any]:
         """Have the model prepare a forward over a block, padded to a width.
 
@@ -160,6 +182,8 @@ class Inputs:
             slots: positions in the cache.
             keys: number of positions that the forward attends to, including masked ones; None: the
                 cache's and the forward's own.
+            held: positions that layers with windows hold; None: all.
+            masked: whether the masks must be made here.
 
         Returns:
             the arguments of the model's forward.
@@ -175,8 +199,15 @@ class Inputs:
             grown[self._positions_name] = tree_positions(last, trees, lengths)
         if width > positions:
             block, grown = self._padded(block, grown, width - positions)
-        if branched or (keys is not None and self._makes_masks(slots)):
-            grown[self._mask_name] = self._mask(block, trees if branched else (), slots, keys)
+        grown.pop(TEXT_POSITIONS, None)
+        masks: Masks | None = None
+        masked = masked or (keys is not None and self._makes_masks(slots))
+        if branched or masked or self._windowed_gaps:
+            masks = self._masks(block, trees if branched else (), lengths, slots, keys, held)
+            # A dict is set below, because the model's preparation takes tensors only.
+            grown[self._mask_name] = (
+                masks if isinstance(masks, torch.Tensor) else next(iter(masks.values()))
+            )
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
         inputs = self._prepared(block, grown, width, fixed=keys is not None)
@@ -185,9 +216,16 @@ class Inputs:
                 f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
                 " prompt at a time"
             )
+        if isinstance(masks, dict):
+            inputs[self._mask_name] = masks
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         return inputs
+
+    @property
+    def _windowed_gaps(self) -> bool:
+        """Whether rows may have gaps that transformers would count as a part of a window."""
+        return self.ragged and self._traits.windows is not None
 
     def _prepared(
         self, block: torch.Tensor, kwargs: dict[str, Any], width: int, *, fixed: bool
@@ -252,19 +290,42 @@ class Inputs:
         traits = self._traits
         return traits.takes_masks and not traits.encodes and traits.rereads_at != slots
 
-    def _mask(
-        self, block: torch.Tensor, trees: Trees, slots: int, keys: int | None
-    ) -> torch.Tensor:
-        """Return the mask of a forward over ``block``, (batch, width); see ``tree_mask``."""
-        like = torch.empty(0, dtype=self._model.dtype, device=block.device)
-        return tree_mask(
-            attended(trees, block.shape[1], like.device),
-            self.kwargs.get(self._mask_name),
-            slots,
-            like,
-            self._traits.attention == "eager",
-            keys,
-        ).expand(len(block), -1, -1, -1)
+    def _masks(
+        self,
+        block: torch.Tensor,
+        trees: Trees,
+        lengths: Sequence[int],
+        slots: int,
+        keys: int | None,
+        held: int | None,
+    ) -> Masks:
+        """Return the masks of a forward over ``block``, (batch, width), as the model takes them."""
+        rows, width = block.shape
+        sees = attended(trees, width, block.device)
+        past = self.kwargs.get(self._mask_name)
+        mask = tree_mask(sees, past, slots, block.device, keys).expand(rows, -1, -1, -1)
+        masks: Masks = mask
+        if self._traits.windows is not None:
+            before, last = self._text_positions(slots, block.device)
+            queries = query_positions(last, trees, lengths, width)
+            held = None if held is None else held + width
+            masks = self._traits.windows.masks(mask, before, queries, held)
+        return masks if self._traits.attention != "eager" else added(masks, self._model.dtype)
+
+    def _text_positions(
+        self, slots: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the positions in the text of the cache's slots and of the last committed tokens.
+
+        Returns:
+            int64 (rows or 1, slots) and (rows or 1, 1), counted from where the padding ends.
+        """
+        places = self.kwargs.get(TEXT_POSITIONS)
+        if places is None:
+            places = torch.arange(slots + 1, device=device)[None]
+            if self._padding is not None:
+                places = places - self._padding
+        return places[:, :-1], places[:, -1:]
 
     @functools.cached_property
     def _counting(self) -> Any:
@@ -296,7 +357,8 @@ class Inputs:
         self._extended.clear()
         self._passed_on = None
         self.kwargs |= self._selected(order)
-        self._used = [self._used[place] for place in order]
+        if self._own is not None:
+            self._own.keep_rows(order)
 
     @property
     def _by_row(self) -> tuple[str, ...]:
@@ -318,9 +380,9 @@ class Inputs:
         The result is int64 (batch, kept), as ``used_slots``, or None if too few of the ``slots``
         positions in the cache are unused by all rows.
         """
-        if not self.ragged:
+        if self._own is None:
             return None
-        used = max(self._used)
+        used = max(self._own.used)
         if slots - used <= max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS):
             return None
         mask = self.kwargs[self._mask_name][:, :-1]  # the last token is not in the cache yet
@@ -335,3 +397,5 @@ class Inputs:
                 index = slots.expand(*value.shape[:-1], slots.shape[1])
                 kept = value[..., :-1].gather(-1, index)
                 self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)
+        if self._own is not None:
+            self._own.compact(slots.shape[1])

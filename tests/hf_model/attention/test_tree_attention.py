@@ -12,6 +12,7 @@ from ngramspec import Draft, Proposal, Speculator
 from ngramspec.draft import judged_nodes
 from ngramspec.drafters.validation import check_draft
 from ngramspec.hf_model.attention.tree_attention import ancestry, tree_mask, tree_positions
+from ngramspec.hf_model.attention.windows import added
 
 # The tree of Stratos's note, section 2.1: context (a, b), drafts c e, c f, d g, d h, depth first.
 A, B, C, E, F, D, G, H = 11, 12, 13, 14, 15, 16, 17, 18
@@ -34,14 +35,13 @@ def test_mask_and_positions_of_stratos_tree():
         [1, 0, 0, 0, 1, 1, 0],  # g
         [1, 0, 0, 0, 1, 0, 1],  # h
     ]
-    like = torch.empty(0, dtype=torch.bfloat16)
     past = torch.tensor([[0, 1, 1]])  # a left-padded prompt; the last column is of b itself
-    mask = tree_mask(sees, past, 2, like, eager=False)
+    mask = tree_mask(sees, past, 2, torch.device("cpu"))
     assert mask.shape == (1, 1, 7, 9)
     assert mask[0, 0, :, :2].tolist() == [[False, True]] * 7
-    added = tree_mask(sees, past, 2, like, eager=True)
-    assert added.dtype == torch.bfloat16
-    assert torch.equal(added == 0, mask)
+    as_added = added(mask, torch.bfloat16)
+    assert as_added.dtype == torch.bfloat16
+    assert torch.equal(as_added == 0, mask)
 
 
 # What the target says behind b, then behind c or d, and so on: what becomes of the draft.

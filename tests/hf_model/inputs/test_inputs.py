@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import wraps
 
+import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
 from transformers import GenerationMixin
 
 from ngramspec import Speculator, generate
-from ngramspec.hf_model.inputs.growth import grow, grow_ragged
+from ngramspec.hf_model.inputs.growth import OwnSlots, grow, grow_ragged
 from ngramspec.hf_model.inputs.inputs import FREE_COLUMNS, Inputs
 from ngramspec.hf_model.traits import traits_of
 
@@ -50,7 +51,7 @@ def inputs():
 def test_arguments_are_extended_step_by_step_as_in_generate(inputs, ragged):
     if ragged:
         inputs.let_rows_diverge()
-        inputs._used = [3, 4]
+        inputs._own = OwnSlots(np.array([[0, 1, 1, 1], [1, 1, 1, 1]], bool))
     expected = dict(inputs.kwargs)
     for kept in [1] * (FREE_COLUMNS + 10) + [3, 1, 7]:
         wider = inputs.grown(2, [3, 3])
@@ -65,7 +66,7 @@ def test_arguments_are_extended_step_by_step_as_in_generate(inputs, ragged):
 
 def test_rows_that_diverge_and_meet_again(inputs):
     inputs.let_rows_diverge()
-    inputs._used = [3, 4]
+    inputs._own = OwnSlots(np.array([[0, 1, 1, 1], [1, 1, 1, 1]], bool))
     expected = dict(inputs.kwargs)
     for kept in ([1, 1], [3, 1], [1, 1], [2, 2], [1, 4], [2, 2]):
         inputs.commit(kept)

@@ -101,12 +101,12 @@ def test_what_stays_is_as_if_the_others_had_never_been(monkeypatch):
     def watch(self, rows):
         before = self._present.of(range(5))
         expected = states(self, [before.index(row) for row in rows])
-        used = [self.inputs._used[before.index(row)] for row in rows]
+        used = [self.inputs._own.used[before.index(row)] for row in rows]
         keep_rows(self, rows)
         after = self._present.of(range(5))
         found = states(self, [after.index(row) for row in rows])
         compared.append(all(map(torch.equal, expected, found)))
-        assert [self.inputs._used[after.index(row)] for row in rows] == used
+        assert [self.inputs._own.used[after.index(row)] for row in rows] == used
 
     monkeypatch.setattr(Target, "keep_rows", watch)
     ngramspec.generate(model, **inputs, speculator=Speculator(drafter, 6), **GREEDY)

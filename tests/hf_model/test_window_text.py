@@ -1,0 +1,211 @@
+"""Windows and chunks: trees and rows that diverge give the baseline's text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from batches import RowOracle, RowTrees, batch, row_texts
+from families import build
+from transformers import DynamicCache, StaticCache
+
+import ngramspec
+from benchmarks import tiny
+from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.model import Target
+
+LENGTH = 112  # tokens of prompt and text
+WINDOWED = ("mistral sliding", "gemma2 hybrid", "gemma3 hybrid", "starcoder2 sliding")
+WINDOWED += ("gpt-oss hybrid", "llama4 (chunks)")
+
+
+def windowed(name, window):
+    """A model whose windows, or chunks, have this size."""
+    setting = "attention_chunk_size" if "chunks" in name else "sliding_window"
+    model = build(name, **{setting: window})
+    torch.manual_seed(1)
+    tiny.untie(model)  # a head tied to the embeddings would only repeat
+    return model
+
+
+def plain_of(model, inputs, **kwargs):
+    kwargs = {"do_sample": False, "max_length": LENGTH} | kwargs
+    return kwargs, model.generate(**inputs, **kwargs)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("window", [8, 64])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_trees(name, window, rows, attention):
+    model, inputs = windowed(name, window), batch(rows, seed=1)
+    if attention == "eager" or model._supports_sdpa:
+        model.set_attn_implementation(attention)
+    kwargs, plain = plain_of(model, inputs)
+    assert min(len(set(row)) for row in plain[:, -60:].tolist()) > 4
+    speculator = Speculator(RowTrees(row_texts(inputs, plain), right=0.8), 17, tree=17)
+    ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    assert torch.equal(plain, ours)
+    assert not speculator.stats.chains
+    assert speculator.stats.drafter_faults == 0
+    assert speculator.stats.accepted > 40 * rows
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_rows_that_diverge_and_leave(name, monkeypatch):
+    """Gaps are closed, rows leave, and layers with windows hold little more than the window."""
+    model, inputs = windowed(name, 8), batch(5, seed=2)
+    _, free = plain_of(model, inputs, max_length=200)
+    start = inputs["input_ids"].shape[1]
+    ends = [int(free[row, start + 21 * row + 5]) for row in range(4)]
+    kwargs, plain = plain_of(model, inputs, max_length=200, eos_token_id=ends, pad_token_id=0)
+    rollback, rows, held, compacted = Target.rollback, set(), [], []
+
+    def watch(self, paths, origins):
+        before = self._slots + max(map(len, paths))
+        rollback(self, paths, origins)
+        rows.add(self.rows)
+        held.append(self.cache.windows.held)
+        compacted.append(self._slots < before)
+
+    monkeypatch.setattr(Target, "rollback", watch)
+    drafter = RowOracle(row_texts(inputs, free), 0.6)
+    ours = ngramspec.generate(model, **inputs, speculator=Speculator(drafter, 6), **kwargs)
+    assert torch.equal(plain, ours)
+    assert len(rows) > 1
+    assert any(compacted)
+    assert max(held) < 60
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_the_cache_continues_a_second_turn(name):
+    """After trees, a cache that is kept is the baseline's, whether or not the window was full."""
+    for new in (4, 40):
+        model, inputs = windowed(name, 24), batch(1)
+        kwargs, plain = plain_of(model, inputs, max_length=8 + new, return_dict_in_generate=True)
+        drafter = RowTrees(row_texts(inputs, plain.sequences))
+        speculator = Speculator(drafter, 17, tree=17)
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+        layers = zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True)
+        for mine, its in layers:
+            assert mine.get_seq_length() == its.get_seq_length() == 7 + new
+            torch.testing.assert_close(mine.keys, its.keys, rtol=1e-3, atol=1e-4)
+        ids = torch.cat((plain.sequences, inputs["input_ids"]), dim=1)
+        cut = {"do_sample": False, "max_new_tokens": 40}
+        again = model.generate(ids, past_key_values=plain.past_key_values, **cut)
+        drafter.texts = {tuple(again[0, :4].tolist()): again[0].tolist()}
+        mine = ngramspec.generate(
+            model, ids, past_key_values=ours.past_key_values, speculator=speculator, **cut
+        )
+        assert torch.equal(again, mine)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_draft_in_the_prefill(name):
+    """The window's layers keep what a rejected draft has to give back."""
+    model, inputs = windowed(name, 8), batch(1, seed=3)
+    kwargs, plain = plain_of(model, inputs)
+    for right in (0.0, 0.7, 1.0):
+        events = []
+        drafter = RowOracle(row_texts(inputs, plain), right)
+        speculator = Speculator(drafter, "auto", on_step=events.append)
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+        assert torch.equal(plain, ours)
+    assert events[0].drafted
+
+
+def test_masks_over_a_cache_that_keeps_all():
+    """A cache made without the model's config has no windows; the masks have."""
+    model, inputs = windowed("mistral sliding", 8), batch(3)
+    kwargs, plain = plain_of(model, inputs, past_key_values=DynamicCache())
+    speculator = Speculator(RowTrees(row_texts(inputs, plain)), 17, tree=17)
+    kwargs["past_key_values"] = DynamicCache()
+    ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    assert torch.equal(plain, ours)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_static_caches(name, attention):
+    """One row has trees, and a batch advances in lock-step."""
+    for rows in (1, 3):
+        model, inputs = windowed(name, 8), batch(rows)
+        if attention == "eager" or model._supports_sdpa:
+            model.set_attn_implementation(attention)
+        kwargs, plain = plain_of(model, inputs, cache_implementation="static")
+        drafter = RowTrees(row_texts(inputs, plain), right=0.8)
+        speculator = Speculator(drafter, 17, tree=17)
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+        assert torch.equal(plain, ours)
+        assert bool(speculator.stats.chains) == (rows == 3)
+        assert speculator.stats.accepted > 20
+
+
+def test_a_static_cache_with_windows_is_returned_and_continues():
+    model, inputs = windowed("gemma2 hybrid", 8), batch(1)
+    cut = {"return_dict_in_generate": True, "max_length": 40, "cache_implementation": "static"}
+    kwargs, plain = plain_of(model, inputs, **cut)
+    speculator = Speculator(RowTrees(row_texts(inputs, plain.sequences)), 17, tree=17)
+    ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    assert torch.equal(plain.sequences, ours.sequences)
+    assert int(ours.past_key_values.get_seq_length()) == plain.past_key_values.get_seq_length()
+
+
+def test_a_callers_static_cache_with_windows_is_refused():
+    model, inputs = windowed("mistral sliding", 8), batch(1)
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    with pytest.raises(UnsupportedError, match="pass cache_implementation='static' instead of"):
+        ngramspec.generate(model, **inputs, past_key_values=cache, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("window", [8, 112])
+@pytest.mark.parametrize("name", ["mistral sliding", "gemma2 hybrid", "starcoder2 sliding"])
+def test_a_fixed_width(name, window):
+    """A text that fits into the window needs no static cache; a longer one does."""
+    model, inputs = windowed(name, window), batch(1)
+    model.set_attn_implementation("eager")
+    kwargs, plain = plain_of(model, inputs)
+    speculator = Speculator(RowOracle(row_texts(inputs, plain), 0.7), 7, width=8)
+    if window < LENGTH:
+        with pytest.raises(UnsupportedError, match="longer than an attention window; use cache_"):
+            ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+        kwargs["cache_implementation"] = "static"
+    ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    assert torch.equal(plain, ours)
+    assert speculator.stats.accepted > 40
+
+
+@pytest.mark.parametrize("length", [15, 16, 17])
+def test_a_text_that_just_fits(length):
+    """Of a window of 16: with a fixed width, a text of 16 tokens fits and one of 17 does not."""
+    model, inputs = windowed("mistral sliding", 16), batch(1)
+    model.set_attn_implementation("eager")
+    kwargs, plain = plain_of(model, inputs, max_length=length)
+    speculator = Speculator(RowOracle(row_texts(inputs, plain), 0.7), 3, width=8)
+    if length > 16:
+        with pytest.raises(UnsupportedError, match="longer than an attention window"):
+            ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    else:
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+        assert torch.equal(plain, ours)
+
+
+def test_a_static_cache_that_is_longer_than_the_call():
+    """generate makes it as long as that of an earlier call; all its layers must be equally long."""
+    model, inputs = windowed("gemma2 hybrid", 8), batch(1)
+    kwargs, _ = plain_of(model, inputs, cache_implementation="static")
+    kwargs["max_length"] = 40
+    plain = model.generate(**inputs, **kwargs)
+    speculator = Speculator(RowTrees(row_texts(inputs, plain)), 17, tree=17)
+    assert torch.equal(plain, ngramspec.generate(model, **inputs, speculator=speculator, **kwargs))
+
+
+@pytest.mark.parametrize("kind", ["offloaded", "quantized"])
+def test_caches_that_cannot_be_rolled_back_are_named_with_the_fix(kind):
+    cache = DynamicCache()
+    if kind == "offloaded":
+        cache.offloading = True
+    else:
+        cache = type("QuantizedCache", (DynamicCache,), {"update": lambda self, *states: states})()
+    with pytest.raises(UnsupportedError, match=rf"(?i){kind[:7]}.*remove cache_implementation"):
+        kv_cache_for(cache)
