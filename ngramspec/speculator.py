@@ -14,7 +14,7 @@ import torch
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
 from ngramspec.decoding.observer import NO_OBSERVER, Observer
-from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.request import GenerateCall, head_of
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter
@@ -37,8 +37,7 @@ class Speculator:
     A Speculator is reusable and thread-safe: each call keeps its own state, and ``stats`` sums up
     all calls. The arguments are also attributes. All but ``stores`` can be assigned: the value is
     checked, and calls that begin later use it. Copies and pickles have the current arguments, but
-    no statistics and no learned state. A copy shares ``on_step``. It copies a Drafter object, or
-    rebuilds it from its ``spec`` if it cannot be copied.
+    no statistics and no learned state. A copy shares ``on_step``.
 
     Args:
         drafter: proposes the next tokens: a string for ``build_drafter``, or a Drafter.
@@ -51,9 +50,8 @@ class Speculator:
         gamma_max: maximum draft tokens per step, 1..4096.
         tree: "auto": drafts get branches where these are worth their cost; needs gamma="auto" and
             width="fit". None: drafts are chains. N, 1..4096: drafts are token trees of at most N
-            nodes, and N replaces gamma_max. Drafts are chains if the target cannot verify trees
-            (sliding-window attention, attention other than sdpa and eager, encoder-decoders,
-            batch rows in lock-step). For N, ``stats.chains`` has the reason.
+            nodes, and N replaces gamma_max. Drafts are chains if the target cannot verify trees.
+            For N, ``stats.chains`` has the reason.
         verification: "exact": the output has the target's text (greedy) or distribution (sampled).
             "match": as "exact", and with the same seed the text is the baseline's for stochastic
             drafts, too, because draft probabilities are ignored. "typical": tokens that are
@@ -65,20 +63,17 @@ class Speculator:
             min(epsilon, delta exp(-H)), where H is the target distribution's entropy in nats.
         delta: in (0, 1], for verification "typical"; see ``epsilon``.
         costs: a file written by ``ngramspec calibrate`` with initial costs for gamma="auto". None:
-            assumed costs. Measured step times correct both, and earlier measurements of this
-            process have priority. A file of another model, machine or version is ignored, and so
-            is any file for batches and static caches. That is logged once.
+            assumed costs. Measured step times correct both. A file of another model, machine or
+            version is ignored, and so is any file for batches and static caches (logged once).
         width: positions of each forward after the prefill. "fit": as many as the draft needs. N, a
-            multiple of 8: forwards are padded to N positions, and drafts have at most N - 1 tokens.
-            Then greedy text is independent of the drafter in bfloat16, too. So is sampled text if
-            drafts are deterministic or verification is "match". N needs a batch of one, and a
-            static cache or, on a CPU, a dynamic cache with eager attention. Other requests are
-            unsupported.
+            multiple of 8: forwards are padded to N positions, so that the text is independent of
+            the drafter in bfloat16, too (sampled text: if drafts are deterministic or verification
+            is "match"). N needs a batch of one, and a static cache or, on a CPU, a dynamic cache
+            with eager attention.
         compiled: whether forwards after the prefill run as compiled graphs, which needs a static
             cache. None: where the baseline compiles (GPUs with static caches), with the call's
             ``compile_config``. True: on a CPU, too. False: never. With width="fit", compiled
-            forwards are padded to a few widths, each compiled at its first use. With CUDA graphs,
-            calls of one model must not overlap, as in the baseline.
+            forwards are padded to a few widths. With CUDA graphs, calls must not overlap.
         policy: how a drafter built from a string chooses between sources; see ``build_drafter``.
         calibration: "shared": calls share what they learn about how often drafts are right, which
             holds no text. "request": no call's drafts depend on another call.
@@ -203,8 +198,7 @@ class Speculator:
     def to_dict(self) -> dict[str, Any]:
         """The arguments except on_step as plain JSON values, for ``from_dict``.
 
-        Raises:
-            ValueError: the drafter has no spec, or a store is in memory only.
+        A ValueError says that the drafter has no spec, or that a store is in memory only.
         """
         if self._drafter.spec is None:
             name = type(self._drafter).__name__
@@ -214,36 +208,28 @@ class Speculator:
 
     @classmethod
     def from_dict(cls, arguments: dict[str, Any]) -> Speculator:
-        """Make a Speculator from the result of ``to_dict``; an unknown key is a TypeError."""
+        """Make a Speculator from the result of ``to_dict``."""
         return cls(**arguments)
 
     @classmethod
     def preset(cls, name: str, **arguments: Any) -> Speculator:
-        """Make a Speculator that reproduces a published drafting method.
+        """Make a Speculator that reproduces a published drafting method; else a ValueError.
 
         Args:
             name: "akunu" (n-grams of order 4, gamma 4, history 512), "prompt-lookup" (copies of 10
                 tokens), "leviathan-bigram" (gamma 3), "token-recycling" (trees of 80 nodes) or
                 "rest" (trees of 64 nodes from ``stores`` alone).
             arguments: override the preset's arguments, such as gamma, or add others.
-
-        Raises:
-            ValueError: there is no such preset.
         """
         from ngramspec.decoding.presets import preset_settings
 
         return cls(**(preset_settings(name) | arguments))
 
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Write the arguments except on_step to ``ngramspec.json`` in a folder.
+        """Write the arguments except on_step to ``ngramspec.json`` in a folder; return its path.
 
-        In a folder written by ``ngramspec wrap``, it replaces the file that the model uses.
-
-        Args:
-            folder: a local folder; it is created if it does not exist.
-
-        Returns:
-            The file's path.
+        The folder is created if it does not exist. In one written by ``ngramspec wrap``, the file
+        replaces the one that the model uses.
 
         Raises:
             ValueError: the drafter has no spec.
@@ -255,11 +241,9 @@ class Speculator:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **arguments: Any) -> Speculator:
-        """Make a Speculator from a folder of ``save_pretrained`` or ``ngramspec wrap``.
+        """Make a Speculator from a local folder of ``save_pretrained`` or ``ngramspec wrap``.
 
-        Args:
-            folder: a local folder, or the file itself. Nothing is downloaded.
-            **arguments: override the file's arguments, or add others, such as on_step.
+        ``arguments`` override the file's, or add others, such as on_step. Nothing is downloaded.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -338,10 +322,8 @@ class Speculator:
         Args:
             model: a transformers model.
             input_ids: the prompt, int64 (batch, n).
-            logits_processor: as in ``generate``.
-            stopping_criteria: as in ``generate``.
-            generation_config: as in ``generate``.
-            streamer: as in ``generate``.
+            logits_processor, stopping_criteria, generation_config, streamer, synced_gpus: as in
+                ``generate``.
             reference_ids: text that the output probably resembles: token ids, or several sequences
                 of them. Drafters read it as if it preceded the prompt.
             stores: this call's stores, instead of the Speculator's.
@@ -350,7 +332,6 @@ class Speculator:
                 A prompt's longest prefix that ends a recent request identifies it, too.
             inputs_tensor: the encoder's input, for encoder-decoder models.
             generator: random generator on the prompt's device; None: torch's global one.
-            synced_gpus: as in ``generate``.
             **model_kwargs: the arguments of the model's forward, prepared by ``generate``.
 
         Returns:
@@ -376,14 +357,7 @@ class Speculator:
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
         )
-        head = None
-        if getattr(generation_config, "use_mtp", None) or (
-            getattr(generation_config, "assistant_early_exit", None) is not None
-        ):
-            from ngramspec.decoding.heads import head_of_config  # most calls have none
-
-            head = head_of_config(generation_config)
-        return decode_call(self.settings(head), call)
+        return decode_call(self.settings(head_of(generation_config)), call)
 
     def _drafter_with(self, head: ModelDrafter | None) -> Drafter:
         if head is None:

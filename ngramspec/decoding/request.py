@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.hf_model.compat.classes import BY_ROW, all_stock
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.sampler import TokenSampler
+
+if TYPE_CHECKING:
+    from ngramspec.drafters.model import ModelDrafter
 
 MAX_SESSION_LENGTH = 1000  # characters of a conversation's name
 ENTRY_KEYS = ("reference_ids", "session")  # of generation_config.ngramspec
@@ -186,3 +189,14 @@ def _of_row(processors: Any, row: int, rows: int) -> Any:
             processor.prompt_ignore_length = ignored[row : row + 1]
         own.append(processor)
     return type(processors)(own)
+
+
+def head_of(config: Any) -> ModelDrafter | None:
+    """What drafts with the target's own layers, by a GenerationConfig; None: nothing."""
+    if not getattr(config, "use_mtp", None) and (
+        getattr(config, "assistant_early_exit", None) is None
+    ):
+        return None
+    from ngramspec.decoding.heads import head_of_config  # most calls have none
+
+    return head_of_config(config)

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.attention.tree_attention import Trees
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
-from ngramspec.hf_model.cache.recurrent_state import Pending
-from ngramspec.hf_model.call import Known, call_traits_of
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.compat.layers import decoder_cache, widen_static
-from ngramspec.hf_model.inputs.growth import next_position, prompt_end
-from ngramspec.hf_model.inputs.inputs import Inputs
-from ngramspec.hf_model.inputs.present_rows import PresentRows
-from ngramspec.hf_model.inputs.shapes import ForwardShapes
 from ngramspec.hf_model.last_forward import LastForward
-from ngramspec.hf_model.limits import DraftLimits
-from ngramspec.hf_model.outputs import OutputRecorder, head_inputs
-from ngramspec.hf_model.support import check_cache, check_model, check_states
-from ngramspec.hf_model.traits import head_size, traits_of
+from ngramspec.hf_model.prepared import PreparedTarget
+from ngramspec.hf_model.surrounded import run_prefill, run_surrounded
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.assistants.states import StateChannel
 
 
-class Target:
+class Target(PreparedTarget):
     """One generation of a model, from its prefill on.
 
     Invariant after ``rollback``: the cache holds all committed tokens except each row's last one
@@ -63,110 +51,6 @@ class Target:
         UnsupportedError: the model, its cache or the call cannot be speculated with.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        config: Any,
-        model_kwargs: dict[str, Any],
-        *,
-        width: int | None = None,
-        compiled: bool | None = False,
-        gamma_max: int = 0,
-        beams: int = 1,
-    ) -> None:
-        check_model(model, model_kwargs)
-        self.model, self.config, self.prompt = model, config, input_ids
-        self.traits = traits = traits_of(model, input_ids, model_kwargs)
-        if config.cache_implementation is not None and traits.windows is not None:
-            end = prompt_end(input_ids, model_kwargs, mask_length=hf_private.mask_length(config))
-            most = end + int(config.max_length) - input_ids.shape[1] - 1
-            widen_static(decoder_cache(cache_of(model_kwargs)), most)
-        self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
-        if traits.recurrent:
-            from ngramspec.hf_model.recurrent_probe import check_recurrent
-
-            check_recurrent(model)
-        check_cache(traits, self.cache)
-        self.inputs = Inputs(model, traits, model_kwargs)
-        self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
-        states = self._recorder.names
-        self.call = call_traits_of(
-            input_ids, config, model_kwargs, self.cache, traits=traits, states=states
-        )
-        check_states(traits, self.call)
-        first = next_position(model_kwargs.get("position_ids"))
-        self.limits = DraftLimits(traits, self.call, first)
-        known = self.known()
-        self._shapes = ForwardShapes(
-            known, self.cache, width=width, compiled=compiled, gamma_max=gamma_max
-        )
-        self.widths = self._shapes.widths
-        once = beams > 1 and obstacle(Ability.ONE_PREFILL, known) is None
-        self._copies = beams if once else 1  # copies made of each row that the prefill runs
-        self._unordered = False  # whether the prefill's rows may have to be reordered
-        self._slots = 0  # positions in the cache
-        self.pending = Pending()
-        self.keep_hidden = False
-        self.hidden: torch.Tensor | None = None
-        self.states: StateChannel | None = None
-        self._present = PresentRows(len(input_ids))
-        self._forward: LastForward | None = None
-
-    def known(self, *, by_row: bool = False) -> Known:
-        """Return the properties of the model and the call for ``obstacle``; see Known."""
-        kwargs = self.inputs.kwargs
-        return Known(self.traits, self.call, self.model, self.config, kwargs, by_row)
-
-    def read_states(self) -> None:
-        """Keep the hidden states of committed positions for heads; call it before the prefill."""
-        if (self.config.num_beams or 1) == 1:
-            from ngramspec.hf_model.assistants.states import StateChannel  # few calls have heads
-
-            mask = self.inputs.kwargs.get("attention_mask")
-            self.states = StateChannel(self.model, mask, len(self.prompt))
-
-    def let_rows_diverge(self) -> None:
-        """Let rows accept different numbers of tokens; call it before the prefill."""
-        self.inputs.let_rows_diverge()
-
-    @property
-    def rows(self) -> int:
-        """Number of rows that forwards run."""
-        return len(self._present)
-
-    @property
-    def rows_may_leave(self) -> bool:
-        """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
-        return self.inputs.rows_may_leave and not self.widths.sizes
-
-    def keep_rows(self, rows: Collection[int]) -> None:
-        """Run only these present rows in later forwards; call it after a rollback.
-
-        All arguments and results keep the whole batch's rows. Values of rows that have left are
-        meaningless.
-        """
-        order = self._present.keep(rows)
-        self.cache.keep_rows(order)
-        self.inputs.keep_rows(order)
-
-    @property
-    def compiling(self) -> bool:
-        """Whether the last forward spent its time compiling."""
-        return self._shapes.compiling
-
-    @property
-    def vocab(self) -> int | None:
-        """Number of tokens that the model computes logits for; None: unknown."""
-        return head_size(self.model)
-
-    def prefill_room(self) -> int:
-        """Maximum number of draft tokens that the prefill can verify."""
-        checks = obstacle(Ability.PREFILL_DRAFT, self.known()) is None
-        if self.widths.sizes or not checks or self.vocab is None:
-            return 0
-        return self.limits.prefill()
-
     def prefill(self, draft: torch.Tensor | None = None) -> torch.Tensor:
         """Run the prompt, in chunks if the config says so, followed by a draft.
 
@@ -187,11 +71,14 @@ class Target:
         if (self.call.cached or draft is not None) and config.prefill_chunk_size is None:
             self.cache.record()  # so that a draft or an interrupted prefill can be rolled back
         self.cache.save()
-        with head_inputs(self.model, self.keep_hidden) as states, self._reading():
-            outputs = hf_private.prefill(self.model, prompt, config, kwargs)
-        if self.states is not None and not self.widths.sizes:
-            self.states.keep_prompt(count)
-        self.hidden = self._copied(states[-1][:, -1 - count :]) if states else None
+        states = self._read_states
+        outputs, hidden = run_prefill(
+            *(self.model, prompt, config, kwargs),
+            keep_hidden=self.keep_hidden,
+            states=states,
+            count=count,
+        )
+        self.hidden = None if hidden is None else self._copied(hidden)
         self.inputs.carry(outputs)
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
@@ -222,18 +109,6 @@ class Target:
         elif self.traits.attention == "sdpa":  # it accepts keys with any stride
             self.cache.grow_in_place()
 
-    def decoding(self) -> AbstractContextManager[Any]:
-        """The context in which ``generate`` runs the forwards after the prefill."""
-        return hf_private.decode_context(self.model)
-
-    def room(self, new: int) -> int | None:
-        """Maximum draft length after ``new`` generated tokens; None: no limit."""
-        if self.pending.tokens is not None and self.pending.full:
-            return 0
-        capacity = self.cache.capacity
-        free = None if capacity is None else capacity - self._slots
-        return self.limits.longest(new, self.widths.most(free))
-
     def forward(
         self,
         block: torch.Tensor,
@@ -262,23 +137,18 @@ class Target:
         plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
         if plain and self.states is None and not self.traits.hooked:
             return self.end_forward(self._shapes.run(**inputs, return_dict=True))
-        places = self.inputs.take_positions(inputs)
-        alone: AbstractContextManager[None] = nullcontext()
-        if self.cache.indexed:
-            from ngramspec.hf_model.attention.index_ties import selecting_alone
+        outputs, hidden = run_surrounded(
+            *(self._shapes.run, inputs, self.model, block.device, self.cache),
+            positions=self.inputs.take_positions(inputs),
+            keep_hidden=self.wants_hidden,
+            states=self._read_states,
+        )
+        return self.end_forward(outputs, hidden)
 
-            alone = selecting_alone(self.model, self.cache, inputs)
-        hidden, reading = head_inputs(self.model, self.wants_hidden), self._reading()
-        own = in_place(self.model, block.device)
-        with own, alone, places, hidden as states, reading:
-            outputs = self._shapes.run(**inputs, return_dict=True)
-        return self.end_forward(outputs, states[-1] if states else None)
-
-    def _reading(self) -> AbstractContextManager[Any]:
-        """The context in which a forward's states are collected for heads."""
-        if self.states is None or self.widths.sizes:  # no hook in a compiled forward
-            return nullcontext()
-        return self.states.reading()
+    @property
+    def _read_states(self) -> StateChannel | None:
+        """What collects hidden states for heads; a compiled forward has no hooks."""
+        return None if self.widths.sizes else self.states
 
     def begin_forward(
         self,
@@ -291,10 +161,8 @@ class Target:
     ) -> dict[str, Any]:
         """Return the model's arguments; the caller runs the model and calls ``end_forward``.
 
-        Args:
-            block, lengths, trees, committed: as in ``forward``.
-            joint: whether the positions are part of a joint forward, for which windows that hide
-                a position need masks that are made here.
+        ``joint``: the positions are part of a joint forward, for which windows that hide a position
+        need masks that are made here. The other arguments are those of ``forward``.
         """
         new, keys = block.shape[1], self.cache.key_length
         block, lengths = self._present.select(block), self._present.of(lengths)
@@ -384,18 +252,12 @@ class Target:
             self.cache.truncate_to(self._slots + stays)
         else:
             if self._recorder.names:
-                self._recorder.keep(
-                    forward.outputs,
-                    stays,
-                    self._slots,
-                    whole_text=forward.reread,
-                    static=self.cache.capacity is not None,
-                    first=forward.again,
-                )
+                static = self.cache.capacity is not None
+                self._recorder.keep(forward, stays, self._slots, static=static)
             forward.outputs = None
             if self.cache.checkpoint is not None:
-                kept = [self._all_or_none(forward, stays, origins)] * len(kept)
-                stays = max(kept)
+                stays = self._all_or_none(forward, stays, origins)
+                kept = [stays] * len(kept)
             if origins:
                 self.cache.reorder(origins)
             if stays > 1:
@@ -441,14 +303,6 @@ class Target:
         finally:
             self.cache.release(outlives=self._outlives)
 
-    def output(
-        self,
-        sequences: torch.Tensor,
-        scores: list[torch.Tensor] | None,
-        logits: list[torch.Tensor] | None,
-        ranking: dict[str, Any] | None = None,
-    ) -> Any:
+    def output(self, *found: Any) -> Any:
         """Build the return value of ``generate``; see ``OutputRecorder.output``."""
-        return self._recorder.output(
-            sequences, scores, logits, self.cache.cache, self.inputs.kwargs, ranking
-        )
+        return self._recorder.output(self.cache.cache, self.inputs.kwargs, *found)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.last_forward import LastForward
+
 # Names of the outputs that each option of ``generate`` asks for.
 STATE_NAMES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
 DECODER_STATE_NAMES = {
@@ -45,52 +47,41 @@ class OutputRecorder:
         for name, kept in self._kept.items():
             kept.append(getattr(outputs, name))
 
-    def keep(
-        self,
-        outputs: Any,
-        count: int,
-        before: int,
-        *,
-        whole_text: bool,
-        static: bool,
-        first: int = 0,
-    ) -> None:
-        """Keep the states of ``count`` of a forward's positions, one entry each.
+    def keep(self, forward: LastForward, count: int, before: int, *, static: bool) -> None:
+        """Keep the states of ``count`` of a forward's new positions, one entry each.
 
         Args:
-            outputs: of the forward.
+            forward: the forward, with its outputs.
             count: positions that stay.
             before: positions in the cache before the forward.
-            whole_text: whether the forward read the whole text again.
             static: whether it attended to all positions of a static cache.
-            first: index of the first of these positions; earlier ones were kept before.
         """
         for name, kept in self._kept.items():
-            layers = getattr(outputs, name)
-            if layers is None or whole_text:  # not computed, or not of one position
+            layers = getattr(forward.outputs, name)
+            if layers is None or forward.reread:  # not computed, or not of one position
                 kept += [layers] * count
                 continue
-            for position in range(first, first + count):
+            for position in range(forward.again, forward.again + count):
                 all_keys = static or name == "cross_attentions"
                 keys = None if all_keys else before + position + 1
                 kept.append(tuple(_of_position(name, each, position, keys) for each in layers))
 
     def output(
         self,
+        cache: Any,
+        kwargs: dict[str, Any],
         sequences: torch.Tensor,
         scores: list[torch.Tensor] | None,
         logits: list[torch.Tensor] | None,
-        cache: Any,
-        kwargs: dict[str, Any],
         ranking: dict[str, Any] | None = None,
     ) -> Any:
         """Build the return value of ``generate``.
 
         Args:
-            sequences: int64 (batch, prompt + generated).
-            scores, logits: processed scores and raw logits per token, float32 (batch, vocab) each.
             cache: of the generation.
             kwargs: of the last forward.
+            sequences: int64 (batch, prompt + generated).
+            scores, logits: processed scores and raw logits per token, float32 (batch, vocab) each.
             ranking: additional output fields of a beam search, by name.
         """
         if not self._returns_dict:

@@ -20,10 +20,8 @@ from ngramspec.hf_model.traits import Traits
 # Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
 # of models with windows, and not passed to the model.
 TEXT_POSITIONS = "text_position_ids"
-PER_TOKEN = (
-    *("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"),
-    TEXT_POSITIONS,
-)
+ONE_PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
+PER_TOKEN = (*ONE_PER_TOKEN, TEXT_POSITIONS)
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids", TEXT_POSITIONS)
 ENCODED = "encoder_outputs"
 OF_ENCODER = (ENCODED, "attention_mask")  # of an encoder-decoder model

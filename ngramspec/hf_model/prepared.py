@@ -1,0 +1,148 @@
+"""What a generation determines about its model and call before the first forward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ngramspec.hf_model.abilities import Ability, obstacle
+from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
+from ngramspec.hf_model.cache.recurrent_state import Pending
+from ngramspec.hf_model.call import Known, call_traits_of
+from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.layers import decoder_cache, widen_static
+from ngramspec.hf_model.inputs.growth import next_position, prompt_end
+from ngramspec.hf_model.inputs.inputs import Inputs
+from ngramspec.hf_model.inputs.present_rows import PresentRows
+from ngramspec.hf_model.inputs.shapes import ForwardShapes
+from ngramspec.hf_model.last_forward import LastForward
+from ngramspec.hf_model.limits import DraftLimits
+from ngramspec.hf_model.outputs import OutputRecorder
+from ngramspec.hf_model.support import check_cache, check_model, check_states
+from ngramspec.hf_model.traits import head_size, traits_of
+
+if TYPE_CHECKING:
+    from ngramspec.hf_model.assistants.states import StateChannel
+
+
+class PreparedTarget:
+    """The checked model, cache and arguments of one generation; see ``Target``."""
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        config: Any,
+        model_kwargs: dict[str, Any],
+        *,
+        width: int | None = None,
+        compiled: bool | None = False,
+        gamma_max: int = 0,
+        beams: int = 1,
+    ) -> None:
+        check_model(model, model_kwargs)
+        self.model, self.config, self.prompt = model, config, input_ids
+        self.traits = traits = traits_of(model, input_ids, model_kwargs)
+        if config.cache_implementation is not None and traits.windows is not None:
+            end = prompt_end(input_ids, model_kwargs, mask_length=hf_private.mask_length(config))
+            most = end + int(config.max_length) - input_ids.shape[1] - 1
+            widen_static(decoder_cache(cache_of(model_kwargs)), most)
+        self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
+        if traits.recurrent:
+            from ngramspec.hf_model.recurrent_probe import check_recurrent
+
+            check_recurrent(model)
+        check_cache(traits, self.cache)
+        self.inputs = Inputs(model, traits, model_kwargs)
+        self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
+        states = self._recorder.names
+        self.call = call_traits_of(
+            input_ids, config, model_kwargs, self.cache, traits=traits, states=states
+        )
+        check_states(traits, self.call)
+        first = next_position(model_kwargs.get("position_ids"))
+        self.limits = DraftLimits(traits, self.call, first)
+        known = self.known()
+        self._shapes = ForwardShapes(
+            known, self.cache, width=width, compiled=compiled, gamma_max=gamma_max
+        )
+        self.widths = self._shapes.widths
+        once = beams > 1 and obstacle(Ability.ONE_PREFILL, known) is None
+        self._copies = beams if once else 1  # copies made of each row that the prefill runs
+        self._unordered = False  # whether the prefill's rows may have to be reordered
+        self._slots = 0  # positions in the cache
+        self.pending = Pending()
+        self.keep_hidden = False
+        self.hidden: torch.Tensor | None = None
+        self.states: StateChannel | None = None
+        self._present = PresentRows(len(input_ids))
+        self._forward: LastForward | None = None
+
+    def known(self, *, by_row: bool = False) -> Known:
+        """Return the properties of the model and the call for ``obstacle``; see Known."""
+        kwargs = self.inputs.kwargs
+        return Known(self.traits, self.call, self.model, self.config, kwargs, by_row)
+
+    def read_states(self) -> None:
+        """Keep the hidden states of committed positions for heads; call it before the prefill."""
+        if (self.config.num_beams or 1) == 1:
+            from ngramspec.hf_model.assistants.states import StateChannel  # few calls have heads
+
+            mask = self.inputs.kwargs.get("attention_mask")
+            self.states = StateChannel(self.model, mask, len(self.prompt))
+
+    def let_rows_diverge(self) -> None:
+        """Let rows accept different numbers of tokens; call it before the prefill."""
+        self.inputs.let_rows_diverge()
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that forwards run."""
+        return len(self._present)
+
+    @property
+    def rows_may_leave(self) -> bool:
+        """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
+        return self.inputs.rows_may_leave and not self.widths.sizes
+
+    def keep_rows(self, rows: Collection[int]) -> None:
+        """Run only these present rows in later forwards; call it after a rollback.
+
+        All arguments and results keep the whole batch's rows. Values of rows that have left are
+        meaningless.
+        """
+        order = self._present.keep(rows)
+        self.cache.keep_rows(order)
+        self.inputs.keep_rows(order)
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the last forward spent its time compiling."""
+        return self._shapes.compiling
+
+    @property
+    def vocab(self) -> int | None:
+        """Number of tokens that the model computes logits for; None: unknown."""
+        return head_size(self.model)
+
+    def prefill_room(self) -> int:
+        """Maximum number of draft tokens that the prefill can verify."""
+        checks = obstacle(Ability.PREFILL_DRAFT, self.known()) is None
+        if self.widths.sizes or not checks or self.vocab is None:
+            return 0
+        return self.limits.prefill()
+
+    def decoding(self) -> AbstractContextManager[Any]:
+        """The context in which ``generate`` runs the forwards after the prefill."""
+        return hf_private.decode_context(self.model)
+
+    def room(self, new: int) -> int | None:
+        """Maximum draft length after ``new`` generated tokens; None: no limit."""
+        if self.pending.tokens is not None and self.pending.full:
+            return 0
+        capacity = self.cache.capacity
+        free = None if capacity is None else capacity - self._slots
+        return self.limits.longest(new, self.widths.most(free))
