@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ngramspec.decoding.reference import ReferenceCounter
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, EvidenceRequest, Int32, Verdict
 from ngramspec.draft_length.optimal import likeliest_path
 from ngramspec.draft_length.schedule import GammaController
@@ -18,6 +17,9 @@ from ngramspec.drafters.guarded import MAX_FAULTS, GuardedSession
 from ngramspec.drafters.stored import RowDrafter
 from ngramspec.stats import DecodeStats
 from ngramspec.verification.evidence import Computed
+
+if TYPE_CHECKING:
+    from ngramspec.decoding.reference import ReferenceCounter
 
 logger = logging.getLogger("ngramspec")
 
@@ -73,7 +75,11 @@ class DraftRunner:
         self._temperature = temperature
         self._seed = seed
         self._load = load
-        self._reference = ReferenceCounter(reference, stats) if len(reference) else None
+        self._reference: ReferenceCounter | None = None
+        if len(reference):
+            from ngramspec.decoding.reference import ReferenceCounter  # most calls have none
+
+            self._reference = ReferenceCounter(reference, stats)
         known = (tokens >= 0) & (tokens < vocab)
         prompt = int(known[: len(reference)].sum())  # its position
         tokens = tokens[known]

@@ -13,7 +13,6 @@ from typing import Any
 
 from ngramspec.hf_model.compat.hf_private import compile_settings
 
-CACHE_SIZE_MULTIPLE = 256  # positions; cache sizes are rounded up to it; not tuned
 MAX_CACHE_SIZES = 8  # cache sizes that graphs are kept for; dynamo's default recompile limit
 
 

@@ -20,8 +20,8 @@ from ngramspec.hf_model.attention.gqa_attention import Attention, available, in_
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.attention.windows import Masks, Windows
 from ngramspec.hf_model.compat.layers import replace_update
+from ngramspec.hf_model.forward import head_inputs
 from ngramspec.hf_model.model import Target
-from ngramspec.hf_model.outputs import head_inputs
 
 
 def why_not_joint(target: Target) -> str | None:

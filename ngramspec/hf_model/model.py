@@ -10,9 +10,8 @@ import torch
 from ngramspec.hf_model.attention.tree_attention import Trees
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.last_forward import LastForward
+from ngramspec.hf_model.forward import LastForward, run_prefill, run_surrounded
 from ngramspec.hf_model.prepared import PreparedTarget
-from ngramspec.hf_model.surrounded import run_prefill, run_surrounded
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.assistants.states import StateChannel

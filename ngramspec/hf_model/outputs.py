@@ -1,15 +1,12 @@
-"""The states that a call returns or a drafter reads: attentions, hidden states, head inputs."""
+"""The states that a call returns: attentions and hidden states."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from ngramspec.hf_model.last_forward import LastForward
+from ngramspec.hf_model.forward import LastForward
 
 # Names of the outputs that each option of ``generate`` asks for.
 STATE_NAMES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
@@ -125,28 +122,3 @@ def _of_position(name: str, layer: torch.Tensor, position: int, keys: int | None
     if "attentions" not in name:
         return layer[..., position : position + 1, :]
     return layer[:, :, position : position + 1][..., :keys]
-
-
-@contextmanager
-def head_inputs(model: Any, wanted: bool) -> Iterator[list[torch.Tensor]]:
-    """Collect the inputs of the model's head in this thread's forwards inside the block.
-
-    Each forward appends (batch, positions, d) to the list. It stays empty if ``wanted`` is False,
-    and for a model without a head (``get_output_embeddings``).
-    """
-    found: list[torch.Tensor] = []
-    head = model.get_output_embeddings() if wanted else None
-    if not isinstance(head, torch.nn.Module):
-        yield found
-        return
-    mine = threading.get_ident()  # other threads may run the same model
-
-    def keep(_: Any, inputs: tuple[Any, ...]) -> None:
-        if threading.get_ident() == mine and inputs:
-            found.append(inputs[0])
-
-    hook = head.register_forward_pre_hook(keep)
-    try:
-        yield found
-    finally:
-        hook.remove()

@@ -10,7 +10,7 @@ from conftest import tiny_llama
 
 from ngramspec.hf_model.call import CallTraits
 from ngramspec.hf_model.inputs.growth import next_position, prompt_end
-from ngramspec.hf_model.limits import MAX_PREFILL_DRAFT_TOKENS, DraftLimits
+from ngramspec.hf_model.prepared import MAX_PREFILL_DRAFT_TOKENS, DraftLimits
 from ngramspec.hf_model.traits import traits_of
 
 IDS = torch.tensor([[5, 6, 7, 8]])

@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.inplace_kv import InPlace, close_up, grows_in_place
-from ngramspec.hf_model.cache.kinds import check_kinds
 from ngramspec.hf_model.cache.linear_state import LinearStates
 from ngramspec.hf_model.cache.recurrent_state import Checkpoint
 from ngramspec.hf_model.cache.window_layers import WindowLayers, own_tokens
@@ -309,6 +308,6 @@ def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
             "the model was given no key-value cache; speculation needs one that can be rolled"
             " back: use a model that generates with a DynamicCache"
         )
-    check_kinds(cache)
+    fields.check_kinds(cache)
     layers = list(fields.decoder_cache(cache).layers)
     return KVCache(cache, layers, cross=fields.cross_layers(cache), recurrent=recurrent)

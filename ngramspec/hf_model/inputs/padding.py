@@ -11,11 +11,11 @@ from typing import Any
 
 from ngramspec.errors import UnsupportedError, check_int
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.compiled import CACHE_SIZE_MULTIPLE
 
 FIT = "fit"
 WIDTH_MULTIPLE = 8  # positions; divides the number of rows that CPU kernels process at once
 MAX_WIDTH = 4096  # positions
+CACHE_SIZE_MULTIPLE = 256  # positions; sizes of compiled calls are rounded up to it; not tuned
 
 
 class Widths:

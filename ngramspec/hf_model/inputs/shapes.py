@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.call import Known
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.compiled import Graphs, bucket_sizes
 from ngramspec.hf_model.inputs.padding import Widths, make_room, needed_positions
+
+if TYPE_CHECKING:
+    from ngramspec.hf_model.compiled import Graphs
 
 
 class ForwardShapes:
@@ -51,6 +53,8 @@ class ForwardShapes:
             check_fixed(known, width)
         self._graphs: Graphs | None = None
         if should_compile(known, compiled):
+            from ngramspec.hf_model.compiled import Graphs, bucket_sizes  # few calls compile
+
             if width is None:
                 self.widths = Widths(bucket_sizes(gamma_max + 1))
             self._graphs = Graphs(model, config, len(self.widths.sizes))
