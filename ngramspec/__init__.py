@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ngramspec.draft import Draft, Evidence, EvidenceRequest, Proposal, Verdict
     from ngramspec.drafters import build_drafter, register_drafter
     from ngramspec.drafters.base import Drafter, DraftSession
+    from ngramspec.drafters.tool_calls import ToolCalls
     from ngramspec.enabling import enabled
     from ngramspec.errors import UnsupportedError
     from ngramspec.hf import generate
@@ -25,8 +26,8 @@ __version__ = version("ngramspec")
 # fmt: off
 __all__ = [
     "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Evidence", "EvidenceRequest",
-    "Proposal", "SharedStore", "Speculator", "StepEvent", "UnsupportedError", "Verdict",
-    "build_drafter", "enabled", "generate", "register_drafter",
+    "Proposal", "SharedStore", "Speculator", "StepEvent", "ToolCalls", "UnsupportedError",
+    "Verdict", "build_drafter", "enabled", "generate", "register_drafter",
 ]
 # fmt: on
 __getattr__ = lazy_names(
@@ -35,6 +36,7 @@ __getattr__ = lazy_names(
         "draft": ("Draft", "Evidence", "EvidenceRequest", "Proposal", "Verdict"),
         "drafters": ("build_drafter", "register_drafter"),
         "drafters.base": ("DraftSession", "Drafter"),
+        "drafters.tool_calls": ("ToolCalls",),
         "errors": ("UnsupportedError",),
         "hf": ("generate",),
         "speculator": ("Speculator",),

@@ -84,7 +84,8 @@ def generate(
         streamer: receives the prompt and then every token, with one ``put`` each.
         **kwargs: keyword arguments of ``model.generate``, of which ``assistant_model``,
             ``assistant_early_exit`` and ``use_mtp`` add a draft source; and ``reference_ids``,
-            ``stores``, ``extra_stores`` and ``session``, see Speculator.__call__.
+            ``stores``, ``extra_stores``, ``session`` and ``tools`` (here also the list of the
+            tools' schemas, with the ``tokenizer``), see Speculator.__call__.
 
     Raises:
         UnsupportedError: an argument cannot be combined with speculation; the message names it.
@@ -162,6 +163,7 @@ def _generate(
         return _without_speculation(plain, args, speculator, kwargs, str(error))
     if kwargs.get("tokenizer") is not None:
         kwargs = _stop_strings_as_criterion(model, kwargs["tokenizer"], kwargs)
+        _read_tools(model, kwargs)
     _check_stores(speculator, kwargs)
     own_cache = kwargs.get("past_key_values") is None
     synced_gpus = kwargs.pop("synced_gpus", None)
@@ -208,6 +210,18 @@ def _check_stores(speculator: Speculator, kwargs: dict[str, Any]) -> None:
         store.check_tokenizer(tokenizer)
 
 
+def _read_tools(model: Any, kwargs: dict[str, Any]) -> None:
+    """Make a ToolCalls of a list of tools, which are an argument or an entry of the config."""
+    tools = kwargs.get("tools")
+    if tools is None:
+        entry = _setting("ngramspec", model, kwargs)
+        tools = entry.get("tools") if isinstance(entry, dict) else None
+    if isinstance(tools, list):
+        from ngramspec.drafters.tool_calls import ToolCalls  # most calls have none
+
+        kwargs["tools"] = ToolCalls(tools, kwargs["tokenizer"])
+
+
 def _refused(plain: Callable[..., Any], model: Any, kwargs: dict[str, Any]) -> str | None:
     """Why a call's arguments rule out speculation, with the remedy; None if they do not."""
     refused: dict[str, Any] = {}
@@ -245,7 +259,7 @@ def _without_speculation(
         raise UnsupportedError(refused)
     if kwargs.pop("generator", None) is not None:
         raise UnsupportedError(f"generator: {refused}")
-    for name in ("reference_ids", "stores", "extra_stores", "session"):
+    for name in ("reference_ids", "stores", "extra_stores", "session", "tools"):
         kwargs.pop(name, None)
     speculator.log_once(f"decoding without speculation: {refused}")
     return plain(*args, **kwargs)

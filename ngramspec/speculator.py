@@ -229,11 +229,7 @@ class Speculator:
         """Write the arguments except on_step to ``ngramspec.json`` in a folder; return its path.
 
         The folder is created if it does not exist. In one written by ``ngramspec wrap``, the file
-        replaces the one that the model uses.
-
-        Raises:
-            ValueError: the drafter has no spec.
-            OSError: the file cannot be written.
+        replaces the one that the model uses. A ValueError says that the drafter has no spec.
         """
         from ngramspec.persistence import write_settings
 
@@ -309,6 +305,7 @@ class Speculator:
         stores: Any = None,
         extra_stores: Any = None,
         session: str | None = None,
+        tools: Any = None,
         inputs_tensor: Any = None,
         generator: torch.Generator | None = None,
         synced_gpus: bool | None = None,
@@ -330,9 +327,10 @@ class Speculator:
             extra_stores: further stores of this call.
             session: the name of the call's conversation in each namespace, 1..1000 characters.
                 A prompt's longest prefix that ends a recent request identifies it, too.
+            tools: a ToolCalls, whose calls are predicted in drafts.
             inputs_tensor: the encoder's input, for encoder-decoder models.
             generator: random generator on the prompt's device; None: torch's global one.
-            **model_kwargs: the arguments of the model's forward, prepared by ``generate``.
+            **model_kwargs: the forward's arguments, prepared by ``generate``.
 
         Returns:
             int64 (batch, prompt + generated), or a ModelOutput with return_dict_in_generate.
@@ -352,6 +350,7 @@ class Speculator:
             stores=stores,
             extra_stores=extra_stores,
             session=session,
+            tools=tools,
             inputs_tensor=inputs_tensor,
             generator=generator,
             synced_gpus=synced_gpus,

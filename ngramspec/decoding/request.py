@@ -17,9 +17,10 @@ from ngramspec.verification.sampler import TokenSampler
 
 if TYPE_CHECKING:
     from ngramspec.drafters.model import ModelDrafter
+    from ngramspec.drafters.tool_calls import ToolCalls
 
 MAX_SESSION_LENGTH = 1000  # characters of a conversation's name
-ENTRY_KEYS = ("reference_ids", "session")  # of generation_config.ngramspec
+ENTRY_KEYS = ("reference_ids", "session", "tools")  # of generation_config.ngramspec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class GenerateCall:
     stores: Any
     extra_stores: Any
     session: Any
+    tools: Any
     inputs_tensor: Any
     generator: torch.Generator | None
     synced_gpus: bool | None
@@ -85,6 +87,29 @@ def read_session(config: Any, session: Any = None) -> str | None:
         raise TypeError(f"session must be a string, got {type(given).__name__}")
     if not 1 <= len(given) <= MAX_SESSION_LENGTH:
         raise ValueError(f"session must have 1..{MAX_SESSION_LENGTH} characters, got {len(given)}")
+    return given
+
+
+def read_tools(config: Any, tools: Any = None) -> ToolCalls | None:
+    """The tools whose calls a call's drafts predict, or None.
+
+    Args:
+        config: its GenerationConfig. The dict ``config.ngramspec`` may hold ``tools``.
+        tools: the call's argument; it overrides the config.
+
+    Raises:
+        TypeError: they are not a ToolCalls.
+    """
+    given = tools if tools is not None else _entry(config).get("tools")
+    if given is None:
+        return None
+    from ngramspec.drafters.tool_calls import ToolCalls  # most calls have none
+
+    if not isinstance(given, ToolCalls):
+        raise TypeError(
+            f"tools must be a ngramspec.ToolCalls, got {type(given).__name__}; make one with"
+            " ToolCalls(tools, tokenizer), or pass tokenizer= to ngramspec.generate"
+        )
     return given
 
 

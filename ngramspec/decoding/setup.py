@@ -27,6 +27,7 @@ from ngramspec.decoding.request import (
     must_lockstep,
     read_reference,
     read_session,
+    read_tools,
     samplers_by_row,
 )
 from ngramspec.draft_length.schedule import (
@@ -200,7 +201,12 @@ def _runners(
     history = history_of(target, reference, call.inputs_tensor)
     session = read_session(call.generation_config, call.session)
     drafter = CallDrafter(
-        settings.drafter, call.stores, call.extra_stores, settings.log_once, session
+        settings.drafter,
+        call.stores,
+        call.extra_stores,
+        settings.log_once,
+        session,
+        read_tools(call.generation_config, call.tools),
     )
     open_model = _model_opener(target, settings.drafter(), pace)
     if call.generation_config.do_sample:

@@ -11,6 +11,7 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.stores.choice import open_stores
 
 if TYPE_CHECKING:  # most calls have no stores
+    from ngramspec.drafters.tool_calls import ToolCalls
     from ngramspec.stores.shared import Namespace
     from ngramspec.stores.shared_request import SharedRequest
     from ngramspec.stores.siblings import SiblingAnswer
@@ -25,6 +26,7 @@ class CallDrafter:
         extra: stores in addition to these; None: none.
         log_once: logs a warning once.
         session: the name of the rows' conversation in the namespaces, or None.
+        tools: the tools whose calls are predicted, or None.
 
     Raises:
         TypeError: an entry is not a store.
@@ -39,9 +41,10 @@ class CallDrafter:
         extra: Any,
         log_once: Callable[[str], None],
         session: str | None = None,
+        tools: ToolCalls | None = None,
     ) -> None:
         self.current = current
-        self.log_once, self.session = log_once, session
+        self.log_once, self.session, self.tools = log_once, session, tools
         self._stores = None if stores is None else open_stores(stores)
         given = open_stores(extra, "extra_stores")
         self._joined: dict[int, SiblingAnswer] = {}  # by row
@@ -102,6 +105,8 @@ class RowDrafter:
             if self._read:
                 with suppress(ValueError):  # it takes no stores
                     drafter = current.with_stores((*stores, *self._read))
+            if self._call.tools is not None:
+                drafter = drafter.with_tools(self._call.tools)
             self._made = (current, drafter)
         return self._made[1]
 

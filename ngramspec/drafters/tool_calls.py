@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,35 +30,23 @@ CERTAIN, LIKELIEST, FURTHER = 0.98, 0.55, 0.98
 Row = tuple[Int32, Float32]
 
 
-class ToolCalls:
-    """The tools of a request, and how its model writes calls.
+class CallFormat:
+    """How a model writes calls: a JSON object between two texts.
 
     Args:
-        tools: in OpenAI's form: ``{"type": "function", "function": {"name", "parameters"}}``.
         tokenizer: the model's tokenizer.
         opens: text that opens a call.
         closes: text that closes it.
     """
 
-    def __init__(
-        self, tools: Sequence[Any], tokenizer: Any, opens: str = OPENS, closes: str = CLOSES
-    ) -> None:
-        self.tools, self.tokenizer = tools, tokenizer
-        self.opens, self.closes = opens, closes
+    def __init__(self, tokenizer: Any, opens: str = OPENS, closes: str = CLOSES) -> None:
+        self.tokenizer, self.opens, self.closes = tokenizer, opens, closes
         last = opens[-1]
         self._ends = frozenset(  # ids of pieces with which an opening can end
             number
             for piece, number in vocabulary_of(tokenizer).items()
             if last in (piece if isinstance(piece, str) else piece.decode("latin-1"))
         )
-
-    def predictor(self, tokens: Int32) -> CallPredictor:
-        """Predictions for one sequence.
-
-        Args:
-            tokens: the prompt, int32 (n,); what its calls show of the model's style is used.
-        """
-        return CallPredictor(self, tokens)
 
     def may_open(self, token: int) -> bool:
         """Whether an opening can end with a token."""
@@ -73,12 +61,41 @@ class ToolCalls:
         return encode(self.tokenizer, text)
 
 
+class ToolCalls:
+    """The tools of a request, whose calls are predicted in drafts.
+
+    Args:
+        tools: in OpenAI's form: ``{"type": "function", "function": {"name", "parameters"}}``.
+        tokenizer: the model's tokenizer, or a CallFormat.
+
+    Raises:
+        TypeError: ``tools`` is not a list.
+    """
+
+    def __init__(self, tools: Sequence[Any], tokenizer: Any) -> None:
+        if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+            raise TypeError(f"tools must be a list of tools, got {type(tools).__name__}")
+        self.tools = tools
+        self.format = tokenizer if isinstance(tokenizer, CallFormat) else CallFormat(tokenizer)
+
+    def predictor(self, tokens: Int32) -> CallPredictor:
+        """Predictions for one sequence.
+
+        Args:
+            tokens: the prompt, int32 (n,); what its calls show of the model's style is used.
+        """
+        return CallPredictor(self.tools, self.format, tokens)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ToolCalls:
+        return self
+
+
 class CallPredictor:
     """Reads one sequence's calls, and predicts the tokens of the one that is open."""
 
-    def __init__(self, calls: ToolCalls, tokens: Int32) -> None:
+    def __init__(self, tools: Sequence[Any], calls: CallFormat, tokens: Int32) -> None:
         self._calls = calls
-        self._text = CallText(calls.tools, calls.closes)
+        self._text = CallText(tools, calls.closes)
         self._recent: list[int] = []  # while no call is open: the last tokens
         self._call: list[int] = []  # tokens since the opening, which is among them
         self._known = ""  # text of the open call that was read

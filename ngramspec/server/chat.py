@@ -11,6 +11,7 @@ from anyio.to_thread import run_sync
 from fastapi import Request, Response
 
 from ngramspec.draft import Int32
+from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.server import chat_answer
 from ngramspec.server.auth import Client
 from ngramspec.server.chat_answer import Reader
@@ -206,11 +207,18 @@ def requests_of(
         "stores": service.stores(body.ngramspec, client),
         "speculate": body.ngramspec.speculate,
         "session": body.prompt_cache_key or None,
+        "tools": None if grammar is not None else tools_of(service, body),
         "first": False,
     }
     completions = answers_of(sampling, body.n or 1, **common)
     service.check_logprobs(completions, "top_logprobs")
     return completions
+
+
+def tools_of(service: Service, body: ChatBody) -> ToolCalls | None:
+    """The tools whose calls are predicted in drafts, or None. A grammar knows them better."""
+    format = service.call_format
+    return None if format is None or not body.offered else ToolCalls(body.offered, format)
 
 
 def closing_of(service: Service, body: ChatBody) -> str | None:

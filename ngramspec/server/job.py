@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ngramspec.draft import Int32
+from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.server.kv_pool import CachePool, Lease
 from ngramspec.server.sampling import Sampling, TokenLogprobs, logprobs_of
 from ngramspec.server.text import Detokenizer, StopText
@@ -49,6 +50,7 @@ class CompletionRequest:
         speculate: whether the answer is drafted; if not, ``stores`` and ``reference`` are unused.
         siblings: itself, if it is one of several answers to a prompt; else empty.
         session: the name of the conversation in ``stores``, or None.
+        tools: the tools whose calls are predicted in drafts, or None.
         first: whether the answer has priority (a completion); False for chats.
     """
 
@@ -68,6 +70,7 @@ class CompletionRequest:
     speculate: bool = True
     siblings: tuple[SiblingAnswer, ...] = ()
     session: str | None = None
+    tools: ToolCalls | None = None
     first: bool = True
 
 
@@ -361,6 +364,7 @@ class ModelRunner:
             reference_ids=request.reference,
             extra_stores=[*request.stores, *request.siblings] if request.speculate else None,
             session=request.session,
+            tools=request.tools if request.speculate else None,
             **request.sampling.arguments(ids.shape[1], self.model.device),
             **kept,
         )

@@ -11,6 +11,7 @@ import numpy as np
 from fastapi import Request
 
 from ngramspec.draft import Int32
+from ngramspec.drafters.tool_calls import CallFormat
 from ngramspec.hf_model.traits import embedding_count
 from ngramspec.server.auth import ANYONE, Client
 from ngramspec.server.encoding import TooManyTokensError, longest_token, prompt_encoder
@@ -73,6 +74,8 @@ class Service:
         family = family_of(tokenizer)
         self.fim = None if family is None else FillInTheMiddle(family, tokenizer, self.text.encode)
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)
+        plain = self.tool_format is not None and self.tool_format.template is None
+        self.call_format = CallFormat(tokenizer) if plain else None
         self.encode_prompt = prompt_encoder(tokenizer)
         self._longest = longest_token(tokenizer)
         self.reading = Reading(settings.limits)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import math
 
 import numpy as np
 import pytest
+import torch
+from conftest import tiny_llama
 
-from ngramspec import build_drafter
-from ngramspec.drafters.tool_calls import ToolCalls
+import ngramspec
+from ngramspec import ToolCalls, build_drafter
 
 TOOLS = [
     {
@@ -135,3 +139,47 @@ def test_text_that_is_no_call_ends_the_prediction(tokenizer):
     assert predictor.rows(5) == []
     predictor.extend(int32(tokenizer.encode("é <tool_call>\n")))
     assert chr(int(predictor.rows(5)[0][0][0])) == "{"
+
+
+def test_generate_takes_tools_and_its_text_is_the_baseline_s(tiny):
+    """The tiny model's vocabulary has no letters, so its calls are of digits: text is text."""
+    prompt = torch.tensor([[60, 1, 2, 3, 60, 1, 2, 3]])
+    settings = {"max_new_tokens": 24, "do_sample": False}
+    plain = tiny.generate(prompt, **settings).tolist()
+    calls = ToolCalls(TOOLS, Characters())
+    config = copy.deepcopy(tiny.generation_config)
+    config.ngramspec = {"tools": calls}
+    for given in ({"tools": calls}, {"generation_config": config}):
+        assert ngramspec.generate(tiny, prompt, **settings, **given).tolist() == plain
+    listed = {"tools": TOOLS, "tokenizer": Characters()}
+    assert ngramspec.generate(tiny, prompt, **settings, **listed).tolist() == plain
+    with pytest.raises(TypeError, match=r"must be a ngramspec\.ToolCalls, got list; make one with"):
+        ngramspec.generate(tiny, prompt, **settings, tools=TOOLS)
+    with pytest.raises(TypeError, match="tools must be a list of tools, got dict"):
+        ToolCalls({}, Characters())
+
+
+def test_a_call_of_generate_drafts_its_tools():
+    """A model that is forced to write a call, from an oracle that follows it."""
+    text = Characters().encode(CALL)
+    speculator = ngramspec.Speculator()
+    calls = ToolCalls(TOOLS, Characters())
+    model = tiny_llama(vocab_size=128)
+    following = {"logits_processor": [Forcing(text, prompt=1)], "max_new_tokens": len(text)}
+    out = ngramspec.generate(
+        model, torch.tensor([[32]]), speculator=speculator, tools=calls, **following
+    )
+    assert out[0, 1:].tolist() == text
+    assert speculator.stats.tiers["tools"].accepted > len(text) / 3
+
+
+class Forcing:
+    """A logits processor that forces a text after a prompt."""
+
+    def __init__(self, text, prompt):
+        self.text, self.prompt = text, prompt
+
+    def __call__(self, input_ids, scores):
+        forced = torch.full_like(scores, -math.inf)
+        forced[:, self.text[(input_ids.shape[1] - self.prompt) % len(self.text)]] = 0
+        return forced
