@@ -78,6 +78,9 @@ class Group:
         self.rows = rows
         self.sampler = sampler
         self.length = self.prompt_length = prompt.shape[1]
+        self.finished: list[bool]
+        self.stopped: bool
+        self.going: list[int]
         self.end_rows([False] * len(rows))
         self.last = [0] * len(rows)
         self.accepted_positions: list[int] = []

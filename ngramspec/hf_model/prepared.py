@@ -91,7 +91,34 @@ class DraftLimits:
 
 
 class PreparedTarget:
-    """The checked model, cache and arguments of one generation; see ``Target``."""
+    """The checked model, cache and arguments of one generation; see ``Target``.
+
+    Attributes:
+        traits: properties of the model.
+        call: properties of this call of ``generate``, before the prefill.
+        cache: the model's cache; the prefill may replace it.
+        inputs: arguments of the next forward.
+        limits: limits of the draft length.
+        widths: allowed widths of the forwards after the prefill.
+        pending: accepted tokens that a recurrent model's next forward runs again.
+        keep_hidden: whether the next forward collects ``hidden``.
+        hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
+            of its logits; None: not collected or not available.
+        states: the hidden states of committed positions for heads; None: no head reads them.
+
+    Args:
+        model: a transformers model with a language-model head.
+        input_ids: int64 (batch, prompt); of the decoder in an encoder-decoder model.
+        config: the prepared GenerationConfig.
+        model_kwargs: what ``generate`` prepared for the model's forward.
+        width: positions of every forward after the prefill; None: the draft decides.
+        compiled: whether these forwards are compiled; None: if the baseline compiles them.
+        gamma_max: maximum number of draft tokens; used for compiled forwards only.
+        beams: beams of each prompt; each prompt is repeated in this number of rows.
+
+    Raises:
+        UnsupportedError: the model, its cache or the call cannot be speculated with.
+    """
 
     def __init__(
         self,

@@ -48,7 +48,8 @@ def two_tokens(drafter, tokens, gamma=4):
     scores = P.log().expand(SAMPLES, -1)
     first = rule.choose(scores, *drafted_at([(walk, 0) for walk in walks], VOCAB, cpu))
     nothing = DraftCursor(EMPTY_DRAFT)
-    stands = [walk.drafted(0) == [token] for walk, token in zip(walks, first.tolist(), strict=True)]
+    first_drafted = [[walk.tokens[node] for node in walk.nodes(0)] for walk in walks]
+    stands = [own == [token] for own, token in zip(first_drafted, first.tolist(), strict=True)]
     walks = [walk if stood else nothing for walk, stood in zip(walks, stands, strict=True)]
     spots = [(walk, 1 if walk.tokens else 0) for walk in walks]
     second = rule.choose(P_NEXT[first].log(), *drafted_at(spots, VOCAB, cpu))

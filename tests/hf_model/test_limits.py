@@ -22,6 +22,7 @@ CALL = CallTraits(
     end=10,
     keeps_cache=False,
     slides=False,
+    attends=True,
     gap_obstacle=None,
     static=False,
     states=(),

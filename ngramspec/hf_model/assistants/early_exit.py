@@ -50,16 +50,15 @@ def early_exit(model: Any, layers: int) -> Any:
 
 def _shallow(module: Any) -> Any:
     """A module object with the same parameters and submodules, whose attributes are its own."""
-    other = object.__new__(type(module))
-    other.__dict__.update(module.__dict__)
-    other._modules = dict(module._modules)
-    return other
+    shared = [*module.children(), *module.parameters(False), *module.buffers(False)]
+    shared += [each for each in vars(module).values() if not isinstance(each, dict)]
+    return copy.deepcopy(module, {id(each): each for each in shared})
 
 
 def _place(root: Any, path: str, module: Any) -> None:
     """Replace the submodule at a dotted path, copying the modules above it."""
     *above, last = path.split(".")
     for name in above:
-        root._modules[name] = _shallow(root._modules[name])
-        root = root._modules[name]
-    root._modules[last] = module
+        setattr(root, name, _shallow(root.get_submodule(name)))
+        root = root.get_submodule(name)
+    setattr(root, last, module)

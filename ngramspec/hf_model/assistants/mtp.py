@@ -11,6 +11,7 @@ import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.assistants.states import StateChannel
+from ngramspec.hf_model.compat import hf_private
 
 _lock = threading.Lock()
 _loaded: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -173,7 +174,7 @@ class MtpHead:
         if run.cached < self._known:
             self._run(k, run, above)
         self._run_now = max(self._run_now, k + 1)
-        logits: torch.Tensor = self.layers._project_to_logits(run.since(self._known - 1))[0]
+        logits: torch.Tensor = hf_private.mtp_logits(self.layers, run.since(self._known - 1))[0]
         return logits
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 full attention   rejected positions are cut off, also in the index of an indexed layer
 sliding window   see ``window_layers``
-convolution      see ``linear_state``
+convolution      see ``recurrent_state``
 recurrent state  see ``recurrent_state``
 static           the length is reduced in place; later positions are masked
 
@@ -20,8 +20,8 @@ from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.inplace_kv import InPlace, close_up, grows_in_place
-from ngramspec.hf_model.cache.linear_state import LinearStates
-from ngramspec.hf_model.cache.recurrent_state import Checkpoint
+from ngramspec.hf_model.cache.kinds import check_kinds
+from ngramspec.hf_model.cache.recurrent_state import Checkpoint, LinearStates
 from ngramspec.hf_model.cache.window_layers import WindowLayers, own_tokens
 from ngramspec.hf_model.compat import layers as fields
 from ngramspec.hf_model.compat.classes import DYNAMIC, INDEXED, STATIC, kind_of
@@ -308,6 +308,6 @@ def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
             "the model was given no key-value cache; speculation needs one that can be rolled"
             " back: use a model that generates with a DynamicCache"
         )
-    fields.check_kinds(cache)
+    check_kinds(cache)
     layers = list(fields.decoder_cache(cache).layers)
     return KVCache(cache, layers, cross=fields.cross_layers(cache), recurrent=recurrent)

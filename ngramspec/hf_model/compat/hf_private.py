@@ -216,3 +216,8 @@ def cached_file_or_none(repository: str, name: str, revision: str) -> Path | Non
         _raise_exceptions_for_connection_errors=False,
     )
     return None if found is None else Path(found)
+
+
+def mtp_logits(layers: Any, states: Any) -> Any:
+    """The logits, (batch, n, vocab), of hidden states of a model's MTP layers, (batch, n, d)."""
+    return layers._project_to_logits(states)

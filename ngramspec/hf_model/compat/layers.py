@@ -13,15 +13,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.classes import (
-    CROPPED,
-    KNOWN_CACHES,
-    LINEAR,
-    STATIC,
-    STATIC_SLIDING,
-    kind_of,
-)
+from ngramspec.hf_model.compat.classes import STATIC, STATIC_SLIDING, kind_of
 
 States = dict[int, Any]  # a tensor, or None before the first forward
 Update = Callable[..., Any]
@@ -243,30 +235,3 @@ def clear_convolutions(layer: Any) -> None:
         layer.has_previous_state[at] = False
         layer.is_conv_states_initialized[at] = False
         layer.conv_states[at] = None
-
-
-def check_kinds(cache: Any) -> None:
-    """Raise an UnsupportedError if a cache of transformers is of a kind that cannot be rolled back.
-
-    All its layers except those of cross-attention are checked.
-    """
-    own = decoder_cache(cache)
-    layers = list(getattr(own, "layers", []))
-    kinds = sorted({kind_of(layer) for layer in layers})
-    names = {kind_of(each) for each in (cache, own)}
-    if is_offloaded(own):
-        names.add("offloading")
-    linear = [layer for layer in layers if kind_of(layer) in LINEAR]
-    mixed = bool(linear) and STATIC in kinds
-    cropped = {*CROPPED, *LINEAR, STATIC}.issuperset(kinds) and all(map(can_record, linear))
-    if names <= KNOWN_CACHES and cropped and not mixed:
-        return
-    remedy = "use a model with attention layers and a dynamic or static cache"
-    if not names <= KNOWN_CACHES or mixed:
-        remedy = "remove cache_implementation, or pass a DynamicCache"
-    elif not STATIC_SLIDING.isdisjoint(kinds):
-        remedy = "pass cache_implementation='static' instead of a StaticCache, or a DynamicCache"
-    raise UnsupportedError(
-        f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
-        f" rolled back; {remedy}"
-    )

@@ -103,6 +103,7 @@ PRIVATE = {
             "_is_stateful": "whether a model keeps a recurrent state",
         },
     ),
+    **rows("modeling_layers", {"_project_to_logits": "the logits of MTP layers"}, "5.23"),
     **rows("distributed.mixin", {"_device_mesh": "the processes of tensor parallelism"}),
     "_commit_hash": Name(
         "_commit_hash", "configuration_utils", "the hub's commit of a config", until="5.18"

@@ -26,7 +26,7 @@ FIELD_ROWS = [*names.FIELDS.values(), *names.REPLACED.values(), *names.COMMON_FI
 # Other things that have the name of a row, by file.
 OTHERS = {
     ("hf_model/inputs/padding.py", "max_cache_len"): "a setting of a GenerationConfig",
-    ("hf_model/compat/layers.py", "offloading"): "a word of a message",
+    ("hf_model/cache/kinds.py", "offloading"): "a word of a message",
 }
 
 
