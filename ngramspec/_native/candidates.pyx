@@ -11,8 +11,8 @@ from libc.stdint cimport int32_t
 
 from ngramspec._native.calibration cimport ROOM, Candidates, squash
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, HEADLESS_SETS, LENGTHS, PAIR_CELLS, PAIR_INPUT, RUNNER_CELLS, RUNNER_INPUT, length_bucket,
-    recent_cell, store_set, unsaid_cell,
+    ACCEPTANCES, HEADLESS_SETS, LENGTHS, PAIR_CELLS, PAIR_INPUT, RUNNER_CELLS, RUNNER_INPUT,
+    length_bucket, recent_cell, store_set, unsaid_cell,
 )
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport LEADERS, leader

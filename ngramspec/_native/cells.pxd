@@ -186,7 +186,7 @@ cdef inline int head_cell(int rank, int chance, int agreement) noexcept nogil:
 
 
 cdef inline int head_depth_cell(int rank, int chance, int depth) noexcept nogil:
-    """By the head's rank and probability of the candidate, and the number of draft tokens before."""
+    """By the head's rank and probability of the candidate, and the draft tokens before."""
     cdef int place = 0 if rank == 0 else 2 if rank == RANKS else 1
     return HEAD_DEPTH_CELLS + min(depth, HEAD_DEPTHS - 1) + HEAD_DEPTHS * (
         chance + CHANCES * place

@@ -7,11 +7,11 @@ from libc.stdint cimport int8_t, int16_t, int32_t
 
 from ngramspec._native.calibration cimport ROOM, Candidates
 from ngramspec._native.cells cimport (
-    AGREEMENTS, FAMILIAR_INPUT, HEAD_DEPTH_INPUT, HEAD_INPUT, MATCH_INPUT, NEAR_INPUT, NEAREST_INPUT, RESUME_INPUT, SESSION_INPUT,
-    STORE_BLOCK, STORE_CELLS, STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT,
-    STORE_RESUME_CELLS, STORE_RESUME_INPUT, context_cell, familiar_cell, head_cell, head_depth_cell, match_cell, near_cell,
-    nearest_cell, resume_cell, runner_cell, session_cell, standing_of, store_cell,
-    store_resume_cell,
+    AGREEMENTS, FAMILIAR_INPUT, HEAD_DEPTH_INPUT, HEAD_INPUT, MATCH_INPUT, NEAR_INPUT,
+    NEAREST_INPUT, RESUME_INPUT, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_INPUT,
+    STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_CELLS, STORE_RESUME_INPUT, context_cell,
+    familiar_cell, head_cell, head_depth_cell, match_cell, near_cell, nearest_cell, resume_cell,
+    runner_cell, session_cell, standing_of, store_cell, store_resume_cell,
 )
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport LEADERS, Slot, leader
