@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from ngramspec.errors import check_int
+from ngramspec.errors import INSTALL, check_int
 from ngramspec.measure.models import INSTALL_DEMO
 
 INSTALL_PLOTS = "pip install 'ngramspec[plots]'"
@@ -22,7 +22,7 @@ class UsageError(ValueError):
 def usable(name: str = "") -> Iterator[None]:
     """Convert errors about the user's arguments to a UsageError that begins with the option's name.
 
-    An empty name: the reason names it.
+    An empty name: the reason names it. A missing package of ``INSTALL`` is reported by ``execute``.
     """
     prefix = f"{name}: " if name else ""
     try:
@@ -30,6 +30,8 @@ def usable(name: str = "") -> Iterator[None]:
     except UsageError:
         raise
     except (ImportError, OSError, TypeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in INSTALL:
+            raise
         raise UsageError(prefix + str(error).partition("\n")[0]) from error
 
 

@@ -64,6 +64,11 @@ def checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Targ
     check_request(call.generation_config)
     _check_beams(settings, call)
     check_adapter(call.model)
+    drafter = settings.drafter()
+    if drafter.assistants:
+        from ngramspec.decoding.assistants import Assistants  # most drafters have none
+
+        Assistants(call.model, drafter)  # checks them
     return make_target(settings.config, ranks, call)
 
 

@@ -249,19 +249,15 @@ def _runners(
 def _model_opener(
     target: Target, drafter: Drafter, pace: Pace
 ) -> Callable[[Any, int, int], DraftModel]:
-    """The function that opens drafters' models; those of ``drafter`` are checked at once."""
+    """The function that opens drafters' models; the target keeps the states they need."""
 
     def load(drafter: Any, vocab: int, row: int) -> DraftModel:
         from ngramspec.decoding.assistants import Assistants  # most drafters have none
 
         return Assistants(target.model, drafter, target.states).open(drafter, vocab, row, pace)
 
-    if drafter.assistants:
-        from ngramspec.decoding.assistants import Assistants
-
-        Assistants(target.model, drafter)
-        if any(each.reads_states for each in drafter.assistants):
-            target.read_states()
+    if any(each.reads_states for each in drafter.assistants):
+        target.read_states()
     return load
 
 

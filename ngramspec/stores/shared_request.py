@@ -67,6 +67,8 @@ class SharedRequest:
                 self.index.follow(self._begun.earlier.stream)
             else:
                 known = max(known - WRITTEN_AGAIN, 0)  # so that they find what is new
+        if self._write != "all" and known < len(prompt):
+            self.index.end()  # what is added next does not follow the last text that was added
         if self._write == "all":
             self._add(reference)
             self._add(prompt[known:])

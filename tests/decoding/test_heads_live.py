@@ -148,3 +148,13 @@ def test_what_cannot_draft_is_refused_by_name(tiny, close):
     for given, message in refused:
         with pytest.raises(ngramspec.UnsupportedError, match=message):
             ngramspec.generate(tiny, PROMPT, **GREEDY, **given)
+
+
+@pytest.mark.parametrize("given", [{"assistant_early_exit": 99}, {"use_mtp": True}])
+def test_a_head_that_cannot_draft_is_left_out_where_the_baseline_is_wanted(tiny, given, caplog):
+    plain = tiny.generate(PROMPT, **GREEDY)
+    speculator = Speculator(unsupported="plain")
+    out = ngramspec.generate(tiny, PROMPT, **GREEDY, **given, speculator=speculator)
+    assert out.tolist() == plain.tolist()
+    assert speculator.stats.runs == 0
+    assert f"decoding without speculation: {next(iter(given))}" in caplog.text

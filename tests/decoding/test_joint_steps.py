@@ -26,6 +26,7 @@ ALONE = {  # the families whose steps cannot be joined
     "gpt-oss hybrid",  # likewise
     "gpt-neo (windows)",
     "bloom (alibi)",
+    "bart decoder",  # counts its positions itself
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec import SharedStore, Speculator, build_drafter
+from ngramspec import SharedStore, Speculator, ToolCalls, build_drafter
 from ngramspec.drafters.registry import _factories
 
 SECRET = np.arange(1000, 1040, dtype=np.int32)
@@ -24,23 +24,67 @@ SPECS = [
     "none",
     "recycle",
     "store",
+    "model(toy)",
+    "early_exit(1)",
+    "mtp",
+    "auto+model(toy)",
+    "auto+early_exit(1)",
+    "auto+mtp",
 ]
 CASES = [(spec, policy) for spec in SPECS for policy in ("value", "priority")]
 COST = np.ones(66, np.float32)
+
+
+class Head:
+    """A drafting model that expects the next id, and never a token of the secret."""
+
+    room = ahead = None
+    ready = True
+
+    def __init__(self):
+        self.read = []
+
+    def cost(self, last):
+        return 0.05
+
+    def commit(self, length):
+        pass
+
+    def truncate(self, length):
+        del self.read[length:]
+
+    def forward(self, tokens, last, most):
+        self.read += tokens.tolist()
+        ids = np.array([[1 + token % 9, 10] for token in self.read[-last:]], np.int32)
+        return ids, np.log(np.tile(np.array([0.9, 0.1], np.float32), (last, 1)))
+
+
+class Characters:
+    """A tokenizer with a token for each character."""
+
+    def get_vocab(self):
+        return {chr(i): i for i in range(1100)}
+
+    def encode(self, text, add_special_tokens=True):
+        return list(map(ord, text))
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(map(chr, ids))
 
 
 def said(drafter, tokens, output, asked):
     """A request that says ``output``; what was drafted, in order."""
     drafts = []
     session = drafter.start(tokens)
+    session.begin_models(lambda _: Head())
     session.begin_sampling(1.0, (1, 2, 3))
     for at in range(0, len(output), 3):
-        for tree in asked:
+        parts = np.array_split(output[at : at + 3], len(asked))
+        for tree, new in zip(asked, parts, strict=True):
             draft = session.propose(16, COST[:18], tree=tree)
             drafts.append(
                 (draft.tokens.tolist(), None if draft.parents is None else draft.parents.tolist())
             )
-            new = output[at : at + 3]
             matching = 0
             while matching < min(len(draft), len(new)) and draft.parents is None:
                 if draft.tokens[matching] != new[matching]:
@@ -48,7 +92,7 @@ def said(drafter, tokens, output, asked):
                 matching += 1
             if len(draft) and not tree:
                 session.observe(draft, range(matching), min(len(draft), matching + 1))
-        session.extend(new)
+            session.extend(new)
     session.close()
     return drafts
 
@@ -68,8 +112,8 @@ def public_request(drafter):
 
 
 def test_every_drafter_is_tried():
-    """But a model, which may say anything by itself: only its sequence's own tokens reach it."""
-    assert {spec.split("(")[0] for spec in SPECS} >= {"auto", *_builtin()} - {"model", "random"}
+    """A random drafter is not: it may draft any token."""
+    assert {spec.split("(")[0] for spec in SPECS} >= {"auto", *_builtin()} - {"random"}
 
 
 def _builtin():
@@ -91,6 +135,19 @@ def test_with_a_calibration_by_request_the_drafts_are_those_of_a_first_request(s
     secret_request(drafter)
     fresh = build_drafter(spec, policy=policy)
     assert public_request(drafter) == public_request(fresh)
+
+
+@pytest.mark.parametrize("spec", ["auto", "store", "auto+mtp"])
+def test_the_arguments_of_another_request_s_tool_call_are_not_predicted(spec):
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": city}}]
+    drafter = build_drafter(spec).with_tools(ToolCalls(tools, Characters()))
+    begin = '<tool_call>\n{"name": "weather", "arguments": {"city": "'
+    call = np.array([*map(ord, begin), *SECRET.tolist(), *map(ord, '"}}\n')], np.int32)
+    said(drafter, PUBLIC, call, (False, True))
+    after = drafted(said(drafter, PUBLIC, call[: len(begin) + 1], (False, True)))
+    assert set(map(ord, "weather")) <= after
+    assert not after & set(SECRET.tolist())
 
 
 def test_with_a_shared_calibration_they_are_not_so():

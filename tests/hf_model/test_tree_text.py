@@ -167,7 +167,7 @@ def test_a_tree_without_branches_runs_as_a_chain_and_its_drafter_sees_the_tree(m
     forward = Target.forward
 
     def spied(self, block, lengths, trees, committed=None):
-        seen.append((block.shape[1] - 1, trees[0]))
+        seen.append((block.shape[1] - 1, trees[0] if trees else None))
         return forward(self, block, lengths, trees, committed)
 
     def tree_of(tokens, parents):

@@ -142,9 +142,9 @@ def test_compiling_that_did_not_happen_is_no_figure(model):
 
 def test_trees_that_were_none_are_no_figure():
     ids = tuple(1 + each % 60 for each in IDS)
-    sliding = build("mistral sliding")
+    alibi = build("bloom (alibi)")
     ways = usual_configurations(lookups=[], trees=[4])
-    bench = EndToEnd(sliding, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
+    bench = EndToEnd(alibi, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
     measured = bench.run([Prompt("t", "0", ids)])
     assert "its drafts were no trees: " in measured.skipped["ngramspec, tree 4"]
     assert {each.way for each in measured.calls} == {PLAIN, "ngramspec"}

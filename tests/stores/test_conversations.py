@@ -60,6 +60,16 @@ def test_only_what_is_new_in_a_turn_is_stored():
     assert added == [320, 55, 55]
 
 
+@pytest.mark.parametrize("news", [0, 9])
+def test_an_answer_follows_the_last_one_only_if_no_text_lay_between(news):
+    namespace = SharedStore(1 << 20, namespace_bytes=1 << 20)["a"]
+    prompt, first, second = text(1, 100), text(2, 5), text(3, 5)
+    turn(namespace, prompt, first)
+    turn(namespace, np.concatenate((prompt, first, text(4, news))), second)
+    between = [] if news else first.tolist()
+    assert held(namespace) == [*first.tolist(), *between, *second.tolist()]
+
+
 def test_a_common_beginning_is_stored_once():
     namespace = SharedStore(1 << 20, namespace_bytes=1 << 20, write="all")["a"]
     system = text(1, 2 * BLOCK + 10)
