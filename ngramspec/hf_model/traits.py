@@ -204,10 +204,11 @@ def _rereads_at(model: Any, names: frozenset[str]) -> int | None:
 def _makes_standard_masks(model: Any) -> bool:
     """Whether a model's masks are made by transformers' own function.
 
-    It is called in the model's own module, or in that of the decoder to which the model passes its
-    masks.
+    It is called in the model's own module, or in that of the decoder to which a model of
+    transformers passes its masks. A forward defined elsewhere may change them before.
     """
-    kinds = (stock_class(model) or type(model), type(model.get_decoder()))
+    stock = stock_class(model)
+    kinds = (type(model),) if stock is None else (stock, type(model.get_decoder()))
     return any(hasattr(sys.modules.get(kind.__module__), "create_causal_mask") for kind in kinds)
 
 

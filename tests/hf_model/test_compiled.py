@@ -163,7 +163,7 @@ def test_a_small_cache_of_the_user_s_takes_the_widths_that_fit(monkeypatch):
             widths.append(inputs["input_ids"].shape[1])
             return super().__call__(**inputs)
 
-    monkeypatch.setattr("ngramspec.hf_model.inputs.shapes.Graphs", Recording)
+    monkeypatch.setattr("ngramspec.hf_model.compiled.Graphs", Recording)
     kwargs = {"cache_implementation": None, "compile_config": config()}
     for drafter in (oracle(plain[0].tolist()), random_drafter(97), "none"):
         cache = StaticCache(model.config, max_cache_len=69)

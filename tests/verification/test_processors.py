@@ -10,7 +10,7 @@ import torch
 from batches import RowOracle, batch, row_texts
 from conftest import tiny_llama
 from families import VOCAB, build
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process
 
 import ngramspec
@@ -123,12 +123,13 @@ def test_text_is_plain_generate_s(model, name, sample, rows):
 
 
 def test_a_processor_with_more_parameters_is_refused_as_in_the_baseline():
-    def processor(input_ids, scores, more=None):
-        return scores
+    class Processor(LogitsProcessor):  # the signature of a function's ``__call__`` tells nothing
+        def __call__(self, input_ids, scores, more=None):
+            return scores
 
     model = tiny_llama()
     ids = torch.tensor([[5, 6, 7]])
-    arguments = {"logits_processor": [processor], "max_new_tokens": 4, "do_sample": False}
+    arguments = {"logits_processor": [Processor()], "max_new_tokens": 4, "do_sample": False}
     for call in (model.generate, partial(ngramspec.generate, model)):
         with pytest.raises(ValueError, match="required parameters"):
             call(ids, **arguments)

@@ -76,13 +76,18 @@ class _Thread(threading.local):
 
 
 class _Name(str):
-    """The name of our function. It equals "sdpa", because models compare it to choose masks."""
+    """The name of our function. It equals "sdpa", because models compare it to choose masks.
+
+    torch.compile traces these methods, and it cannot trace those of ``str`` called by a subclass.
+    """
 
     __slots__ = ()
-    __hash__ = str.__hash__
+
+    def __hash__(self) -> int:
+        return hash("ngramspec")
 
     def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) is True or other == "sdpa"
+        return other == "sdpa" or other == "ngramspec"
 
     def __ne__(self, other: object) -> bool:
         return not self == other
