@@ -46,6 +46,12 @@ def mtp_model(family: str, folder: Any) -> Any:
     kind = getattr(transformers, f"{family}ForCausalLM")
     model = kind(config).eval()
     layers = MtpModel(model, config.num_mtp_layers)
+    with torch.no_grad():  # some of its modules begin with memory that is not initialized
+        for name, weight in layers.layers.state_dict().items():
+            if weight.dim() > 1:
+                weight.normal_(std=config.initializer_range)
+            elif "norm" not in name:
+                weight.zero_()
     model.save_pretrained(folder)
     path = f"{folder}/model.safetensors"
     weights = load_file(path)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ngramspec.hf_model.compat.classes import DYNAMIC, kind_of
-from ngramspec.hf_model.compat.layers import can_record, dropped, is_linear, stop_recording
+from ngramspec.hf_model.compat.layers import dropped, is_linear, may_record, stop_recording
 
 
 def cuts_anywhere(cache: Any) -> bool:
@@ -84,7 +84,7 @@ def _copied(layer: Any) -> Any:
     twin = copy.copy(layer)
     for name, value in vars(layer).items():
         setattr(twin, name, _clone(value))
-    if can_record(layer):
+    if may_record(layer):
         stop_recording(twin)
     return twin
 

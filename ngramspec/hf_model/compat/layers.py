@@ -194,6 +194,11 @@ def is_linear(layer: Any) -> bool:
     return hasattr(layer, "conv_states")
 
 
+def may_record(layer: Any) -> bool:
+    """Whether a layer can be told to keep what it would overwrite."""
+    return hasattr(layer, "record_past")
+
+
 def can_record(layer: Any) -> bool:
     """Whether a linear layer can keep what it would overwrite."""
     return hasattr(layer, "activate_past_recording") and isinstance(layer.conv_states, dict)
