@@ -128,8 +128,15 @@ def test_the_twin_has_the_same_numbers():
 def test_an_engine_with_a_stream_equals_its_twin(seed, vocab):
     """Other requests said much the same; what this one adds it does not find.
 
-    What others add meanwhile would be another matter: the native reader copies text ahead.
+    What others add meanwhile would be another matter: the native reader copies text ahead. The salt
+    is fixed: contexts that share a bucket of the ring end a look-up earlier, and the twin has none.
     """
+    with salted(0):
+        compare_with_the_twin(seed, vocab)
+
+
+def compare_with_the_twin(seed, vocab):
+    """Draft, extend and add to the store with an engine and its twin."""
     text = noisy_repetition(seed, 240, vocab).tolist()
     rng = np.random.default_rng(seed)
     ring, ring_twin = StoreRing(2000), RingTwin(2000)
