@@ -295,7 +295,7 @@ def judged_nodes(
     Args:
         draft: a chain or a tree.
         accepted: the accepted nodes, in order.
-        tested: number of verified nodes (see Verdict); None: as many as possible.
+        tested: number of verified nodes (see Verdict); None: all that can be verified.
     """
     if draft.parents is None:
         count = min(len(accepted) + 1, len(draft)) if tested is None else tested

@@ -100,7 +100,7 @@ class CallPredictor:
         self._call: list[int] = []  # tokens since the opening, which is among them
         self._known = ""  # text of the open call that was read
         self._reader: CallReader | None = None
-        self._paths: list[list[int]] = []  # predicted tokens, as far as they came true
+        self._paths: list[list[int]] = []  # predicted tokens that the text has not reached
         self._broken = False
         self._read_prompt(tokens)
 

@@ -25,13 +25,13 @@ class Rows(Protocol):
 
     ahead: int | None
 
-    def row(self, at: int, depth: int, said: bool) -> tuple[Int32, Float32]:
+    def row(self, at: int, depth: int, recorded: bool) -> tuple[Int32, Float32]:
         """The head's tokens and log-probabilities, int32 and float32 (8,).
 
         Args:
             at: position in the output that the row is about.
             depth: draft tokens between the committed ones and this position.
-            said: whether these draft tokens are the recorded ones.
+            recorded: whether these draft tokens are the recorded ones.
         """
 
 
@@ -55,8 +55,8 @@ class SyntheticRows:
         name = int.from_bytes(f"{trace.group} {trace.id}".encode()[-8:], "big")
         self._seed = (seed, name)
 
-    def row(self, at: int, depth: int, said: bool) -> tuple[Int32, Float32]:
-        rng = np.random.default_rng((*self._seed, at, depth, said))
+    def row(self, at: int, depth: int, recorded: bool) -> tuple[Int32, Float32]:
+        rng = np.random.default_rng((*self._seed, at, depth, recorded))
         mean = ACCURACIES[min(depth, len(ACCURACIES) - 1)]
         chance = float(rng.beta(CONCENTRATION * mean, CONCENTRATION * (1 - mean)))
         chance = min(max(chance, 0.02), 0.98)
@@ -64,7 +64,7 @@ class SyntheticRows:
         first = float(1 / (1 + np.exp(-odds)))
         right = int(self._output[at])
         place = at
-        if not said:
+        if not recorded:
             place = int(rng.integers(0, len(self._output)))
             right = int(self._output[place])
         others = self._others(place, right, rng)
@@ -90,7 +90,7 @@ class SyntheticRows:
 
 
 class RecordedRows:
-    """What a model said along the recorded output: its rows do not depend on the depth.
+    """What a model predicts along the recorded output: its rows do not depend on the depth.
 
     Args:
         trace: with the model's top tokens as ``runners_up``.
@@ -103,8 +103,8 @@ class RecordedRows:
         assert trace.runners_up is not None
         self._rows, self._seed = trace.runners_up, seed
 
-    def row(self, at: int, depth: int, said: bool) -> tuple[Int32, Float32]:
-        if not said:
+    def row(self, at: int, depth: int, recorded: bool) -> tuple[Int32, Float32]:
+        if not recorded:
             rng = np.random.default_rng((self._seed, at, depth))
             at = int(rng.integers(0, len(self._rows.ids)))
         return self._rows.ids[at], self._rows.log_probs[at]
@@ -148,9 +148,9 @@ class RecordedHead:
 
     def _row(self, end: int) -> tuple[Int32, Float32]:
         begin = self._committed
-        said = self._read[begin:end] == self._said[begin:end]
+        recorded = self._read[begin:end] == self._said[begin:end]
         at = min(end, len(self._said) - 1) - self._prompt
-        return self._rows.row(at, end - begin, said)
+        return self._rows.row(at, end - begin, recorded)
 
     def truncate(self, length: int) -> None:
         """See DraftModel."""

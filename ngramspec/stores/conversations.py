@@ -19,7 +19,7 @@ BLOCK = 64  # tokens of a prompt that are recognized together; not tuned
 CONVERSATION_BYTES = 6 << 10  # memory of one, with its marks
 MARKS_EACH = 64  # marks of blocks for each conversation that is kept
 MOST_CONVERSATIONS = 4096
-SHARE = 16  # at most one of so many bytes of a namespace is for conversations
+SHARE = 16  # conversations use at most 1/SHARE of the bytes of a namespace
 
 
 class TextHash:

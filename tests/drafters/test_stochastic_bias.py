@@ -49,8 +49,8 @@ def two_tokens(drafter, tokens, gamma=4):
     first = rule.choose(scores, *drafted_at([(walk, 0) for walk in walks], VOCAB, cpu))
     nothing = DraftCursor(EMPTY_DRAFT)
     first_drafted = [[walk.tokens[node] for node in walk.nodes(0)] for walk in walks]
-    stands = [own == [token] for own, token in zip(first_drafted, first.tolist(), strict=True)]
-    walks = [walk if stood else nothing for walk, stood in zip(walks, stands, strict=True)]
+    agrees = [own == [token] for own, token in zip(first_drafted, first.tolist(), strict=True)]
+    walks = [walk if agreed else nothing for walk, agreed in zip(walks, agrees, strict=True)]
     spots = [(walk, 1 if walk.tokens else 0) for walk in walks]
     second = rule.choose(P_NEXT[first].log(), *drafted_at(spots, VOCAB, cpu))
     counts = np.bincount((VOCAB * first + second).numpy(), minlength=VOCAB**2)

@@ -108,7 +108,7 @@ def test_text_reaches_all_processes_and_those_that_start_later(server, stores):
     late = stores(server.address)
     late.ring("a")
     wait_for(lambda: tokens_of(late) == [*range(50), *range(60, 70)])
-    assert tokens_of(first) == tokens_of(second)  # nothing came back to who sent it
+    assert tokens_of(first) == tokens_of(second)  # no process reads its own entries
     assert first.sync.statistics().received == 10
     assert late.sync.statistics().received == 60
     assert tokens_of(late, "b") == []

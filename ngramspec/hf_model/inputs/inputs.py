@@ -136,7 +136,7 @@ class Inputs:
     def _lengthened(self, count: int) -> dict[str, torch.Tensor]:
         """Return the arguments per token with ``count`` more tokens in every row.
 
-        Their columns do not depend on the tokens, so many are added at once, and some returned.
+        Their columns do not depend on the tokens, so larger blocks are added in advance.
         """
         found = {}
         for name in self._per_token if count else ():

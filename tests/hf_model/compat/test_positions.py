@@ -62,7 +62,7 @@ class Caller(torch.nn.Module):
 
 
 def one_by_one(caller, tokens, positions):
-    """The embeddings of single tokens, each after as many as its position says."""
+    """The embeddings of single tokens, each computed after as many tokens as its position."""
     rows = []
     for own, at in zip(tokens, positions.tolist(), strict=True):
         each = [caller(own[None, [n]], place) for n, place in enumerate(at)]
