@@ -48,7 +48,7 @@ class WithoutEncoder(Drafter):
 
     def __init__(self, spec, policy):
         self.inner = build_drafter(spec, policy=policy)
-        self.tiers, self.estimates = self.inner.tiers, self.inner.estimates
+        self.source_names, self.estimates = self.inner.source_names, self.inner.estimates
 
     def start(self, tokens):
         end = tokens.tolist().index(speller.EOS) + 1  # of the encoder's sentence

@@ -12,7 +12,7 @@ from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Speculator, bui
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.draft import EMPTY_DRAFT, Proposal
 from ngramspec.draft_length.schedule import FixedGamma
-from ngramspec.drafters import TieredDrafter
+from ngramspec.drafters import PriorityDrafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
 from ngramspec.verification.rule import Rule
@@ -183,7 +183,7 @@ SIBLINGS = Draft(
 )
 def test_a_tier_that_fails_behind_some_tokens_biases_nothing(fault, calibrated):
     above = Sampling({(): {1: 1, 2: 1}})
-    drafter = TieredDrafter([above, Fickle(fault)])
+    drafter = PriorityDrafter([above, Fickle(fault)])
     drafter = CalibratedDrafter(drafter) if calibrated else drafter
     counts, drafts, _ = two_tokens(drafter, TEXT)
     tokens = {tuple(draft.tokens.tolist()) for draft in drafts}
