@@ -83,8 +83,8 @@ class SharedRequest:
             self._add(tokens)
 
     def _mark(self) -> None:
-        if self._conversations is not None and self._write == "all":
-            self._conversations.mark(self._text)
+        if self._conversations is not None and self._begun is not None and self._write == "all":
+            self._conversations.mark(self._begun, self._text)
 
     def _add(self, tokens: Int32) -> None:
         if self._live:
