@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -137,15 +137,23 @@ class Conversations:
             for hashes in text.blocks if kept else ():
                 self._marks[hashes % np.uint64(len(self._marks))] = hashes
 
-    def end(self, begun: Begun, text: TextHash, stream: StoreStream) -> None:
-        """Keep a conversation after a request that ended with a text."""
+    def end(self, begun: Begun, text: TextHash, stream: StoreStream) -> Begun:
+        """Keep a conversation after a request that ended with a text.
+
+        Returns:
+            What is known about this text if the request continues after all.
+        """
+        end = text.length, int(text.value)
         with self._lock:
-            if begun.clears != self._clears:
-                return
+            if begun.clears != self._clears or (
+                begun.end == end and begun.earlier is not None and begun.earlier.stream is stream
+            ):
+                return begun
             if begun.end is not None and self._ends.get(begun.end) is begun.earlier:
                 self._ends.pop(begun.end, None)
-            self._ends[text.length, int(text.value)] = Conversation(stream, begun.familiar)
+            kept = self._ends[end] = Conversation(stream, begun.familiar)
             _drop_oldest(self._ends, self.most)
+        return replace(begun, end=end, earlier=kept)
 
     def _marked(self, parts: list[NDArray[np.uint64]]) -> int:
         """Number of tokens in the first blocks that are all known. Under the lock."""
