@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import median
 from typing import Any
 
 from benchmarks.agents import turns
@@ -60,13 +60,16 @@ def run(arguments: argparse.Namespace) -> int:
         parts = chosen(turns(arguments.traces), arguments.turns, limit)
     longest = max(len(each.prompt) + len(each.output) for part in parts.values() for each in part)
     rows = []
-    with forced_model(loaded.model, longest + POSITIONS_AFTER_TEXT) as set_text:
-        with serving(loaded) as (client, name):
-            asked = Asked(client, name, loaded, set_text)
-            for part, traces in parts.items():
-                for at, trace in enumerate(traces):
-                    rows.append({"part": part, **asked.both(trace, drafts_first=at % 2 == 0)})
-                    print(shown(rows[-1]), flush=True)
+    with (
+        forced_model(loaded.model, longest + POSITIONS_AFTER_TEXT) as set_text,
+        serving(loaded) as (client, name),
+    ):
+        asked = Asked(client, name, loaded, set_text)
+        asked.one(parts[FIRST][0], speculate=False)  # warms up; its text is not stored
+        for part, traces in parts.items():
+            for at, trace in enumerate(traces):
+                rows.append({"part": part, **asked.both(trace, drafts_first=at % 2 == 0)})
+                print(shown(rows[-1]), flush=True)
     found = {part: summary([row for row in rows if row["part"] == part]) for part in parts}
     for part, each in found.items():
         print(f"{part}: {each}")
@@ -145,7 +148,7 @@ class Asked:
         text = [*trace.prompt.tolist(), *trace.output.tolist()]
         self.set_text(text)
         ways = (DRAFTS, PLAIN) if drafts_first else (PLAIN, DRAFTS)
-        found: dict[str, Any] = {way: self._one(trace, way == DRAFTS) for way in ways}
+        found: dict[str, Any] = {way: self.one(trace, speculate=way == DRAFTS) for way in ways}
         seconds = {way: found[way]["timings"]["predicted_ms"] / 1000 for way in ways}
         return {
             "id": trace.id,
@@ -156,7 +159,8 @@ class Asked:
             **{way: found[way] for way in (DRAFTS, PLAIN)},
         }
 
-    def _one(self, trace: Trace, speculate: bool) -> dict[str, Any]:
+    def one(self, trace: Trace, *, speculate: bool) -> dict[str, Any]:
+        """Request a turn: its text, counts and the server's times."""
         answer = self.client.completions.create(
             model=self.name,
             prompt=trace.prompt.tolist(),
@@ -184,14 +188,19 @@ class Asked:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Speedups of a part: of all its seconds, and of its turns."""
-    ratios = [row["seconds"][PLAIN] / row["seconds"][DRAFTS] for row in rows]
-    plain, drafts = (sum(row["seconds"][way] for row in rows) for way in (PLAIN, DRAFTS))
+    """Speedups of a part: of its decoding, with the prefill, and the median of its turns."""
+
+    def seconds(way: str, *parts: str) -> float:
+        return sum(
+            float(row[way]["timings"][f"{part}_ms"]) / 1000 for row in rows for part in parts
+        )
+
+    parts = ("prompt", "predicted")
     return {
         "turns": len(rows),
-        "speedup": plain / drafts,
-        "geometric_mean": geometric_mean(ratios),
-        "median": median(ratios),
+        "speedup": seconds(PLAIN, "predicted") / seconds(DRAFTS, "predicted"),
+        "with_prefill": seconds(PLAIN, *parts) / seconds(DRAFTS, *parts),
+        "median": median(row["seconds"][PLAIN] / row["seconds"][DRAFTS] for row in rows),
         "same_text": sum(row["same_text"] for row in rows),
         "reused": sum(row[DRAFTS]["reused"] + row[PLAIN]["reused"] for row in rows)
         / sum(2 * row["prompt_tokens"] for row in rows),
