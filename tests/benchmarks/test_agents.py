@@ -116,7 +116,7 @@ def test_turns_through_the_server(recorded, tmp_path, monkeypatch):
     assert [row["id"] for row in found["rows"]] == ["t.0/0", "t.0/1", "t.1/0", "t.1/1"]
     assert all(row["same_text"] for row in found["rows"])
     assert all(row["plain"]["tokens_per_call"] == 1.0 for row in found["rows"])
-    assert found["rows"][1]["plain"]["reused"] >= 64  # the history
+    assert found["rows"][1]["plain"]["reused"] >= 63  # the history
     calls = [row["drafts"]["tokens_per_call"] for row in found["rows"]]
     assert max(calls[:2]) < 2.5
     assert min(calls[2:]) > 3  # the other session said the same
