@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ import numpy as np
 
 from benchmarks import agent_sessions
 from benchmarks.harness import add_json, write
-from benchmarks.peers import ARCTIC, INSTALL, PEERS, add_peers, installed, print_skipped
+from benchmarks.peers import ARCTIC, PEERS, Contenders, add_peers, installed, print_skipped
 from benchmarks.traces import PUBLIC
 from ngramspec.cli.options import add_count
+from ngramspec.cli.replay import MAX_GAMMA
 from ngramspec.cli.usage import UsageError, usable
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
+from ngramspec.errors import check_int
 from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.knowledge import Earlier, Known, Tools
 from ngramspec.measure.replay import Plan, Player, Tally
@@ -34,6 +37,7 @@ from ngramspec.measure.traces import Trace, by_group, read_traces
 OURS = "ngramspec"
 STORE, PROMPTS, TOOLS, ALONE = "store", "store with prompts", "store and tools", "no store"
 CURVES = ("cpu", "gpu")
+ARCTIC_TREE = "arctic tree"  # these draft no chains
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,22 +65,22 @@ def run(arguments: argparse.Namespace) -> int:
     with usable():
         traces = turns(arguments.traces)
         predicted = known_tools(arguments)
-    peers, skipped = installed() if arguments.peers else ({}, {})
-    peers = {name: peers[name] for name in PEERS[ARCTIC] if name in peers}
-    skipped = {name: INSTALL[ARCTIC] for name in PEERS[ARCTIC] if name in skipped}
+        longest = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
+    peers, skipped = arctic() if arguments.peers else ({}, {})
     rows = []
-    for trees in (False, True):
-        for curve in CURVES:
-            plan = Plan(cost_curve(curve, arguments.tree), "auto", arguments.tree, trees)
-            contenders = list(ours(predicted))
-            contenders += [
-                (name, STORE, make, Earlier("outputs")) for name, (make, _) in peers.items()
-            ]
-            for drafter, known, make, knowledge in contenders:
-                groups = Player(make(), plan, knowledge=knowledge).play(traces).groups
-                row = {"drafter": drafter, "known": known, "curve": curve, "trees": trees}
-                rows.append(row | summary(groups))
-                print(shown(rows[-1]), flush=True)
+    for trees, curve in product((False, True), CURVES):
+        cost = cost_curve(curve, longest)
+        contenders = list(ours(predicted))
+        for name, (make, gamma) in peers.items():
+            if trees or not name.startswith(ARCTIC_TREE):
+                contenders.append((name, STORE, make, Earlier("outputs"), gamma))
+        for drafter, known, make, knowledge, gamma in contenders:
+            most = gamma if isinstance(gamma, str) else min(gamma, longest)
+            plan = Plan(cost, most, longest, trees)
+            groups = Player(make(), plan, knowledge=knowledge).play(traces).groups
+            row = {"drafter": drafter, "known": known, "curve": curve, "trees": trees}
+            rows.append(row | summary(groups))
+            print(shown(rows[-1]), flush=True)
     counts = {name: len(found) for name, found in by_group(traces).items()}
     write(arguments, {"turns": counts, "rows": rows, "skipped": skipped})
     print_skipped(skipped)
@@ -117,7 +121,18 @@ def tokenizer(folder: str | None) -> Any:
         return AutoTokenizer.from_pretrained(source.path, **extra)
 
 
-Contender = tuple[str, str, Callable[[], Drafter], Known | None]
+def arctic() -> tuple[Contenders, dict[str, str]]:
+    """Arctic's drafters by name if they are installed; else how to install each."""
+    here, missing = installed()
+    names = PEERS[ARCTIC]
+    return (
+        {name: here[name] for name in names if name in here},
+        {name: missing[name] for name in names if name in missing},
+    )
+
+
+# Name, knowledge by name, what makes the drafter, its knowledge, the gamma that it is asked for.
+Contender = tuple[str, str, Callable[[], Drafter], Known | None, int | str]
 
 
 def ours(predicted: tuple[Sequence[Any], Any] | None) -> Iterator[Contender]:
@@ -126,11 +141,11 @@ def ours(predicted: tuple[Sequence[Any], Any] | None) -> Iterator[Contender]:
     def make() -> Drafter:
         return build_drafter("auto")
 
-    yield OURS, ALONE, make, None
-    yield OURS, STORE, make, Earlier("outputs")
-    yield OURS, PROMPTS, make, Earlier("all")
+    yield OURS, ALONE, make, None, "auto"
+    yield OURS, STORE, make, Earlier("outputs"), "auto"
+    yield OURS, PROMPTS, make, Earlier("all"), "auto"
     if predicted is not None:
-        yield OURS, TOOLS, make, Tools(*predicted, Earlier("outputs"))
+        yield OURS, TOOLS, make, Tools(*predicted, Earlier("outputs")), "auto"
 
 
 def summary(groups: dict[str, Tally]) -> dict[str, Any]:

@@ -121,3 +121,31 @@ def test_turns_through_the_server(recorded, tmp_path, monkeypatch):
     assert max(calls[:2]) < 2.5
     assert min(calls[2:]) > 3  # the other session said the same
     assert found["summary"]["repeated"]["turns"] == 2
+
+
+def test_arctic_is_asked_for_its_own_lengths(recorded, tmp_path, monkeypatch, capsys):
+    """Peers do not estimate: with "auto" they would be asked for few tokens."""
+    from benchmarks import agents
+    from ngramspec.drafters import build_drafter
+
+    plans = []
+
+    class Watched(agents.Player):
+        def __init__(self, drafter, plan, **given):
+            plans.append((plan.gamma, plan.tree))
+            super().__init__(drafter, plan, **given)
+
+    def peers():
+        def make():
+            return build_drafter("copy")
+
+        return {"arctic, factor 4": (make, 64), "arctic tree": (make, 64)}, {}
+
+    monkeypatch.setattr(agents, "Player", Watched)
+    monkeypatch.setattr(agents, "arctic", peers)
+    assert main(["agents", "--traces", str(recorded), "--peers", "--tree", "16"]) == 0
+    peers_only = [plan for plan in plans if plan[0] != "auto"]
+    assert peers_only == [(16, False)] * 2 + [(16, True)] * 4
+    printed = capsys.readouterr().out
+    assert "chains, gpu, arctic, factor 4, store" in printed
+    assert "chains, gpu, arctic tree" not in printed
