@@ -223,6 +223,25 @@ def together(gpu: Raw, cpu: Raw) -> str:
     return markdown(("rows", *(result["rows"] for result in gpu["results"])), rows)
 
 
+def agents(raw: Raw) -> str:
+    """Tokens per cost of agent sessions by group and knowledge; Arctic's is its better factor."""
+    groups = list(raw["turns"])
+    rows = []
+    for group in groups:
+        cells: dict[tuple[str, str], dict[tuple[bool, str], list[float]]] = {}
+        for row in raw["rows"]:
+            name = row["drafter"] if row["drafter"] == "ngramspec" else "Arctic"
+            found = cells.setdefault((name, row["known"]), {})
+            values = found.setdefault((row["trees"], row["curve"]), [])
+            values.append(row["tokens_per_cost"][group])
+        for (name, known), by_plan in cells.items():
+            plans = ((False, "cpu"), (False, "gpu"), (True, "cpu"), (True, "gpu"))
+            best = (_speed(max(by_plan[plan])) for plan in plans)
+            rows.append((group, raw["turns"][group], f"{name}, {known}", *best))
+    header = ("group", "turns", "drafter", "chains, cpu", "gpu", "trees, cpu", "gpu")
+    return markdown(header, rows)
+
+
 def costs(raw: Raw) -> str:
     """Costs of forwards on the measured machine."""
     widths = [*raw["rows"][0]["costs"]]

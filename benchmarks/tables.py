@@ -193,6 +193,11 @@ TABLES: dict[str, Table] = {
         (*DRAFTERS, "benchmarks/replay_batch.py"),
         renderers.together,
     ),
+    "agents": Table(
+        {"agents": ("benchmarks", "agents", "--peers", "--json", "OUT")},
+        (*DRAFTERS, "ngramspec/stores", "ngramspec/measure/replay.py", "benchmarks/agents.py"),
+        renderers.agents,
+    ),
     "runners-up": Table(
         {
             "runners_up": (

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import figures
 from benchmarks.__main__ import build_parser as benchmark_parser
+from benchmarks.agent_sessions import AGAIN, FIRST
 from benchmarks.figures import MARKED, RESULTS, ROOT, pages, raws, rendered, source_hash, stale
 from benchmarks.renderers import markdown, native, native_kept
 from benchmarks.tables import PUBLIC, TABLES, Table
@@ -186,10 +187,12 @@ def test_native_operations_are_reduced_to_medians_and_growth():
 def test_the_public_traces_are_small_and_of_several_kinds():
     path = ROOT / PUBLIC
     assert path.stat().st_size <= 1_000_000
-    groups = by_group(read_traces(path))
+    traces = read_traces(path)
+    groups = by_group(each for each in traces if not each.session)
+    assert by_group(each for each in traces if each.session).keys() == {FIRST, AGAIN}
     assert groups.keys() == {"summary", "answer", "chat", "edit", "code", "tools"}
     assert all(len(each.prompt) in range(100, 600) for many in groups.values() for each in many)
-    assert all(len(each.output) <= 128 for many in groups.values() for each in many)
+    assert all(len(each.output) <= 128 for each in traces)
 
 
 def test_raw_files_name_no_folder_of_the_machine():
