@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -39,7 +39,7 @@ def rows() -> dict[str, str]:
 
 
 def nav(entries: list) -> list[str]:
-    """The pages of a part of mkdocs.yml's nav."""
+    """The pages of a part of zensical.toml's nav."""
     pages = []
     for entry in entries:
         for target in [entry] if isinstance(entry, str) else entry.values():
@@ -62,7 +62,8 @@ def test_texts_have_links():
 
 
 def test_the_nav_lists_every_page_once():
-    listed = nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    settings = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    listed = nav(settings["project"]["nav"])
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
 
 
@@ -93,6 +94,20 @@ def test_every_raw_result_is_linked():
     linked = {(page.parent / link).resolve() for page in PAGES for link in links(page)}
     results = (ROOT / "benchmarks" / "results").iterdir()
     assert [path.name for path in results if path.resolve() not in linked] == []
+
+
+def test_the_site_gets_the_raw_results(tmp_path, monkeypatch):
+    """A page one folder below the root links to a result; another one to a missing result."""
+    script = runpy.run_path(str(DOCS / "results.py"))
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "one").mkdir()
+    page = tmp_path / "one" / "index.html"
+    page.write_text('<a href="../../benchmarks/results/costs.json">raw</a>')
+    assert script["publish"](tmp_path) == []
+    assert page.read_text() == '<a href="../benchmarks/results/costs.json">raw</a>'
+    assert (tmp_path / "benchmarks" / "results" / "costs.json").is_file()
+    page.write_text('<a href="../../benchmarks/results/missing.json">raw</a>')
+    assert script["publish"](tmp_path) == [f"{page}: ../benchmarks/results/missing.json"]
 
 
 def test_the_reference_lists_the_public_names():
