@@ -23,6 +23,7 @@ LOOP = (
     *DRAFTERS,
     *(f"ngramspec/{each}" for each in ("costs", "decoding", "hf_model", "verification")),
 )
+WHOLE_CALLS = (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py")
 REPLAY = ("benchmarks", "replay", "--traces", PUBLIC)
 BENCH = (
     "ngramspec",
@@ -112,6 +113,28 @@ def whole_calls(*files: Raw) -> str:
             rows.append((dtype, task, count, *map(_speed, figures), same))
     header = ("dtype", "task", "prompts", "lookup (10)", "ngramspec", "over lookup")
     return markdown((*header, "tokens per call", "of the limit", "`tree=None`", "same text"), rows)
+
+
+def speed(*files: Raw) -> str:
+    """Speedup over the baseline by dtype and task, next to prompt lookup's: README's table."""
+    rows = []
+    for raw in files:
+        ways: dict[str, dict[str, Raw]] = {}
+        for row in raw["summary"]:
+            ways.setdefault(row["task"], {})[row["way"]] = row
+        settings = raw["settings"]
+        dtype, instructions = settings["dtype"], raw["where"].get("instructions")
+        if instructions and dtype != "float32":
+            dtype += f" ({instructions})"
+        for task, by_way in ways.items():
+            ours, lookup = by_way["ngramspec"], by_way.get("prompt lookup 10")
+            figures = [
+                f"{each['ratio']:.2f} ({each['ratio_worst']:.2f})" if each else "not measured"
+                for each in (lookup, ours)
+            ]
+            text = "forced" if settings["same_text"] else f"{ours['same']} of {ours['prompts']}"
+            rows.append((dtype, task, *figures, text))
+    return markdown(("dtype", "task", "prompt lookup", "ngramspec", "same text"), rows)
 
 
 def nothing(raw: Raw) -> str:
@@ -329,6 +352,15 @@ TABLES: dict[str, Table] = {
         (*LOOP, "benchmarks/first_look.py", "ngramspec/measure/data"),
         demo,
     ),
+    "speed": Table(
+        {
+            "e2e_bfloat16": _whole("bfloat16", *_WHOLE),
+            "e2e_float32": _whole("float32", *_WHOLE),
+            "e2e_nothing": _whole("bfloat16", *_NOTHING),
+        },
+        WHOLE_CALLS,
+        speed,
+    ),
     "batches": Table(
         {
             "batch_wall": (
@@ -355,19 +387,19 @@ TABLES: dict[str, Table] = {
             "e2e_bfloat16": _whole("bfloat16", *_WHOLE),
             "e2e_float32": _whole("float32", *_WHOLE),
         },
-        (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py"),
+        WHOLE_CALLS,
         whole_calls,
     ),
     "nothing": Table(
         {
             "e2e_nothing": _whole("bfloat16", *_NOTHING),
         },
-        (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py"),
+        WHOLE_CALLS,
         nothing,
     ),
     "nothing-float32": Table(
         {"e2e_nothing_float32": _whole("float32", *_NOTHING)},
-        (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py"),
+        WHOLE_CALLS,
         nothing,
     ),
     "lengths": Table(_LENGTHS, (*LOOP, "benchmarks/lengths.py"), lengths),
