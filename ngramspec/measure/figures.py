@@ -13,11 +13,11 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from ngramspec.measure.plots import HEIGHT, WIDTH, save
+from ngramspec.measure.plots import HEIGHT, OTHERS, OURS, WIDTH, save
 from ngramspec.theory.operations import operations_factor
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
-ACCEPTED, REJECTED, CORRECTED, PLAIN = "#1a7f37", "#cf222e", "#0969da", "#8c959f"
+ACCEPTED, REJECTED, CORRECTED, PLAIN = OURS[0], "#57606a", OTHERS[1], "#8c959f"
 DRAFTING, FORWARD = "#54aeff", "#8250df"
 GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1)
@@ -38,7 +38,8 @@ def figure_2(folder: Path) -> list[Path]:
         axes.plot(alphas, expected_tokens(alphas, gamma), label=f"gamma {gamma}")
     endless = alphas[alphas < 0.91]
     axes.plot(endless, expected_tokens(endless, np.inf), "k--", label="gamma without end")
-    _finish(axes, "alpha", "expected tokens of a step", "Figure 2: Equation 1")
+    _baseline(axes)
+    _finish(axes, "alpha", "expected tokens per step", "Figure 2: Equation 1")
     return save(figure, folder, "figure-2")
 
 
@@ -61,7 +62,8 @@ def figure_4(folder: Path) -> list[Path]:
         axes.plot(alphas, improvement(alphas, gamma), colour, label=f"speed, gamma {gamma}")
         operations = operations_factor(alphas, gamma)
         axes.plot(alphas, operations, colour, linestyle="--", label=f"operations, gamma {gamma}")
-    _finish(axes, "alpha", "factor to plain decoding", "Figure 4: speed and operations")
+    _baseline(axes)
+    _finish(axes, "alpha", "relative to the baseline", "Figure 4: speed and operations")
     return save(figure, folder, "figure-4")
 
 
@@ -151,7 +153,7 @@ def _simulated_rows() -> dict[str, Bars]:
             run = hits[tokens : tokens + gamma]
             tokens += 1 + (gamma if run.all() else int(run.argmin()))
         rows[f"gamma {gamma}"] = bars
-    rows["plain"] = [("forward", float(number), 1.0) for number in range(TRACE_TOKENS)]
+    rows["baseline"] = [("forward", float(number), 1.0) for number in range(TRACE_TOKENS)]
     return rows
 
 
@@ -167,7 +169,7 @@ def _measured_rows(run: Mapping[str, Any]) -> dict[str, Bars]:
     tokens = sum(len(step["emitted"]) for step in steps)
     each = run["plain_token_seconds"]
     plain = [("forward", number * each, each) for number in range(tokens)]
-    return {"speculative": bars, "plain": plain}
+    return {"speculative": bars, "baseline": plain}
 
 
 def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
@@ -188,6 +190,10 @@ def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         written += save(figure, folder, f"alpha-temperature-{temperature:g}")
     return written
+
+
+def _baseline(axes: Any) -> None:
+    axes.axhline(1, color="grey", linewidth=1, label="baseline")
 
 
 def _finish(axes: Any, x: str, y: str, title: str) -> None:

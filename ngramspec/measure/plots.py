@@ -28,7 +28,7 @@ BASELINES = ("plain", "none")
 PEERS = ("prompt lookup", "arctic", "twin")  # prefixes of their names
 plt.rcParams["axes.prop_cycle"] = cycler(color=(OURS[0], *OTHERS, OURS[1]))
 E2E = {  # column -> label of its axis
-    "ratio": "speed / plain generate's",
+    "ratio": "speedup over the baseline",
     "tokens_per_second": "new tokens / s, prefill included",
     "tokens_per_call": "tokens per call",
     "limit_share": "share of the limit",
@@ -203,6 +203,7 @@ def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
             axes.plot(
                 lengths, [row["ratio"] for row in mine], marker="o", color=colour[way], label=way
             )
+        axes.axhline(1, color="grey", linewidth=1)
         axes.set(title=task, xscale="log", xlabel="tokens of prompt")
         axes.grid(alpha=0.3)
     first = figure.axes[0]
