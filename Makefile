@@ -115,7 +115,7 @@ format: $(VENV)/.built
 # The site, in build/docs. A broken link is an error.
 docs: $(VENV)/.docs
 	$(BIN)/zensical build --strict --clean
-	$(BIN)/python docs/results.py build/docs
+	$(BIN)/python docs/linked_files.py build/docs
 
 $(VENV)/.docs: $(VENV)/.built
 	@$(PIP) --no-build-isolation --editable '.[docs]'

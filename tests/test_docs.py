@@ -101,18 +101,18 @@ def test_every_raw_result_is_linked():
     assert [path.name for path in results if path.resolve() not in linked] == []
 
 
-def test_the_site_gets_the_raw_results(tmp_path, monkeypatch):
-    """A page one folder below the root links to a result; another one to a missing result."""
-    script = runpy.run_path(str(DOCS / "results.py"))
-    monkeypatch.chdir(ROOT)
-    (tmp_path / "one").mkdir()
-    page = tmp_path / "one" / "index.html"
-    page.write_text('<a href="../../benchmarks/results/costs.json">raw</a>')
-    assert script["publish"](tmp_path) == []
-    assert page.read_text() == '<a href="../benchmarks/results/costs.json">raw</a>'
-    assert (tmp_path / "benchmarks" / "results" / "costs.json").is_file()
+def test_the_site_gets_the_files_that_pages_link_to(tmp_path):
+    """A page one folder below the root links to a raw result, to a page and to a missing file."""
+    publish = runpy.run_path(str(DOCS / "linked_files.py"))["publish"]
+    page = tmp_path / "site" / "one" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text('<a href="../../benchmarks/results/costs.json">raw</a> <a href="../two/">2</a>')
+    assert publish(tmp_path / "site") == []
+    assert '"../benchmarks/results/costs.json"' in page.read_text()
+    assert '"../two/"' in page.read_text()
+    assert (tmp_path / "site" / "benchmarks" / "results" / "costs.json").is_file()
     page.write_text('<a href="../../benchmarks/results/missing.json">raw</a>')
-    assert script["publish"](tmp_path) == [f"{page}: ../benchmarks/results/missing.json"]
+    assert publish(tmp_path / "site") == ["one/index.html: ../../benchmarks/results/missing.json"]
 
 
 def test_the_reference_of_the_command_line_is_up_to_date():
