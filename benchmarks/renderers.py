@@ -77,6 +77,28 @@ def whole_calls(*files: Raw) -> str:
     return markdown((*header, "tokens per call", "of the limit", "`tree=None`", "same text"), rows)
 
 
+def speed(*files: Raw) -> str:
+    """Speedup over the baseline by dtype and task, next to prompt lookup's: README's table."""
+    rows = []
+    for raw in files:
+        ways: dict[str, dict[str, Raw]] = {}
+        for row in raw["summary"]:
+            ways.setdefault(row["task"], {})[row["way"]] = row
+        settings = raw["settings"]
+        dtype, instructions = settings["dtype"], raw["where"].get("instructions")
+        if instructions and dtype != "float32":
+            dtype += f" ({instructions})"
+        for task, by_way in ways.items():
+            ours, lookup = by_way["ngramspec"], by_way.get("prompt lookup 10")
+            figures = [
+                f"{each['ratio']:.2f} ({each['ratio_worst']:.2f})" if each else "not measured"
+                for each in (lookup, ours)
+            ]
+            text = "forced" if settings["same_text"] else f"{ours['same']} of {ours['prompts']}"
+            rows.append((dtype, task, *figures, text))
+    return markdown(("dtype", "task", "prompt lookup", "ngramspec", "same text"), rows)
+
+
 def nothing(raw: Raw) -> str:
     """Speed relative to the baseline's on random text."""
     ours, settings = (

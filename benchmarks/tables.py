@@ -22,6 +22,7 @@ LOOP = (
     *DRAFTERS,
     *(f"ngramspec/{each}" for each in ("costs", "decoding", "hf_model", "verification")),
 )
+WHOLE_CALLS = (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py")
 REPLAY = ("benchmarks", "replay", "--traces", PUBLIC)
 BENCH = (
     "ngramspec",
@@ -87,6 +88,15 @@ TABLES: dict[str, Table] = {
         (*LOOP, "benchmarks/first_look.py", "ngramspec/measure/data"),
         renderers.demo,
     ),
+    "speed": Table(
+        {
+            "e2e_bfloat16": _whole("bfloat16", *_WHOLE),
+            "e2e_float32": _whole("float32", *_WHOLE),
+            "e2e_nothing": _whole("bfloat16", *_NOTHING),
+        },
+        WHOLE_CALLS,
+        renderers.speed,
+    ),
     "batches": Table(
         {
             "batch_wall": (
@@ -113,19 +123,19 @@ TABLES: dict[str, Table] = {
             "e2e_bfloat16": _whole("bfloat16", *_WHOLE),
             "e2e_float32": _whole("float32", *_WHOLE),
         },
-        (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py"),
+        WHOLE_CALLS,
         renderers.whole_calls,
     ),
     "nothing": Table(
         {
             "e2e_nothing": _whole("bfloat16", *_NOTHING),
         },
-        (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py"),
+        WHOLE_CALLS,
         renderers.nothing,
     ),
     "nothing-float32": Table(
         {"e2e_nothing_float32": _whole("float32", *_NOTHING)},
-        (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py"),
+        WHOLE_CALLS,
         renderers.nothing,
     ),
     "lengths": Table(_LENGTHS, (*LOOP, "benchmarks/lengths.py"), renderers.lengths),

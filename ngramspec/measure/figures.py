@@ -13,11 +13,11 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from ngramspec.measure.plots import WIDTH, finish, new_plot, save
+from ngramspec.measure.plots import OTHERS, OURS, WIDTH, finish, new_plot, save
 from ngramspec.theory.operations import operations_factor
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
-ACCEPTED, REJECTED, CORRECTED, PLAIN = "#1a7f37", "#cf222e", "#0969da", "#8c959f"
+ACCEPTED, REJECTED, CORRECTED, PLAIN = OURS[0], "#57606a", OTHERS[1], "#8c959f"
 DRAFTING, FORWARD = "#54aeff", "#8250df"
 GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1)
@@ -38,7 +38,8 @@ def figure_2(folder: Path) -> list[Path]:
         axes.plot(alphas, expected_tokens(alphas, gamma), label=f"gamma {gamma}")
     endless = alphas[alphas < 0.91]
     axes.plot(endless, expected_tokens(endless, np.inf), "k--", label="gamma without end")
-    finish(axes, xlabel="alpha", ylabel="expected tokens of a step", title="Figure 2: Equation 1")
+    _baseline(axes)
+    finish(axes, xlabel="alpha", ylabel="expected tokens per step", title="Figure 2: Equation 1")
     return save(figure, folder, "figure-2")
 
 
@@ -63,7 +64,8 @@ def figure_4(folder: Path) -> list[Path]:
         operations = operations_factor(alphas, gamma)
         axes.plot(alphas, operations, colour, linestyle="--", label=f"operations, gamma {gamma}")
     title = "Figure 4: speed and operations"
-    finish(axes, xlabel="alpha", ylabel="factor to plain decoding", title=title)
+    _baseline(axes)
+    finish(axes, xlabel="alpha", ylabel="relative to the baseline", title=title)
     return save(figure, folder, "figure-4")
 
 
@@ -153,7 +155,7 @@ def _simulated_rows() -> dict[str, Bars]:
             run = hits[tokens : tokens + gamma]
             tokens += 1 + (gamma if run.all() else int(run.argmin()))
         rows[f"gamma {gamma}"] = bars
-    rows["plain"] = [("forward", float(number), 1.0) for number in range(TRACE_TOKENS)]
+    rows["baseline"] = [("forward", float(number), 1.0) for number in range(TRACE_TOKENS)]
     return rows
 
 
@@ -169,7 +171,7 @@ def _measured_rows(run: Mapping[str, Any]) -> dict[str, Bars]:
     tokens = sum(len(step["emitted"]) for step in steps)
     each = run["plain_token_seconds"]
     plain = [("forward", number * each, each) for number in range(tokens)]
-    return {"speculative": bars, "plain": plain}
+    return {"speculative": bars, "baseline": plain}
 
 
 def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
@@ -190,3 +192,7 @@ def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         written += save(figure, folder, f"alpha-temperature-{temperature:g}")
     return written
+
+
+def _baseline(axes: Any) -> None:
+    axes.axhline(1, color="grey", linewidth=1, label="baseline")

@@ -29,7 +29,7 @@ PEERS = ("prompt lookup", "arctic", "twin")  # prefixes of their names
 Panels = dict[str, dict[str, list[tuple[float, float]]]]  # points by title and name
 plt.rcParams["axes.prop_cycle"] = cycler(color=(OURS[0], *OTHERS, OURS[1]))
 E2E = {  # column -> label of its axis
-    "ratio": "speed / plain generate's",
+    "ratio": "speedup over the baseline",
     "tokens_per_second": "new tokens / s, prefill included",
     "tokens_per_call": "tokens per call",
     "limit_share": "share of the limit",
@@ -243,4 +243,6 @@ def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     for row in rows:
         panels[row["task"]].setdefault(row["way"], []).append((row["length"], row["ratio"]))
     figure = plot_panels(panels, 2.6, xlabel="tokens of prompt", ylabel=E2E["ratio"])
+    for axes in figure.axes:
+        axes.axhline(1, color="grey", linewidth=1)
     return save(figure, folder, "e2e-ratio-by-length")
