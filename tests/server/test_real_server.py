@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -96,6 +97,18 @@ def test_the_client_of_the_guide_is_answered_by_the_embedded_model(smollm2, caps
     *text, tokens_per_call = capsys.readouterr().out.rstrip().splitlines()
     assert "return width * height" in "\n".join(text)
     assert float(tokens_per_call) > 1.5
+
+
+def test_the_curl_command_of_the_guide_is_answered_as_it_says(smollm2):
+    """In float32, where the text does not depend on rounding."""
+    guide = (Path(__file__).parents[2] / "docs/guide/serve.md").read_text()
+    route, body, shown = re.search(
+        r"^curl \S+(/\w+) .* -d '(.*?)'$.*?^```json\n(.*?)\n```$", guide, re.MULTILINE | re.DOTALL
+    ).groups()
+    with listening(smollm2.model, smollm2.tokenizer, shared=None) as (address, _):
+        head = {"Content-Type": "application/json"}
+        with urlopen(Request(address + route, body.encode(), head)) as answer:
+            assert json.loads(answer.read()) == json.loads(shown)
 
 
 def test_openais_client_understands_the_errors(client, server):
