@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import add_json, write
-from ngramspec.drafters import CalibratedDrafter, ModelDrafter, TieredDrafter, build_drafter
+from ngramspec.drafters import CalibratedDrafter, ModelDrafter, PriorityDrafter, build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
@@ -61,10 +61,10 @@ def tables() -> Drafter:
 CONTENDERS: dict[str, Callable[[], Drafter]] = {
     "tables": ValueDrafter,
     "head": lambda: HeadedDrafter(StoreDrafter(), head()),
-    "head, tables": lambda: TieredDrafter([head(), tables()]),
-    "tables, head": lambda: TieredDrafter([tables(), head()]),
-    "priced h, t": lambda: CalibratedDrafter(TieredDrafter([head(), tables()])),
-    "priced t, h": lambda: CalibratedDrafter(TieredDrafter([tables(), head()])),
+    "head, tables": lambda: PriorityDrafter([head(), tables()]),
+    "tables, head": lambda: PriorityDrafter([tables(), head()]),
+    "priced h, t": lambda: CalibratedDrafter(PriorityDrafter([head(), tables()])),
+    "priced t, h": lambda: CalibratedDrafter(PriorityDrafter([tables(), head()])),
     "both": lambda: HeadedDrafter(ValueDrafter(SOURCES), head()),
 }
 

@@ -19,7 +19,7 @@ from ngramspec.drafters.base import (
 )
 from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.reader import Reader, distribution, sampled
-from ngramspec.drafters.value import TIERS_OF_ENGINE, ValueDrafter, ValueSession
+from ngramspec.drafters.value import SOURCES_OF_ENGINE, ValueDrafter, ValueSession
 from ngramspec.drafters.worth import HeadWorth
 
 if TYPE_CHECKING:
@@ -237,14 +237,14 @@ class HeadedSession(ForwardingSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        verified = min(len(draft), len(accepted) + 1) if tested is None else tested
+        verified = min(len(draft), len(accepted) + 1) if verified is None else verified
         for depth, (_, probs) in self._sampled.items():
             if depth < verified:
                 self.worth.learn_accepted(float(probs[0]), depth < len(accepted))
-        super().observe(draft, accepted, tested, evidence)
+        super().observe(draft, accepted, verified, evidence)
 
     def extend(self, tokens: Int32) -> None:
         if self._failed is not None:
@@ -276,7 +276,7 @@ class HeadedDrafter(LearningDrafter):
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
         self.tables, self.head = tables.with_heads_tokens(), head
-        self.tiers = (*TIERS_OF_ENGINE, *head.tiers)
+        self.source_names = (*SOURCES_OF_ENGINE, *head.source_names)
         self.evidence, self.stores = tables.evidence, tables.stores
         known = None in (tables.spec, head.spec)
         self.spec = None if known else f"{tables.spec}+{head.spec}"

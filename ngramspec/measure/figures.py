@@ -88,7 +88,7 @@ def figure_1(steps: Sequence[Step], folder: Path) -> list[Path]:
 def step_parts(step: Step) -> list[tuple[str, str]]:
     """(text, colour) of the accepted, rejected and target's own tokens of a step.
 
-    Of a tree's rejected nodes only the first that was tested is shown.
+    Of a tree's rejected nodes only the first that was verified is shown.
     """
     accepted = len(step["accepted"])
     parts = [(piece, ACCEPTED) for piece in step["emitted"][:accepted]]

@@ -105,15 +105,15 @@ def _positions(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None
     colour = colours([result["drafter"] for result in results])
     for result in results:
         shares = {
-            int(at) + 1: share["accepted"] / share["tested"]
+            int(at) + 1: share["accepted"] / share["verified"]
             for at, share in result["positions"].items()
-            if share["tested"] >= MIN_VERIFIED_TOKENS and int(at) < MAX_DRAFT_POSITIONS
+            if share["verified"] >= MIN_VERIFIED_TOKENS and int(at) < MAX_DRAFT_POSITIONS
         }
         name = result["drafter"]
         axes.plot(list(shares), list(shares.values()), marker=".", color=colour[name], label=name)
     axes.set(
         xlabel="position in the draft",
-        ylabel="accepted / tested",
+        ylabel="accepted / verified",
         ylim=(0, 1),
         title=f"Acceptance by position, {curve} curve, all groups together",
     )
@@ -125,18 +125,18 @@ def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> No
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="ideal")
     colour = colours([result["drafter"] for result in results])
     for result in results:
-        shares = [s for s in result["confidence"].values() if s["tested"] >= MIN_VERIFIED_TOKENS]
+        shares = [s for s in result["confidence"].values() if s["verified"] >= MIN_VERIFIED_TOKENS]
         if shares:
             axes.plot(
-                [share["expected"] / share["tested"] for share in shares],
-                [share["accepted"] / share["tested"] for share in shares],
+                [share["expected"] / share["verified"] for share in shares],
+                [share["accepted"] / share["verified"] for share in shares],
                 marker="o",
                 color=colour[result["drafter"]],
                 label=result["drafter"],
             )
     axes.set(
         xlabel="confidence (mean of the bin)",
-        ylabel="accepted / tested",
+        ylabel="accepted / verified",
         xlim=(0, 1),
         ylim=(0, 1),
         title=f"Reliability, {curve} curve",

@@ -174,9 +174,9 @@ def test_specs_by_name():
     assert isinstance(drafter.head, EarlyExitDrafter)
     assert drafter.head.layers == 3
     assert build_drafter(drafter.spec).spec == drafter.spec
-    assert build_drafter("auto+mtp").tiers[-1] == "mtp"
+    assert build_drafter("auto+mtp").source_names[-1] == "mtp"
     assert build_drafter("auto+model(folder)").assistants[0].assistant == "folder"
-    assert "recycle" in build_drafter("auto+mtp").tiers
+    assert "recycle" in build_drafter("auto+mtp").source_names
     own = drafter.learning(by_request=True)
     assert own.by_request
     assert own.tables.by_request
