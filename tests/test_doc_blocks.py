@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import yaml
 from any_model import model_and_tokenizer, tiny_chat
 
 import benchmarks.__main__ as benchmarks
@@ -27,7 +28,7 @@ TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: (.{10,}) -->$")  # right above a block, with the reason
 SPAN = re.compile(r"`((?:ngramspec|python -m benchmarks) [^`\n]+)`")  # a command in a sentence
-KINDS = {"python", "bash", "json", "text"}  # text: a picture made of characters
+KINDS = {"python", "bash", "json", "yaml", "lua", "text"}  # text: a picture made of characters
 LEAST = 5.0  # tokens per call of the quickstart on SmolLM2
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 OTHERS = {  # commands that are not run, with the reason
@@ -82,6 +83,8 @@ def test_blocks_have_a_kind(path):
     for block in blocks(path):
         if block.kind == "json":
             json.loads(block.content)
+        if block.kind == "yaml":
+            yaml.safe_load(block.content)
 
 
 @pytest.fixture
