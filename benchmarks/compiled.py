@@ -33,7 +33,7 @@ PROBE_TOKENS = 8
 class AllWidths(Drafter):
     """Drafts of every width in turn, twice each, so that all graphs are compiled."""
 
-    tiers = ("widths",)
+    source_names = ("widths",)
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         self.lengths = [width - 1 for width in widths for _ in range(2)]

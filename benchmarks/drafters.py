@@ -152,7 +152,7 @@ class TwinSession(ValueSession):
 class TwinDrafter(Drafter):
     """The ValueDrafter in plain Python."""
 
-    tiers = ValueDrafter.tiers
+    source_names = ValueDrafter.source_names
     estimates = True
 
     def __init__(self) -> None:

@@ -120,7 +120,9 @@ def measure(loaded: LoadedModel, make: Callable[[], Any], repeats: int) -> dict[
         name: {
             "to_plain": geometric_mean(speedups[name]),
             "tokens_per_call": found.tokens_per_call,
-            "tiers": {tier: [each.tested, each.accepted] for tier, each in found.tiers.items()},
+            "sources": {
+                source: [each.verified, each.accepted] for source, each in found.sources.items()
+            },
             "seconds": seconds[name],
         }
         for name, found in stats.items()
@@ -150,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
         for way, row in found[name]["ways"].items():
             speed = f"speedup over baseline {row['to_plain']:.2f}"
             print(
-                f"  {way:<8} {speed}, {row['tokens_per_call']:.2f} tokens per call {row['tiers']}"
+                f"  {way:<8} {speed}, {row['tokens_per_call']:.2f} tokens per call {row['sources']}"
             )
     write(arguments, {"grammars": found})
     return 0

@@ -62,7 +62,7 @@ class HalfRight(Drafter):
     In a tree a wrong sibling comes before every token.
     """
 
-    tiers = ("half right",)
+    source_names = ("half right",)
 
     def __init__(self, texts: list[list[int]], seed: int = 0) -> None:
         self.texts = texts

@@ -54,7 +54,7 @@ class LookupDrafter(Drafter):
 
     def __init__(self, num_output_tokens: int = 10, ngram_size: int = 2) -> None:
         self.num_output_tokens, self.ngram_size = num_output_tokens, ngram_size
-        self.tiers = ("lookup",)
+        self.source_names = ("lookup",)
 
     def start(self, tokens: Int32) -> DraftSession:
         return LookupSession(tokens, self.num_output_tokens, self.ngram_size)
@@ -114,7 +114,7 @@ class ArcticDrafter(Drafter):
             max_tree_depth=ARCTIC_DEPTH, max_cached_requests=kept or 2 * len(documents)
         )
         self.factor, self.trees = factor, trees
-        self.tiers = ("arctic",)
+        self.source_names = ("arctic",)
         self.requests = count()
         self.documents = bool(documents)
         for document in documents:

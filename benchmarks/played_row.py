@@ -33,16 +33,16 @@ class PlayedRow:
         """Tokens that are not committed yet."""
         return len(self._recorded) - self.at
 
-    def verify(self, draft: Draft, tally: Tally, tiers: Sequence[str]) -> None:
+    def verify(self, draft: Draft, tally: Tally, sources: Sequence[str]) -> None:
         """Commit what the recording accepts of a draft, and its next token; count both.
 
-        The cost is not counted. ``tiers`` are those of the drafter.
+        The cost is not counted. ``sources`` are those of the drafter.
         """
         path = accepted_path(draft.tokens.tolist(), draft, self._recorded, self.at)
         new = self.output[self.at : self.at + len(path) + 1]
-        tested = sum(1 for _ in judged_nodes(draft, path))
+        verified = sum(1 for _ in judged_nodes(draft, path))
         if len(draft):
-            self.session.observe(draft, path, tested)
+            self.session.observe(draft, path, verified)
         self.session.extend(new)
-        tally.count_step(draft, Verdict(path, tested, new.tolist()), tiers)
+        tally.count_step(draft, Verdict(path, verified, new.tolist()), sources)
         self.at += len(new)

@@ -117,7 +117,7 @@ class GeneratePlayer:
         drafts = [draft.first(length) for draft in drafts]
         self.tally.cost += float(absolute[1 + max(map(len, drafts))])
         for row, draft in zip(rows, drafts, strict=True):
-            row.verify(draft, self.tally, self.drafter.tiers)
+            row.verify(draft, self.tally, self.drafter.source_names)
 
 
 def compare_trees(

@@ -85,7 +85,7 @@ class BatchPlayer:
         drafts = worthwhile_rows(found, curve)
         self.tally.nanoseconds.append(perf_counter_ns() - begin)
         for row, draft in zip(rows, drafts, strict=True):
-            row.verify(draft, self.tally, self.drafter.tiers)
+            row.verify(draft, self.tally, self.drafter.source_names)
         self.tally.cost += float(curve[sum(map(len, drafts))])
 
 

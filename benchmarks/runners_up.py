@@ -48,7 +48,7 @@ class FixedCosts(Drafter):
 
     def __init__(self, inner: Drafter, cost: Float32) -> None:
         self.inner, self.cost = inner, cost
-        self.tiers, self.evidence = inner.tiers, inner.evidence
+        self.source_names, self.evidence = inner.source_names, inner.evidence
 
     def start(self, tokens: Int32) -> DraftSession:
         return FixedSession(self.inner.start(tokens), self.cost)

@@ -82,7 +82,7 @@ class Draft:
         confidence: float32 (n,) in 0..1, the drafter's P(accepted | parent accepted), or None.
         proposal: the distributions of a stochastic draft. None: the draft is deterministic, and its
             distribution q is one-hot.
-        source: int8 (n,), each node's draft source, an index into the drafter's ``tiers``. None:
+        source: int8 (n,), each node's draft source, an index into the drafter's ``sources``. None:
             all nodes are from the first.
     """
 
@@ -267,7 +267,7 @@ class Verdict:
 
     Attributes:
         accepted: indices of the accepted nodes, in order.
-        tested: number of verified nodes: those whose parent was accepted, up to the accepted one
+        verified: number of verified nodes: those whose parent was accepted, up to the accepted one
             among siblings. In a chain these are the accepted nodes and the first rejected one.
             Nodes after a rejection, or after a stop at EOS or max_length, are not verified.
         emitted: the committed tokens of the step: the accepted ones, then the recovered token
@@ -277,7 +277,7 @@ class Verdict:
     """
 
     accepted: Sequence[int]
-    tested: int
+    verified: int
     emitted: Sequence[int]
     rejected: int | None = None
 
@@ -288,21 +288,21 @@ class Verdict:
 
 
 def judged_nodes(
-    draft: Draft, accepted: Sequence[int], tested: int | None = None
+    draft: Draft, accepted: Sequence[int], verified: int | None = None
 ) -> Iterator[tuple[int, int]]:
     """(node, depth) of the verified nodes, in order.
 
     Args:
         draft: a chain or a tree.
         accepted: the accepted nodes, in order.
-        tested: number of verified nodes (see Verdict); None: all that can be verified.
+        verified: number of verified nodes (see Verdict); None: all that can be verified.
     """
     if draft.parents is None:
-        count = min(len(accepted) + 1, len(draft)) if tested is None else tested
+        count = min(len(accepted) + 1, len(draft)) if verified is None else verified
         yield from ((node, node) for node in range(count))
         return
     children = draft.children()
-    left = len(draft) if tested is None else tested
+    left = len(draft) if verified is None else verified
     for depth, parent in enumerate((-1, *accepted)):
         right = accepted[depth] if depth < len(accepted) else None
         for node in children[parent + 1]:

@@ -9,17 +9,17 @@ from ngramspec.draft import Draft, Verdict, judged_nodes
 
 
 @dataclass(slots=True)
-class TierStats:
+class SourceStats:
     """Counts of one draft source's tokens; see DecodeStats."""
 
     drafted: int = 0
-    tested: int = 0
+    verified: int = 0
     accepted: int = 0
 
-    def add(self, other: TierStats) -> None:
+    def add(self, other: SourceStats) -> None:
         """Add another run's counts to these."""
         self.drafted += other.drafted
-        self.tested += other.tested
+        self.verified += other.verified
         self.accepted += other.accepted
 
 
@@ -36,7 +36,7 @@ class DecodeStats:
         target_calls: target forwards after the prefill.
         emitted: tokens committed by those forwards.
         drafted: draft tokens.
-        tested: verified draft tokens; see Verdict.
+        verified: verified draft tokens; see Verdict.
         accepted: accepted draft tokens.
         reference_drafted: draft tokens that continue the reference text, those of prefills included
             (a token that it has after the same two tokens).
@@ -47,7 +47,7 @@ class DecodeStats:
         drafter_faults: steps without a draft and restarts of drafters, because a drafter raised an
             error or returned an invalid draft.
         drafters_stopped: rows in which a drafter failed too often and was no longer called.
-        tiers: counts of draft tokens by their draft source.
+        sources: counts of draft tokens by their draft source.
         prefill_seconds: wall time of prefills, without their drafting.
         draft_seconds: wall time of drafting.
         forward_seconds: wall time of forwards. A forward ends when its result is on the host, or
@@ -61,7 +61,7 @@ class DecodeStats:
     target_calls: int = 0
     emitted: int = 0
     drafted: int = 0
-    tested: int = 0
+    verified: int = 0
     accepted: int = 0
     reference_drafted: int = 0
     reference_accepted: int = 0
@@ -70,7 +70,7 @@ class DecodeStats:
     drafter_faults: int = 0
     drafters_stopped: int = 0
     chains: dict[str, int] = field(default_factory=dict)
-    tiers: dict[str, TierStats] = field(default_factory=dict)
+    sources: dict[str, SourceStats] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     forward_seconds: float = 0.0
@@ -79,7 +79,7 @@ class DecodeStats:
     @property
     def acceptance_rate(self) -> float:
         """Accepted / verified tokens (alpha of Leviathan et al. 2023); 0.0 if none was verified."""
-        return self.accepted / self.tested if self.tested else 0.0
+        return self.accepted / self.verified if self.verified else 0.0
 
     @property
     def alpha(self) -> float:
@@ -139,7 +139,7 @@ class DecodeStats:
         self.drafters_stopped += 1
         return self.drafters_stopped == 1
 
-    def count_step(self, draft: Draft, verdict: Verdict, tiers: Sequence[str]) -> None:
+    def count_step(self, draft: Draft, verdict: Verdict, names: Sequence[str]) -> None:
         """Add one target call."""
         self.target_calls += 1
         self.emitted += len(verdict.emitted)
@@ -148,26 +148,26 @@ class DecodeStats:
             return
         accepted = len(verdict.accepted)
         self.drafted += len(draft)
-        self.tested += verdict.tested
+        self.verified += verdict.verified
         self.accepted += accepted
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
-        for tier in source:
-            self.tiers.setdefault(tiers[tier], TierStats()).drafted += 1
-        for node, _ in judged_nodes(draft, verdict.accepted, verdict.tested):
-            self.tiers[tiers[source[node]]].tested += 1
+        for each in source:
+            self.sources.setdefault(names[each], SourceStats()).drafted += 1
+        for node, _ in judged_nodes(draft, verdict.accepted, verdict.verified):
+            self.sources[names[source[node]]].verified += 1
         for node in verdict.accepted:
-            self.tiers[tiers[source[node]]].accepted += 1
+            self.sources[names[source[node]]].accepted += 1
 
     def add(self, other: DecodeStats) -> None:
         """Add another run's counts and times to these."""
         for name in self.__slots__:
-            if name in ("tiers", "chains"):
+            if name in ("sources", "chains"):
                 continue
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for reason, runs in other.chains.items():
             self.chains[reason] = self.chains.get(reason, 0) + runs
-        for tier, theirs in other.tiers.items():
-            self.tiers.setdefault(tier, TierStats()).add(theirs)
+        for name, theirs in other.sources.items():
+            self.sources.setdefault(name, SourceStats()).add(theirs)
 
     def reset(self) -> None:
         """Set every count and time to zero."""
@@ -214,7 +214,7 @@ class StepEvent:
         row: int,
         draft: Draft,
         verdict: Verdict,
-        tiers: Sequence[str],
+        names: Sequence[str],
         seconds: tuple[float, float, float],
         width: int,
     ) -> StepEvent:
@@ -225,15 +225,15 @@ class StepEvent:
             row: index of the row.
             draft: the verified draft.
             verdict: the result of its verification.
-            tiers: names of the draft sources, indexed by ``Draft.source``.
+            names: names of the draft sources, indexed by ``Draft.source``.
             seconds: times of drafting, of the forward, and of everything else.
             width: positions of the forward.
         """
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
         parents = None if draft.parents is None else tuple(draft.parents.tolist())
-        names = tuple(tiers[each] for each in source)
+        sources = tuple(names[each] for each in source)
         drafted = tuple(draft.tokens.tolist())
-        return cls(index, drafted, names, verdict, *seconds, row, width, parents)
+        return cls(index, drafted, sources, verdict, *seconds, row, width, parents)
 
     @property
     def accepted(self) -> tuple[int, ...]:

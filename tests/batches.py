@@ -27,7 +27,7 @@ def batch(rows=3, seed=0):
 class RowOracle(Drafter):
     """Knows each row's text; right with probability ``right`` at each token."""
 
-    tiers = ("oracle",)
+    source_names = ("oracle",)
 
     def __init__(self, texts, right, seed=0):
         self.texts = {tuple(text[:4]): text for text in texts}
@@ -62,7 +62,7 @@ class RowTrees(Drafter):
         confidence: of every node, or None.
     """
 
-    tiers = ("trees",)
+    source_names = ("trees",)
     branches = True
 
     def __init__(self, texts, *, seed=0, right=0.7, kinds=("tree",), confidence=None):

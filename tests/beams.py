@@ -20,7 +20,7 @@ class BeamOracle(Drafter):
     ``watch`` is a logits processor, with which the search that it learns from runs.
     """
 
-    tiers = ("oracle",)
+    source_names = ("oracle",)
     branches = True
 
     def __init__(self, right=1.0, seed=0):

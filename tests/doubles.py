@@ -22,8 +22,8 @@ class ScriptedSession(DraftSession):
             return EMPTY_DRAFT
         return self.owner.guess(len(self.tokens), gamma)
 
-    def observe(self, draft, accepted, tested=None):
-        self.owner.observed.append((draft, list(accepted), tested))
+    def observe(self, draft, accepted, verified=None):
+        self.owner.observed.append((draft, list(accepted), verified))
 
     def extend(self, tokens):
         assert tokens.dtype == np.int32
@@ -41,7 +41,7 @@ class ScriptedDrafter(Drafter):
         branches: whether it knows trees only, and has nothing where a chain is asked for.
     """
 
-    tiers = ("scripted",)
+    source_names = ("scripted",)
 
     def __init__(self, guess: Callable[[int, int], Draft], *, branches: bool = False) -> None:
         self.guess = guess

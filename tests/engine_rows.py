@@ -28,8 +28,8 @@ class Recorded(DraftSession):
         self.drafter.asked.append(tuple(self.text))
         return self.drafter.next_draft(gamma)
 
-    def observe(self, draft, accepted, tested=None):
-        self.drafter.observed.append((len(draft), tuple(accepted), tested))
+    def observe(self, draft, accepted, verified=None):
+        self.drafter.observed.append((len(draft), tuple(accepted), verified))
 
     def extend(self, tokens):
         assert not self.closed

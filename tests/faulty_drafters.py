@@ -51,7 +51,7 @@ class CountingSession(DraftSession):
         self.owner.called("propose")
         return self.owner.make(gamma)
 
-    def observe(self, draft, accepted, tested=None):
+    def observe(self, draft, accepted, verified=None):
         self.owner.called("observe")
 
     def extend(self, tokens):
@@ -78,7 +78,7 @@ def step(drafting, stats):
     emitted = [int(draft.tokens[0]) if len(draft) else 5, 6]
     verdict = Verdict(accepted, min(len(draft), 2), emitted)
     drafting.learn(draft, verdict)
-    stats.count_step(draft, verdict, drafting.tiers)  # and this may not raise for it
+    stats.count_step(draft, verdict, drafting.source_names)  # and this may not raise for it
     return draft
 
 
@@ -195,14 +195,14 @@ class Unsure:
 
 
 BROKEN = {
-    "tiers ()": with_(tiers=()),
-    "tiers None": with_(tiers=None),
-    "tiers a number": with_(tiers=5),
-    "tiers a string": with_(tiers="abc"),
-    "tiers of lists": with_(tiers=([1], [2])),
-    "tiers that raise": with_(tiers=broken(KeyError)),
-    "tiers a bomb": with_(tiers=Bomb()),
-    "129 tiers": with_(tiers=("t",) * 129),
+    "source_names ()": with_(source_names=()),
+    "source_names None": with_(source_names=None),
+    "source_names a number": with_(source_names=5),
+    "source_names a string": with_(source_names="abc"),
+    "source_names of lists": with_(source_names=([1], [2])),
+    "source_names that raise": with_(source_names=broken(KeyError)),
+    "source_names a bomb": with_(source_names=Bomb()),
+    "129 source_names": with_(source_names=("t",) * 129),
     "estimates that raise": with_(estimates=broken()),
     "estimates that are neither": with_(estimates=Unsure()),
     "branches that raise": with_(branches=broken()),

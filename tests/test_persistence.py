@@ -97,7 +97,7 @@ def test_a_copy_drafts_as_much_ahead_of_the_prefill_as_a_new_one(tiny, copied):
 
 
 def test_learning_is_not_shared_with_a_copy(copied):
-    """Neither what tiers count nor whether a gate is open."""
+    """Neither what draft sources count nor whether a gate is open."""
     for spec, policy in (("copy+ngram(order=3)", "value"), ("unigram", "priority")):
         speculator = Speculator(spec, policy=policy)
         drafter, other = speculator.drafter, copied(speculator).drafter
@@ -261,7 +261,10 @@ def test_a_link_is_replaced_and_not_written_through(tmp_path):
     (tmp_path / "in/ngramspec.json").symlink_to(tmp_path / "other.json")
     Speculator("copy").save_pretrained(tmp_path / "in")
     assert (tmp_path / "other.json").read_text() == "another's"
-    assert Speculator.from_pretrained(tmp_path / "in").drafter.tiers == build_drafter("copy").tiers
+    assert (
+        Speculator.from_pretrained(tmp_path / "in").drafter.source_names
+        == build_drafter("copy").source_names
+    )
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_rest_drafts_from_its_stores_alone(tmp_path):
     text = np.array([7, 8, 9, 7, 8, 2, 3], np.int32)
     draft = speculator.drafter.start(text).propose(8, tree=True)
     assert draft.tokens.tolist()[:3] == [4, 5, 6]
-    assert {speculator.drafter.tiers[i] for i in draft.source} == {"store"}
+    assert {speculator.drafter.source_names[i] for i in draft.source} == {"store"}
     assert len(speculator.drafter.start(text[:5]).propose(8, tree=True)) == 0
     assert len(Speculator.preset("rest").drafter.start(text).propose(8, tree=True)) == 0
 

@@ -90,7 +90,7 @@ def test_a_head_that_a_config_asks_for_is_used():
     plain, speculator = tiny_llama().generate(PROMPT, **GREEDY), Speculator(gamma=4)
     ours = ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY)
     assert torch.equal(ours, plain)
-    assert speculator.stats.tiers["early_exit"].drafted > 0
+    assert speculator.stats.sources["early_exit"].drafted > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral sliding", "t5"])

@@ -81,12 +81,12 @@ def test_statistics_add_up_over_runs_until_reset(tiny, text):
         assert stats.runs == runs
         assert stats.emitted == 29 * runs
         assert stats.emitted == stats.accepted + stats.target_calls  # one more per call
-        assert stats.accepted <= stats.tested <= stats.drafted
-        tier = stats.tiers["scripted"]
-        counts = (tier.drafted, tier.tested, tier.accepted)
-        assert counts == (stats.drafted, stats.tested, stats.accepted)
+        assert stats.accepted <= stats.verified <= stats.drafted
+        source = stats.sources["scripted"]
+        counts = (source.drafted, source.verified, source.accepted)
+        assert counts == (stats.drafted, stats.verified, stats.accepted)
         assert stats.tokens_per_call == pytest.approx(stats.emitted / stats.target_calls)
-        assert stats.acceptance_rate == pytest.approx(stats.accepted / stats.tested)
+        assert stats.acceptance_rate == pytest.approx(stats.accepted / stats.verified)
         assert stats.accepted_fraction == pytest.approx(stats.accepted / stats.drafted)
         assert stats.accepted_fraction < stats.acceptance_rate == stats.alpha
     seconds = (stats.prefill_seconds, stats.draft_seconds, stats.forward_seconds)
@@ -103,7 +103,7 @@ def test_observed_counts_are_the_statistics(tiny, text):
     observed = speculator.drafter.observed
     assert sum(len(draft) for draft, _, _ in observed) == speculator.stats.drafted
     assert sum(len(accepted) for _, accepted, _ in observed) == speculator.stats.accepted
-    assert sum(tested for _, _, tested in observed) == speculator.stats.tested
+    assert sum(verified for _, _, verified in observed) == speculator.stats.verified
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_events_tell_what_every_step_did(tiny, text):
         verdict = event.verdict
         assert event.accepted + event.rejected == event.drafted
         assert verdict.emitted[: len(event.accepted)] == event.accepted
-        rejected = verdict.tested > len(event.accepted)
+        rejected = verdict.verified > len(event.accepted)
         assert (verdict.corrected is not None) == rejected
         assert event.source == ("scripted",) * len(event.drafted)
         assert min(event.draft_seconds, event.forward_seconds, event.other_seconds) > 0
@@ -215,7 +215,7 @@ def test_hot_swap_from_another_thread(tiny):
         done.set()
         thread.join()
     assert torch.equal(expected, out)
-    assert len(speculator.stats.tiers) > 1
+    assert len(speculator.stats.sources) > 1
 
 
 GARBAGE = {

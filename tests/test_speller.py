@@ -48,7 +48,7 @@ class WithoutEncoder(Drafter):
 
     def __init__(self, spec, policy):
         self.inner = build_drafter(spec, policy=policy)
-        self.tiers, self.estimates = self.inner.tiers, self.inner.estimates
+        self.source_names, self.estimates = self.inner.source_names, self.inner.estimates
 
     def start(self, tokens):
         end = tokens.tolist().index(speller.EOS) + 1  # of the encoder's sentence
@@ -77,7 +77,15 @@ def test_the_model_corrects_spelling(plain):
 
 @pytest.mark.parametrize(
     ("drafter", "policy"),
-    [*((each, "value") for each in FLOORS), *((each, "priority") for each in [*FLOORS][:2])],
+    [
+        ("auto", "value"),
+        *(
+            pytest.param(each, policy, marks=pytest.mark.slow)
+            for policy in ("value", "priority")
+            for each in FLOORS
+            if (each, policy) != ("auto", "value") and (policy == "value" or each in [*FLOORS][:2])
+        ),
+    ],
 )
 def test_greedy_text_is_plain_generate_s(model, plain, drafter, policy):
     speculator = Speculator(drafter, policy=policy)

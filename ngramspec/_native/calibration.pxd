@@ -16,8 +16,8 @@ from ngramspec._native.store_reader cimport STORE_LEADERS
 
 cdef struct Cell:       # 12 bytes
     float right         # fading count of right candidates, including the prior
-    float tested        # fading count of all candidates
-    float stretch       # log-odds of right / tested
+    float verified        # fading count of all candidates
+    float stretch       # log-odds of right / verified
 
 cdef enum:
     MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 3 * RANKS + 1
@@ -45,14 +45,14 @@ cdef class Calibration:
     cdef float weights[SETS][INPUTS]
     cdef float further[STANDINGS][INPUTS]   # added to ``weights``
 
-    cdef int begin(self, int cell, float prior, float tested=*) except -1
-    cdef int begin_pair(self, int cell, float other, float same, float tested=*) except -1
+    cdef int begin(self, int cell, float prior, float verified=*) except -1
+    cdef int begin_pair(self, int cell, float other, float same, float verified=*) except -1
     cdef void begin_known(self, int s) noexcept
     cdef void begin_further(self, int s) noexcept
     cdef void mix(self, Candidates* all) noexcept nogil
     cdef inline float share(self, int cell) noexcept nogil:
         """P(a recent or unemitted top-k token is next) where there is no candidate."""
-        return self.cells[cell].right / self.cells[cell].tested
+        return self.cells[cell].right / self.cells[cell].verified
 
     cdef void learn_share(self, int cell, bint right) noexcept nogil
     cdef void learn(self, const Candidates* all, int k, float p, bint right) noexcept nogil

@@ -4,7 +4,7 @@ The mixing is that of the PAQ compressors (Mahoney 2005): each input is the log-
 frequency, and the weights follow the gradient of the coding cost. Counts are halved when full, so
 recent text has the most weight.
 
-Invariant: 0 <= right <= tested in every cell, and ``stretch`` is their log-odds, within
+Invariant: 0 <= right <= verified in every cell, and ``stretch`` is their log-odds, within
 +-7.6. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 120 kB
 in total, independent of the text. One calibration per drafter; its methods run under the GIL, so
 sessions in several threads may share it.
@@ -46,20 +46,20 @@ cdef extern from *:
             + m * (-0.22589801f + m * (0.13467453f + m * (-0.05514520f + m * 0.01076451f))))));
     }
     #define NGS_STRONGEST 7.6f  /* log-odds a cell can reach: a probability of 0.9995 */
-    /* Log-odds of right / tested. */
-    static inline float ngs_stretch(float right, float tested) {
-        float x = ngs_log(right) - ngs_log(tested - right);
+    /* Log-odds of right / verified. */
+    static inline float ngs_stretch(float right, float verified) {
+        float x = ngs_log(right) - ngs_log(verified - right);
         x = x > -NGS_STRONGEST ? x : -NGS_STRONGEST;
         return x < NGS_STRONGEST ? x : NGS_STRONGEST;
     }
     /* The same of n at once: without branches, so that they fit vectors. */
-    static inline void ngs_stretch_all(const float* right, const float* tested, float* to, int n) {
-        for (int i = 0; i < n; i++) to[i] = ngs_stretch(right[i], tested[i]);
+    static inline void ngs_stretch_all(const float* right, const float* verified, float* to, int n) {
+        for (int i = 0; i < n; i++) to[i] = ngs_stretch(right[i], verified[i]);
     }
     """
-    float stretch "ngs_stretch" (float right, float tested) noexcept nogil
+    float stretch "ngs_stretch" (float right, float verified) noexcept nogil
     void stretch_all "ngs_stretch_all" (
-        const float* right, const float* tested, float* into, int n
+        const float* right, const float* verified, float* into, int n
     ) noexcept nogil
 
 cdef enum:
@@ -242,17 +242,17 @@ cdef class Calibration:
                 self.weights[HEADLESS_SETS + s][i] = WEIGHTS[i]
 
     cdef int begin_pair(
-        self, int cell, float other, float same, float tested=PRIOR
+        self, int cell, float other, float same, float verified=PRIOR
     ) except -1:
         """Set the priors of a candidate that is not the token at a place, and of one that is."""
-        self.begin(cell, other, tested)
-        self.begin(cell + 1, same, tested)
+        self.begin(cell, other, verified)
+        self.begin(cell + 1, same, verified)
         return 0
 
-    cdef int begin(self, int cell, float prior, float tested=PRIOR) except -1:
-        self.cells[cell].right = tested * prior
-        self.cells[cell].tested = tested
-        self.cells[cell].stretch = stretch(self.cells[cell].right, self.cells[cell].tested)
+    cdef int begin(self, int cell, float prior, float verified=PRIOR) except -1:
+        self.cells[cell].right = verified * prior
+        self.cells[cell].verified = verified
+        self.cells[cell].stretch = stretch(self.cells[cell].right, self.cells[cell].verified)
         return 0
 
     cdef void begin_known(self, int s) noexcept:
@@ -272,7 +272,7 @@ cdef class Calibration:
 
     def to_array(self):
         """Every count and weight, float32 (n,), for tests and to inspect what is stored."""
-        cells = [(self.cells[i].right, self.cells[i].tested) for i in range(CELLS)]
+        cells = [(self.cells[i].right, self.cells[i].verified) for i in range(CELLS)]
         weights = [self.weights[s][i] for s in range(SETS) for i in range(INPUTS)]
         weights += [self.further[s][i] for s in range(STANDINGS) for i in range(INPUTS)]
         return np.concatenate((np.array(cells, np.float32).ravel(), np.array(weights, np.float32)))
@@ -297,10 +297,10 @@ cdef class Calibration:
         """Learn whether a recent or unemitted top-k token was next where no candidate was."""
         cdef Cell* cell = &self.cells[which]
         cell.right += right
-        cell.tested += 1
-        if cell.tested > HALVE_SHARE_AT:
+        cell.verified += 1
+        if cell.verified > HALVE_SHARE_AT:
             cell.right *= 0.5
-            cell.tested *= 0.5
+            cell.verified *= 0.5
 
     cdef void learn(self, const Candidates* all, int k, float p, bint right) noexcept nogil:
         """Learn whether the ``k``-th candidate, of probability ``p``, was the next token."""
@@ -312,23 +312,23 @@ cdef class Calibration:
         cdef float* weights = self.weights[all.set[k]]
         cdef float* further = self.further[all.standing[k]]
         cdef float counted[INPUTS]
-        cdef float tested[INPUTS]
+        cdef float verified[INPUTS]
         cdef float stretches[INPUTS]
         cdef Cell* cell
         cdef int i
         for i in range(INPUTS):
-            counted[i], tested[i] = 1, 2
+            counted[i], verified[i] = 1, 2
         for i in range(all.inputs):
             cell = &self.cells[all.cell[i][k]]
             weights[all.input[i]] += error * cell.stretch
             further[all.input[i]] += error_further * cell.stretch
-            counted[i], tested[i] = cell.right + right, cell.tested + 1
-            if tested[i] > HALVE_AT:
+            counted[i], verified[i] = cell.right + right, cell.verified + 1
+            if verified[i] > HALVE_AT:
                 counted[i] *= 0.5
-                tested[i] *= 0.5
-        stretch_all(counted, tested, stretches, INPUTS)
+                verified[i] *= 0.5
+        stretch_all(counted, verified, stretches, INPUTS)
         for i in range(all.inputs):
             cell = &self.cells[all.cell[i][k]]
-            cell.right, cell.tested, cell.stretch = counted[i], tested[i], stretches[i]
+            cell.right, cell.verified, cell.stretch = counted[i], verified[i], stretches[i]
         weights[BIAS] += error * CONSTANT
         further[BIAS] += error_further * CONSTANT

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ngramspec.measure.explain import explain
     from ngramspec.measure.explain_advice import advise
-    from ngramspec.measure.explain_predict import batches, by_depth, by_tier, ladder
+    from ngramspec.measure.explain_predict import batches, by_depth, by_source, ladder
     from ngramspec.measure.machine import machine
 
     need_plots(arguments.plots)
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         "row_seconds": found.row_seconds,
         "by_rows": [asdict(each) for each in batches(found)],
         "by_depth": {depth: asdict(share) for depth, share in by_depth(found.steps).items()},
-        "by_tier": {tier: asdict(share) for tier, share in by_tier(found).items()},
+        "by_source": {source: asdict(share) for source, share in by_source(found).items()},
         "steps": found.steps,
     }
     write_json(arguments, fields)
@@ -164,12 +164,12 @@ def rung_table(rungs: Sequence[Rung]) -> Table:
 
 def acceptance_table(run: Run) -> Table:
     """A table of acceptance by source and by position."""
-    from ngramspec.measure.explain_predict import by_depth, by_tier
+    from ngramspec.measure.explain_predict import by_depth, by_source
 
     table = _table("acceptance", ("of", "accepted / verified", "verified"))
     depths = {f"position {depth + 1}": share for depth, share in by_depth(run.steps).items()}
-    for name, share in {**by_tier(run), **dict(list(depths.items())[:8])}.items():
-        table.add_row(name, f"{share.rate:.3f}", f"{share.tested:,}")
+    for name, share in {**by_source(run), **dict(list(depths.items())[:8])}.items():
+        table.add_row(name, f"{share.rate:.3f}", f"{share.verified:,}")
     return table
 
 

@@ -256,8 +256,10 @@ def means_table(results: Sequence[dict[str, Any]], curve: str) -> str:
         mean, groups = result["mean"], result["groups"].values()
         first, second = (half["tokens_per_cost"] for half in result["halves"])
         calls = sum(group["calls"] for group in groups)
-        tiers = result["tiers"].values()
-        verified, accepted = (sum(tier[key] for tier in tiers) for key in ("tested", "accepted"))
+        sources = result["sources"].values()
+        verified, accepted = (
+            sum(each[key] for each in sources) for key in ("verified", "accepted")
+        )
         drafted = sum(group["drafted_per_step"] * group["calls"] for group in groups)
         lines.append(
             f"{result['drafter']:<30}{mean['tokens_per_cost']:>9.3f}{first:>8.3f}{second:>6.3f}"

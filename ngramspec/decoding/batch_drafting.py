@@ -66,9 +66,9 @@ class BatchDrafting:
             runner.end(well=False)  # no effect after ``finish``
             runner.close()
 
-    def tiers(self, row: int) -> Sequence[str]:
+    def source_names(self, row: int) -> Sequence[str]:
         """Names of the draft sources, indexed by ``Draft.source`` of a row's last draft."""
-        return self._runners[row].tiers if self._runners else ()
+        return self._runners[row].source_names if self._runners else ()
 
     def propose_for_prefill(self) -> list[Draft]:
         """Each row's draft after the prompt; empty if the prefill verifies none."""

@@ -152,7 +152,7 @@ def _unpack(message: Int32) -> list[Draft]:
 class Follower(Drafter):
     """The drafter of ranks that use the first rank's drafts."""
 
-    tiers = ("first rank",)
+    source_names = ("first rank",)
 
     def start(self, tokens: Int32) -> DraftSession:
         return _FollowerSession()

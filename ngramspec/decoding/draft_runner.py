@@ -94,9 +94,9 @@ class DraftRunner:
         self._stopped: Drafter | None = None  # no longer called: too many faults
 
     @property
-    def tiers(self) -> tuple[str, ...]:
+    def source_names(self) -> tuple[str, ...]:
         """Names of the draft sources, indexed by ``Draft.source``; fixed at the session's start."""
-        return self._guarded.tiers
+        return self._guarded.source_names
 
     @property
     def evidence(self) -> EvidenceRequest | None:
@@ -190,7 +190,7 @@ class DraftRunner:
         if self._guarded.session is not None:
             proposed = self._proposed.first(drafted) if drafted else EMPTY_DRAFT
             accepted = tuple(verdict.accepted)
-            self._guarded.learn(proposed, accepted, verdict.tested, evidence, tokens)
+            self._guarded.learn(proposed, accepted, verdict.verified, evidence, tokens)
 
     def follow(self, other: DraftRunner, tokens: Sequence[int]) -> None:
         """Restart from another row's committed tokens, followed by ``tokens``."""

@@ -21,7 +21,7 @@ class Judged:
     """The result of verifying one row so far; the fields are Verdict's."""
 
     accepted: list[int] = field(default_factory=list)
-    tested: int = 0
+    verified: int = 0
     emitted: list[int] = field(default_factory=list)
     rejected: int | None = None
 
@@ -30,7 +30,7 @@ class Judged:
         self.emitted.append(token)
         nodes = cursor.nodes(position)
         for node in nodes:
-            self.tested += 1
+            self.verified += 1
             if cursor.tokens[node] == token:
                 self.accepted.append(node)
                 return node
@@ -42,7 +42,7 @@ class Judged:
         """The verdict on the row."""
         if not self.emitted:
             return NO_VERDICT
-        return Verdict(self.accepted, self.tested, tuple(self.emitted), self.rejected)
+        return Verdict(self.accepted, self.verified, tuple(self.emitted), self.rejected)
 
 
 class Group:

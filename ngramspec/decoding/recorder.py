@@ -80,8 +80,8 @@ class StepRecorder:
         for row, verdict in enumerate(step.verdicts):
             if verdict.emitted:
                 draft = step.drafts[row]
-                tiers = self._run.drafting.tiers(row) if len(draft.tokens) else ()
-                stats.count_step(draft, verdict, tiers)
+                names = self._run.drafting.source_names(row) if len(draft.tokens) else ()
+                stats.count_step(draft, verdict, names)
         stats.count_host_syncs(transfers)
 
     def _learn_costs(self, step: Step, seconds: float) -> None:
@@ -105,6 +105,6 @@ class StepRecorder:
             return
         for row, (draft, verdict) in enumerate(zip(step.drafts, step.verdicts, strict=True)):
             if verdict.emitted:
-                tiers = self._run.drafting.tiers(row)
-                event = StepEvent.of(self._steps, row, draft, verdict, tiers, seconds, step.width)
+                names = self._run.drafting.source_names(row)
+                event = StepEvent.of(self._steps, row, draft, verdict, names, seconds, step.width)
                 self._run.on_step(event)

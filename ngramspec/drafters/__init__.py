@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from ngramspec.drafters.model import ModelDrafter
     from ngramspec.drafters.ngram import NGramDrafter
     from ngramspec.drafters.null import NullDrafter
+    from ngramspec.drafters.priority import PriorityDrafter
     from ngramspec.drafters.recycle import RecycleDrafter
-    from ngramspec.drafters.tiers import TieredDrafter
     from ngramspec.drafters.unigram import UnigramDrafter
     from ngramspec.drafters.value import StoreDrafter, ValueDrafter
 
 # fmt: off
 __all__ = [
     "CalibratedDrafter", "CopyDrafter", "EarlyExitDrafter", "HeadedDrafter", "ModelDrafter",
-    "MtpDrafter", "NGramDrafter", "NullDrafter", "OracleDrafter", "RandomDrafter",
-    "RecycleDrafter", "StoreDrafter", "TieredDrafter", "UnigramDrafter",
+    "MtpDrafter", "NGramDrafter", "NullDrafter", "OracleDrafter",
+    "PriorityDrafter", "RandomDrafter", "RecycleDrafter", "StoreDrafter", "UnigramDrafter",
     "ValueDrafter", "build_drafter", "register_drafter",
 ]
 # fmt: on
@@ -42,7 +42,7 @@ __getattr__ = lazy_names(
         "ngram": ("NGramDrafter",),
         "null": ("NullDrafter",),
         "recycle": ("RecycleDrafter",),
-        "tiers": ("TieredDrafter",),
+        "priority": ("PriorityDrafter",),
         "unigram": ("UnigramDrafter",),
         "value": ("StoreDrafter", "ValueDrafter"),
     },

@@ -64,6 +64,8 @@ class DraftSession(ABC):
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         """Guess what follows the committed tokens.
 
+        It may be called again before ``observe`` and ``extend``; only the last draft is verified.
+
         Args:
             gamma: maximum number of draft nodes (num_speculative_tokens), >= 0.
             cost: float32 (gamma + 2,). ``cost[n]`` is the cost of a forward of n positions relative
@@ -91,7 +93,7 @@ class DraftSession(ABC):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
         """Learn which of a draft's nodes the target accepted. The default does nothing.
@@ -100,8 +102,8 @@ class DraftSession(ABC):
             draft: what ``propose`` returned, or its first nodes if fewer were verified, or one path
                 of the tree as a chain if only that was verified.
             accepted: indices of the accepted nodes, in order.
-            tested: number of verified nodes (see Verdict); None: all up to and including the first
-                rejected one.
+            verified: number of verified nodes (see Verdict); None: up to the first rejected one,
+                inclusive.
             evidence: what ``Drafter.evidence`` asks for. It is passed only to sessions of a drafter
                 that asks. ``observe`` is then called after every step whose evidence was wanted,
                 with the empty draft where nothing was verified. None: not available (engines other
@@ -168,10 +170,10 @@ class ForwardingSession(DraftSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        hand_over(self.inner, draft, accepted, tested, evidence)
+        hand_over(self.inner, draft, accepted, verified, evidence)
 
     def extend(self, tokens: Int32) -> None:
         self.inner.extend(tokens)
@@ -196,8 +198,8 @@ class Drafter(ABC):
     class attribute and delivered through a session method. Both have defaults.
 
     Attributes:
-        tiers: names of its draft sources, 1 to 128 strings, which ``Draft.source`` indexes. Read
-            when a session starts.
+        source_names: names of its draft sources, 1 to 128 strings, which ``Draft.source`` indexes.
+            Read when a session starts.
         spec: the string from which ``build_drafter`` makes an equal drafter, or None.
         estimates: whether its drafts have a confidence and end by ``cost``.
         branches: whether its trees also end by ``cost`` and take hardly longer to draft than its
@@ -208,7 +210,7 @@ class Drafter(ABC):
         assistants: the drafters whose sessions run a model (ModelDrafter); may include itself.
     """
 
-    tiers: tuple[str, ...] = ("drafter",)
+    source_names: tuple[str, ...] = ("drafter",)
     spec: str | None = None
     estimates: bool = False
     branches: bool = False
@@ -256,14 +258,14 @@ def hand_over(
     session: DraftSession,
     draft: Draft,
     accepted: Sequence[int],
-    tested: int | None,
+    verified: int | None,
     evidence: Evidence | None,
 ) -> None:
     """Call a session's ``observe``; pass ``evidence`` only if there is any."""
     if evidence is None:
-        session.observe(draft, accepted, tested)
+        session.observe(draft, accepted, verified)
     else:
-        session.observe(draft, accepted, tested, evidence)
+        session.observe(draft, accepted, verified, evidence)
 
 
 class LearningDrafter(Drafter):

@@ -12,7 +12,7 @@ from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile_nodes
 from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession, LearningDrafter
 from ngramspec.drafters.prefix_tree import order, reach
-from ngramspec.drafters.validation import check_tiers
+from ngramspec.drafters.validation import check_source_names
 
 DEPTH_CELLS = 16  # depths with separate counts; deeper nodes share the last
 SIBLING_CELLS = 4  # places among siblings with separate counts
@@ -81,11 +81,11 @@ class CalibratedDrafter(LearningDrafter):
     """
 
     estimates = True
-    learned = ("samples", "_lock", "_accepted", "_tested")
+    learned = ("samples", "_lock", "_accepted", "_verified")
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        self.tiers = check_tiers(inner.tiers)
+        self.source_names = check_source_names(inner.source_names)
         self.spec = inner.spec
         self.evidence, self.assistants = inner.evidence, inner.assistants
         self.forget()
@@ -99,10 +99,10 @@ class CalibratedDrafter(LearningDrafter):
     def forget(self) -> None:
         self.samples = False  # whether a draft with a proposal was seen
         self._lock = threading.Lock()
-        shape = (len(self.tiers), DEPTH_CELLS, SIBLING_CELLS)
+        shape = (len(self.source_names), DEPTH_CELLS, SIBLING_CELLS)
         self._accepted = np.empty(shape, np.float32)
         self._accepted[:] = PRIOR_ACCEPTED / (1 + np.arange(SIBLING_CELLS))
-        self._tested = np.full(shape, PRIOR_VERIFIED, np.float32)
+        self._verified = np.full(shape, PRIOR_VERIFIED, np.float32)
 
     def start(self, tokens: Int32) -> DraftSession:
         drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
@@ -112,7 +112,7 @@ class CalibratedDrafter(LearningDrafter):
         """P(accepted | parent accepted) of each node of a draft, float32 (n,)."""
         cells = self._cells(draft)
         with self._lock:
-            confidence: Float32 = self._accepted[cells] / self._tested[cells]
+            confidence: Float32 = self._accepted[cells] / self._verified[cells]
         return confidence
 
     def sampled_length(self, gamma: int, cost: Float32) -> int:
@@ -121,7 +121,7 @@ class CalibratedDrafter(LearningDrafter):
         ``cost`` is float32 (gamma + 2,), see ``DraftSession.propose``.
         """
         with self._lock:
-            confidence = self._accepted[:, :, 0].sum(axis=0) / self._tested[:, :, 0].sum(axis=0)
+            confidence = self._accepted[:, :, 0].sum(axis=0) / self._verified[:, :, 0].sum(axis=0)
         depths = np.minimum(np.arange(gamma), DEPTH_CELLS - 1)
         return worthwhile_nodes(np.cumprod(confidence[depths]), cost)
 
@@ -130,31 +130,31 @@ class CalibratedDrafter(LearningDrafter):
 
         ``committed``, int32 (n,), are the tokens committed after the draft.
         """
-        tested: list[int] = []
+        verified: list[int] = []
         agree: list[bool] = []
         children, tokens, parent = draft.children(), draft.tokens.tolist(), -1
         for token in committed.tolist():
             below = children[parent + 1]
-            tested += below
+            verified += below
             agree += [tokens[node] == token for node in below]
             parent = next((node for node in below if tokens[node] == token), -1)
             if parent == -1:
                 break
-        cells = tuple(each[tested] for each in self._cells(draft))
+        cells = tuple(each[verified] for each in self._cells(draft))
         with self._lock:
             np.add.at(self._accepted, cells, agree)
-            np.add.at(self._tested, cells, 1)
-            faded = self._tested > HALVE_AT_VERIFIED
+            np.add.at(self._verified, cells, 1)
+            faded = self._verified > HALVE_AT_VERIFIED
             self._accepted[faded] /= 2
-            self._tested[faded] /= 2
+            self._verified[faded] /= 2
 
     def _cells(self, draft: Draft) -> tuple[Int32, Int32, Int32]:
         """Source, depth and place among siblings of each node, int32 (n,) each."""
         n = len(draft)
-        tier = np.zeros(n, np.int32) if draft.source is None else draft.source.astype(np.int32)
+        source = np.zeros(n, np.int32) if draft.source is None else draft.source.astype(np.int32)
         depth, place = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
         if draft.parents is not None:
             for parent, below in enumerate(draft.children(), -1):
                 depth[below] = depth[parent] + 1 if parent >= 0 else 0
                 place[below] = np.arange(len(below))
-        return tier, np.minimum(depth, DEPTH_CELLS - 1), np.minimum(place, SIBLING_CELLS - 1)
+        return source, np.minimum(depth, DEPTH_CELLS - 1), np.minimum(place, SIBLING_CELLS - 1)

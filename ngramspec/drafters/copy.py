@@ -43,7 +43,7 @@ class CopyDrafter(Drafter):
     ``min_match`` is the shortest match to copy from, in tokens, 1..2**30 (no text is longer).
     """
 
-    tiers = ("copy",)
+    source_names = ("copy",)
 
     def __init__(self, min_match: int = 2) -> None:
         self.min_match = check_int("min_match", min_match, 1, MOST_TOKENS)

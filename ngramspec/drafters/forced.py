@@ -11,7 +11,7 @@ import numpy as np
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile
 from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession, hand_over
-from ngramspec.drafters.validation import MAX_TIERS
+from ngramspec.drafters.validation import MAX_SOURCES
 
 logger = logging.getLogger("ngramspec")
 
@@ -50,9 +50,9 @@ class ForcedDrafter(Drafter):
         self.evidence, self.assistants = inner.evidence, inner.assistants
 
     @property
-    def tiers(self) -> tuple[str, ...]:  # type: ignore[override]
+    def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """The inner drafter's sources, and one for forced tokens."""
-        return (*self.inner.tiers, FORCED_SOURCE)
+        return (*self.inner.source_names, FORCED_SOURCE)
 
     def start(self, tokens: Int32) -> DraftSession:
         return _ForcedSession(self, self.inner.start(tokens), tokens)
@@ -69,7 +69,7 @@ class ForcedBefore:
     def __call__(self) -> Drafter:
         """Return the same object as long as the current drafter is the same."""
         current = self._current()
-        if len(current.tiers) >= MAX_TIERS:
+        if len(current.source_names) >= MAX_SOURCES:
             return current
         if self._made is None or self._made.inner is not current:
             self._made = ForcedDrafter(current, self._forced)
@@ -80,7 +80,7 @@ class _ForcedSession(ForwardingSession):
     def __init__(self, drafter: ForcedDrafter, inner: DraftSession, tokens: Int32) -> None:
         super().__init__(inner)
         self._forced = drafter.forced
-        self._tier = len(drafter.tiers) - 1
+        self._source = len(drafter.source_names) - 1
         self._context = tokens[-self._forced.reach :].tolist()
         self._counts = [list(PRIOR_COUNTS), list(PRIOR_COUNTS_LAST)]
         self._broken = False
@@ -100,7 +100,7 @@ class _ForcedSession(ForwardingSession):
         if agrees and draft.parents is None:
             self._mine = 0
             return draft
-        source = np.full(len(forced), self._tier, np.int8)
+        source = np.full(len(forced), self._source, np.int8)
         return Draft(np.array(forced, np.int32), None, confidence[: len(forced)], None, source)
 
     def _after(self, most: int) -> list[int]:
@@ -116,22 +116,22 @@ class _ForcedSession(ForwardingSession):
 
     def _confidence(self, count: int) -> Float32:
         """P(accepted | those before accepted) of each of ``count`` forced tokens, float32."""
-        within, last = (accepted / tested for accepted, tested in self._counts)
+        within, last = (accepted / verified for accepted, verified in self._counts)
         return np.array([within] * (count - 1) + [last] * (count > 0), np.float32)
 
     def observe(
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
         if not self._mine:
-            super().observe(draft, accepted, tested, evidence)
+            super().observe(draft, accepted, verified, evidence)
             return
         if evidence is not None:
             hand_over(self.inner, EMPTY_DRAFT, (), None, evidence)
-        judged = min(len(accepted) + 1, len(draft)) if tested is None else tested
+        judged = min(len(accepted) + 1, len(draft)) if verified is None else verified
         for node in range(judged):
             counts = self._counts[node == self._mine - 1]
             counts[0] += node < len(accepted)

@@ -8,7 +8,12 @@ from typing import Any
 from ngramspec._native.row_text import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession, hand_over
-from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
+from ngramspec.drafters.validation import (
+    check_draft,
+    check_evidence,
+    check_source_names,
+    sound_head,
+)
 
 MAX_FAULTS = 4  # the drafter is then not called again: each fault may cost rereading the whole text
 NO_DRAFTER = object()
@@ -29,19 +34,19 @@ class GuardedSession:
 
     Attributes:
         drafter: the drafter in use; ``NO_DRAFTER`` before the first.
-        tiers: names that its drafts' sources index, as of the session's start.
+        source_names: names that its drafts' sources index, as of the session's start.
         session: None before it starts and after it was closed.
         returned: the last draft as the session returned it.
     """
 
     __slots__ = (
-        *("drafter", "returned", "session", "tiers", "_evidence", "_faults"),
+        *("drafter", "returned", "session", "source_names", "_evidence", "_faults"),
         *("_on_fault", "_sound", "_vocab", "_wants_evidence"),
     )
 
     def __init__(self, vocab: int, on_fault: Callable[[Drafter, Exception], None]) -> None:
         self.drafter: Any = NO_DRAFTER
-        self.tiers: tuple[str, ...] = ()
+        self.source_names: tuple[str, ...] = ()
         self.session: DraftSession | None = None
         self.returned = EMPTY_DRAFT
         self._vocab, self._on_fault = vocab, on_fault
@@ -63,7 +68,7 @@ class GuardedSession:
         """Use a drafter from now on. A drafter other than the current one starts without faults."""
         if drafter is not self.drafter:
             self.close()
-            self.drafter, self.tiers, self._faults, self._sound = drafter, (), 0, 0
+            self.drafter, self.source_names, self._faults, self._sound = drafter, (), 0, 0
 
     def start(self, tokens: Int32) -> DraftSession:
         """Start a session of the drafter in use from the committed tokens, int32 (n,).
@@ -71,7 +76,10 @@ class GuardedSession:
         It may raise, as every call of the drafter may. The caller reports that with ``fault``.
         """
         drafter = self.drafter
-        self.tiers, self._evidence = check_tiers(drafter.tiers), check_evidence(drafter.evidence)
+        self.source_names, self._evidence = (
+            check_source_names(drafter.source_names),
+            check_evidence(drafter.evidence),
+        )
         self._wants_evidence = True
         session = drafter.start(tokens)
         if not isinstance(session, DraftSession):
@@ -97,12 +105,12 @@ class GuardedSession:
         if not copied and self._is_plain_chain(draft, gamma):
             self._count_sound()
             return draft if len(draft.tokens) else EMPTY_DRAFT
-        tiers = len(self.tiers)
+        sources = len(self.source_names)
         try:
-            checked = check_draft(draft, gamma, self._vocab, tree=tree, tiers=tiers)
+            checked = check_draft(draft, gamma, self._vocab, tree=tree, sources=sources)
         except Exception as error:
             self.fault(error)
-            return sound_head(draft, gamma, self._vocab, tree=tree, tiers=tiers)
+            return sound_head(draft, gamma, self._vocab, tree=tree, sources=sources)
         self._count_sound()
         return checked
 

@@ -19,7 +19,7 @@ from ngramspec.drafters.base import (
 )
 from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.reader import Reader, distribution, sampled
-from ngramspec.drafters.value import TIERS_OF_ENGINE, ValueDrafter, ValueSession
+from ngramspec.drafters.value import SOURCES_OF_ENGINE, ValueDrafter, ValueSession
 from ngramspec.drafters.worth import HeadWorth
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class HeadedSession(ForwardingSession):
 
     In sampled requests a token is sampled from the head's distribution where it is accepted with
     a higher probability than the best token of the tables. Whether it is drafted is decided before
-    it is sampled.
+    it is sampled. The head's rows and the sampled tokens are kept until tokens are committed, so a
+    draft that is proposed again needs no further forward.
 
     Args:
         drafter: its drafter.
@@ -95,7 +96,8 @@ class HeadedSession(ForwardingSession):
         self._path: list[int] = []  # draft tokens before the head's rows but the first
         self._rows: list[tuple[Int32, Float32]] = []  # the head's distributions along them
         self._emitted = self._cost = 1.0  # decaying sums over steps
-        self._paid = 0.0  # cost of the step so far, without the committed token's forward
+        self._paid = 0.0  # cost of the head's forwards in this step
+        self._verifying = 0.0  # additional cost of the target's forward for the draft
         self._failed: Exception | None = None
         self._sampled: dict[int, tuple[Int32, Float32]] = {}  # by depth: what it was sampled from
 
@@ -108,8 +110,6 @@ class HeadedSession(ForwardingSession):
         super().begin_sampling(temperature, seed)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        self._path, self._rows, self._sampled = [], [], {}
-        self._paid = 0.0
         plan = None
         in_call = self._calls is not None and self._calls.predicts
         if self.reader is not None and self.text and gamma > 0 and not in_call:
@@ -120,7 +120,7 @@ class HeadedSession(ForwardingSession):
             draft = self._stated(plan)
         else:
             draft = self.inner.propose(gamma, self._with_paid(cost), tree=tree)
-        self._paid += 0.0 if cost is None else float(cost[len(draft) + 1]) - float(cost[1])
+        self._verifying = 0.0 if cost is None else float(cost[len(draft) + 1]) - float(cost[1])
         return draft
 
     def _with_paid(self, cost: Float32 | None) -> Float32 | None:
@@ -237,22 +237,23 @@ class HeadedSession(ForwardingSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        verified = min(len(draft), len(accepted) + 1) if tested is None else tested
+        verified = min(len(draft), len(accepted) + 1) if verified is None else verified
         for depth, (_, probs) in self._sampled.items():
             if depth < verified:
                 self.worth.learn_accepted(float(probs[0]), depth < len(accepted))
-        super().observe(draft, accepted, tested, evidence)
+        super().observe(draft, accepted, verified, evidence)
 
     def extend(self, tokens: Int32) -> None:
         if self._failed is not None:
             raise self._failed
         self.text += tokens.tolist()
         self._emitted = RATE_MEMORY * self._emitted + len(tokens)
-        self._cost = RATE_MEMORY * self._cost + 1.0 + self._paid
-        self._paid = 0.0
+        self._cost = RATE_MEMORY * self._cost + 1.0 + self._paid + self._verifying
+        self._paid = self._verifying = 0.0
+        self._path, self._rows, self._sampled = [], [], {}
         super().extend(tokens)
 
     def close(self) -> None:
@@ -276,7 +277,7 @@ class HeadedDrafter(LearningDrafter):
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
         self.tables, self.head = tables.with_heads_tokens(), head
-        self.tiers = (*TIERS_OF_ENGINE, *head.tiers)
+        self.source_names = (*SOURCES_OF_ENGINE, *head.source_names)
         self.evidence, self.stores = tables.evidence, tables.stores
         known = None in (tables.spec, head.spec)
         self.spec = None if known else f"{tables.spec}+{head.spec}"

@@ -9,7 +9,7 @@ from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.null import NullDrafter
-from ngramspec.drafters.tiers import TieredDrafter
+from ngramspec.drafters.priority import PriorityDrafter
 from ngramspec.drafters.value import StoreDrafter, ValueDrafter
 from ngramspec.errors import check_int
 
@@ -22,7 +22,7 @@ class EarlyExitDrafter(ModelDrafter):
         gamma, threshold, most, tables: see ModelDrafter.
     """
 
-    tiers = ("early_exit",)
+    source_names = ("early_exit",)
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class MtpDrafter(ModelDrafter):
         gamma, threshold, most: see ModelDrafter.
     """
 
-    tiers = ("mtp",)
+    source_names = ("mtp",)
     reads_states = True
 
     def __init__(self, gamma: int = 8, threshold: float = 0.4, most: int | None = 64) -> None:
@@ -64,7 +64,7 @@ def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:
         return HeadedDrafter(drafter.tables, head)
     if isinstance(drafter, ValueDrafter):
         return HeadedDrafter(drafter, head)
-    return CalibratedDrafter(TieredDrafter((head, drafter)))
+    return CalibratedDrafter(PriorityDrafter((head, drafter)))
 
 
 class HeadOfCalls:

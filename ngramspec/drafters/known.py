@@ -43,7 +43,7 @@ class OracleDrafter(Drafter):
             begin like none of them are not drafted for. O(length) a draft.
     """
 
-    tiers = ("oracle",)
+    source_names = ("oracle",)
 
     def __init__(self, texts: Sequence[Sequence[int] | Int32]) -> None:
         self.texts = [np.asarray(text, np.int32).ravel() for text in texts]
@@ -77,7 +77,7 @@ class RandomDrafter(Drafter):
         seed: seed of every session.
     """
 
-    tiers = ("random",)
+    source_names = ("random",)
 
     def __init__(self, vocab: int, seed: int = 0) -> None:
         self.vocab = check_int("vocab", vocab, 1, MAX_VOCAB)

@@ -17,8 +17,8 @@ from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, LearningD
 from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
+from ngramspec.drafters.priority import PriorityDrafter
 from ngramspec.drafters.reader import Reader, distribution, sampled
-from ngramspec.drafters.tiers import TieredDrafter
 from ngramspec.errors import check_bool, check_int, check_real
 from ngramspec.stores.fingerprint import fingerprint
 
@@ -152,7 +152,7 @@ class ModelDrafter(LearningDrafter):
         tables: whether copies and n-grams guess the model's tokens, to save forwards of the model.
     """
 
-    tiers = ("model",)
+    source_names = ("model",)
     estimates = True
     reads_states = False  # whether its model reads the target's hidden states
     learned = ("loaded", "checked_for")
@@ -178,7 +178,9 @@ class ModelDrafter(LearningDrafter):
         self.settings = f"gamma={gamma},threshold={self.threshold},most={most},tables={tables}"
         speeds_up = check_bool("tables", tables)
         self.tables: Drafter
-        self.tables = TieredDrafter([CopyDrafter(), NGramDrafter()]) if speeds_up else NullDrafter()
+        self.tables = (
+            PriorityDrafter([CopyDrafter(), NGramDrafter()]) if speeds_up else NullDrafter()
+        )
         if isinstance(path, str):
             self.spec = f"model({path},{self.settings})"
         self.forget()

@@ -82,7 +82,7 @@ class NGramDrafter(Drafter):
         temperature: sampling temperature, > 0; "request": the request's own.
     """
 
-    tiers = ("ngram",)
+    source_names = ("ngram",)
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ class NullSession(DraftSession):
 class NullDrafter(Drafter):
     """Drafts nothing."""
 
-    tiers = ("none",)
+    source_names = ("none",)
     spec = "none"
 
     def start(self, tokens: Int32) -> DraftSession:

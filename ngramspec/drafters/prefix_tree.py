@@ -62,14 +62,14 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
         assumed = _assumed(draft, parents, which)
         sources = [0] * n if draft.source is None else draft.source.tolist()
         mine: list[int] = []
-        for token, above, p, tier in zip(
+        for token, above, p, origin in zip(
             draft.tokens.tolist(), parents, assumed, sources, strict=True
         ):
             key = (mine[above] if above >= 0 else -1, token)
             node = places.setdefault(key, len(places))
             if node == len(confidence):
                 confidence.append(p)
-                source.append(tier)
+                source.append(origin)
             confidence[node] = max(confidence[node], p)
             mine.append(node)
     if not places or limit < 1:

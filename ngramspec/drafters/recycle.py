@@ -109,7 +109,7 @@ class RecycleSession(DraftSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
         if evidence is None:
@@ -139,7 +139,7 @@ class RecycleDrafter(Drafter):
         always: False: only where they pay off, which requires other sources to compare with.
     """
 
-    tiers = ("recycle",)
+    source_names = ("recycle",)
 
     def __init__(self, top_k: int = 8, always: bool = True) -> None:
         if always is not True:

@@ -12,12 +12,12 @@ from ngramspec.drafters.value import RECYCLE_TOP_K, SOURCES, ValueDrafter
 from ngramspec.errors import check_choice
 from ngramspec.stores.choice import Store, open_stores
 
-TIERS = "copy+ngram+unigram"
-AUTO = f"{TIERS}+recycle(always=false)"  # policy "value"; "priority" uses TIERS
+TABLES = "copy+ngram+unigram"
+AUTO = f"{TABLES}+recycle(always=false)"  # policy "value"; "priority" uses TABLES
 POLICIES = ("value", "priority")
 CALIBRATIONS = ("shared", "request")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-TIER_PATTERN = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
+SOURCE_PATTERN = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
 
 # Class names in ngramspec.drafters, or callables added by ``register_drafter``.
 _factories: dict[str, str | Callable[..., Drafter]] = {
@@ -103,7 +103,7 @@ def build_drafter(
             unknown policy or calibration.
 
     Examples:
-        >>> build_drafter("copy+ngram(order=4)+unigram", policy="priority").tiers
+        >>> build_drafter("copy+ngram(order=4)+unigram", policy="priority").source_names
         ('copy', 'ngram', 'unigram')
     """
     check_policy(policy)
@@ -126,17 +126,17 @@ def _drafter(spec: str, policy: str) -> Drafter:
         raise TypeError(f"drafter must be a string or a Drafter, got {type(spec).__name__}")
     text = spec
     if (first := re.match(r"\s*auto\s*(?=\+|$)", spec)) is not None:
-        text = (AUTO if policy == "value" else TIERS) + spec[first.end() :]
-    tiers: list[tuple[re.Match[str], dict[str, object]]] = []
+        text = (AUTO if policy == "value" else TABLES) + spec[first.end() :]
+    sources: list[tuple[re.Match[str], dict[str, object]]] = []
     at = 0
     while at <= len(text):
-        match = TIER_PATTERN.match(text, at)
+        match = SOURCE_PATTERN.match(text, at)
         if match is None:
             raise _error(text, at, len(text), "cannot be read as name or name(key=value,...)")
-        tiers.append((match, _arguments(text, match)))
+        sources.append((match, _arguments(text, match)))
         at = match.end() + (match.end() == len(text) and not text.endswith("+"))
-    heads = [each for each in tiers if each[0]["name"] in HEADS]
-    tables = [each for each in tiers if each not in heads]
+    heads = [each for each in sources if each[0]["name"] in HEADS]
+    tables = [each for each in sources if each not in heads]
     if policy == "value" and len(heads) <= 1 and tables and _joinable(tables):
         given = {
             k: v for _, each in tables for k, v in each.items() if k in ("min_match", "always")
@@ -147,18 +147,18 @@ def _drafter(spec: str, policy: str) -> Drafter:
             head = _made(text, match, _factory(match["name"]), arguments)
             drafter = _class("HeadedDrafter")(drafter, head)
         return drafter
-    built = [_made(text, match, _factory(match["name"]), given) for match, given in tiers]
-    drafter = built[0] if len(built) == 1 else _class("TieredDrafter")(built)
-    own = len(built) > 1 or tiers[0][0]["name"] in SOURCES
+    built = [_made(text, match, _factory(match["name"]), given) for match, given in sources]
+    drafter = built[0] if len(built) == 1 else _class("PriorityDrafter")(built)
+    own = len(built) > 1 or sources[0][0]["name"] in SOURCES
     return _class("CalibratedDrafter")(drafter) if policy == "value" and own else drafter
 
 
-def _joinable(tiers: list[tuple[re.Match[str], dict[str, object]]]) -> bool:
-    names = [match["name"] for match, _ in tiers]
+def _joinable(sources: list[tuple[re.Match[str], dict[str, object]]]) -> bool:
+    names = [match["name"] for match, _ in sources]
     return len(set(names)) == len(names) and all(
         name in JOINABLE
         and all(JOINABLE[name].get(key, key) in (value, ...) for key, value in given.items())
-        for name, given in zip(names, (given for _, given in tiers), strict=True)
+        for name, given in zip(names, (given for _, given in sources), strict=True)
     )
 
 

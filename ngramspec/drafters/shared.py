@@ -30,7 +30,7 @@ def start_with_stores(drafter: ValueDrafter, tokens: Int32) -> DraftSession:
     session = ValueSession(engine, tokens, drafter.always, rehearsed=rehearsed, tools=tools)
     if not any(isinstance(each, SharedRequest) for each in stores):
         return session
-    return SharedSession(session, drafter.tiers.index("store"), list(own.values()))
+    return SharedSession(session, drafter.source_names.index("store"), list(own.values()))
 
 
 class SharedSession(ForwardingSession):
@@ -53,14 +53,14 @@ class SharedSession(ForwardingSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
         if draft.source is not None and len(accepted):
             taken = int((draft.source[list(accepted)] == self._source).sum())
             if taken:
                 self._credit(taken)
-        super().observe(draft, accepted, tested, evidence)
+        super().observe(draft, accepted, verified, evidence)
 
     def extend(self, tokens: Int32) -> None:
         super().extend(tokens)

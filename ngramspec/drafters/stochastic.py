@@ -31,7 +31,7 @@ class Gate(Protocol):
     def open(self) -> bool:
         """Whether to draft now."""
 
-    def learn(self, accepted: int, tested: int) -> None:
+    def learn(self, accepted: int, verified: int) -> None:
         """Count verified draft tokens and how many of them were accepted."""
 
 
@@ -187,10 +187,10 @@ class SamplingUnigramSession(SamplingSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        self.gate.learn(len(accepted), len(draft) if tested is None else tested)
+        self.gate.learn(len(accepted), len(draft) if verified is None else verified)
 
     def extend(self, tokens: Int32) -> None:
         for token in tokens.tolist():

@@ -40,10 +40,10 @@ class UnigramSession(DraftSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        judged = min(len(draft), len(accepted) + 1) if tested is None else tested
+        judged = min(len(draft), len(accepted) + 1) if verified is None else verified
         self.drafter.learn(len(accepted), judged)
 
     def extend(self, tokens: Int32) -> None:
@@ -65,8 +65,8 @@ class UnigramDrafter(LearningDrafter):
         temperature: sampling temperature, > 0; "request": the request's own.
     """
 
-    tiers = ("unigram",)
-    learned = ("_lock", "_accepted", "_tested", "_closed")
+    source_names = ("unigram",)
+    learned = ("_lock", "_accepted", "_verified", "_closed")
 
     def __init__(
         self, min_acceptance: float = 0.1, sample: bool = False, temperature: float | str = 1.0
@@ -82,23 +82,23 @@ class UnigramDrafter(LearningDrafter):
 
     def forget(self) -> None:
         self._lock = threading.Lock()
-        self._accepted, self._tested, self._closed = PRIOR_ACCEPTED, PRIOR_VERIFIED, 0
+        self._accepted, self._verified, self._closed = PRIOR_ACCEPTED, PRIOR_VERIFIED, 0
 
     def open(self) -> bool:
         """Whether to draft now: acceptance is high enough, or a probe is due."""
         with self._lock:
-            if self._accepted >= self.min_acceptance * self._tested:
+            if self._accepted >= self.min_acceptance * self._verified:
                 return True
             self._closed += 1
             return self._closed % PROBE_EVERY == 0
 
-    def learn(self, accepted: int, tested: int) -> None:
+    def learn(self, accepted: int, verified: int) -> None:
         """Count verified draft tokens and how many of them were accepted."""
         with self._lock:
             self._accepted += accepted
-            self._tested += tested
-            if self._tested > HALVE_AT_VERIFIED:
-                self._accepted, self._tested = self._accepted // 2, self._tested // 2
+            self._verified += verified
+            if self._verified > HALVE_AT_VERIFIED:
+                self._accepted, self._verified = self._accepted // 2, self._verified // 2
 
     def start(self, tokens: Int32) -> DraftSession:
         drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing

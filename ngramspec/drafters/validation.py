@@ -16,18 +16,18 @@ INT32, INT8, FLOAT32 = np.dtype(np.int32), np.dtype(np.int8), np.dtype(np.float3
 UINT32 = np.dtype(np.uint32)
 largest = np.maximum.reduce
 ONE_BITS = int(np.float32(1.0).view(UINT32))  # bits of 1.0; floats in 0..1 have smaller ones
-MAX_TIERS = 128  # Draft.source is int8
+MAX_SOURCES = 128  # Draft.source is int8
 SUM_ERROR_PER_ENTRY = 2.0**-23  # allowed error of a float32 sum per probability in it
 MAX_SUM_ERROR = 1e-4  # limit of that error
 
 
-def check_tiers(tiers: object) -> tuple[str, ...]:
-    """Return a drafter's ``tiers`` as a tuple; a TypeError or ValueError if not 1 to 128 names."""
-    if type(tiers) not in (tuple, list) or not all(type(name) is str for name in tiers):  # type: ignore[attr-defined]
-        raise TypeError(f"a drafter's tiers must be a tuple of strings, got {tiers!r}")
-    names: tuple[str, ...] = tuple(tiers)  # type: ignore[arg-type]
-    if not 1 <= len(names) <= MAX_TIERS:
-        raise ValueError(f"a drafter must have 1..{MAX_TIERS} tiers, got {len(names)}")
+def check_source_names(given: object) -> tuple[str, ...]:
+    """Return a drafter's ``source_names`` as a tuple; a TypeError or ValueError if not 1 to 128."""
+    if type(given) not in (tuple, list) or not all(type(name) is str for name in given):  # type: ignore[attr-defined]
+        raise TypeError(f"a drafter's source_names must be a tuple of strings, got {given!r}")
+    names: tuple[str, ...] = tuple(given)  # type: ignore[arg-type]
+    if not 1 <= len(names) <= MAX_SOURCES:
+        raise ValueError(f"a drafter must have 1..{MAX_SOURCES} source names, got {len(names)}")
     return names
 
 
@@ -39,7 +39,7 @@ def check_evidence(request: object) -> EvidenceRequest | None:
 
 
 def check_draft(
-    draft: object, limit: int, vocab: int, *, tree: bool = False, tiers: int = MAX_TIERS
+    draft: object, limit: int, vocab: int, *, tree: bool = False, sources: int = MAX_SOURCES
 ) -> Draft:
     """Return a copy of ``draft`` if the target can verify it, as a chain unless ``tree``.
 
@@ -52,7 +52,7 @@ def check_draft(
         limit: maximum number of tokens.
         vocab: size of the target's vocabulary.
         tree: whether it may be a tree.
-        tiers: number of sources that it may name.
+        sources: number of sources that it may name.
 
     Raises:
         TypeError, ValueError: a field is invalid; the message has its name, bound and value. Fields
@@ -75,9 +75,9 @@ def check_draft(
         _check_tree(tokens, parents)
     if draft.source is not None:
         source = _copied("source", draft.source, INT8, n)
-        if max(source.tobytes()) >= tiers:  # as unsigned bytes, negative ones are above 127
-            bad = source[(source < 0) | (source >= tiers)][0]
-            raise ValueError(f"source must lie in 0..{tiers - 1}, got {bad}")
+        if max(source.tobytes()) >= sources:  # as unsigned bytes, negative ones are above 127
+            bad = source[(source < 0) | (source >= sources)][0]
+            raise ValueError(f"source must lie in 0..{sources - 1}, got {bad}")
     if draft.confidence is not None:
         confidence = _copied("confidence", draft.confidence, FLOAT32, n)
         if largest(confidence.view(UINT32)) > ONE_BITS:  # also true for NaN and negative numbers
@@ -89,7 +89,7 @@ def check_draft(
     return Draft(tokens, parents, confidence, proposal, source)
 
 
-def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, tiers: int) -> Draft:
+def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, sources: int) -> Draft:
     """The part that can be verified of a draft that failed ``check_draft`` with these arguments.
 
     Only stochastic drafts have one: their longest valid prefix. Whether a node is invalid may
@@ -102,7 +102,7 @@ def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, tiers: int)
     while low < high:
         middle = (low + high + 1) // 2
         try:
-            sound = check_draft(draft.first(middle), middle, vocab, tree=tree, tiers=tiers)
+            sound = check_draft(draft.first(middle), middle, vocab, tree=tree, sources=sources)
             low = middle
         except Exception:  # fields that are not arrays may raise anything
             high = middle - 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
-TIERS_OF_ENGINE = ("copy", "resume", "ngram", "unigram", "store", RECYCLE)  # see Draft.source
+SOURCES_OF_ENGINE = ("copy", "resume", "ngram", "unigram", "store", RECYCLE)  # see Draft.source
 TOOLS = "tools"  # predicted tool calls
 RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
@@ -89,7 +89,7 @@ class ValueSession(DraftSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
         if evidence is not None and len(evidence.tokens):
@@ -139,7 +139,7 @@ class ValueDrafter(LearningDrafter):
             32 nodes costs at most 1.15 times a one-position forward.
     """
 
-    tiers: tuple[str, ...] = TIERS_OF_ENGINE[:4]
+    source_names: tuple[str, ...] = SOURCES_OF_ENGINE[:4]
     estimates = True
     branches = True
     learned = ("calibration",)
@@ -174,9 +174,9 @@ class ValueDrafter(LearningDrafter):
         self.recycles = RECYCLE in self.sources
         if self.recycles:
             self.evidence = EvidenceRequest(top_k=RECYCLE_TOP_K)
-            self.tiers = TIERS_OF_ENGINE
+            self.source_names = SOURCES_OF_ENGINE
         elif self.stores:
-            self.tiers = TIERS_OF_ENGINE[:5]
+            self.source_names = SOURCES_OF_ENGINE[:5]
         self.forget()
 
     def with_stores(self, stores: Sequence[Store]) -> ValueDrafter:
@@ -188,7 +188,7 @@ class ValueDrafter(LearningDrafter):
     def with_tools(self, tools: ToolCalls) -> Self:
         """A copy of this drafter that predicts tool calls; both share one calibration."""
         other = copy.copy(self)
-        other.tools, other.headed, other.tiers = tools, True, (*TIERS_OF_ENGINE, TOOLS)
+        other.tools, other.headed, other.source_names = tools, True, (*SOURCES_OF_ENGINE, TOOLS)
         return other
 
     def with_heads_tokens(self) -> ValueDrafter:

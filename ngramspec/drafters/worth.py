@@ -30,7 +30,7 @@ class HeadWorth:
         self._gain = np.repeat(prior[:, None], DEPTHS, axis=1)
         self._times = np.full(self._gain.shape, PRIOR_TIMES)
         self._accepted = (np.arange(PEAKS) + 0.5) / PEAKS * 0.6 + 0.35
-        self._tested = np.full(PEAKS, PRIOR_TIMES)
+        self._verified = np.full(PEAKS, PRIOR_TIMES)
         self._skipped, self._patience = 0, PATIENCE
 
     def gain(self, confidence: float, depth: int) -> float:
@@ -62,8 +62,8 @@ class HeadWorth:
     def learn_accepted(self, peak: float, accepted: bool) -> None:
         """Learn whether a sampled token was accepted."""
         at = _peak(peak)
-        self._tested[at] = min(self._tested[at] + 1, FADED)
-        self._accepted[at] += (accepted - self._accepted[at]) / self._tested[at]
+        self._verified[at] = min(self._verified[at] + 1, FADED)
+        self._accepted[at] += (accepted - self._accepted[at]) / self._verified[at]
 
 
 def _cell(confidence: float, depth: int) -> tuple[int, int]:

@@ -225,11 +225,11 @@ class Alpha:
     Attributes:
         positions: at which the drafter was asked for a draft.
         drafted: share of them with a draft.
-        tested: verified tokens, at all depths.
+        verified: verified tokens, at all depths.
         alpha: the mean of sum min(p / l, q) over the verified first tokens, by lenience.
         error: its standard error, by bootstrap over the texts, by lenience.
         match: the mean of sum p q over them.
-        by_depth: (alpha, its standard error, tested) at each depth, lenience as the first one.
+        by_depth: (alpha, its standard error, verified) at each depth, lenience as the first one.
         moved: mean total variation between p and the emitted token's distribution, by lenience;
             empty if not measured.
         perplexity: of emitted tokens under the target, by lenience; empty if not measured.
@@ -237,7 +237,7 @@ class Alpha:
 
     positions: int
     drafted: float
-    tested: int
+    verified: int
     alpha: tuple[float, ...]
     error: tuple[float, ...]
     match: float
@@ -263,7 +263,7 @@ def summarize(played: Sequence[Played], seed: int = 0) -> Alpha:
     return Alpha(
         positions=positions,
         drafted=len(match) / positions if positions else 0.0,
-        tested=sum(len(each.depth) for each in played),
+        verified=sum(len(each.depth) for each in played),
         alpha=tuple(mean for mean, _ in found),
         error=tuple(error for _, error in found),
         match=float(np.mean(match)) if match else 0.0,

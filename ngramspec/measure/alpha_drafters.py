@@ -70,7 +70,7 @@ class ModelDrafter(Drafter):
 
     def __init__(self, model: CountModel | RandomModel, name: str) -> None:
         self.model = model
-        self.tiers = (name,)
+        self.source_names = (name,)
 
     def start(self, tokens: Int32) -> DraftSession:
         return _ModelSession(self.model, tokens)
@@ -104,7 +104,7 @@ class _ModelSession(DraftSession):
 class SmallModelDrafter(Drafter):
     """Drafts with another causal language model of the same vocabulary, in eval mode."""
 
-    tiers = ("model",)
+    source_names = ("model",)
 
     def __init__(self, model: Any) -> None:
         self.model = model

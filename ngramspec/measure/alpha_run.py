@@ -74,7 +74,7 @@ class Observed:
     """
 
     lenience: float
-    tested: int
+    verified: int
     alpha: float
     tokens_per_call: float
     moved: float | None = None
@@ -213,7 +213,7 @@ def observe(
                     model, input_ids=prompt, attention_mask=mask, speculator=speculator, **arguments
                 )
         stats = speculator.stats
-        counted = (lenience, stats.tested, stats.alpha, stats.tokens_per_call)
+        counted = (lenience, stats.verified, stats.alpha, stats.tokens_per_call)
         if plan.change:
             yield Observed(*counted, change.mean_moved, change.perplexity, change.text_moved)
         else:
@@ -245,9 +245,9 @@ def _makers(
                 raise ValueError(f"{MODEL} needs a model")
             makers[name] = partial(SmallModelDrafter, plan.draft_model)
         else:
-            tiers = "value" if name == "auto" or "+" in name else "priority"
-            build_drafter(name, policy=tiers)
-            makers[name] = partial(build_drafter, name, policy=tiers)
+            policy = "value" if name == "auto" or "+" in name else "priority"
+            build_drafter(name, policy=policy)
+            makers[name] = partial(build_drafter, name, policy=policy)
     return makers
 
 

@@ -63,7 +63,11 @@ class Recorder(Drafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        self.tiers, self.estimates, self.branches = inner.tiers, inner.estimates, inner.branches
+        self.source_names, self.estimates, self.branches = (
+            inner.source_names,
+            inner.estimates,
+            inner.branches,
+        )
         self.evidence = inner.evidence
         self.last = EMPTY_DRAFT
 

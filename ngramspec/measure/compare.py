@@ -40,7 +40,7 @@ def compare(
     Returns:
         ``groups``: Tally.to_dict by group; ``mean``: geometric means over groups, and the times of
         all steps; ``halves``: the means of two halves of the traces, each with its own drafter;
-        ``tiers``, ``matches``, ``positions``, ``confidence``: Shares, as in Acceptance.
+        ``sources``, ``matches``, ``positions``, ``confidence``: Shares, as in Acceptance.
     """
     traces = list(traces)
     if shuffle is not None:
@@ -63,7 +63,7 @@ def compare(
         ],
         **{
             name: _shares(getattr(acceptance, name))
-            for name in ("tiers", "matches", "positions", "confidence")
+            for name in ("sources", "matches", "positions", "confidence")
         },
     }
 

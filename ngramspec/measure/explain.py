@@ -199,8 +199,8 @@ def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:
     """A step as JSON values, with tokens decoded one by one.
 
     These are ``prompt``, ``index`` and ``width``; the texts ``drafted`` and ``emitted``; the
-    drafted tokens' ``source`` and ``parents``; the indices ``accepted``; ``tested``, the number of
-    verified tokens; ``draft_seconds``, ``forward_seconds`` and ``other_seconds``.
+    drafted tokens' ``source`` and ``parents``; the indices ``accepted``; ``verified``, the
+    number of verified tokens; ``draft_seconds``, ``forward_seconds`` and ``other_seconds``.
     """
 
     def texts(tokens: Sequence[int]) -> list[str]:
@@ -214,7 +214,7 @@ def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:
         "source": list(event.source),
         "parents": None if event.parents is None else list(event.parents),
         "accepted": list(event.verdict.accepted),
-        "tested": event.verdict.tested,
+        "verified": event.verdict.verified,
         "emitted": texts(event.verdict.emitted),
         "draft_seconds": event.draft_seconds,
         "forward_seconds": event.forward_seconds,

@@ -57,7 +57,7 @@ def points(values: Sequence[tuple[float, float, str]]) -> str:
         title = f"<title>{escape(hint)}</title>"
         parts.append(f'<circle class="bar" cx="{at:.1f}" cy="{up:.1f}" r="4">{title}</circle>')
     parts.append(_text(MARGIN + size / 2, HEIGHT - 14, "expected by the drafter"))
-    parts.append(_text(MARGIN + size / 2, 12, "accepted / tested"))
+    parts.append(_text(MARGIN + size / 2, 12, "accepted / verified"))
     return _svg("".join(parts), HEIGHT)
 
 

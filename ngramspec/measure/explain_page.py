@@ -14,7 +14,7 @@ from typing import Any
 from ngramspec.measure.explain import Run
 from ngramspec.measure.explain_advice import Advice, reliability
 from ngramspec.measure.explain_charts import bars, points, timeline
-from ngramspec.measure.explain_predict import Rung, batches, by_depth, by_tier, rung_rows
+from ngramspec.measure.explain_predict import Rung, batches, by_depth, by_source, rung_rows
 from ngramspec.measure.replay import CONFIDENCE_BINS
 from ngramspec.measure.wording import counted
 
@@ -60,7 +60,7 @@ svg text { font-size: 11px; fill: var(--ink); text-anchor: middle; }
 
 def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
     """The page as HTML 5; ``rungs`` are those of ``ladder``, ``advice`` that of ``advise``."""
-    tiers = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(by_tier(run))}
+    sources = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(by_source(run))}
     parts = [
         f"<h1>{escape(run.model)}: {run.measured:.2f} times as fast as plain</h1>",
         f"<p>{escape(_summary(run))}</p>",
@@ -72,7 +72,7 @@ def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
         _advice_table(advice),
         *_batches(run),
         "<h2>The text</h2>",
-        _legend(tiers),
+        _legend(sources),
     ]
     for number, trace in enumerate(run.traces):
         steps = [step for step in run.steps if step["prompt"] == number]
@@ -80,7 +80,7 @@ def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
         if not run.same[number]:
             note = "The baseline's text differs here; see Exactness and dtypes."
             parts.append(f"<p>{note}</p>")
-        parts.append(_text(steps, tiers))
+        parts.append(_text(steps, sources))
         parts.append(timeline(steps))
     parts += _acceptance(run)
     body = "\n".join(parts)
@@ -136,9 +136,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _legend(tiers: Mapping[str, str]) -> str:
+def _legend(sources: Mapping[str, str]) -> str:
     words = [
-        f'<span style="color:{colour}">{escape(name)}</span>' for name, colour in tiers.items()
+        f'<span style="color:{colour}">{escape(name)}</span>' for name, colour in sources.items()
     ]
     words.append('<span class="own">the target\'s own</span>')
     words.append('<span class="rejected">rejected</span>')
@@ -149,16 +149,16 @@ def _legend(tiers: Mapping[str, str]) -> str:
     return f"<p>accepted from {', '.join(words)}. {hint}</p>"
 
 
-def _text(steps: Sequence[Mapping[str, Any]], tiers: Mapping[str, str]) -> str:
-    spans = "".join(_step(step, tiers) for step in steps)
+def _text(steps: Sequence[Mapping[str, Any]], sources: Mapping[str, str]) -> str:
+    spans = "".join(_step(step, sources) for step in steps)
     return f'<pre class="text">{spans}</pre>'
 
 
-def _step(step: Mapping[str, Any], tiers: Mapping[str, str]) -> str:
+def _step(step: Mapping[str, Any], sources: Mapping[str, str]) -> str:
     count = len(step["accepted"])
     pieces = []
     for node, text in zip(step["accepted"], step["emitted"], strict=False):
-        colour = tiers.get(step["source"][node], COLOURS[-1])
+        colour = sources.get(step["source"][node], COLOURS[-1])
         pieces.append(f'<span style="color:{colour}">{escape(text)}</span>')
     wrong = first_rejected(step)
     if wrong is not None:
@@ -201,25 +201,29 @@ def tree_text(step: Mapping[str, Any]) -> str:
 
 def _acceptance(run: Run) -> list[str]:
     depths = [
-        (str(depth + 1), share.rate, f"{share.accepted} of {share.tested}")
+        (str(depth + 1), share.rate, f"{share.accepted} of {share.verified}")
         for depth, share in by_depth(run.steps).items()
         if depth < MAX_SHOWN_DEPTHS
     ]
-    tiers = [
-        (name, share.rate, f"{share.accepted} of {share.tested}")
-        for name, share in by_tier(run).items()
+    sources = [
+        (name, share.rate, f"{share.accepted} of {share.verified}")
+        for name, share in by_source(run).items()
     ]
     shares = reliability(run).confidence
     dots = [
-        (share.expected / share.tested, share.accepted / share.tested, f"{share.tested} tested")
+        (
+            share.expected / share.verified,
+            share.accepted / share.verified,
+            f"{share.verified} verified",
+        )
         for _, share in sorted(shares.items())
-        if share.tested
+        if share.verified
     ]
     return [
         "<h2>Acceptance by position in the draft</h2>",
         bars(depths, top=1.0),
         "<h2>Acceptance by source</h2>",
-        bars(tiers, top=1.0),
+        bars(sources, top=1.0),
         f"<h2>Reliability of the confidences ({CONFIDENCE_BINS} bins, replayed)</h2>",
         points(dots) if dots else "<p>This drafter reports no confidences.</p>",
     ]

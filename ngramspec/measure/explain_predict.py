@@ -40,13 +40,13 @@ class Rung:
 class Share:
     """Verified draft tokens of one depth or draft source."""
 
-    tested: int
+    verified: int
     accepted: int
 
     @property
     def rate(self) -> float:
-        """Accepted / tested."""
-        return self.accepted / self.tested if self.tested else 0.0
+        """Accepted / verified."""
+        return self.accepted / self.verified if self.verified else 0.0
 
 
 def ladder(run: Run) -> list[Rung]:
@@ -221,9 +221,9 @@ def by_depth(steps: Sequence[Mapping[str, Any]]) -> dict[int, Share]:
     return {depth: Share(*found[depth]) for depth in sorted(found)}
 
 
-def by_tier(run: Run) -> dict[str, Share]:
+def by_source(run: Run) -> dict[str, Share]:
     """Verified draft tokens by draft source."""
-    return {name: Share(tier.tested, tier.accepted) for name, tier in run.stats.tiers.items()}
+    return {name: Share(each.verified, each.accepted) for name, each in run.stats.sources.items()}
 
 
 def acceptance_of(shares: Mapping[int, Share], least: int = 1) -> Float32:
@@ -231,7 +231,7 @@ def acceptance_of(shares: Mapping[int, Share], least: int = 1) -> Float32:
     rates = []
     for depth in range(len(shares)):
         share = shares.get(depth)
-        if share is None or share.tested < least:
+        if share is None or share.verified < least:
             break
         rates.append(share.rate)
     return np.array(rates, np.float32)

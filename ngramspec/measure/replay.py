@@ -32,13 +32,13 @@ CONFIDENCE_BINS = 20
 class Share:
     """Verified draft tokens, the accepted ones, and how many the drafter expected."""
 
-    tested: int = 0
+    verified: int = 0
     accepted: int = 0
     expected: float = 0.0
 
     def add(self, accepted: bool, expected: float = 0.0) -> None:
         """Count one verified token."""
-        self.tested += 1
+        self.verified += 1
         self.accepted += accepted
         self.expected += expected
 
@@ -76,14 +76,14 @@ class Acceptance:
     """Acceptance by the source of a draft token and its position.
 
     Attributes:
-        tiers: by the drafter's tier.
+        sources: by draft source.
         matches: by the length of the longest suffix that had occurred before the step, whatever
             the drafter; keys are the least lengths of the buckets.
         positions: by the position in the draft (in a tree, the depth), from 0 on.
         confidence: by the drafter's confidence, in ``CONFIDENCE_BINS`` equal bins.
     """
 
-    tiers: dict[str, Share] = field(default_factory=dict)
+    sources: dict[str, Share] = field(default_factory=dict)
     matches: dict[int, Share] = field(default_factory=dict)
     positions: dict[int, Share] = field(default_factory=dict)
     confidence: dict[int, Share] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Acceptance:
         for node, depth in known_nodes(draft, path):
             right = node in path
             expected = 0.0 if draft.confidence is None else float(draft.confidence[node])
-            self.tiers.setdefault(names[source[node]], Share()).add(right, expected)
+            self.sources.setdefault(names[source[node]], Share()).add(right, expected)
             self.matches.setdefault(bucket, Share()).add(right, expected)
             self.positions.setdefault(depth, Share()).add(right, expected)
             if draft.confidence is not None:
@@ -201,13 +201,13 @@ class Player:
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
             if count:
                 controller.observe(count, len(path))
-            tested = sum(1 for _ in judged_nodes(draft, path))
-            verdict = Verdict(path, tested, new.tolist())
-            tally.count_step(draft, verdict, drafter.tiers)
+            verified = sum(1 for _ in judged_nodes(draft, path))
+            verdict = Verdict(path, verified, new.tolist())
+            tally.count_step(draft, verdict, drafter.source_names)
             tally.cost += float(plan.cost[count + 1])
             if self.acceptance is not None and seen is not None:
                 match = seen.longest_match()[0]
-                self.acceptance.count(draft, path, match, drafter.tiers)
+                self.acceptance.count(draft, path, match, drafter.source_names)
                 seen.extend(new)
             at += len(new)
         tally.cost += 0.0 if model is None else model.paid

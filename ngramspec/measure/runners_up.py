@@ -27,12 +27,12 @@ class RecordingSession(ForwardingSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
         self.last = evidence
         if len(draft):
-            self.inner.observe(draft, accepted, tested)
+            self.inner.observe(draft, accepted, verified)
 
     def extend(self, tokens: Int32) -> None:
         if self.last is not None:  # None: the last accepted token ended the text
@@ -51,7 +51,7 @@ class RecordingDrafter(Drafter):
     """
 
     def __init__(self, inner: Drafter, top_k: int) -> None:
-        self.inner, self.tiers = inner, inner.tiers
+        self.inner, self.source_names = inner, inner.source_names
         self.estimates, self.branches = inner.estimates, inner.branches
         self.evidence = EvidenceRequest(top_k=top_k)
         self.ids: list[Int32] = []

@@ -65,10 +65,10 @@ class Metrics:
             return
         self.calls.inc(stats.target_calls)
         self.call_tokens.inc(stats.emitted)
-        for name, tier in stats.tiers.items():
-            self.drafts.labels(name, "accepted").inc(tier.accepted)
-            self.drafts.labels(name, "rejected").inc(tier.tested - tier.accepted)
-            self.drafts.labels(name, "untested").inc(tier.drafted - tier.tested)
+        for name, each in stats.sources.items():
+            self.drafts.labels(name, "accepted").inc(each.accepted)
+            self.drafts.labels(name, "rejected").inc(each.verified - each.accepted)
+            self.drafts.labels(name, "unverified").inc(each.drafted - each.verified)
 
     def text(self, engine: Engine) -> bytes:
         """The whole metrics page."""

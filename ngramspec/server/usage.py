@@ -84,8 +84,8 @@ def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
         "prefill_drafted": stats.prefill_drafted,
         "prefill_accepted": stats.prefill_accepted,
         "sources": {
-            name: {"drafted": tier.drafted, "tested": tier.tested, "accepted": tier.accepted}
-            for name, tier in stats.tiers.items()
+            name: {"drafted": each.drafted, "verified": each.verified, "accepted": each.accepted}
+            for name, each in stats.sources.items()
         },
         "seconds_waiting": max(progress.started - progress.submitted, 0.0),
         "seconds_to_first_token": max(progress.first - progress.submitted, 0.0),

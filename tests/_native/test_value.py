@@ -149,4 +149,4 @@ def test_the_drafter_hands_over_confidence_and_source():
     draft = session.propose(3)
     assert draft.tokens.tolist() == [4, 5, 1]
     assert draft.confidence.dtype == np.float32
-    assert [drafter.tiers[i] for i in draft.source] == ["copy"] * 3
+    assert [drafter.source_names[i] for i in draft.source] == ["copy"] * 3

@@ -40,7 +40,7 @@ def test_the_twin_replays_exactly_as_the_native_engine():
         Player(drafter, Plan(cost_curve("cpu", 64))).play(map(repetitive, range(3))).groups["g"]
         for drafter in (ValueDrafter(), TwinDrafter())
     )
-    for name in ("target_calls", "emitted", "drafted", "tested", "accepted"):
+    for name in ("target_calls", "emitted", "drafted", "verified", "accepted"):
         assert getattr(left, name) == getattr(right, name)
     assert left.emitted > 2 * left.target_calls
 

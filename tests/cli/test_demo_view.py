@@ -18,13 +18,13 @@ from ngramspec.measure.measurement import Row
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other than the newline
 
 
-def event(drafted, accepted, emitted, tested=None):
+def event(drafted, accepted, emitted, verified=None):
     """The step that drafted and emitted these characters, with so many accepted."""
     drafted, emitted = tuple(drafted.encode()), tuple(emitted.encode())
-    if tested is None:
-        tested = min(len(drafted), accepted + 1)
-    rejected = accepted if tested > accepted else None
-    verdict = Verdict(range(accepted), tested, emitted, rejected)
+    if verified is None:
+        verified = min(len(drafted), accepted + 1)
+    rejected = accepted if verified > accepted else None
+    verdict = Verdict(range(accepted), verified, emitted, rejected)
     return StepEvent(1, drafted, ("copy",) * len(drafted), verdict, 0.0, 0.0, 0.0)
 
 
@@ -44,7 +44,7 @@ def test_pieces_of_a_step_say_what_became_of_each_token():
 
 def test_a_cut_behind_the_last_accepted_token_rejects_nothing():
     pieces = Pieces(ByteTokenizer(), [])
-    assert pieces.of(event("abcd", 2, "ab", tested=2)) == [("accepted", "a"), ("accepted", "b")]
+    assert pieces.of(event("abcd", 2, "ab", verified=2)) == [("accepted", "a"), ("accepted", "b")]
 
 
 def test_a_character_of_several_tokens_comes_whole_and_special_tokens_not_at_all():
@@ -136,7 +136,7 @@ def test_a_terminal_without_colour_gets_no_control_characters(name, value, monke
 
 
 def test_a_table_row_shows_the_words_of_the_design():
-    stats = DecodeStats(runs=1, target_calls=8, emitted=20, drafted=30, tested=16, accepted=12)
+    stats = DecodeStats(runs=1, target_calls=8, emitted=20, drafted=30, verified=16, accepted=12)
     row = Row("code", 21, stats, 10.0, 25.0, None)
     assert [cell.plain for cell in demo_view.cells(row)] == [
         *("code", "21", "8", "2.50", "0.75", "10.0", "25.0", "2.50", "yes")

@@ -32,14 +32,14 @@ def test_what_should_end_the_generation_ends_it():
 
 def test_names_of_tiers_are_those_of_the_session_s_start():
     class Changing(Counting):
-        tiers = ("a", "b")
+        source_names = ("a", "b")
 
     drafter = Changing(lambda gamma: Draft(OK, source=np.array([0, 1, 1], np.int8)))
     drafting, stats = drafting_of(drafter)
     assert len(step(drafting, stats)) == 3
-    drafter.tiers = ()
+    drafter.source_names = ()
     assert len(step(drafting, stats)) == 3
-    assert {name: tier.drafted for name, tier in stats.tiers.items()} == {"a": 2, "b": 4}
+    assert {name: source.drafted for name, source in stats.sources.items()} == {"a": 2, "b": 4}
 
 
 # What a session does to what it was given, or has returned
@@ -52,7 +52,7 @@ def test_what_a_session_returned_it_may_write_to():
         def start(self, tokens):
             session = super().start(tokens)
 
-            def observe(draft, accepted, tested=None):
+            def observe(draft, accepted, verified=None):
                 draft.tokens[:] = -7
                 draft.source[:] = 99
                 accepted.clear()
@@ -74,7 +74,7 @@ def test_what_a_session_returned_it_may_write_to():
     assert draft.source.tolist() == [0, 0, 0]
     assert verdict.accepted == [0]
     assert stats.drafter_faults == 1  # its own: there is nothing to clear
-    stats.count_step(draft, verdict, drafting.tiers)
+    stats.count_step(draft, verdict, drafting.source_names)
 
 
 def test_a_session_observes_its_own_draft_as_far_as_it_was_verified():

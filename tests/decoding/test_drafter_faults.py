@@ -24,7 +24,7 @@ from faulty_drafters import (
 from ngramspec import Speculator, Verdict
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import make_controller
-from ngramspec.drafters import CalibratedDrafter, TieredDrafter
+from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
 from ngramspec.drafters.guarded import FORGIVING_DRAFTS as FORGIVEN
 from ngramspec.drafters.guarded import MAX_FAULTS as FAULTS
 from ngramspec.hf_model.compat.names import MARKS_CACHES, has
@@ -32,11 +32,11 @@ from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("case", HOSTILE)
-@pytest.mark.parametrize("inside", [None, TieredDrafter, CalibratedDrafter])
+@pytest.mark.parametrize("inside", [None, PriorityDrafter, CalibratedDrafter])
 def test_whatever_propose_returns_costs_the_draft_at_most(case, tree, inside):
     drafter = Counting(HOSTILE[case])
     if inside is not None:
-        drafter = inside([drafter] if inside is TieredDrafter else drafter)
+        drafter = inside([drafter] if inside is PriorityDrafter else drafter)
     drafting, stats = drafting_of(drafter, tree=tree, always=tree)
     replaced = inside is CalibratedDrafter and case.startswith("confidence")
     for _ in range(2):
@@ -56,14 +56,14 @@ def test_a_drafter_that_is_none_costs_the_draft_at_most(case):
         assert len(step(drafting, stats)) == 0
     drafting.close()
     assert stats.drafter_faults >= 2
-    assert stats.tiers == {}
+    assert stats.sources == {}
 
 
 def test_in_a_generation_too(tiny, caplog):
     prompt = torch.tensor([[5, 6, 7, 8, 5, 6, 7]])
     plain = tiny.generate(prompt, max_new_tokens=12, do_sample=False)
     drafters = [Counting(HOSTILE[case]) for case in ("proposal a string", "a subclass")]
-    for drafter in (*drafters, BROKEN["tiers ()"], BROKEN["tiers that raise"]):
+    for drafter in (*drafters, BROKEN["source_names ()"], BROKEN["source_names that raise"]):
         speculator = Speculator(drafter, 4)
         events = []
         speculator.on_step = events.append
@@ -166,7 +166,7 @@ def test_a_generation_begins_with_a_clean_record_and_logs_once_for_all_rows(capl
         assert len(caplog.records) == 2 * runs
 
 
-# Tiers
+# Several draft sources
 
 
 def test_a_tier_s_fault_behind_others_costs_its_own_part():
@@ -183,7 +183,7 @@ def test_a_tier_s_fault_behind_others_costs_its_own_part():
 
     below.start = begin
     above = ScriptedDrafter(lambda at, gamma: draft_of([1, 2]))
-    drafting, stats = drafting_of(TieredDrafter([above, below]))
+    drafting, stats = drafting_of(PriorityDrafter([above, below]))
     for _ in range(FAULTS):
         assert step(drafting, stats).tokens.tolist() == [1, 2]
     assert len(step(drafting, stats)) == 0
@@ -193,16 +193,16 @@ def test_a_tier_s_fault_behind_others_costs_its_own_part():
 
 def test_tiers_end_with_each_other():
     good, bad = ScriptedDrafter(lambda at, gamma: EMPTY_DRAFT), Counting(failing=["close"])
-    session = TieredDrafter([bad, good]).start(TEXT)
+    session = PriorityDrafter([bad, good]).start(TEXT)
     with pytest.raises(OSError, match="close"):
         session.close()
     assert good.closed == 1
     with pytest.raises(OSError, match="start"):
-        TieredDrafter([good, Counting(failing=["start"])]).start(TEXT)
+        PriorityDrafter([good, Counting(failing=["start"])]).start(TEXT)
     assert good.closed == 2
 
 
 def test_tiers_without_names_are_refused_where_they_are_put_together():
-    for kind in (lambda inner: TieredDrafter([Counting(), inner]), CalibratedDrafter):
-        with pytest.raises(ValueError, match=r"1\.\.128 tiers, got 0"):
-            kind(with_(tiers=()))
+    for kind in (lambda inner: PriorityDrafter([Counting(), inner]), CalibratedDrafter):
+        with pytest.raises(ValueError, match=r"1\.\.128 source names, got 0"):
+            kind(with_(source_names=()))

@@ -15,7 +15,7 @@ from ngramspec import Draft, Drafter, DraftSession, EvidenceRequest, Speculator,
 from ngramspec.decoding import draft_runner
 from ngramspec.decoding.observer import Observer
 from ngramspec.draft import Evidence
-from ngramspec.drafters import CalibratedDrafter, TieredDrafter
+from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
 from ngramspec.verification import evidence as channel
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 9, 5, 6]
@@ -26,7 +26,7 @@ class Asking(Drafter):
     """Another drafter's drafts; keeps the evidence, with the committed tokens before it."""
 
     def __init__(self, inner, request):
-        self.inner, self.tiers, self.evidence = inner, inner.tiers, request
+        self.inner, self.source_names, self.evidence = inner, inner.source_names, request
         self.seen, self.drafts = [], []
 
     def start(self, tokens):
@@ -41,7 +41,7 @@ class AskingSession(DraftSession):
     def propose(self, gamma, cost=None, *, tree=False):
         return self.inner.propose(gamma, cost, tree=tree)
 
-    def observe(self, draft, accepted, tested=None, evidence=None):
+    def observe(self, draft, accepted, verified=None, evidence=None):
         self.owner.drafts.append((draft, accepted))
         self.owner.seen.append((list(self.tokens), evidence))
 
@@ -167,10 +167,12 @@ def test_each_row_of_a_batch_gets_its_own(tiny, ragged):
 def test_tiers_get_it_of_the_whole_draft_if_they_ask(tiny):
     asking = Asking(build_drafter("ngram"), EvidenceRequest(top_k=8))
     plain, _ = generated(tiny, "none")
-    tiers = TieredDrafter([half_right(plain[0].tolist(), VOCAB), asking, build_drafter("copy")])
-    assert tiers.evidence == EvidenceRequest(top_k=8)
-    drafter = CalibratedDrafter(tiers)
-    assert drafter.evidence == tiers.evidence
+    source_names = PriorityDrafter(
+        [half_right(plain[0].tolist(), VOCAB), asking, build_drafter("copy")]
+    )
+    assert source_names.evidence == EvidenceRequest(top_k=8)
+    drafter = CalibratedDrafter(source_names)
+    assert drafter.evidence == source_names.evidence
     assert generated(tiny, drafter)[0].tolist() == plain.tolist()
     with_evidence = [(before, evidence) for before, evidence in asking.seen if evidence]
     assert len(with_evidence) > 5
@@ -209,7 +211,7 @@ def test_hooks_do_not_outlive_the_forward(tiny):
 
 def test_a_session_that_fails_over_evidence_loses_only_the_draft(tiny):
     class Failing(AskingSession):
-        def observe(self, draft, accepted, tested=None, evidence=None):
+        def observe(self, draft, accepted, verified=None, evidence=None):
             raise OSError
 
     class FailingDrafter(Asking):

@@ -94,7 +94,7 @@ def test_an_always_right_drafter_needs_the_least_target_calls(tiny, gamma, new_t
     stats = speculator.stats
     assert stats.target_calls == math.ceil((new_tokens - 1) / (gamma + 1))
     assert stats.emitted == new_tokens - 1
-    assert stats.accepted == stats.tested == stats.drafted
+    assert stats.accepted == stats.verified == stats.drafted
     assert stats.alpha == (1.0 if stats.drafted else 0.0)
 
 
@@ -108,7 +108,7 @@ def test_an_always_wrong_drafter_costs_no_calls_more_than_plain(tiny):
     stats = speculator.stats
     assert stats.target_calls == stats.emitted == 29
     assert stats.accepted == 0
-    assert stats.tested == 28  # the last step has no room for a draft
+    assert stats.verified == 28  # the last step has no room for a draft
     assert stats.tokens_per_call == 1.0
     assert stats.alpha == stats.accepted_fraction == 0.0
 
@@ -143,10 +143,10 @@ def test_a_cut_at_eos_is_no_rejection(tiny):
     speculative(tiny, {"input_ids": ids}, speculator, **kwargs)
     stats = speculator.stats
     assert stats.target_calls == 1
-    assert stats.accepted == stats.tested == stats.emitted == stop
+    assert stats.accepted == stats.verified == stats.emitted == stop
     assert stats.drafted == 32
-    draft, accepted, tested = speculator.drafter.observed[0]
-    assert (len(draft), accepted, tested) == (32, list(range(stop)), stop)
+    draft, accepted, verified = speculator.drafter.observed[0]
+    assert (len(draft), accepted, verified) == (32, list(range(stop)), stop)
 
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 5])

@@ -51,8 +51,8 @@ def test_greedy_text_is_the_baselines(tiny, heads, name, rows):
         ours = ngramspec.generate(tiny, **given, speculator=speculator, **{name: heads[name]})
         assert ours.tolist() == plain.tolist()
     assert speculator.stats.drafter_faults == 0
-    tier = {"assistant_model": "model", "assistant_early_exit": "early_exit"}[name]
-    assert speculator.stats.tiers[tier].accepted > 0
+    source = {"assistant_model": "model", "assistant_early_exit": "early_exit"}[name]
+    assert speculator.stats.sources[source].accepted > 0
 
 
 def test_the_spec_by_name(tiny):
@@ -113,7 +113,7 @@ def test_the_pure_hook_uses_what_it_sees(tiny):
     speculator = Speculator(gamma=8)
     out = tiny.generate(PROMPT, **GREEDY, assistant_early_exit=1, custom_generate=speculator)
     assert out.tolist() == plain.tolist()
-    assert "early_exit" in speculator.stats.tiers
+    assert "early_exit" in speculator.stats.sources
 
 
 def test_an_error_in_a_head_leaves_the_text(tiny, close):

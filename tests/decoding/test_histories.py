@@ -20,7 +20,7 @@ GREEDY = {"do_sample": False, "max_new_tokens": 20}
 class Reads(Drafter):
     """Drafts one token, and remembers what each session began with."""
 
-    tiers = ("reads",)
+    source_names = ("reads",)
 
     def __init__(self):
         self.texts = []

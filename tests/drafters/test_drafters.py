@@ -1,4 +1,4 @@
-"""The drafters over the native structures, their tiers, and the registry."""
+"""The drafters over the native structures, their draft sources, and the registry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ngramspec import build_drafter
 from ngramspec.drafters import (
     CopyDrafter,
     NGramDrafter,
-    TieredDrafter,
+    PriorityDrafter,
     UnigramDrafter,
 )
 
@@ -91,4 +91,4 @@ def test_bad_tokens_are_named_and_nothing_is_lost():
         session.extend(ids(3))
         assert len(session.propose(2)) > 0
     with pytest.raises(ValueError, match="at least one drafter"):
-        TieredDrafter([])
+        PriorityDrafter([])

@@ -33,7 +33,7 @@ class Script(Forced):
 class Fixed(Drafter):
     """Proposes one draft, always, and notes what it is told."""
 
-    tiers = ("inner",)
+    source_names = ("inner",)
 
     def __init__(self, draft):
         self.draft = draft
@@ -47,8 +47,8 @@ class Fixed(Drafter):
                 outer.told.append(("propose", gamma, tree))
                 return outer.draft.first(gamma)
 
-            def observe(self, draft, accepted, tested=None):
-                outer.told.append(("observe", draft.tokens.tolist(), list(accepted), tested))
+            def observe(self, draft, accepted, verified=None):
+                outer.told.append(("observe", draft.tokens.tolist(), list(accepted), verified))
 
             def extend(self, tokens):
                 outer.told.append(("extend", tokens.tolist()))
@@ -161,8 +161,8 @@ def test_the_drafter_of_a_row_changes_only_with_the_current_one():
     row = ForcedBefore(lambda: current[0], Script({}))
     made = row()
     assert row() is made
-    assert made.tiers == ("inner", FORCED_SOURCE)
+    assert made.source_names == ("inner", FORCED_SOURCE)
     current[0] = second
     assert row() is not made
-    second.tiers = ("inner",) * 128  # there is no room for another
+    second.source_names = ("inner",) * 128  # there is no room for another
     assert row() is second

@@ -45,7 +45,7 @@ class HeadSession(DraftSession):
     def propose(self, gamma, cost=None, *, tree=False):
         return Draft(ids(*([] if self.state is None else self.heads(self.state)[:gamma])))
 
-    def observe(self, draft, accepted, tested=None, evidence=None):
+    def observe(self, draft, accepted, verified=None, evidence=None):
         self.state = evidence.hidden[evidence.accepted[-1]]
 
     def extend(self, tokens):
@@ -53,7 +53,7 @@ class HeadSession(DraftSession):
 
 
 class HeadDrafter(Drafter):
-    tiers = ("heads",)
+    source_names = ("heads",)
     evidence = EvidenceRequest(hidden=True)
 
     def __init__(self, heads):

@@ -16,7 +16,7 @@ import ngramspec
 from ngramspec import Speculator, UnsupportedError, build_drafter
 from ngramspec.decoding.assistants import DraftingModel, HeadPace
 from ngramspec.decoding.generation import Pace
-from ngramspec.drafters import ModelDrafter, OracleDrafter, RandomDrafter, TieredDrafter
+from ngramspec.drafters import ModelDrafter, OracleDrafter, PriorityDrafter, RandomDrafter
 from ngramspec.hf_model.assistants.assistant import AssistantModel
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -139,11 +139,11 @@ def test_sampled_text_is_accepted_by_algorithm_1(tiny, close):
 
 def test_it_is_a_tier_like_any_other(tiny, close):
     plain, _ = generated(tiny, "none")
-    tiers = TieredDrafter([build_drafter("copy", policy="priority"), ModelDrafter(close)])
-    assert len(tiers.assistants) == 1
-    out, speculator = generated(tiny, tiers)
+    source_names = PriorityDrafter([build_drafter("copy", policy="priority"), ModelDrafter(close)])
+    assert len(source_names.assistants) == 1
+    out, speculator = generated(tiny, source_names)
     assert out.tolist() == plain.tolist()
-    assert speculator.stats.tiers["model"].accepted > 5
+    assert speculator.stats.sources["model"].accepted > 5
     out, _ = generated(tiny, None, speculator=Speculator(ModelDrafter(close)))  # gamma="auto"
     assert out.tolist() == plain.tolist()
 

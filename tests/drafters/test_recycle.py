@@ -95,7 +95,7 @@ def test_the_text_stays_and_the_target_s_candidates_come_true(tree, spec):
     assert out.tolist() == plain.tolist()
     assert speculator.stats.accepted > 5
     if tree or spec != "copy+ngram+unigram+recycle":  # whose chains hardly ever need it
-        assert speculator.stats.tiers["recycle"].accepted > 0
+        assert speculator.stats.sources["recycle"].accepted > 0
     assert Speculator.from_dict(speculator.to_dict()).to_dict() == speculator.to_dict()
 
 
@@ -103,7 +103,7 @@ def test_by_value_the_candidates_are_a_source_of_the_engine():
     drafter = build_drafter("copy+ngram+unigram+recycle")
     assert isinstance(drafter, ValueDrafter)
     assert drafter.spec == "copy(min_match=2)+ngram+unigram+recycle"
-    assert drafter.tiers[-1] == "recycle"
+    assert drafter.source_names[-1] == "recycle"
     assert drafter.evidence.top_k == 8
     assert build_drafter(drafter.spec).evidence == drafter.evidence
     assert isinstance(build_drafter("recycle", policy="priority"), RecycleDrafter)

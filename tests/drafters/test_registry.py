@@ -11,7 +11,7 @@ from ngramspec.drafters import (
     CopyDrafter,
     NGramDrafter,
     NullDrafter,
-    TieredDrafter,
+    PriorityDrafter,
     UnigramDrafter,
     ValueDrafter,
     registry,
@@ -21,7 +21,7 @@ from ngramspec.drafters import (
 def test_build_drafter_reads_tiers_and_arguments():
     text = " copy( min_match = 5 ) + ngram(order=3,window=64)+unigram "
     drafter = build_drafter(text, policy="priority")
-    assert drafter.tiers == ("copy", "ngram", "unigram")
+    assert drafter.source_names == ("copy", "ngram", "unigram")
     copy, ngram, _ = drafter.drafters
     assert (copy.min_match, ngram.order, ngram.window) == (5, 3, 64)
     assert build_drafter(drafter.spec, policy="priority").spec == drafter.spec
@@ -48,7 +48,7 @@ def test_by_value_tiers_that_can_be_compared_are_one_drafter():
 def test_by_value_others_are_asked_in_order_and_calibrated(spec):
     drafter = build_drafter(spec)
     assert isinstance(drafter, CalibratedDrafter)
-    assert isinstance(drafter.inner, NGramDrafter | TieredDrafter)
+    assert isinstance(drafter.inner, NGramDrafter | PriorityDrafter)
     assert build_drafter(drafter.spec).spec == drafter.spec
     draft = drafter.start(ids(1, 2, 3, 4, 1, 2)).propose(2)
     assert draft.tokens.tolist() == [3, 4]
@@ -57,8 +57,8 @@ def test_by_value_others_are_asked_in_order_and_calibrated(spec):
 
 def test_by_priority_tiers_stay_what_they_are():
     kinds = [CopyDrafter, NGramDrafter, UnigramDrafter]
-    tiers = build_drafter("copy+ngram+unigram", policy="priority").drafters
-    assert [type(drafter) for drafter in tiers] == kinds
+    source_names = build_drafter("copy+ngram+unigram", policy="priority").drafters
+    assert [type(drafter) for drafter in source_names] == kinds
     assert type(build_drafter("ngram", policy="priority")) is NGramDrafter
     with pytest.raises(ValueError, match="policy must be one of value, priority, got 'best'"):
         build_drafter("copy", policy="best")
@@ -66,11 +66,11 @@ def test_by_priority_tiers_stay_what_they_are():
 
 def test_only_the_sources_asked_for_are_drafted():
     text = ids(1, 2, 3, 4, 5, 6, 1, 2, 9, 9, 9, 1, 2)
-    for spec, tiers in (("copy", {"copy"}), ("ngram", {"ngram"}), ("unigram", {"unigram"})):
+    for spec, source_names in (("copy", {"copy"}), ("ngram", {"ngram"}), ("unigram", {"unigram"})):
         drafter = build_drafter(spec)
         draft = drafter.start(text).propose(3)
         assert len(draft) > 0
-        assert {drafter.tiers[i] for i in draft.source} == tiers
+        assert {drafter.source_names[i] for i in draft.source} == source_names
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_longest_match_that_can_be_asked_for_drafts_nothing():
 
 def test_registered_drafters_are_known_by_name():
     class Mine(Drafter):
-        tiers = ("mine",)
+        source_names = ("mine",)
 
         def __init__(self, size: int = 1):
             self.size = size

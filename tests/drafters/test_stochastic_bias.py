@@ -12,7 +12,7 @@ from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Speculator, bui
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.draft import EMPTY_DRAFT, Proposal
 from ngramspec.draft_length.schedule import FixedGamma
-from ngramspec.drafters import TieredDrafter
+from ngramspec.drafters import PriorityDrafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
 from ngramspec.verification.rule import Rule
@@ -175,15 +175,20 @@ SIBLINGS = Draft(
         (raises, False),
         (raises, True),
         (lambda: "x", False),
-        (lambda: Draft(ONE, source=ONE.astype(np.int8)), True),
-        (lambda: Draft(ONE, proposal="x"), False),
-        (lambda: Draft(np.ones(99, np.int32)), True),
+        *(
+            pytest.param(fault, calibrated, marks=pytest.mark.slow)
+            for fault, calibrated in (
+                (lambda: Draft(ONE, source=ONE.astype(np.int8)), True),
+                (lambda: Draft(ONE, proposal="x"), False),
+                (lambda: Draft(np.ones(99, np.int32)), True),
+            )
+        ),
         (lambda: SIBLINGS, False),  # siblings are no chain
     ],
 )
 def test_a_tier_that_fails_behind_some_tokens_biases_nothing(fault, calibrated):
     above = Sampling({(): {1: 1, 2: 1}})
-    drafter = TieredDrafter([above, Fickle(fault)])
+    drafter = PriorityDrafter([above, Fickle(fault)])
     drafter = CalibratedDrafter(drafter) if calibrated else drafter
     counts, drafts, _ = two_tokens(drafter, TEXT)
     tokens = {tuple(draft.tokens.tolist()) for draft in drafts}

@@ -104,7 +104,7 @@ def test_a_session_drafts_the_call_and_names_its_source(tokenizer):
     text, source = drafted(session)
     assert '\n{"name": "get_weather", "arguments": {"city": "'.startswith(text)
     assert len(text) > 8
-    assert {drafter.tiers[each] for each in source} == {"tools"}
+    assert {drafter.source_names[each] for each in source} == {"tools"}
     session.extend(int32(tokenizer.encode('\n{"name": "get_')))
     draft = session.propose(60, np.linspace(1, 1.2, 62, dtype=np.float32), tree=True)
     first = [chr(token) for token in draft.tokens[draft.parents < 0]]
@@ -115,7 +115,9 @@ def test_stores_and_copies_keep_the_tools():
     drafter = build_drafter("auto").with_tools(ToolCalls(TOOLS, Characters()))
     assert drafter.with_stores([]).tools is drafter.tools
     assert drafter.learning(by_request=True).tools is drafter.tools
-    assert build_drafter("copy", policy="priority").with_tools(drafter.tools).tiers == ("copy",)
+    assert build_drafter("copy", policy="priority").with_tools(drafter.tools).source_names == (
+        "copy",
+    )
 
 
 def test_a_tokenizer_that_fails_stops_predictions_but_not_drafts(caplog):
@@ -170,7 +172,7 @@ def test_a_call_of_generate_drafts_its_tools():
         model, torch.tensor([[32]]), speculator=speculator, tools=calls, **following
     )
     assert out[0, 1:].tolist() == text
-    assert speculator.stats.tiers["tools"].accepted > len(text) / 3
+    assert speculator.stats.sources["tools"].accepted > len(text) / 3
 
 
 class Forcing:

@@ -8,7 +8,7 @@ from doubles import ScriptedDrafter, draft_of, ids
 from ngramspec import build_drafter
 from ngramspec.drafters import (
     NGramDrafter,
-    TieredDrafter,
+    PriorityDrafter,
 )
 from ngramspec.drafters.validation import check_draft
 
@@ -62,10 +62,12 @@ def test_ngram_trees_begin_with_the_most_frequent_continuation():
 
 
 def test_tiers_that_know_no_trees_add_their_chains():
-    tiers = [ScriptedDrafter(lambda at, gamma, t=t: draft_of(t[:gamma])) for t in ([1, 2], [1, 3])]
-    session = TieredDrafter(tiers).start(ids(9))
+    source_names = [
+        ScriptedDrafter(lambda at, gamma, t=t: draft_of(t[:gamma])) for t in ([1, 2], [1, 3])
+    ]
+    session = PriorityDrafter(source_names).start(ids(9))
     tree = session.propose(8, tree=True)
     assert paths(tree) == {(), (1,), (1, 2), (1, 3)}
     path = [node for node, token in enumerate(tree.tokens.tolist()) if token in (1, 3)]
     session.observe(tree, path, 3)
-    assert [drafter.observed[0][1] for drafter in tiers] == [[0], [0, 1]]
+    assert [drafter.observed[0][1] for drafter in source_names] == [[0], [0, 1]]

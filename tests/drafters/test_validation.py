@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ngramspec.draft import Draft, Proposal
-from ngramspec.drafters.validation import check_draft, check_tiers, sound_head
+from ngramspec.drafters.validation import check_draft, check_source_names, sound_head
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
 VOCAB = 97
@@ -49,7 +49,7 @@ def test_what_is_checked_is_a_copy():
     draft = Draft(
         whole.tokens, whole.parents, floats(0, 0.5, 1), whole.proposal, np.array([1, 0, 1], np.int8)
     )
-    checked = check_draft(draft, 3, VOCAB, tree=True, tiers=2)
+    checked = check_draft(draft, 3, VOCAB, tree=True, sources=2)
     before = [each.tolist() for each in arrays_of(draft)]
     assert [each.tolist() for each in arrays_of(checked)] == before
     for each in arrays_of(draft):
@@ -159,7 +159,7 @@ def test_siblings_may_state_distributions_of_their_own_without_those_before():
     wrong = drawn([1, 3, 7, 2, 9], *nodes[:4], ((3, 9), (0.5, 0.5)), parents=[-1, -1, 0, -1, -1])
     with pytest.raises(ValueError, match="node 4 states another than its first sibling, node 0"):
         check_draft(wrong, 8, VOCAB, tree=True)
-    assert len(sound_head(wrong, 8, VOCAB, tree=True, tiers=1)) == 4
+    assert len(sound_head(wrong, 8, VOCAB, tree=True, sources=1)) == 4
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 64, 1000, 50_000])
@@ -215,7 +215,7 @@ SOUND = {  # what of a draft is kept: the nodes in front of the first wrong one
 @pytest.mark.parametrize("case", SOUND)
 def test_of_a_stochastic_draft_what_stands_before_the_fault_is_sound(case):
     draft, _ = WRONG[case]
-    head = sound_head(draft, 8, VOCAB, tree=True, tiers=1)
+    head = sound_head(draft, 8, VOCAB, tree=True, sources=1)
     assert len(head) == SOUND[case]
     assert head.tokens.tolist() == draft.tokens[: len(head)].tolist()
     assert (head.proposal is None) == (not len(head))
@@ -223,7 +223,7 @@ def test_of_a_stochastic_draft_what_stands_before_the_fault_is_sound(case):
 
 def test_a_stochastic_draft_that_is_too_long_is_cut():
     draft = drawn([1, 2, 1, 2, 1], *[HALF] * 5)
-    head = sound_head(draft, 3, VOCAB, tree=False, tiers=1)
+    head = sound_head(draft, 3, VOCAB, tree=False, sources=1)
     assert head.tokens.tolist() == [1, 2, 1]
     assert head.proposal.starts.tolist() == [0, 2, 4, 6]
 
@@ -234,14 +234,14 @@ def test_a_stochastic_draft_that_is_too_long_is_cut():
     ids=repr,
 )
 def test_of_anything_else_nothing_is(draft):
-    assert len(sound_head(draft, 3, VOCAB, tree=False, tiers=1)) == 0
+    assert len(sound_head(draft, 3, VOCAB, tree=False, sources=1)) == 0
 
 
 def test_tiers_are_names():
-    assert check_tiers(("a", "b")) == check_tiers(["a", "b"]) == ("a", "b")
+    assert check_source_names(("a", "b")) == check_source_names(["a", "b"]) == ("a", "b")
     for bad in ("ab", None, 5, ([1], [2]), (1,), {"a"}, (np.str_("a"),)):
-        with pytest.raises(TypeError, match="tiers must be a tuple of strings"):
-            check_tiers(bad)
+        with pytest.raises(TypeError, match="source_names must be a tuple of strings"):
+            check_source_names(bad)
     for count in (0, 129):
-        with pytest.raises(ValueError, match=rf"1\.\.128 tiers, got {count}"):
-            check_tiers(("t",) * count)
+        with pytest.raises(ValueError, match=rf"1\.\.128 source names, got {count}"):
+            check_source_names(("t",) * count)

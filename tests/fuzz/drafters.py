@@ -32,7 +32,7 @@ FAULTY = (
     "faulty: int64",
     "faulty: a list",
     "faulty: none",
-    "faulty: no tiers",
+    "faulty: no source_names",
     "faulty: extends never",
     "faulty: parents",
 )
@@ -57,14 +57,14 @@ def drafter_of(name: str, texts: list[list[int]], vocab: int, seed: int) -> Any:
 class Knowing(Drafter):
     """Knows the texts, and does with them what its kind says."""
 
-    tiers = ("knowing",)
+    source_names = ("knowing",)
 
     def __init__(self, kind: str, texts: list[list[int]], vocab: int, seed: int) -> None:
         self.kind, self.texts, self.vocab, self.seed = kind, texts, vocab, seed
         self.branches = kind.startswith("bushy")
         self.sessions = 0
-        if kind == "faulty: no tiers":
-            self.tiers = ()
+        if kind == "faulty: no source_names":
+            self.source_names = ()
 
     def start(self, tokens: Any) -> DraftSession:
         if self.kind == "faulty: starts never":

@@ -153,7 +153,7 @@ KEPT: dict[str, Case] = {
     "LED on a static cache": Case(
         family="led", options={"max_new_tokens": 16, "cache_implementation": "static"}
     ),
-    "a drafter without names": Case(drafter="faulty: no tiers"),
+    "a drafter without names": Case(drafter="faulty: no source_names"),
     "masks for every row of a static cache": Case(
         family="xglm", prompts=((15, 53), (19, 19)), cache="static", options={"max_new_tokens": 2}
     ),

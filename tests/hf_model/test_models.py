@@ -114,7 +114,7 @@ def test_attentions_of_sliding_windows_are_refused_by_name():
 class Listener(Drafter):
     """Remembers what its sequences began with."""
 
-    tiers = ("listener",)
+    source_names = ("listener",)
 
     def __init__(self):
         self.heard = []

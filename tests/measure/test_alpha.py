@@ -108,7 +108,7 @@ def test_depths_are_judged_while_the_text_agrees(greedy):
     for before, depth in zip(played.depth, played.depth[1:], strict=False):
         assert depth in (0, before + 1)
     found = summarize([played])
-    assert sum(tested for _, _, tested in found.by_depth) == found.tested
+    assert sum(verified for _, _, verified in found.by_depth) == found.verified
 
 
 def test_the_exact_sum_is_what_decoding_observes(model):
@@ -118,14 +118,14 @@ def test_the_exact_sum_is_what_decoding_observes(model):
     (row,) = measure(model, plan, 1.0, ["trained-bigram"])
     assert row.group == ALL
     for k, seen in enumerate(row.observed):
-        spread = np.sqrt(0.25 / seen.tested) + row.alpha.error[k]
+        spread = np.sqrt(0.25 / seen.verified) + row.alpha.error[k]
         assert abs(seen.alpha - row.alpha.alpha[k]) < 5 * spread
     assert row.observed[1].alpha > row.observed[0].alpha
 
 
 def test_match_is_what_exact_match_observes(model):
     prompts = [torch.tensor([IDS[n:] + IDS[:n]]) for n in range(8)]
-    spec, tested, accepted, played = "ngram(order=2,sample=true)", 0, 0, []
+    spec, verified, accepted, played = "ngram(order=2,sample=true)", 0, 0, []
     for number, ids in enumerate(prompts):
         speculator = Speculator(spec, 1, tree=None, policy="priority", verification="match")
         torch.manual_seed(number)
@@ -137,11 +137,14 @@ def test_match_is_what_exact_match_observes(model):
             top_k=0,
             speculator=speculator,
         )
-        tested, accepted = tested + speculator.stats.tested, accepted + speculator.stats.accepted
+        verified, accepted = (
+            verified + speculator.stats.verified,
+            accepted + speculator.stats.accepted,
+        )
         text = target_text(model, ids[0].tolist(), new=100, temperature=1.0, seed=50 + number)
         played.append(play(build_drafter(spec, policy="priority"), text, 1))
     found = summarize(played)
-    assert abs(accepted / tested - found.match) < 5 * np.sqrt(0.25 / tested)
+    assert abs(accepted / verified - found.match) < 5 * np.sqrt(0.25 / verified)
     assert found.match < found.alpha[0] - 0.05
 
 

@@ -23,7 +23,7 @@ from ngramspec.measure.explain_predict import (
     rung_rows,
 )
 from ngramspec.measure.traces import Trace
-from ngramspec.stats import DecodeStats, TierStats
+from ngramspec.stats import DecodeStats, SourceStats
 from ngramspec.theory.walltime import improvement
 
 GAMMA, STEPS, ONE = 3, 40, 0.01
@@ -38,7 +38,7 @@ def step(index=1, drafted=3, accepted=(), emitted=1, parents=None, prompt=0, wid
         "source": ["copy"] * drafted,
         "parents": parents,
         "accepted": list(accepted),
-        "tested": 0,
+        "verified": 0,
         "emitted": [f" e{token}" for token in range(emitted)],
         "draft_seconds": 0.0,
         "forward_seconds": ONE,
@@ -53,18 +53,18 @@ def ideal_run(alpha=0.7, seed=1, cost=lambda n: 1.0, other=0.0):
     counts = np.cumprod(hits, axis=1).sum(axis=1)
     steps = [step(i + 1, GAMMA, range(n), n + 1) for i, n in enumerate(counts.tolist())]
     emitted = int((counts + 1).sum())
-    tested = int(np.minimum(counts + 1, GAMMA).sum())
+    verified = int(np.minimum(counts + 1, GAMMA).sum())
     forward = ONE * cost(GAMMA + 1) * STEPS
     stats = DecodeStats(
         runs=1,
         target_calls=STEPS,
         emitted=emitted,
         drafted=GAMMA * STEPS,
-        tested=tested,
+        verified=verified,
         accepted=int(counts.sum()),
         prefill_seconds=0.0,
         other_seconds=other * STEPS,
-        tiers={"copy": TierStats(GAMMA * STEPS, tested, int(counts.sum()))},
+        sources={"copy": SourceStats(GAMMA * STEPS, verified, int(counts.sum()))},
     )
     output = np.tile(np.arange(5, 12, dtype=np.int32), emitted)[: emitted + 1]
     return Run(
@@ -255,7 +255,7 @@ def test_advice_is_sorted_and_a_store_reads_the_earlier_texts():
 
 
 def test_reliability_is_of_the_replayed_texts():
-    assert reliability(ideal_run()).tiers
+    assert reliability(ideal_run()).sources
 
 
 def test_a_tree_is_told_in_lines():

@@ -33,7 +33,7 @@ def test_each_trace_gets_its_repository(tmp_path, traces):
     known = compare(lambda: build_drafter("auto"), Plan(COST), traces, knowledge=knowledge)
     assert alone["mean"]["tokens_per_call"] < 1.5
     assert known["mean"]["tokens_per_call"] > 8
-    assert known["tiers"]["store"]["accepted"] > 100
+    assert known["sources"]["store"]["accepted"] > 100
     wrong = [Trace(each.group, each.id, each.prompt, each.output, "b") for each in traces[:1]]
     other = compare(lambda: build_drafter("auto"), Plan(COST), wrong, knowledge=knowledge)
     assert other["mean"]["tokens_per_call"] < 1.5

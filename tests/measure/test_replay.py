@@ -36,7 +36,7 @@ TREE = Draft(ids(C, D, E, F, G, H), ids(-1, -1, 0, 0, 1, 1))
 
 
 @pytest.mark.parametrize(
-    ("said", "path", "tested"),
+    ("said", "path", "verified"),
     [
         ([C, E, A], [0, 2], [(0, 0), (2, 1)]),
         ([C, F, A], [0, 3], [(0, 0), (2, 1), (3, 1)]),
@@ -47,10 +47,10 @@ TREE = Draft(ids(C, D, E, F, G, H), ids(-1, -1, 0, 0, 1, 1))
         ([C, E], [0], [(0, 0), (2, 1), (3, 1)]),  # no room for more: the target adds the last
     ],
 )
-def test_the_path_through_a_tree(said, path, tested):
+def test_the_path_through_a_tree(said, path, verified):
     accepted = accepted_path(TREE.tokens.tolist(), TREE, said, 0)
     assert accepted == path
-    assert list(judged_nodes(TREE, accepted)) == tested
+    assert list(judged_nodes(TREE, accepted)) == verified
 
 
 def test_a_hand_counted_replay():
@@ -66,7 +66,7 @@ def test_a_hand_counted_replay():
     player = Player(drafter, plan()).play([trace([10, 11, 12, 13, 14, 15, 16])])
     tally = player.groups["g"]
     assert (tally.target_calls, tally.emitted) == (3, 6)
-    assert (tally.drafted, tally.tested, tally.accepted) == (4 + 1 + 1, 3 + 1 + 1, 2 + 0 + 1)
+    assert (tally.drafted, tally.verified, tally.accepted) == (4 + 1 + 1, 3 + 1 + 1, 2 + 0 + 1)
     assert tally.cost == pytest.approx(1.0 + 1.0 + 1.0, abs=0.02)
     figures = tally.to_dict()
     assert figures["tokens_per_call"] == 2.0
@@ -82,13 +82,13 @@ def test_acceptance_is_counted_where_it_happened():
     draft = Draft(ids(3, 1, 9, 9), None, confidence, None, np.array([0, 0, 1, 1], np.int8))
     counted = Acceptance()
     counted.count(draft, range(2), 7, ("a", "b"))
-    assert {k: (s.tested, s.accepted) for k, s in counted.tiers.items()} == {
+    assert {k: (s.verified, s.accepted) for k, s in counted.sources.items()} == {
         "a": (2, 2),
         "b": (1, 0),
     }
-    assert (counted.matches[6].tested, counted.matches[6].accepted) == (3, 2)
+    assert (counted.matches[6].verified, counted.matches[6].accepted) == (3, 2)
     assert [counted.positions[i].accepted for i in range(3)] == [1, 1, 0]
-    assert sum(share.tested for share in counted.confidence.values()) == 3
+    assert sum(share.verified for share in counted.confidence.values()) == 3
     assert counted.confidence[18].accepted == 1
 
 
@@ -111,9 +111,9 @@ def test_compare_reports_groups_halves_and_reliability():
     found = compare(ValueDrafter, plan(gamma="auto"), traces)
     assert set(found["groups"]) == {"a", "b"}
     assert all(half["tokens_per_call"] > 1.5 for half in found["halves"])
-    tested = sum(share["tested"] for share in found["tiers"].values())
+    verified = sum(share["verified"] for share in found["sources"].values())
     for name in ("matches", "positions", "confidence"):
-        assert sum(share["tested"] for share in found[name].values()) == tested
+        assert sum(share["verified"] for share in found[name].values()) == verified
     product = np.prod([group["tokens_per_call"] for group in found["groups"].values()])
     assert found["mean"]["tokens_per_call"] == pytest.approx(product**0.5)
 
@@ -240,7 +240,7 @@ def test_replay_of_trees(traces, tmp_path):
     assert mean["trees"]["tokens_per_call"] > 0.9 * mean["chains"]["tokens_per_call"] > 5
     assert mean["trees"]["drafted_per_step"] <= 24
     shares = found["trees"]["results"][0]["confidence"]
-    assert sum(share["tested"] for share in shares.values()) > 100
+    assert sum(share["verified"] for share in shares.values()) > 100
 
 
 def test_acceptance_in_trees_counts_every_child_of_the_path():
@@ -248,7 +248,7 @@ def test_acceptance_in_trees_counts_every_child_of_the_path():
     acceptance = Acceptance()
     acceptance.count(TREE, [0, 2], 0, ("any",))
     assert {
-        depth: (each.tested, each.accepted) for depth, each in acceptance.positions.items()
+        depth: (each.verified, each.accepted) for depth, each in acceptance.positions.items()
     } == {
         0: (2, 1),
         1: (2, 1),

@@ -333,7 +333,7 @@ def test_what_a_grammar_forces_is_drafted_from_a_copy(
     assert our_calls == plain_calls
     assert speculator.stats.drafter_faults == 0
     if rows == 1:  # the model spells at random, so hardly ever are two rows forced at once
-        assert speculator.stats.tiers["forced"].accepted > 0
+        assert speculator.stats.sources["forced"].accepted > 0
     assert not caplog.records
 
 

@@ -48,7 +48,7 @@ def test_the_same_text_in_fewer_calls(tiny, text, path):
     said, few = calls(with_store, tiny)
     assert said == text.tolist()
     assert few < many / 2
-    assert with_store.stats.tiers["store"].accepted > 10
+    assert with_store.stats.sources["store"].accepted > 10
 
 
 def test_stores_of_one_call(tiny, path, tmp_path):
@@ -125,11 +125,11 @@ def test_arguments_copies_and_pickles_keep_the_stores(path):
 def test_build_drafter(path):
     drafter = build_drafter("auto", stores=[path, Corpus.open(path)])
     assert len(drafter.stores) == 2
-    assert drafter.tiers[4] == "store"
+    assert drafter.source_names[4] == "store"
     session = drafter.start(np.arange(10, dtype=np.int32))
     assert session.propose(3).tokens.tolist() == [10, 11, 12]
     assert build_drafter(drafter).stores == drafter.stores
-    assert build_drafter("copy+ngram").tiers == ("copy", "resume", "ngram", "unigram")
+    assert build_drafter("copy+ngram").source_names == ("copy", "resume", "ngram", "unigram")
 
 
 @pytest.mark.parametrize(

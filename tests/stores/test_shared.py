@@ -45,7 +45,7 @@ def test_a_second_request_comes_faster(tiny, store):
     assert said == again == plain
     assert few < many / 2
     found = store["a"].statistics()
-    assert found.accepted == speculator.stats.tiers["store"].accepted > 10
+    assert found.accepted == speculator.stats.sources["store"].accepted > 10
     assert found.tokens == found.added == 80
     assert 0 < found.hits <= found.look_ups
     other = Speculator(stores=[store["b"]])

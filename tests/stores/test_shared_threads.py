@@ -105,7 +105,7 @@ def test_sessions_of_many_threads_draft_only_what_follows():
             session = drafter.start(np.arange(at, at + 8, dtype=np.int32))
             for begin in range(at + 8, at + 60, 4):
                 draft = session.propose(8)
-                said = draft.source == drafter.tiers.index("store")
+                said = draft.source == drafter.source_names.index("store")
                 known = len(draft) if said.all() else int(said.argmin())
                 drafted.append(known)
                 tokens = draft.tokens[:known].tolist()

@@ -107,8 +107,8 @@ def test_an_answer_that_another_has_given_is_drafted_whole(tiny):
         ) as run:
             while not run.finished:
                 run.step()
-        tiers = speculator.stats.tiers
-        return tiers["store"].accepted if "store" in tiers else 0
+        source_names = speculator.stats.sources
+        return source_names["store"].accepted if "store" in source_names else 0
 
     assert accepted([]) == 0
     assert accepted([siblings.answer(0)]) == 0

@@ -168,28 +168,28 @@ class Candidate:
 
 @dataclass
 class Cell:
-    """How many candidates in a situation were right, and how many tested; both fade."""
+    """How many candidates in a situation were right, and how many verified; both fade."""
 
     right: Real
-    tested: Real
+    verified: Real
     stretched: Real | None = None  # what stretch() said of these counts
 
     def count(self, right: bool, halve_at: int) -> None:
-        """Count a tested candidate, and halve the counts when they are full."""
+        """Count a verified candidate, and halve the counts when they are full."""
         self.right += Real(right)
-        self.tested += Real(1)
-        if self.tested > halve_at:
-            self.right, self.tested = self.right / Real(2), self.tested / Real(2)
+        self.verified += Real(1)
+        if self.verified > halve_at:
+            self.right, self.verified = self.right / Real(2), self.verified / Real(2)
         self.stretched = None
 
     def share(self) -> Real:
         """The share of right candidates."""
-        return self.right / self.tested
+        return self.right / self.verified
 
     def stretch(self) -> Real:
         """Log-odds of that share, within +-STRONGEST."""
         if self.stretched is None:
-            wrong = self.tested - self.right
+            wrong = self.verified - self.right
             odds = log(self.right) - log(wrong) if wrong > 0 else STRONGEST
             self.stretched = clipped(odds, STRONGEST)
         return self.stretched
@@ -206,8 +206,8 @@ class Calibration:
     def cell(self, situation: Situation) -> Cell:
         """A situation's counts; a new one begins with its prior."""
         if situation not in self.cells:
-            tested = STRENGTH.get(situation[0], PRIOR)
-            self.cells[situation] = Cell(tested * Real(self.prior(situation)), tested)
+            verified = STRENGTH.get(situation[0], PRIOR)
+            self.cells[situation] = Cell(verified * Real(self.prior(situation)), verified)
         return self.cells[situation]
 
     def prior(self, situation: Situation) -> Any:

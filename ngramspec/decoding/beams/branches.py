@@ -75,8 +75,11 @@ def look_ahead(
     return known
 
 
-def with_branches(chain: Draft, known: KnownTokens, most: int, deepest: int, tier: int) -> Draft:
-    """Add a beam's ``known`` next tokens to a chain as branches from draft source ``tier``.
+def with_branches(
+    chain: Draft, known: KnownTokens, most: int, deepest: int, branch_source: int
+) -> Draft:
+    """Add a beam's ``known`` next tokens to a chain as branches, whose draft source is
+    ``branch_source``.
 
     The chain's nodes come first in the tree. The tree has at most ``most`` nodes, half of them from
     the chain, and paths of at most ``deepest`` tokens.
@@ -91,7 +94,7 @@ def with_branches(chain: Draft, known: KnownTokens, most: int, deepest: int, tie
                 places[longer] = len(tokens)
                 tokens.append(token)
                 parents.append(places[path])
-    source = np.full(len(tokens), tier, np.int8)
+    source = np.full(len(tokens), branch_source, np.int8)
     source[: len(chain)] = 0 if chain.source is None else chain.source
     tree = Draft(np.array(tokens, np.int32), np.array(parents, np.int32), source=source)
     return tree.as_chain()
@@ -102,9 +105,9 @@ def depth_of(tree: Draft) -> int:
     return max(DraftCursor(tree).depths(len(tree) + 1))
 
 
-def drafted_by(tree: Draft, tier: int) -> int:
-    """How many nodes of a tree the drafter proposed; branches have the source ``tier``."""
-    return 0 if tree.source is None else int((tree.source != tier).sum())
+def drafted_by(tree: Draft, branch_source: int) -> int:
+    """How many nodes of a tree the drafter proposed; branches have the source ``branch_source``."""
+    return 0 if tree.source is None else int((tree.source != branch_source).sum())
 
 
 def of_chain(verdict: Verdict, count: int) -> Verdict:
@@ -112,5 +115,5 @@ def of_chain(verdict: Verdict, count: int) -> Verdict:
     accepted = [node for at, node in enumerate(verdict.accepted) if node == at and node < count]
     went_on = len(verdict.accepted) > len(accepted) or verdict.rejected is not None
     wrong = len(accepted) if went_on and len(accepted) < count else None
-    tested = len(accepted) + (wrong is not None)
-    return Verdict(accepted, tested, verdict.emitted, wrong)
+    verified = len(accepted) + (wrong is not None)
+    return Verdict(accepted, verified, verdict.emitted, wrong)

@@ -141,18 +141,18 @@ class BeamDrafting(BatchDrafting):
         if all(map(len, trees)):
             drafts[:] = trees
             own = zip(trees, self._runners, strict=True)
-            self._chains = [drafted_by(tree, len(runner.tiers)) for tree, runner in own]
+            self._chains = [drafted_by(tree, len(runner.source_names)) for tree, runner in own]
 
     def _trees(self, chains: list[Draft], most: int, deepest: int) -> list[Draft]:
         """Each beam's tree of at most ``most`` nodes, with paths of at most ``deepest`` tokens."""
         beams = zip(chains, self._beams.known, self._runners, strict=True)
         return [
-            with_branches(chain, known, most, deepest, len(runner.tiers))
+            with_branches(chain, known, most, deepest, len(runner.source_names))
             for chain, known, runner in beams
         ]
 
-    def tiers(self, row: int) -> Sequence[str]:
-        own = super().tiers(row)
+    def source_names(self, row: int) -> Sequence[str]:
+        own = super().source_names(row)
         return own if self._chains is None else (*own, CANDIDATE_SOURCE)
 
     def learn(

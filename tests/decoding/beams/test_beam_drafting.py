@@ -48,7 +48,7 @@ def test_reach_is_a_probability_that_falls():
 class Following(Drafter):
     """Keeps the text of every session at every step."""
 
-    tiers = ("following",)
+    source_names = ("following",)
 
     def __init__(self):
         self.texts = set()

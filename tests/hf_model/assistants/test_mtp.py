@@ -99,7 +99,7 @@ def test_greedy_text_is_the_baselines(model, rows):
     ours = ngramspec.generate(model, **given, use_mtp=True, speculator=speculator)
     assert ours.tolist() == plain.tolist()
     assert speculator.stats.drafter_faults == 0
-    assert speculator.stats.tiers["mtp"].drafted > 10
+    assert speculator.stats.sources["mtp"].drafted > 10
     ours = ngramspec.generate(model, **given, speculator=Speculator("auto+mtp", gamma=4))
     assert ours.tolist() == plain.tolist()
 

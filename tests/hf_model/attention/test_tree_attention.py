@@ -56,8 +56,8 @@ OUTCOMES = [
 ]
 
 
-@pytest.mark.parametrize(("says", "accepted", "tested", "emitted"), OUTCOMES)
-def test_every_greedy_outcome_of_stratos_tree(says, accepted, tested, emitted):
+@pytest.mark.parametrize(("says", "accepted", "verified", "emitted"), OUTCOMES)
+def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted):
     from ngramspec.decoding.batch import Batch
     from ngramspec.decoding.group import Group
     from ngramspec.verification.rule import Rule
@@ -76,11 +76,11 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, tested, emitted):
             at = accepted[depth] + 1 if depth < len(accepted) else -1
         (verdict,) = Batch([group], choosing).verify([STRATOS], logits, None)
         assert list(verdict.accepted) == accepted
-        assert verdict.tested == tested
+        assert verdict.verified == verified
         assert list(verdict.emitted) == emitted
         assert group.accepted_positions == [0, *(node + 1 for node in accepted)]
-        judged = [node for node, _ in judged_nodes(STRATOS, accepted, tested)]
-        assert len(judged) == tested
+        judged = [node for node, _ in judged_nodes(STRATOS, accepted, verified)]
+        assert len(judged) == verified
         assert judged == [node for node, _ in judged_nodes(STRATOS, accepted)]
 
 
@@ -101,7 +101,7 @@ def test_a_recovered_token_stands_in_place_of_the_first_sibling():
         expected = None if ended or not children else children[0]
         assert verdict.rejected == expected
         assert verdict.corrected == (None if expected is None else verdict.emitted[-1])
-        judged_beside = verdict.tested > len(verdict.accepted)
+        judged_beside = verdict.verified > len(verdict.accepted)
         kinds.add((expected is None, judged_beside))
     assert {(True, True), (False, True)} <= kinds  # a bonus token behind a rejected sibling, too
 
@@ -139,7 +139,7 @@ BAD = [
 @pytest.mark.parametrize(("draft", "message"), BAD)
 def test_trees_and_proposals_that_cannot_be_verified_are_named(draft, message):
     with pytest.raises(ValueError, match=message):
-        check_draft(draft, 10, 97, tree=True, tiers=2)
+        check_draft(draft, 10, 97, tree=True, sources=2)
 
 
 def test_the_head_of_a_tree_is_a_tree():

@@ -7,16 +7,16 @@ from doubles import ScriptedDrafter, draft_of, ids
 
 from ngramspec.drafters import (
     CopyDrafter,
-    TieredDrafter,
+    PriorityDrafter,
 )
 
 
 def test_tiers_lower_ones_are_asked_only_where_higher_ones_end():
     asked = []
 
-    def tier(name, tokens):
+    def source(name, tokens):
         class Named(ScriptedDrafter):
-            tiers = (name,)
+            source_names = (name,)
 
             def start(self, committed):
                 session = super().start(committed)
@@ -27,11 +27,11 @@ def test_tiers_lower_ones_are_asked_only_where_higher_ones_end():
 
         return Named(lambda at, gamma: draft_of(tokens[:gamma]))
 
-    drafter = TieredDrafter([tier("a", [1, 2]), tier("b", []), tier("c", [3, 4, 5])])
+    drafter = PriorityDrafter([source("a", [1, 2]), source("b", []), source("c", [3, 4, 5])])
     session = drafter.start(ids(9))
     draft = session.propose(4)
     assert draft.tokens.tolist() == [1, 2, 3, 4]
-    assert [drafter.tiers[i] for i in draft.source] == ["a", "a", "c", "c"]
+    assert [drafter.source_names[i] for i in draft.source] == ["a", "a", "c", "c"]
     assert asked == [("a", [], 4), ("b", [1, 2], 2), ("c", [1, 2], 2)]
     asked.clear()
     assert session.propose(2).tokens.tolist() == [1, 2]
@@ -39,7 +39,7 @@ def test_tiers_lower_ones_are_asked_only_where_higher_ones_end():
 
 
 @pytest.mark.parametrize(
-    ("accepted", "tested", "expected"),
+    ("accepted", "verified", "expected"),
     [
         (4, 4, {"a": (2, 2), "b": (2, 2)}),
         (3, 4, {"a": (2, 2), "b": (1, 2)}),
@@ -51,7 +51,7 @@ def test_tiers_lower_ones_are_asked_only_where_higher_ones_end():
         (4, None, {"a": (2, 2), "b": (2, 2)}),
     ],
 )
-def test_each_tier_observes_its_own_part(accepted, tested, expected):
+def test_each_tier_observes_its_own_part(accepted, verified, expected):
     parts = {"a": [1, 2], "b": [3, 4]}
     drafters = {}
     for name, tokens in parts.items():
@@ -64,9 +64,9 @@ def test_each_tier_observes_its_own_part(accepted, tested, expected):
             return session
 
         drafters[name].start = begin
-    session = TieredDrafter(list(drafters.values())).start(ids(9))
+    session = PriorityDrafter(list(drafters.values())).start(ids(9))
     draft = session.propose(4)
-    session.observe(draft, range(accepted), tested)
+    session.observe(draft, range(accepted), verified)
     got = {
         name: (len(drafter.observed[0][1]), drafter.observed[0][2])
         for name, drafter in drafters.items()
@@ -77,7 +77,7 @@ def test_each_tier_observes_its_own_part(accepted, tested, expected):
 
 def test_a_custom_drafter_below_others_begins_but_does_not_continue():
     custom = ScriptedDrafter(lambda at, gamma: draft_of([50] * gamma))
-    session = TieredDrafter([CopyDrafter(2), custom]).start(ids(1, 2, 3))
+    session = PriorityDrafter([CopyDrafter(2), custom]).start(ids(1, 2, 3))
     draft = session.propose(3)
     assert draft.tokens.tolist() == [50, 50, 50]
     assert draft.source.tolist() == [1, 1, 1]

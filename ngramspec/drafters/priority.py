@@ -11,12 +11,17 @@ import numpy as np
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, joined
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.prefix_tree import pack
-from ngramspec.drafters.validation import check_draft, check_evidence, check_tiers, sound_head
+from ngramspec.drafters.validation import (
+    check_draft,
+    check_evidence,
+    check_source_names,
+    sound_head,
+)
 
 ANY_VOCAB = 1 << 31  # as vocabulary size: only the joined draft is checked against the real one
 
 
-class TieredSession(DraftSession):
+class PrioritySession(DraftSession):
     """One session per drafter, in order of priority.
 
     When a drafter fails after another one's tokens, only its own part is lost, and the step's
@@ -81,10 +86,10 @@ class TieredSession(DraftSession):
         part = EMPTY_DRAFT
         try:
             part = self.sessions[which].propose_after(so_far, room)
-            return check_draft(part, room, ANY_VOCAB, tiers=self.names[which])
+            return check_draft(part, room, ANY_VOCAB, sources=self.names[which])
         except Exception as error:
             self.failed = error
-        return sound_head(part, room, ANY_VOCAB, tree=False, tiers=self.names[which])
+        return sound_head(part, room, ANY_VOCAB, tree=False, sources=self.names[which])
 
     def _source(self, which: int, part: Draft) -> Int8:
         inner = np.zeros(len(part), np.int8) if part.source is None else part.source
@@ -94,13 +99,13 @@ class TieredSession(DraftSession):
         self,
         draft: Draft,
         accepted: Sequence[int],
-        tested: int | None = None,
+        verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
         if draft.parents is not None:
             self._observe_tree([draft.tokens[node] for node in accepted])
         else:
-            judged = min(len(draft), len(accepted) + 1) if tested is None else tested
+            judged = min(len(draft), len(accepted) + 1) if verified is None else verified
             self._observe_chain(len(accepted), judged)
         self.parts = []
         if evidence is not None:
@@ -152,7 +157,7 @@ class TieredSession(DraftSession):
                 all_of_them.callback(session.close)
 
 
-class TieredDrafter(Drafter):
+class PriorityDrafter(Drafter):
     """Drafters in order of priority: each continues the draft of those before it.
 
     Args:
@@ -163,8 +168,10 @@ class TieredDrafter(Drafter):
         if not drafters:
             raise ValueError("drafters must hold at least one drafter, got none")
         self.drafters = tuple(drafters)
-        self.names = [check_tiers(drafter.tiers) for drafter in drafters]
-        self.tiers = check_tiers(tuple(name for names in self.names for name in names))
+        self.names = [check_source_names(drafter.source_names) for drafter in drafters]
+        self.source_names = check_source_names(
+            tuple(name for names in self.names for name in names)
+        )
         requests = [check_evidence(drafter.evidence) for drafter in drafters]
         self.askers = [which for which, request in enumerate(requests) if request is not None]
         for request in requests:
@@ -177,7 +184,7 @@ class TieredDrafter(Drafter):
         drafters = [drafter.learning(by_request=by_request) for drafter in self.drafters]
         if all(new is old for new, old in zip(drafters, self.drafters, strict=True)):
             return self
-        return TieredDrafter(drafters)
+        return PriorityDrafter(drafters)
 
     def start(self, tokens: Int32) -> DraftSession:
         sessions: list[DraftSession] = []
@@ -186,4 +193,4 @@ class TieredDrafter(Drafter):
                 sessions.append(drafter.start(tokens))
                 begun.callback(sessions[-1].close)
             begun.pop_all()
-        return TieredSession(sessions, [len(names) for names in self.names], self.askers)
+        return PrioritySession(sessions, [len(names) for names in self.names], self.askers)
