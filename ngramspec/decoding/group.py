@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ngramspec.decoding.observer import NO_OBSERVER, STREAMING, Observer
+from ngramspec.decoding.observer import STREAMING, Section, no_section
 from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.sampler import DraftCursor, TokenSampler
 
@@ -52,7 +52,7 @@ class Group:
         rows: the rows' indices in the batch.
         prompt: int64 or int32 (len(rows), prompt).
         sampler: chooses the rows' tokens.
-        observer: is notified of streaming.
+        section: returns the context of streaming, see Observer.
 
     Attributes:
         length: committed tokens of each row.
@@ -73,7 +73,7 @@ class Group:
         rows: Sequence[int],
         prompt: torch.Tensor,
         sampler: TokenSampler,
-        observer: Observer = NO_OBSERVER,
+        section: Section = no_section,
     ) -> None:
         self.rows = rows
         self.sampler = sampler
@@ -89,7 +89,7 @@ class Group:
         self.position: int | None = None
         self._judged: list[Judged] = [Judged() for _ in self.rows]
         self.device = prompt.device
-        self._observer = observer
+        self._section = section
         self._dtype = prompt.dtype  # the baseline uses int64 from the first generated token on
         room = self.length + INITIAL_TOKENS
         self._host = np.empty((len(rows), room), np.int64)
@@ -196,7 +196,7 @@ class Group:
         if True in ended:
             self.end_rows([was or now for was, now in zip(self.finished, ended, strict=True)])
         if sampler.streamer is not None:
-            with self._observer.section(STREAMING):
+            with self._section(STREAMING):
                 sampler.streamer.put(torch.tensor(tokens, device="cpu"))
 
     def reserve(self, length: int) -> None:

@@ -64,7 +64,7 @@ class DecodeLoop:
         self.batch, self.drafting = run.batch, run.drafting
         self.recorder = StepRecorder(run)
         self.evidence = EvidenceChannel(run.sampler.fetches_at_once)
-        self.section = run.observer.section
+        self.section = run.section
         self.pad = 0 if run.sampler.pad is None else run.sampler.pad
         self.prefilled = False
 

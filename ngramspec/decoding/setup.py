@@ -20,7 +20,7 @@ from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.generation import Generation, Pace
 from ngramspec.decoding.group import Group
-from ngramspec.decoding.observer import Observer
+from ngramspec.decoding.observer import Observer, Section, no_section
 from ngramspec.decoding.request import (
     GenerateCall,
     history_of,
@@ -67,7 +67,7 @@ class Settings:
         rule: makes the verification rule from ``do_sample`` and a generator.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
         on_step: called with every StepEvent, or None.
-        observer: is notified of the loop's sections.
+        observer: is notified of the loop's sections, or None.
         count: adds a run's counts and times to the Speculator's statistics.
         log_once: logs a warning once.
     """
@@ -77,7 +77,7 @@ class Settings:
     rule: Callable[[bool, torch.Generator | None], Rule]
     prefill_length: PrefillDraftLength
     on_step: Callable[[StepEvent], None] | None
-    observer: Observer
+    observer: Observer | None
     count: Callable[[DecodeStats], None]
     log_once: Callable[[str], None]
 
@@ -118,6 +118,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
     A TypeError or ValueError is raised if ``reference_ids``, given or in the config, is invalid.
     """
     config, stats, pace = settings.config, DecodeStats(), Pace()
+    section = no_section if settings.observer is None else settings.observer.section
     sampler = _sampler(settings, target, call)
     if (call.generation_config.num_beams or 1) == 1 and _may_diverge(target, sampler):
         target.let_rows_diverge()
@@ -140,9 +141,9 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         from ngramspec.decoding.beams.setup import make_beams  # most calls have none
 
         nodes = config.tree if isinstance(config.tree, int) and trees else 0
-        batch, batch_drafting = make_beams(call, sampler, settings.observer, nodes, drafting)
+        batch, batch_drafting = make_beams(call, sampler, section, nodes, drafting)
     else:
-        groups = _groups(target, sampler, settings.observer)
+        groups = _groups(target, sampler, section)
         batch, batch_drafting = Batch(groups, sampler), BatchDrafting(groups, **drafting)
     return Generation(
         target=target,
@@ -153,7 +154,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         prefill_length=settings.prefill_length,
         stats=stats,
         on_step=settings.on_step,
-        observer=settings.observer,
+        section=section,
         ranks=ranks,
         pace=pace if settings.drafter().assistants else None,
     )
@@ -166,13 +167,13 @@ def _may_diverge(target: Target, sampler: TokenSampler) -> bool:
     return not must_lockstep(sampler, target)
 
 
-def _groups(target: Target, sampler: TokenSampler, observer: Observer) -> list[Group]:
+def _groups(target: Target, sampler: TokenSampler, section: Section) -> list[Group]:
     """The rows of the call: one group for each row if rows may diverge, else one group."""
     prompt, rows = target.prompt, range(target.prompt.shape[0])
     if not target.inputs.ragged:
-        return [Group(tuple(rows), prompt, sampler, observer)]
+        return [Group(tuple(rows), prompt, sampler, section)]
     own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
-    return [Group((row,), prompt[[row]], each, observer) for row, each in own]
+    return [Group((row,), prompt[[row]], each, section) for row, each in own]
 
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
@@ -274,7 +275,8 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
     config = call.generation_config
     keep = config.return_dict_in_generate
     stop = StopRules(call.stopping_criteria or ())
-    one_transfer = settings.observer.one_transfer or prefers_one_transfer(target.prompt.device)
+    observed = settings.observer is not None and settings.observer.one_transfer
+    one_transfer = observed or prefers_one_transfer(target.prompt.device)
     return TokenSampler(
         processors=call.logits_processor,
         stop=stop,

@@ -16,7 +16,7 @@ import torch
 from ngramspec.decoding.beams.branches import KnownTokens, look_ahead
 from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.group import Group
-from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.decoding.observer import Section, no_section
 from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.sampler import DraftCursor, TokenSampler
 
@@ -53,7 +53,7 @@ class BeamGroup(Group):
         prompt: (rows, length), each prompt once for each beam.
         sampler: has the logits processors, and the record of scores and logits.
         search: the beam search.
-        observer: as in Group.
+        section: as in Group.
         branches: whether to keep the known next tokens of the beams.
 
     Attributes:
@@ -67,11 +67,11 @@ class BeamGroup(Group):
         prompt: torch.Tensor,
         sampler: TokenSampler,
         search: BeamSearch,
-        observer: Observer = NO_OBSERVER,
+        section: Section = no_section,
         *,
         branches: bool = False,
     ) -> None:
-        super().__init__(range(len(prompt)), prompt, sampler, observer)
+        super().__init__(range(len(prompt)), prompt, sampler, section)
         self.search = search
         self.paths: list[Path] = []
         self.known: list[KnownTokens] = [{} for _ in self.rows]
