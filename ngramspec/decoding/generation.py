@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ngramspec.costs.joint import AnyCosts
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
-from ngramspec.decoding.distributed import ALONE, Ranks
+from ngramspec.decoding.distributed import Ranks
 from ngramspec.decoding.observer import Section, no_section
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.hf_model.model import Target
@@ -60,7 +60,7 @@ class Generation:
         stats: counts and times of this run so far.
         on_step: called with every StepEvent, or None.
         section: returns the context of a section, see Observer.
-        ranks: the processes that decode together with this one.
+        ranks: the processes that decode together; None: only this one.
         pace: the duration of the target's forwards, if a drafting model is compared with it.
     """
 
@@ -73,5 +73,5 @@ class Generation:
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None
     section: Section = no_section
-    ranks: Ranks = ALONE
+    ranks: Ranks | None = None
     pace: Pace | None = None

@@ -192,7 +192,7 @@ class Group:
         self.last = tokens
         self._host[:, self.length] = tokens
         self.length += 1
-        ended = sampler.stop(tokens, self.length, self.ids, sampler.record.scores)
+        ended = sampler.stop(tokens, self.length, self.ids, sampler.scores)
         if True in ended:
             self.end_rows([was or now for was, now in zip(self.finished, ended, strict=True)])
         if sampler.streamer is not None:

@@ -48,7 +48,7 @@ from ngramspec.hf_model.support import check_beams_of
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import Record, TokenSampler
+from ngramspec.verification.sampler import TokenSampler
 from ngramspec.verification.stopping import StopRules
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Settings:
     log_once: Callable[[str], None]
 
 
-def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
+def make_target(config: Config, ranks: Ranks | None, call: GenerateCall) -> Target:
     """The target of a call.
 
     Raises:
@@ -99,12 +99,13 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
         beams=call.generation_config.num_beams or 1,
     )
     check_beams_of(target.model, call.generation_config.num_beams or 1)
-    if ranks.synced and target.cache.capacity is not None:
+    synced = ranks is not None and ranks.synced
+    if synced and target.cache.capacity is not None:
         raise UnsupportedError(
             "synced_gpus is not supported with a static cache, which has no room for further"
             " forwards; use a dynamic cache"
         )
-    if ranks.synced and target.traits.recurrent:
+    if synced and target.traits.recurrent:
         raise UnsupportedError(
             "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
             " forward that other processes would not run"
@@ -112,7 +113,9 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
     return target
 
 
-def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCall) -> Generation:
+def make_run(
+    settings: Settings, ranks: Ranks | None, target: Target, call: GenerateCall
+) -> Generation:
     """The run that decodes a call.
 
     A TypeError or ValueError is raised if ``reference_ids``, given or in the config, is invalid.
@@ -188,7 +191,7 @@ def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) 
 
 def _runners(
     settings: Settings,
-    ranks: Ranks,
+    ranks: Ranks | None,
     target: Target,
     call: GenerateCall,
     costs: AnyCosts,
@@ -220,7 +223,7 @@ def _runners(
         drafter.join_equal([history(row) for row in range(target.prompt.shape[0])], tokens)
 
     def make(row: int, vocab: int) -> DraftRunner:
-        follower = None if ranks.drafts else Follower()
+        follower = None if ranks is None or ranks.drafts else Follower()
         of_row = drafter.row(vocab, row)
         current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
         if call.logits_processor and not beams:  # a beam's text moves between rows
@@ -283,10 +286,8 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
         rule=settings.rule(bool(config.do_sample), call.generator),
         pad=pad_token(config) if stop.pads else None,
         streamer=call.streamer,
-        record=Record(
-            [] if keep and config.output_scores else None,
-            [] if keep and config.output_logits else None,
-        ),
+        scores=[] if keep and config.output_scores else None,
+        logits=[] if keep and config.output_logits else None,
         one_transfer=one_transfer,
         history_free=all_stock(call.logits_processor, HISTORY_FREE),
         beams=config.num_beams or 1,

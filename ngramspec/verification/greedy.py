@@ -2,38 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-
-class Tokens(Protocol):
-    """The target's tokens, by row and position."""
-
-    def __getitem__(self, at: tuple[int, int], /) -> int | np.integer[Any]: ...
-
-
-class TokensOnDemand:
-    """The argmax at each row and position of (batch, n + 1, vocab) logits on a CPU, on demand.
-
-    Every step needs the first position of all rows, so these are computed together. As in
-    ``generate``, the argmax is that of a float32 copy.
-    """
-
-    __slots__ = ("_first", "_logits")
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self._logits = logits
-        self._first: list[int] | None = None
-
-    def __getitem__(self, at: tuple[int, int]) -> int:
-        if at[1]:
-            return int(argmax_on_host(self._logits[at].float()))
-        if self._first is None:
-            self._first = argmax_on_host(self._logits[:, 0].float()).tolist()
-        return self._first[at[0]]
 
 
 def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:

@@ -146,8 +146,8 @@ class BeamGroup(Group):
         log_probs = torch.log_softmax(own, dim=-1)
         if self.sampler.processors:
             log_probs = self.sampler.process(self.ids(), log_probs)
-        self.sampler.record.append(log_probs, own)
-        return self.search.step(log_probs, self.sampler.record.scores)
+        self.sampler.record(log_probs, own)
+        return self.search.step(log_probs, self.sampler.scores)
 
     def _verdict(self, row: int, cursor: DraftCursor, reached: Sequence[Path]) -> Verdict:
         """The result of a row of the forward; ``reached`` are the beams' paths before each step."""
