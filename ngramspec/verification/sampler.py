@@ -11,49 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
+from ngramspec.draft import Draft, Int32
 from ngramspec.hf_model.compat.classes import caller_of
 from ngramspec.rng import default_generator
+from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.evidence import fetched
-from ngramspec.verification.greedy import argmax_on_host
-from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
+from ngramspec.verification.rule import Rule
 from ngramspec.verification.stopping import StopRules
-
-
-class DraftCursor:
-    """Access to a draft by the positions of its forward.
-
-    Position 0 follows the last committed token, position i + 1 follows node i.
-    """
-
-    __slots__ = ("_children", "draft", "tokens")
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.tokens: list[int] = draft.tokens.tolist()
-        self._children = None if draft.parents is None else draft.children()
-
-    @classmethod
-    def of(cls, draft: Draft) -> DraftCursor:
-        """A draft's cursor; that of the empty draft is shared."""
-        return cls(draft) if len(draft.tokens) else EMPTY_CURSOR
-
-    def nodes(self, position: int) -> Sequence[int]:
-        """The nodes drafted at a position; siblings in order."""
-        if self._children is not None:
-            return self._children[position]
-        return (position,) if position < len(self.tokens) else ()
-
-    def depths(self, positions: int) -> list[int]:
-        """How many draft tokens lead to each position of the forward; 0 for padding."""
-        depths, parents = [0] * positions, self.draft.parents
-        chain = range(-1, len(self.tokens) - 1)
-        for node, parent in enumerate(chain if parents is None else parents.tolist()):
-            depths[node + 1] = depths[parent + 1] + 1
-        return depths
-
-
-EMPTY_CURSOR = DraftCursor(EMPTY_DRAFT)
 
 
 class RowGroup(Protocol):
@@ -270,19 +234,17 @@ class TokenSampler:
         return SampledTokens(*fetched(tokens, extra), states, generator)
 
 
-def drafted_at(
-    spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The draft tokens at m spots and their distributions, for ``Rule.choose``.
+def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
+    """The index of the largest of (..., vocab) scores, int64 (...), on the host.
 
-    These are int64 (m, k) children, and their proposals, float32 (m, vocab) or (k, m, vocab), or
-    None.
+    Of equal maxima it is the first, and NaN counts as the largest. On a CPU, NumPy's argmax is
+    about six times as fast as torch's.
     """
-    nodes = [cursor.nodes(at) if at <= len(cursor.tokens) else () for cursor, at in spots]
-    pairs = [(cursor, each) for (cursor, _), each in zip(spots, nodes, strict=True)]
-    tokens = [[cursor.tokens[node] for node in each] for cursor, each in pairs]
-    drafts = [(cursor.draft, each) for cursor, each in pairs]
-    return children_tensor(tokens, device), proposal_tensor(drafts, vocab, device)
+    if scores.device.type != "cpu":
+        return scores.argmax(dim=-1).cpu().numpy()
+    known = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+    found: NDArray[np.int64] = known.detach().numpy().argmax(axis=-1)
+    return found
 
 
 def processed(

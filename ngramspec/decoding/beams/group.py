@@ -18,7 +18,8 @@ from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Section, no_section
 from ngramspec.draft import Draft, Verdict
-from ngramspec.verification.sampler import DraftCursor, TokenSampler
+from ngramspec.verification.cursor import DraftCursor
+from ngramspec.verification.sampler import TokenSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,7 @@ class Path:
     def with_token(self, token: int, cursor: DraftCursor) -> Path:
         """The path extended by one token; ``position`` must not be None."""
         assert self.position is not None
-        nodes = cursor.nodes(self.position)
-        node = next((each for each in nodes if cursor.tokens[each] == token), None)
+        node = cursor.node_with(token, self.position)
         accepted, tokens = (*self.accepted, self.position), (*self.tokens, token)
         return Path(self.row, None if node is None else node + 1, accepted, tokens)
 
