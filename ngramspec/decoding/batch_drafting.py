@@ -92,7 +92,7 @@ class BatchDrafting:
         costs = self._costs
         if costs is not None:
             target = self._target
-            pending = len(target.pending) if target.traits.recurrent else None
+            pending = None if target.pending is None else len(target.pending)
             costs.at(max([group.length for group in self._groups]), pending)
             if costs.plain():
                 return drafts

@@ -127,7 +127,7 @@ def make_run(
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
         settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
-    if config.planned_gamma == "auto":
+    if target.pending is not None and config.planned_gamma == "auto":
         target.pending.most = MAX_PRICED_PENDING_TOKENS
     trees = _may_branch(config, target, stats, call.generation_config.num_beams or 1)
     costs = _step_costs(settings, target, sampler.stop.max_length, trees)

@@ -138,9 +138,11 @@ class Target(PreparedTarget):
         need masks that are made here. The other arguments are those of ``forward``.
         """
         new, keys = block.shape[1], self.cache.key_length
-        block, lengths = self._present.select(block), self._present.of(lengths)
-        trees = self._present.of(trees) if trees else ()
-        block, committed = self.pending.in_front(block, committed)
+        if self._present is not None:
+            block, lengths = self._present.select(block), self._present.of(lengths)
+            trees = self._present.of(trees) if trees else ()
+        if self.pending is not None:
+            block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]
         width = self.widths.of(positions)
         forward = self._forward = LastForward(width, block, positions - new)
@@ -154,7 +156,7 @@ class Target(PreparedTarget):
             width=width,
             slots=self._slots,
             keys=keys,
-            held=self.cache.windows.held if keys is None else None,
+            held=self.cache.windows.held if self.cache.slides and keys is None else None,
             masked=joint and self.known().slides,
         )
         forward.reread = cache_of(inputs) is None
@@ -170,17 +172,21 @@ class Target(PreparedTarget):
 
         ``hidden`` is the input of the model's head, (batch, width or more, d), or None.
         """
-        forward, name = self._forward, self.traits.name
+        forward = self._forward
         assert forward is not None
         forward.outputs = outputs
         if forward.reread:
             self._replace_cache(forward)
-        logits = self._present.spread(forward.of_new(outputs.logits, name))
-        read = None if hidden is None else self._present.spread(forward.of_new(hidden, name))
-        self.hidden = read
+        self.hidden = None if hidden is None else self._of_new(hidden)
         if self.states is not None:
-            self.states.offer(lambda each: self._present.spread(forward.of_new(each, name)))
-        return logits
+            self.states.offer(self._of_new)
+        return self._of_new(outputs.logits)
+
+    def _of_new(self, states: torch.Tensor) -> torch.Tensor:
+        """Select the states of the block's new tokens, (batch, n + 1, size), for all rows."""
+        assert self._forward is not None
+        new = self._forward.of_new(states, self.traits.name)
+        return new if self._present is None else self._present.spread(new)
 
     @property
     def again(self) -> int:
@@ -216,7 +222,8 @@ class Target(PreparedTarget):
                 self.cache.reorder(origins)
                 self._unordered = False
             return
-        paths = self._present.of(paths)
+        if self._present is not None:
+            paths = self._present.of(paths)
         kept = [len(path) for path in paths]
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
@@ -255,6 +262,7 @@ class Target(PreparedTarget):
         accepted += forward.again
         whole = accepted == forward.width or not self.cache.restore()
         assert forward.block is not None
+        assert self.pending is not None
         self.pending.keep(forward.block, 0 if whole else accepted, origins)
         return forward.width if whole else 0
 
@@ -266,7 +274,7 @@ class Target(PreparedTarget):
     def close(self) -> None:
         """Leave the cache as the baseline would."""
         try:
-            if self._outlives and self.pending.tokens is not None:
+            if self._outlives and self.pending is not None and self.pending.tokens is not None:
                 rows = len(self.pending.tokens)
                 nothing = self.pending.tokens[:, :0]
                 try:

@@ -100,7 +100,7 @@ class PreparedTarget:
         inputs: arguments of the next forward.
         limits: limits of the draft length.
         widths: allowed widths of the forwards after the prefill.
-        pending: accepted tokens that a recurrent model's next forward runs again.
+        pending: accepted tokens that the next forward runs again; None: the model is not recurrent.
         keep_hidden: whether the next forward collects ``hidden``.
         hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
             of its logits; None: not collected or not available.
@@ -163,11 +163,11 @@ class PreparedTarget:
         self._copies = beams if once else 1  # copies made of each row that the prefill runs
         self._unordered = False  # whether the prefill's rows may have to be reordered
         self._slots = 0  # positions in the cache
-        self.pending = Pending()
+        self.pending = Pending() if traits.recurrent else None
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
         self.states: StateChannel | None = None
-        self._present = PresentRows(len(input_ids))
+        self._present: PresentRows | None = None  # None: no row has left
         self._forward: LastForward | None = None
 
     def known(self, *, by_row: bool = False) -> Known:
@@ -190,7 +190,7 @@ class PreparedTarget:
     @property
     def rows(self) -> int:
         """Number of rows that forwards run."""
-        return len(self._present)
+        return len(self.prompt if self._present is None else self._present)
 
     @property
     def rows_may_leave(self) -> bool:
@@ -203,6 +203,8 @@ class PreparedTarget:
         All arguments and results keep the whole batch's rows. Values of rows that have left are
         meaningless.
         """
+        if self._present is None:
+            self._present = PresentRows(len(self.prompt))
         order = self._present.keep(rows)
         self.cache.keep_rows(order)
         self.inputs.keep_rows(order)
@@ -230,7 +232,7 @@ class PreparedTarget:
 
     def room(self, new: int) -> int | None:
         """Maximum draft length after ``new`` generated tokens; None: no limit."""
-        if self.pending.tokens is not None and self.pending.full:
+        if self.pending is not None and self.pending.full:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
