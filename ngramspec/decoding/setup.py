@@ -311,11 +311,11 @@ def _step_costs(
         rows=rows,
         attention=target.traits.attention,
         static=target.cache.capacity is not None,
-        compiled=bool(target.widths.sizes),
+        compiled=bool(target.widths),
         tree=trees,
     )
     saved = _usable_costs(settings, target, kind)
-    limit, sizes = settings.config.longest + 1, target.widths.sizes
+    limit, sizes = settings.config.longest + 1, target.widths
 
     def tracker(rows: int) -> StepCostTracker:
         of_rows = replace(kind, rows=rows)

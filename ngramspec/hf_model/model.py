@@ -11,6 +11,7 @@ from ngramspec.hf_model.attention.tree_attention import Trees
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.forward import LastForward, run_prefill, run_surrounded
+from ngramspec.hf_model.inputs.padding import least_width
 from ngramspec.hf_model.prepared import PreparedTarget
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Target(PreparedTarget):
     @property
     def _read_states(self) -> StateChannel | None:
         """What collects hidden states for heads; a compiled forward has no hooks."""
-        return None if self.widths.sizes else self.states
+        return None if self.widths else self.states
 
     def begin_forward(
         self,
@@ -144,7 +145,7 @@ class Target(PreparedTarget):
         if self.pending is not None:
             block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]
-        width = self.widths.of(positions)
+        width = least_width(self.widths, positions)
         forward = self._forward = LastForward(width, block, positions - new)
         if self.cache.checkpoint is not None:
             self.cache.save(only_if=new > 1 or self._outlives)
@@ -165,7 +166,7 @@ class Target(PreparedTarget):
     @property
     def wants_hidden(self) -> bool:
         """Whether the next forward collects the input of the model's head."""
-        return self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
+        return self.keep_hidden and not self.widths  # no hook in a compiled forward
 
     def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """Accept the outputs of the forward that ``begin_forward`` prepared, and return its logits.

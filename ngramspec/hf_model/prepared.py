@@ -17,6 +17,7 @@ from ngramspec.hf_model.compat.layers import decoder_cache, widen_static
 from ngramspec.hf_model.forward import LastForward
 from ngramspec.hf_model.inputs.growth import next_position, prompt_end
 from ngramspec.hf_model.inputs.inputs import Inputs
+from ngramspec.hf_model.inputs.padding import most_positions
 from ngramspec.hf_model.inputs.present_rows import PresentRows
 from ngramspec.hf_model.inputs.shapes import ForwardShapes
 from ngramspec.hf_model.outputs import OutputRecorder
@@ -99,7 +100,7 @@ class PreparedTarget:
         cache: the model's cache; the prefill may replace it.
         inputs: arguments of the next forward.
         limits: limits of the draft length.
-        widths: allowed widths of the forwards after the prefill.
+        widths: allowed widths of the forwards after the prefill, ascending; empty: any width.
         pending: accepted tokens that the next forward runs again; None: the model is not recurrent.
         keep_hidden: whether the next forward collects ``hidden``.
         hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
@@ -195,7 +196,7 @@ class PreparedTarget:
     @property
     def rows_may_leave(self) -> bool:
         """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
-        return self.inputs.rows_may_leave and not self.widths.sizes
+        return self.inputs.rows_may_leave and not self.widths
 
     def keep_rows(self, rows: Collection[int]) -> None:
         """Run only these present rows in later forwards; call it after a rollback.
@@ -222,7 +223,7 @@ class PreparedTarget:
     def prefill_room(self) -> int:
         """Maximum number of draft tokens that the prefill can verify."""
         checks = obstacle(Ability.PREFILL_DRAFT, self.known()) is None
-        if self.widths.sizes or not checks or self.vocab is None:
+        if self.widths or not checks or self.vocab is None:
             return 0
         return self.limits.prefill()
 
@@ -236,4 +237,4 @@ class PreparedTarget:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
-        return self.limits.longest(new, self.widths.most(free))
+        return self.limits.longest(new, most_positions(self.widths, free))
