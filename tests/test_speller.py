@@ -77,7 +77,15 @@ def test_the_model_corrects_spelling(plain):
 
 @pytest.mark.parametrize(
     ("drafter", "policy"),
-    [*((each, "value") for each in FLOORS), *((each, "priority") for each in [*FLOORS][:2])],
+    [
+        ("auto", "value"),
+        *(
+            pytest.param(each, policy, marks=pytest.mark.slow)
+            for policy in ("value", "priority")
+            for each in FLOORS
+            if (each, policy) != ("auto", "value") and (policy == "value" or each in [*FLOORS][:2])
+        ),
+    ],
 )
 def test_greedy_text_is_plain_generate_s(model, plain, drafter, policy):
     speculator = Speculator(drafter, policy=policy)

@@ -175,9 +175,14 @@ SIBLINGS = Draft(
         (raises, False),
         (raises, True),
         (lambda: "x", False),
-        (lambda: Draft(ONE, source=ONE.astype(np.int8)), True),
-        (lambda: Draft(ONE, proposal="x"), False),
-        (lambda: Draft(np.ones(99, np.int32)), True),
+        *(
+            pytest.param(fault, calibrated, marks=pytest.mark.slow)
+            for fault, calibrated in (
+                (lambda: Draft(ONE, source=ONE.astype(np.int8)), True),
+                (lambda: Draft(ONE, proposal="x"), False),
+                (lambda: Draft(np.ones(99, np.int32)), True),
+            )
+        ),
         (lambda: SIBLINGS, False),  # siblings are no chain
     ],
 )

@@ -60,7 +60,9 @@ def all_lengths(text):
     return ScriptedDrafter(guess)
 
 
-@pytest.mark.parametrize("name", ["mistral sliding", "gemma2 hybrid"])
+@pytest.mark.parametrize(
+    "name", ["mistral sliding", pytest.param("gemma2 hybrid", marks=pytest.mark.slow)]
+)
 def test_windows(name):
     """The masks are inputs, one for each type of layers, and layers with windows keep all."""
     model = build(name)
@@ -73,7 +75,7 @@ def test_windows(name):
     assert graphs() == len(bucket_sizes(11))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 def test_no_recompilation_after_warm_up(attention):
     model = tiny_llama(num_hidden_layers=1)
     model.set_attn_implementation(attention)

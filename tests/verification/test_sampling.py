@@ -178,7 +178,7 @@ def test_a_generator_is_left_where_the_scores_end(ahead, new, monkeypatch):
 
 
 def test_real_model_samples_the_same_text(smollm2, prompts):
-    for seed, inputs in enumerate(prompts[2:4]):
+    for seed, inputs in enumerate(prompts[2:3]):
         results = []
         for custom in (None, Speculator(gamma=5)):
             torch.manual_seed(seed)
@@ -209,10 +209,10 @@ def test_the_sampled_distribution_is_the_target_s():
     counts = torch.zeros(16)
     speculator = Speculator("copy(min_match=1)", 3)
     torch.manual_seed(0)
-    for _ in range(1500):
+    for _ in range(800):
         out = model.generate(ids, do_sample=True, max_new_tokens=2, custom_generate=speculator)
         counts[4 * out[0, 5] + out[0, 6]] += 1
-    assert chisquare(counts.numpy(), 1500 * expected / expected.sum()).pvalue > 1e-6
+    assert chisquare(counts.numpy(), 800 * expected / expected.sum()).pvalue > 1e-6
 
 
 @pytest.mark.slow

@@ -56,7 +56,9 @@ def same(ours, theirs):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("attention", "kwargs"), COMBINATIONS, ids=NAMES)
-@pytest.mark.parametrize(("width", "length"), [(8, 150), (24, 3)])
+@pytest.mark.parametrize(
+    ("width", "length"), [(8, 150), pytest.param(24, 3, marks=pytest.mark.slow)]
+)
 def test_no_drafter_moves_a_bit(dtype, attention, kwargs, width, length):
     model = model_of(dtype, attention)
     torch.manual_seed(0)
