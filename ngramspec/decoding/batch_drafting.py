@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.costs.joint import AnyCosts
-from ngramspec.decoding.distributed import Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
 from ngramspec.draft_length.schedule import CostGamma, PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import Computed
+
+if TYPE_CHECKING:  # most calls have one process
+    from ngramspec.decoding.distributed import Ranks
 
 NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
 # Ended rows leave the batch once at most this share of its rows has not ended. Not tuned.

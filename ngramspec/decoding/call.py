@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ngramspec.decoding.distributed import Ranks, ranks_of
+import torch.distributed as dist
+
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import decode
 from ngramspec.decoding.request import GenerateCall
@@ -20,6 +21,9 @@ from ngramspec.hf_model.support import (
     drops_out,
     plain_method,
 )
+
+if TYPE_CHECKING:
+    from ngramspec.decoding.distributed import Ranks
 
 logger = logging.getLogger("ngramspec")
 
@@ -36,7 +40,10 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     """
     ranks = None
     try:
-        ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
+        if call.synced_gpus or (dist.is_available() and dist.is_initialized()):
+            from ngramspec.decoding.distributed import ranks_of  # most calls have one process
+
+            ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
         target = checked_target(settings, ranks, call)
     except UnsupportedError as error:
         synced = ranks is not None and ranks.synced

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ngramspec.costs.joint import AnyCosts
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
-from ngramspec.decoding.distributed import Ranks
 from ngramspec.decoding.observer import Section, no_section
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.sampler import TokenSampler
+
+if TYPE_CHECKING:  # most calls have one process
+    from ngramspec.decoding.distributed import Ranks
 
 MEMORY = 0.9  # weight of earlier forwards in an average duration; not tuned
 

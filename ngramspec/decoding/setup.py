@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.costs.batch import BatchStepCosts
-from ngramspec.costs.curve import ForwardKind
-from ngramspec.costs.joint import AnyCosts, SwitchedCosts
-from ngramspec.costs.processors import GPU, instruction_set
-from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.costs.joint import AnyCosts
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.config import Config
-from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.generation import Generation, Pace
 from ngramspec.decoding.group import Group
@@ -30,6 +26,7 @@ from ngramspec.decoding.request import (
     read_tools,
     samplers_by_row,
 )
+from ngramspec.decoding.step_costs import ASSUMED_NEW_TOKENS, step_costs
 from ngramspec.draft_length.schedule import (
     GammaController,
     PrefillDraftLength,
@@ -51,10 +48,8 @@ from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import TokenSampler
 from ngramspec.verification.stopping import StopRules
 
-if TYPE_CHECKING:
-    from ngramspec.costs.saved import SavedCosts
-
-ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length; not tuned
+if TYPE_CHECKING:  # most calls have one process
+    from ngramspec.decoding.distributed import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +125,7 @@ def make_run(
     if target.pending is not None and config.planned_gamma == "auto":
         target.pending.most = MAX_PRICED_PENDING_TOKENS
     trees = _may_branch(config, target, stats, call.generation_config.num_beams or 1)
-    costs = _step_costs(settings, target, sampler.stop.max_length, trees)
+    costs = step_costs(config, target, sampler.stop.max_length, trees, settings.log_once)
     learned = costs if config.planned_gamma == "auto" else None
     drafting: dict[str, Any] = {
         "target": target,
@@ -217,13 +212,17 @@ def _runners(
         temperature = float(call.generation_config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
 
+    follower: Drafter | None = None
+    if ranks is not None and not ranks.drafts:
+        from ngramspec.decoding.distributed import Follower
+
+        follower = Follower()
     beams = (call.generation_config.num_beams or 1) > 1
     if target.prompt.shape[0] > 1 and not beams:
         tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
         drafter.join_equal([history(row) for row in range(target.prompt.shape[0])], tokens)
 
     def make(row: int, vocab: int) -> DraftRunner:
-        follower = None if ranks is None or ranks.drafts else Follower()
         of_row = drafter.row(vocab, row)
         current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
         if call.logits_processor and not beams:  # a beam's text moves between rows
@@ -297,44 +296,3 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
 def prefers_one_transfer(device: torch.device) -> bool:
     """Whether a transfer from the device costs more than sampling at unused positions."""
     return device.type != "cpu"
-
-
-def _step_costs(
-    settings: Settings, target: Target, max_length: int | None, trees: bool
-) -> AnyCosts:
-    """The costs of the call's forwards, measured under gamma="auto"."""
-    rows, length = target.prompt.shape
-    tokens = ASSUMED_NEW_TOKENS if max_length is None else max_length - length
-    kind = ForwardKind(
-        machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
-        dtype=str(target.model.dtype).removeprefix("torch."),
-        rows=rows,
-        attention=target.traits.attention,
-        static=target.cache.capacity is not None,
-        compiled=bool(target.widths),
-        tree=trees,
-    )
-    saved = _usable_costs(settings, target, kind)
-    limit, sizes = settings.config.longest + 1, target.widths
-
-    def tracker(rows: int) -> StepCostTracker:
-        of_rows = replace(kind, rows=rows)
-        return StepCostTracker(target.model, of_rows, limit, tokens, saved, sizes)
-
-    if target.inputs.ragged:
-        return BatchStepCosts(tracker, rows)
-    return SwitchedCosts(tracker(rows)) if rows == 1 else tracker(rows)
-
-
-def _usable_costs(settings: Settings, target: Target, kind: ForwardKind) -> SavedCosts | None:
-    """The saved costs if they apply to such forwards; else None, with the reason logged once."""
-    saved = settings.config.saved_costs
-    if saved is None:
-        return None
-    differences = saved.differences(target.model, kind.attention)
-    if kind.rows > 1 or kind.static:
-        differences.append("they were measured on batches of one sequence with a dynamic cache")
-    if not differences:
-        return saved
-    settings.log_once(f"not using the saved costs: {'; '.join(differences)}")
-    return None
