@@ -115,7 +115,7 @@ class Group:
 
     def begin_verification(self, drafts: Sequence[Draft]) -> None:
         """Begin to verify each row's draft, at position 0; call ``begin_step`` before."""
-        self.cursors = [DraftCursor.of(draft) for draft in drafts]
+        self.cursors = [DraftCursor(draft) for draft in drafts]
         self.position = 0
 
     def reach(self) -> None:

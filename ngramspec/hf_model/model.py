@@ -61,7 +61,7 @@ class Target(PreparedTarget):
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self._slots = (self.cache.length() or self.call.end) - count
         self.inputs.begin(self.prompt, self._slots)
-        self.limits.begin(self._slots)
+        self.limits.prefilled = self._slots
         if draft is not None:
             self._forward = LastForward(count, is_prefill=True, outputs=outputs)
         self._recorder.keep_prefill(outputs)
@@ -200,7 +200,7 @@ class Target(PreparedTarget):
         self.inputs.replace_cache(forward.outputs.past_key_values)
         self._use_cache()
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
-            self.limits.stop_drafting("the model forgot the text after its original length")
+            self.limits.unaligned = "the model forgot the text after its original length"
 
     def rollback(self, paths: Sequence[Sequence[int]], origins: Sequence[int] = ()) -> None:
         """Roll cache, masks and positions back to the positions of the last forward that stay.
@@ -213,7 +213,7 @@ class Target(PreparedTarget):
                 prompt's last token.
             origins: which row of the forward each row continues; empty: each its own.
         """
-        if not self.limits.begun:
+        if self.limits.prefilled is None:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
         if self.states is not None and forward is not None:

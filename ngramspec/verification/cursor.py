@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
+from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.rule import children_tensor, proposal_tensor
 
 
@@ -22,11 +22,6 @@ class DraftCursor:
         self.draft = draft
         self.tokens: list[int] = draft.tokens.tolist()
         self._children = None if draft.parents is None else draft.children()
-
-    @classmethod
-    def of(cls, draft: Draft) -> DraftCursor:
-        """A draft's cursor; that of the empty draft is shared."""
-        return cls(draft) if len(draft.tokens) else EMPTY_CURSOR
 
     def nodes(self, position: int) -> Sequence[int]:
         """The nodes drafted at a position; siblings in order."""
@@ -56,9 +51,6 @@ class DraftCursor:
         for node, parent in enumerate(chain if parents is None else parents.tolist()):
             depths[node + 1] = depths[parent + 1] + 1
         return depths
-
-
-EMPTY_CURSOR = DraftCursor(EMPTY_DRAFT)
 
 
 def drafted_at(
