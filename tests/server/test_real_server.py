@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -98,6 +99,18 @@ def test_the_client_of_the_guide_is_answered_by_the_embedded_model(smollm2, caps
     assert float(tokens_per_call) > 1.5
 
 
+def test_the_curl_command_of_the_guide_is_answered_as_it_says(smollm2):
+    """In float32, where the text does not depend on rounding."""
+    guide = (Path(__file__).parents[2] / "docs/guide/serve.md").read_text()
+    route, body, shown = re.search(
+        r"^curl \S+(/\w+) .* -d '(.*?)'$.*?^```json\n(.*?)\n```$", guide, re.MULTILINE | re.DOTALL
+    ).groups()
+    with listening(smollm2.model, smollm2.tokenizer, shared=None) as (address, _):
+        head = {"Content-Type": "application/json"}
+        with urlopen(Request(address + route, body.encode(), head)) as answer:
+            assert json.loads(answer.read()) == json.loads(shown)
+
+
 def test_openais_client_understands_the_errors(client, server):
     with pytest.raises(openai.BadRequestError) as error:
         greedy(client, max_tokens=99999)
@@ -107,6 +120,12 @@ def test_openais_client_understands_the_errors(client, server):
     with client_of(address, "wrong") as other, pytest.raises(openai.AuthenticationError):
         other.models.list()
     assert KEY not in log.read_text()
+
+
+def test_the_device_is_reported(server):
+    assert re.search(
+        r"^serving tiny on (cpu|cuda:0) in bfloat16$", server[2].read_text(), re.MULTILINE
+    )
 
 
 def test_a_closed_connection_ends_the_answer(client, server):
