@@ -22,6 +22,7 @@ PACKAGE = ROOT / "ngramspec"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MAX_WORDS, MAX_WORDS_OF_A_PAGE = 18_000, 1_500
 MOST_COLUMNS = 95  # of code, on a page that is 1280 pixels wide
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -50,6 +51,22 @@ def nav(entries: list) -> list[str]:
         for target in [entry] if isinstance(entry, str) else entry.values():
             pages += nav(target) if isinstance(target, list) else [target]
     return pages
+
+
+def hand_written_words(path: Path) -> int:
+    """Words of a page without generated tables; none of the generated references."""
+    text = path.read_text(encoding="utf-8")
+    if path.name in ("api.md", "cli.md"):
+        return 0
+    text = re.sub(r"<!-- table .*?<!-- end of table -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!-- Written by .*?<!-- the end of the table -->", "", text, flags=re.DOTALL)
+    return len(text.split())
+
+
+def test_the_pages_are_short():
+    words = {name(path): hand_written_words(path) for path in PAGES}
+    assert max(words.values()) <= MAX_WORDS_OF_A_PAGE
+    assert sum(words.values()) <= MAX_WORDS, words
 
 
 def test_the_readme_is_short():
