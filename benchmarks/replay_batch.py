@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.played_row import PlayedRow
-from ngramspec.costs.batch import alone
+from ngramspec.costs.batch import scaled
 from ngramspec.decoding.batch_drafting import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Float32
 from ngramspec.draft_length.batch_choice import common_length, urgencies
@@ -107,7 +107,7 @@ class GeneratePlayer:
     def _step(self, rows: Sequence[PlayedRow], present: int, steps: int) -> None:
         absolute, tree = self.plan.cost(present), self.plan.tree
         cost = absolute / absolute[1]
-        own = alone(cost, present)
+        own = scaled(cost, 1.0 / present)
         drafts = [
             row.session.propose(min(self.plan.gamma_max, row.left - 1), own.copy(), tree=tree)
             for row in rows

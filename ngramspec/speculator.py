@@ -13,7 +13,7 @@ import torch
 
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
-from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import GenerateCall, head_of
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
@@ -396,7 +396,7 @@ class Speculator:
             rule=config.rule,
             prefill_length=self._prefill_length if shared else PrefillDraftLength(config.longest),
             on_step=self.on_step,
-            observer=self.observer or NO_OBSERVER,
+            observer=self.observer,
             count=self._count,
             log_once=self.log_once,
         )

@@ -18,7 +18,7 @@ from ngramspec.costs import curve as cost_curve
 from ngramspec.costs import joint as joint_costs
 from ngramspec.costs import tracker as step_cost
 from ngramspec.costs.processors import AMX
-from ngramspec.decoding import setup
+from ngramspec.decoding import step_costs
 from ngramspec.measure.models import gguf_read_once
 
 # No test depends on how fast the machine is.
@@ -73,9 +73,9 @@ class AssumedStepCosts(step_cost.StepCostTracker):
 def no_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drafted depends neither on how fast this machine is nor on the tests before."""
     cost_curve._curves.clear()
-    monkeypatch.setattr(setup, "instruction_set", lambda: AMX)
+    monkeypatch.setattr(step_costs, "instruction_set", lambda: AMX)
     if "measured" not in request.keywords:
-        for module in (setup, joint_costs):
+        for module in (step_costs, joint_costs):
             monkeypatch.setattr(module, "StepCostTracker", AssumedStepCosts)
 
 

@@ -116,21 +116,16 @@ class BatchStepCosts(DelegatedCosts):
         """
         cost = self.now.cost()
         if self._alone is None or self._alone[0] is not cost:
-            self._alone = cost, alone(cost, self.rows)
+            self._alone = cost, scaled(cost, 1.0 / self.rows)
         return self._alone[1]
 
 
-def alone(cost: Float32, rows: int) -> Float32:
-    """One row's share of a batch's costs: see ``BatchStepCosts.cost_alone``."""
-    return _scaled(cost, 1.0 / rows)
-
-
-def _scaled(cost: Float32, share: float) -> Float32:
+def scaled(cost: Float32, share: float) -> Float32:
     """The curve of a share of the rows: that share of the cost of further positions."""
-    scaled: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
-    return scaled
+    shared: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
+    return shared
 
 
 def _share_of(curve: CostCurve, share: float) -> Assumed:
-    """``_scaled`` of the curve in a context of any length."""
-    return lambda length, limit: _scaled(curve.cost(limit, length), share)
+    """``scaled`` of the curve in a context of any length."""
+    return lambda length, limit: scaled(curve.cost(limit, length), share)

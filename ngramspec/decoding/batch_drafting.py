@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ngramspec.costs.batch import BatchStepCosts
 from ngramspec.costs.joint import AnyCosts
-from ngramspec.decoding.distributed import ALONE, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
 from ngramspec.draft_length.schedule import CostGamma, PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import Computed
+
+if TYPE_CHECKING:  # most calls have one process
+    from ngramspec.decoding.distributed import Ranks
 
 NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
 # Ended rows leave the batch once at most this share of its rows has not ended. Not tuned.
@@ -28,7 +31,7 @@ class BatchDrafting:
         make_runner: makes a row's DraftRunner from the row's index and the vocabulary's size.
         costs: the forwards' costs. None: unknown, and the prefill verifies no draft.
         prefill_length: how many draft tokens the prefill verifies.
-        ranks: the processes that decode together with this one.
+        ranks: the processes that decode together; None: only this one.
         max_length: maximum tokens of a row, including the prompt; None: no limit is known.
     """
 
@@ -40,7 +43,7 @@ class BatchDrafting:
         make_runner: Callable[[int, int], DraftRunner],
         costs: AnyCosts | None,
         prefill_length: PrefillDraftLength,
-        ranks: Ranks,
+        ranks: Ranks | None,
         max_length: int | None,
     ) -> None:
         self._groups = groups
@@ -77,7 +80,7 @@ class BatchDrafting:
         room, learned = target.prefill_room(), self._prefill_length.limit
         limit = min(room, self.draft_limit(group), learned)
         vocab = target.vocab
-        if limit < 1 or vocab is None or costs is None or self._ranks is not ALONE:
+        if limit < 1 or vocab is None or costs is None or self._ranks is not None:
             return drafts
         costs.at(group.length, prefill=True)
         self.start(vocab)
@@ -92,7 +95,7 @@ class BatchDrafting:
         costs = self._costs
         if costs is not None:
             target = self._target
-            pending = len(target.pending) if target.traits.recurrent else None
+            pending = None if target.pending is None else len(target.pending)
             costs.at(max([group.length for group in self._groups]), pending)
             if costs.plain():
                 return drafts

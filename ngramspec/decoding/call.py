@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ngramspec.decoding.distributed import ALONE, Ranks, ranks_of
+import torch.distributed as dist
+
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import decode
 from ngramspec.decoding.request import GenerateCall
@@ -21,6 +22,9 @@ from ngramspec.hf_model.support import (
     plain_method,
 )
 
+if TYPE_CHECKING:
+    from ngramspec.decoding.distributed import Ranks
+
 logger = logging.getLogger("ngramspec")
 
 
@@ -34,20 +38,24 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
         UnsupportedError: the request does not support speculation, and unsupported="error".
         ValueError: the prompt is empty or has ids outside the vocabulary.
     """
-    ranks = ALONE
+    ranks = None
     try:
-        ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
+        if call.synced_gpus or (dist.is_available() and dist.is_initialized()):
+            from ngramspec.decoding.distributed import ranks_of  # most calls have one process
+
+            ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
         target = checked_target(settings, ranks, call)
     except UnsupportedError as error:
-        return _decode_without_speculation(settings, call, error, synced_gpus=ranks.synced)
+        synced = ranks is not None and ranks.synced
+        return _decode_without_speculation(settings, call, error, synced_gpus=synced)
     run = checked_run(settings, ranks, target, call)
     try:
         sequences = decode(run)
     finally:
         settings.count(run.stats)
-    record = run.sampler.record
-    ranking = run.batch.ranking(scores=record.scores is not None)
-    output = target.output(sequences, record.scores, record.logits, ranking)
+    sampler = run.sampler
+    ranking = run.batch.ranking(scores=sampler.scores is not None)
+    output = target.output(sequences, sampler.scores, sampler.logits, ranking)
     logger.info(
         "%d tokens in %d target calls after the prefill: %.2f per call",
         run.stats.emitted,
@@ -59,7 +67,7 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     return output
 
 
-def checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Target:
+def checked_target(settings: Settings, ranks: Ranks | None, call: GenerateCall) -> Target:
     """The target of a call; an UnsupportedError if the call does not support speculation."""
     check_request(call.generation_config)
     _check_beams(settings, call)
@@ -72,7 +80,9 @@ def checked_target(settings: Settings, ranks: Ranks, call: GenerateCall) -> Targ
     return make_target(settings.config, ranks, call)
 
 
-def checked_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCall) -> Generation:
+def checked_run(
+    settings: Settings, ranks: Ranks | None, target: Target, call: GenerateCall
+) -> Generation:
     """The run that decodes a call; a ValueError if its prompt is invalid."""
     check_prompt(call.model, call.input_ids, call.model_kwargs)
     if drops_out(call.model):

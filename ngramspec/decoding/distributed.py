@@ -78,11 +78,8 @@ class Ranks:
         return received
 
 
-ALONE = Ranks()
-
-
-def ranks_of(model: Any, device: torch.device, synced_gpus: bool | None = None) -> Ranks:
-    """The processes that a generation of ``model`` takes part in.
+def ranks_of(model: Any, device: torch.device, synced_gpus: bool | None = None) -> Ranks | None:
+    """The processes that a generation of ``model`` takes part in; None: only this one.
 
     Args:
         model: a transformers model; loaded with a tensor-parallel plan it has a device mesh.
@@ -96,7 +93,7 @@ def ranks_of(model: Any, device: torch.device, synced_gpus: bool | None = None) 
     if synced_gpus and not processes:
         raise UnsupportedError("synced_gpus=True needs an initialized torch.distributed; remove it")
     if not processes or dist.get_world_size() == 1:
-        return ALONE
+        return None
     synced = _gathers_weights(model) if synced_gpus is None else synced_gpus
     mesh = device_mesh(model)
     if mesh is None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ngramspec.costs.joint import AnyCosts
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
-from ngramspec.decoding.distributed import ALONE, Ranks
-from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.decoding.observer import Section, no_section
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.sampler import TokenSampler
+
+if TYPE_CHECKING:  # most calls have one process
+    from ngramspec.decoding.distributed import Ranks
 
 MEMORY = 0.9  # weight of earlier forwards in an average duration; not tuned
 
@@ -59,8 +62,8 @@ class Generation:
         prefill_length: how many draft tokens the prefill verifies.
         stats: counts and times of this run so far.
         on_step: called with every StepEvent, or None.
-        observer: is notified of the sections of the prefill and of each step.
-        ranks: the processes that decode together with this one.
+        section: returns the context of a section, see Observer.
+        ranks: the processes that decode together; None: only this one.
         pace: the duration of the target's forwards, if a drafting model is compared with it.
     """
 
@@ -72,6 +75,6 @@ class Generation:
     prefill_length: PrefillDraftLength = field(default_factory=lambda: PrefillDraftLength(0))
     stats: DecodeStats = field(default_factory=DecodeStats)
     on_step: Callable[[StepEvent], None] | None = None
-    observer: Observer = NO_OBSERVER
-    ranks: Ranks = ALONE
+    section: Section = no_section
+    ranks: Ranks | None = None
     pace: Pace | None = None

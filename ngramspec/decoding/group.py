@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from ngramspec.decoding.observer import NO_OBSERVER, STREAMING, Observer
+from ngramspec.decoding.observer import STREAMING, Section, no_section
 from ngramspec.draft import Draft, Verdict
-from ngramspec.verification.sampler import DraftCursor, TokenSampler
+from ngramspec.verification.cursor import DraftCursor
+from ngramspec.verification.sampler import TokenSampler
 
 INITIAL_TOKENS = 256  # generated tokens that a new buffer has room for; not tuned
-NO_VERDICT = Verdict((), 0, ())
-
-
-@dataclass(slots=True)
-class Judged:
-    """The result of verifying one row so far; the fields are Verdict's."""
-
-    accepted: list[int] = field(default_factory=list)
-    verified: int = 0
-    emitted: list[int] = field(default_factory=list)
-    rejected: int | None = None
-
-    def judge(self, cursor: DraftCursor, position: int, token: int) -> int | None:
-        """Compare the tokens drafted at a position with the target's; return the accepted node."""
-        self.emitted.append(token)
-        nodes = cursor.nodes(position)
-        for node in nodes:
-            self.verified += 1
-            if cursor.tokens[node] == token:
-                self.accepted.append(node)
-                return node
-        if nodes:
-            self.rejected = nodes[0]
-        return None
-
-    def verdict(self) -> Verdict:
-        """The verdict on the row."""
-        if not self.emitted:
-            return NO_VERDICT
-        return Verdict(self.accepted, self.verified, tuple(self.emitted), self.rejected)
 
 
 class Group:
@@ -52,7 +22,7 @@ class Group:
         rows: the rows' indices in the batch.
         prompt: int64 or int32 (len(rows), prompt).
         sampler: chooses the rows' tokens.
-        observer: is notified of streaming.
+        section: returns the context of streaming, see Observer.
 
     Attributes:
         length: committed tokens of each row.
@@ -73,7 +43,7 @@ class Group:
         rows: Sequence[int],
         prompt: torch.Tensor,
         sampler: TokenSampler,
-        observer: Observer = NO_OBSERVER,
+        section: Section = no_section,
     ) -> None:
         self.rows = rows
         self.sampler = sampler
@@ -87,9 +57,10 @@ class Group:
         self.origins: Sequence[int] = ()
         self.cursors: list[DraftCursor] = []
         self.position: int | None = None
-        self._judged: list[Judged] = [Judged() for _ in self.rows]
+        self._accepted: list[list[int]] = [[] for _ in rows]  # each row's nodes in the step
+        self._emitted: list[list[int]] = [[] for _ in rows]  # and its committed tokens
         self.device = prompt.device
-        self._observer = observer
+        self._section = section
         self._dtype = prompt.dtype  # the baseline uses int64 from the first generated token on
         room = self.length + INITIAL_TOKENS
         self._host = np.empty((len(rows), room), np.int64)
@@ -140,11 +111,11 @@ class Group:
     def begin_step(self) -> None:
         """Reset what is known about the last forward."""
         self.accepted_positions, self.position = [], None
-        self._judged = [Judged() for _ in self.rows]
+        self._accepted, self._emitted = [[] for _ in self.rows], [[] for _ in self.rows]
 
     def begin_verification(self, drafts: Sequence[Draft]) -> None:
         """Begin to verify each row's draft, at position 0; call ``begin_step`` before."""
-        self.cursors = [DraftCursor.of(draft) for draft in drafts]
+        self.cursors = [DraftCursor(draft) for draft in drafts]
         self.position = 0
 
     def reach(self) -> None:
@@ -157,8 +128,11 @@ class Group:
         position, going = self.position, self.going
         assert position is not None
         tokens = self._padded(tokens)
-        judged, cursors = self._judged, self.cursors
-        nodes = [judged[row].judge(cursors[row], position, tokens[row]) for row in going]
+        nodes = [self.cursors[row].node_with(tokens[row], position) for row in going]
+        for row, node in zip(going, nodes, strict=True):
+            self._emitted[row].append(tokens[row])
+            if node is not None:
+                self._accepted[row].append(node)
         self.commit(tokens)
         node = nodes[0]
         agreed = nodes.count(node) == len(nodes) and self.going == going and not self.stopped
@@ -166,7 +140,8 @@ class Group:
 
     def verdicts(self) -> list[Verdict]:
         """The result of each row's verification in this step; an empty one for rows that ended."""
-        return [each.verdict() for each in self._judged]
+        rows = zip(self.cursors, self._accepted, self._emitted, strict=True)
+        return [cursor.verdict(accepted, emitted) for cursor, accepted, emitted in rows]
 
     def _padded(self, tokens: list[int]) -> list[int]:
         """The tokens to commit: padding in rows that have ended, if they are padded.
@@ -192,11 +167,11 @@ class Group:
         self.last = tokens
         self._host[:, self.length] = tokens
         self.length += 1
-        ended = sampler.stop(tokens, self.length, self.ids, sampler.record.scores)
+        ended = sampler.stop(tokens, self.length, self.ids, sampler.scores)
         if True in ended:
             self.end_rows([was or now for was, now in zip(self.finished, ended, strict=True)])
         if sampler.streamer is not None:
-            with self._observer.section(STREAMING):
+            with self._section(STREAMING):
                 sampler.streamer.put(torch.tensor(tokens, device="cpu"))
 
     def reserve(self, length: int) -> None:

@@ -64,7 +64,7 @@ class DecodeLoop:
         self.batch, self.drafting = run.batch, run.drafting
         self.recorder = StepRecorder(run)
         self.evidence = EvidenceChannel(run.sampler.fetches_at_once)
-        self.section = run.observer.section
+        self.section = run.section
         self.pad = 0 if run.sampler.pad is None else run.sampler.pad
         self.prefilled = False
 
@@ -103,7 +103,9 @@ class DecodeLoop:
     def going(self) -> bool:
         """Whether there is another step to run; if not, end the drafting successfully."""
         self.prefilled = True
-        going = self.ranks.going(not self.batch.stopped)
+        going = not self.batch.stopped
+        if self.ranks is not None:
+            going = self.ranks.going(going)
         if not going:
             self.drafting.finish()
         return going
@@ -123,7 +125,9 @@ class DecodeLoop:
         with self.section(DRAFTING):
             if self.prefilled:
                 drafts = self.drafting.propose()
-                drafts, width = self.ranks.share(drafts, self.drafting.width(drafts))
+                width = self.drafting.width(drafts)
+                if self.ranks is not None:
+                    drafts, width = self.ranks.share(drafts, width)
             else:
                 drafts = self.drafting.propose_for_prefill()
                 width = 1 + len(drafts[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 PREFILL = "prefill"
@@ -12,7 +13,13 @@ VERIFICATION = "verification"
 ROLLBACK = "rollback"
 STREAMING = "streaming"
 
+Section = Callable[[str], AbstractContextManager[None]]  # from a section's name to its context
 NO_SECTION: AbstractContextManager[None] = nullcontext()
+
+
+def no_section(name: str) -> AbstractContextManager[None]:
+    """The section of a call without an observer."""
+    return NO_SECTION
 
 
 class Observer:
@@ -32,6 +39,3 @@ class Observer:
     def section(self, name: str) -> AbstractContextManager[None]:
         """Return the context in which the loop runs the section ``name``."""
         return NO_SECTION
-
-
-NO_OBSERVER = Observer()

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ngramspec.decoding.call import checked_run, checked_target
-from ngramspec.decoding.distributed import ALONE
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import DecodeLoop, OpenStep, finish
 from ngramspec.decoding.recorder import Step
@@ -80,7 +79,11 @@ class OpenGeneration:
         A caller that takes them after every step holds only one step's logits in memory. The list
         is empty without ``output_logits=True``.
         """
-        return self._run.sampler.record.take_logits()
+        logits = self._run.sampler.logits
+        taken = list(logits or ())
+        if logits is not None:
+            logits.clear()
+        return taken
 
     @property
     def why_alone(self) -> str | None:
@@ -193,6 +196,6 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
         )
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
-    target = checked_target(settings, ALONE, call)
-    run = checked_run(settings, ALONE, target, call)
+    target = checked_target(settings, None, call)
+    run = checked_run(settings, None, target, call)
     return OpenGeneration(run, settings.count, call.streamer)

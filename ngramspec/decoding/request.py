@@ -183,11 +183,11 @@ def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
 def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
     """Whether the rows of a batch have to advance in lock-step.
 
-    They do if something sees all rows at once: a streamer, a record of scores or logits, custom
+    They do if something sees all rows at once: a streamer, returned scores or logits, custom
     stopping criteria, or processors that are not known to treat rows separately. They also do if
     the cache is returned, as a later call expects it as the baseline would have left it.
     """
-    sees_all = sampler.streamer is not None or sampler.record or sampler.stop.custom
+    sees_all = sampler.streamer is not None or sampler.records or sampler.stop.custom
     if sees_all or target.call.states:
         return True
     if target.config.return_dict_in_generate:

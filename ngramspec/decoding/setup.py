@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.costs.batch import BatchStepCosts
-from ngramspec.costs.curve import ForwardKind
-from ngramspec.costs.joint import AnyCosts, SwitchedCosts
-from ngramspec.costs.processors import GPU, instruction_set
-from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.costs.joint import AnyCosts
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.config import Config
-from ngramspec.decoding.distributed import Follower, Ranks
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.generation import Generation, Pace
 from ngramspec.decoding.group import Group
-from ngramspec.decoding.observer import Observer
+from ngramspec.decoding.observer import Observer, Section, no_section
 from ngramspec.decoding.request import (
     GenerateCall,
     history_of,
@@ -30,6 +26,7 @@ from ngramspec.decoding.request import (
     read_tools,
     samplers_by_row,
 )
+from ngramspec.decoding.step_costs import ASSUMED_NEW_TOKENS, step_costs
 from ngramspec.draft_length.schedule import (
     GammaController,
     PrefillDraftLength,
@@ -48,13 +45,11 @@ from ngramspec.hf_model.support import check_beams_of
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import Record, TokenSampler
+from ngramspec.verification.sampler import TokenSampler
 from ngramspec.verification.stopping import StopRules
 
-if TYPE_CHECKING:
-    from ngramspec.costs.saved import SavedCosts
-
-ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length; not tuned
+if TYPE_CHECKING:  # most calls have one process
+    from ngramspec.decoding.distributed import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +62,7 @@ class Settings:
         rule: makes the verification rule from ``do_sample`` and a generator.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
         on_step: called with every StepEvent, or None.
-        observer: is notified of the loop's sections.
+        observer: is notified of the loop's sections, or None.
         count: adds a run's counts and times to the Speculator's statistics.
         log_once: logs a warning once.
     """
@@ -77,12 +72,12 @@ class Settings:
     rule: Callable[[bool, torch.Generator | None], Rule]
     prefill_length: PrefillDraftLength
     on_step: Callable[[StepEvent], None] | None
-    observer: Observer
+    observer: Observer | None
     count: Callable[[DecodeStats], None]
     log_once: Callable[[str], None]
 
 
-def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
+def make_target(config: Config, ranks: Ranks | None, call: GenerateCall) -> Target:
     """The target of a call.
 
     Raises:
@@ -99,12 +94,13 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
         beams=call.generation_config.num_beams or 1,
     )
     check_beams_of(target.model, call.generation_config.num_beams or 1)
-    if ranks.synced and target.cache.capacity is not None:
+    synced = ranks is not None and ranks.synced
+    if synced and target.cache.capacity is not None:
         raise UnsupportedError(
             "synced_gpus is not supported with a static cache, which has no room for further"
             " forwards; use a dynamic cache"
         )
-    if ranks.synced and target.traits.recurrent:
+    if synced and target.traits.recurrent:
         raise UnsupportedError(
             "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
             " forward that other processes would not run"
@@ -112,21 +108,24 @@ def make_target(config: Config, ranks: Ranks, call: GenerateCall) -> Target:
     return target
 
 
-def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCall) -> Generation:
+def make_run(
+    settings: Settings, ranks: Ranks | None, target: Target, call: GenerateCall
+) -> Generation:
     """The run that decodes a call.
 
     A TypeError or ValueError is raised if ``reference_ids``, given or in the config, is invalid.
     """
     config, stats, pace = settings.config, DecodeStats(), Pace()
+    section = no_section if settings.observer is None else settings.observer.section
     sampler = _sampler(settings, target, call)
     if (call.generation_config.num_beams or 1) == 1 and _may_diverge(target, sampler):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
         settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
-    if config.planned_gamma == "auto":
+    if target.pending is not None and config.planned_gamma == "auto":
         target.pending.most = MAX_PRICED_PENDING_TOKENS
     trees = _may_branch(config, target, stats, call.generation_config.num_beams or 1)
-    costs = _step_costs(settings, target, sampler.stop.max_length, trees)
+    costs = step_costs(config, target, sampler.stop.max_length, trees, settings.log_once)
     learned = costs if config.planned_gamma == "auto" else None
     drafting: dict[str, Any] = {
         "target": target,
@@ -140,9 +139,9 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         from ngramspec.decoding.beams.setup import make_beams  # most calls have none
 
         nodes = config.tree if isinstance(config.tree, int) and trees else 0
-        batch, batch_drafting = make_beams(call, sampler, settings.observer, nodes, drafting)
+        batch, batch_drafting = make_beams(call, sampler, section, nodes, drafting)
     else:
-        groups = _groups(target, sampler, settings.observer)
+        groups = _groups(target, sampler, section)
         batch, batch_drafting = Batch(groups, sampler), BatchDrafting(groups, **drafting)
     return Generation(
         target=target,
@@ -153,7 +152,7 @@ def make_run(settings: Settings, ranks: Ranks, target: Target, call: GenerateCal
         prefill_length=settings.prefill_length,
         stats=stats,
         on_step=settings.on_step,
-        observer=settings.observer,
+        section=section,
         ranks=ranks,
         pace=pace if settings.drafter().assistants else None,
     )
@@ -166,13 +165,13 @@ def _may_diverge(target: Target, sampler: TokenSampler) -> bool:
     return not must_lockstep(sampler, target)
 
 
-def _groups(target: Target, sampler: TokenSampler, observer: Observer) -> list[Group]:
+def _groups(target: Target, sampler: TokenSampler, section: Section) -> list[Group]:
     """The rows of the call: one group for each row if rows may diverge, else one group."""
     prompt, rows = target.prompt, range(target.prompt.shape[0])
     if not target.inputs.ragged:
-        return [Group(tuple(rows), prompt, sampler, observer)]
+        return [Group(tuple(rows), prompt, sampler, section)]
     own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
-    return [Group((row,), prompt[[row]], each, observer) for row, each in own]
+    return [Group((row,), prompt[[row]], each, section) for row, each in own]
 
 
 def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
@@ -187,7 +186,7 @@ def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) 
 
 def _runners(
     settings: Settings,
-    ranks: Ranks,
+    ranks: Ranks | None,
     target: Target,
     call: GenerateCall,
     costs: AnyCosts,
@@ -213,13 +212,17 @@ def _runners(
         temperature = float(call.generation_config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
 
+    follower: Drafter | None = None
+    if ranks is not None and not ranks.drafts:
+        from ngramspec.decoding.distributed import Follower
+
+        follower = Follower()
     beams = (call.generation_config.num_beams or 1) > 1
     if target.prompt.shape[0] > 1 and not beams:
         tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
         drafter.join_equal([history(row) for row in range(target.prompt.shape[0])], tokens)
 
     def make(row: int, vocab: int) -> DraftRunner:
-        follower = None if ranks.drafts else Follower()
         of_row = drafter.row(vocab, row)
         current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
         if call.logits_processor and not beams:  # a beam's text moves between rows
@@ -274,17 +277,16 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
     config = call.generation_config
     keep = config.return_dict_in_generate
     stop = StopRules(call.stopping_criteria or ())
-    one_transfer = settings.observer.one_transfer or prefers_one_transfer(target.prompt.device)
+    observed = settings.observer is not None and settings.observer.one_transfer
+    one_transfer = observed or prefers_one_transfer(target.prompt.device)
     return TokenSampler(
         processors=call.logits_processor,
         stop=stop,
         rule=settings.rule(bool(config.do_sample), call.generator),
         pad=pad_token(config) if stop.pads else None,
         streamer=call.streamer,
-        record=Record(
-            [] if keep and config.output_scores else None,
-            [] if keep and config.output_logits else None,
-        ),
+        scores=[] if keep and config.output_scores else None,
+        logits=[] if keep and config.output_logits else None,
         one_transfer=one_transfer,
         history_free=all_stock(call.logits_processor, HISTORY_FREE),
         beams=config.num_beams or 1,
@@ -294,44 +296,3 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
 def prefers_one_transfer(device: torch.device) -> bool:
     """Whether a transfer from the device costs more than sampling at unused positions."""
     return device.type != "cpu"
-
-
-def _step_costs(
-    settings: Settings, target: Target, max_length: int | None, trees: bool
-) -> AnyCosts:
-    """The costs of the call's forwards, measured under gamma="auto"."""
-    rows, length = target.prompt.shape
-    tokens = ASSUMED_NEW_TOKENS if max_length is None else max_length - length
-    kind = ForwardKind(
-        machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
-        dtype=str(target.model.dtype).removeprefix("torch."),
-        rows=rows,
-        attention=target.traits.attention,
-        static=target.cache.capacity is not None,
-        compiled=bool(target.widths.sizes),
-        tree=trees,
-    )
-    saved = _usable_costs(settings, target, kind)
-    limit, sizes = settings.config.longest + 1, target.widths.sizes
-
-    def tracker(rows: int) -> StepCostTracker:
-        of_rows = replace(kind, rows=rows)
-        return StepCostTracker(target.model, of_rows, limit, tokens, saved, sizes)
-
-    if target.inputs.ragged:
-        return BatchStepCosts(tracker, rows)
-    return SwitchedCosts(tracker(rows)) if rows == 1 else tracker(rows)
-
-
-def _usable_costs(settings: Settings, target: Target, kind: ForwardKind) -> SavedCosts | None:
-    """The saved costs if they apply to such forwards; else None, with the reason logged once."""
-    saved = settings.config.saved_costs
-    if saved is None:
-        return None
-    differences = saved.differences(target.model, kind.attention)
-    if kind.rows > 1 or kind.static:
-        differences.append("they were measured on batches of one sequence with a dynamic cache")
-    if not differences:
-        return saved
-    settings.log_once(f"not using the saved costs: {'; '.join(differences)}")
-    return None

@@ -145,10 +145,12 @@ class CostGamma(GammaController):
         self._cost = cost
         self._surcharge = surcharge
         self._heuristic = HeuristicGamma(gamma_max)
+        self._estimates = False  # whether the last draft was ended by cost
         self._surplus = 0.5  # tokens per cost - 1 of drafted steps, decaying
         self._skipped = 0
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+        self._estimates = estimates
         if estimates:
             return self._max, self._cost()
         if self._surplus < 0:
@@ -158,6 +160,8 @@ class CostGamma(GammaController):
         return self._heuristic.plan(estimates)
 
     def observe(self, drafted: int, accepted: int) -> None:
+        if self._estimates:
+            return
         self._heuristic.observe(drafted, accepted)
         cost = self._cost()
         positions = min(1 + drafted, len(cost) - 1)  # another rank's draft may be longer
@@ -183,9 +187,8 @@ class RowGamma(CostGamma):
         self._costs = costs
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
-        if estimates:
-            return self._max, self._costs.cost_alone()
-        return super().plan(estimates)
+        gamma, cost = super().plan(estimates)
+        return gamma, self._costs.cost_alone() if estimates else cost
 
 
 class PrefillDraftLength:

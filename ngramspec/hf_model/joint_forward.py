@@ -26,7 +26,7 @@ from ngramspec.hf_model.model import Target
 
 def why_not_joint(target: Target) -> str | None:
     """Why a generation's forwards cannot be joined with those of others; None: they can."""
-    if target.widths.sizes:
+    if target.widths:
         return "forwards of a fixed width"
     if target.inputs.watched:
         return "hooks on modules"

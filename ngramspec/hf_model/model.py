@@ -11,6 +11,7 @@ from ngramspec.hf_model.attention.tree_attention import Trees
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.forward import LastForward, run_prefill, run_surrounded
+from ngramspec.hf_model.inputs.padding import least_width
 from ngramspec.hf_model.prepared import PreparedTarget
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Target(PreparedTarget):
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self._slots = (self.cache.length() or self.call.end) - count
         self.inputs.begin(self.prompt, self._slots)
-        self.limits.begin(self._slots)
+        self.limits.prefilled = self._slots
         if draft is not None:
             self._forward = LastForward(count, is_prefill=True, outputs=outputs)
         self._recorder.keep_prefill(outputs)
@@ -121,7 +122,7 @@ class Target(PreparedTarget):
     @property
     def _read_states(self) -> StateChannel | None:
         """What collects hidden states for heads; a compiled forward has no hooks."""
-        return None if self.widths.sizes else self.states
+        return None if self.widths else self.states
 
     def begin_forward(
         self,
@@ -138,11 +139,13 @@ class Target(PreparedTarget):
         need masks that are made here. The other arguments are those of ``forward``.
         """
         new, keys = block.shape[1], self.cache.key_length
-        block, lengths = self._present.select(block), self._present.of(lengths)
-        trees = self._present.of(trees) if trees else ()
-        block, committed = self.pending.in_front(block, committed)
+        if self._present is not None:
+            block, lengths = self._present.select(block), self._present.of(lengths)
+            trees = self._present.of(trees) if trees else ()
+        if self.pending is not None:
+            block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]
-        width = self.widths.of(positions)
+        width = least_width(self.widths, positions)
         forward = self._forward = LastForward(width, block, positions - new)
         if self.cache.checkpoint is not None:
             self.cache.save(only_if=new > 1 or self._outlives)
@@ -154,7 +157,7 @@ class Target(PreparedTarget):
             width=width,
             slots=self._slots,
             keys=keys,
-            held=self.cache.windows.held if keys is None else None,
+            held=self.cache.windows.held if self.cache.slides and keys is None else None,
             masked=joint and self.known().slides,
         )
         forward.reread = cache_of(inputs) is None
@@ -163,24 +166,28 @@ class Target(PreparedTarget):
     @property
     def wants_hidden(self) -> bool:
         """Whether the next forward collects the input of the model's head."""
-        return self.keep_hidden and not self.widths.sizes  # no hook in a compiled forward
+        return self.keep_hidden and not self.widths  # no hook in a compiled forward
 
     def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """Accept the outputs of the forward that ``begin_forward`` prepared, and return its logits.
 
         ``hidden`` is the input of the model's head, (batch, width or more, d), or None.
         """
-        forward, name = self._forward, self.traits.name
+        forward = self._forward
         assert forward is not None
         forward.outputs = outputs
         if forward.reread:
             self._replace_cache(forward)
-        logits = self._present.spread(forward.of_new(outputs.logits, name))
-        read = None if hidden is None else self._present.spread(forward.of_new(hidden, name))
-        self.hidden = read
+        self.hidden = None if hidden is None else self._of_new(hidden)
         if self.states is not None:
-            self.states.offer(lambda each: self._present.spread(forward.of_new(each, name)))
-        return logits
+            self.states.offer(self._of_new)
+        return self._of_new(outputs.logits)
+
+    def _of_new(self, states: torch.Tensor) -> torch.Tensor:
+        """Select the states of the block's new tokens, (batch, n + 1, size), for all rows."""
+        assert self._forward is not None
+        new = self._forward.of_new(states, self.traits.name)
+        return new if self._present is None else self._present.spread(new)
 
     @property
     def again(self) -> int:
@@ -193,7 +200,7 @@ class Target(PreparedTarget):
         self.inputs.replace_cache(forward.outputs.past_key_values)
         self._use_cache()
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
-            self.limits.stop_drafting("the model forgot the text after its original length")
+            self.limits.unaligned = "the model forgot the text after its original length"
 
     def rollback(self, paths: Sequence[Sequence[int]], origins: Sequence[int] = ()) -> None:
         """Roll cache, masks and positions back to the positions of the last forward that stay.
@@ -206,7 +213,7 @@ class Target(PreparedTarget):
                 prompt's last token.
             origins: which row of the forward each row continues; empty: each its own.
         """
-        if not self.limits.begun:
+        if self.limits.prefilled is None:
             self.cache.truncate_to(self.call.cached)
         forward = self._forward
         if self.states is not None and forward is not None:
@@ -216,7 +223,8 @@ class Target(PreparedTarget):
                 self.cache.reorder(origins)
                 self._unordered = False
             return
-        paths = self._present.of(paths)
+        if self._present is not None:
+            paths = self._present.of(paths)
         kept = [len(path) for path in paths]
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
@@ -255,6 +263,7 @@ class Target(PreparedTarget):
         accepted += forward.again
         whole = accepted == forward.width or not self.cache.restore()
         assert forward.block is not None
+        assert self.pending is not None
         self.pending.keep(forward.block, 0 if whole else accepted, origins)
         return forward.width if whole else 0
 
@@ -266,7 +275,7 @@ class Target(PreparedTarget):
     def close(self) -> None:
         """Leave the cache as the baseline would."""
         try:
-            if self._outlives and self.pending.tokens is not None:
+            if self._outlives and self.pending is not None and self.pending.tokens is not None:
                 rows = len(self.pending.tokens)
                 nothing = self.pending.tokens[:, :0]
                 try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,17 +12,18 @@ import torch
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Pending
-from ngramspec.hf_model.call import CallTraits, Known, call_traits_of
+from ngramspec.hf_model.call import Known, call_traits_of
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.compat.layers import decoder_cache, widen_static
 from ngramspec.hf_model.forward import LastForward
 from ngramspec.hf_model.inputs.growth import next_position, prompt_end
 from ngramspec.hf_model.inputs.inputs import Inputs
+from ngramspec.hf_model.inputs.padding import most_positions
 from ngramspec.hf_model.inputs.present_rows import PresentRows
 from ngramspec.hf_model.inputs.shapes import ForwardShapes
 from ngramspec.hf_model.outputs import OutputRecorder
 from ngramspec.hf_model.support import check_cache, check_model, check_states
-from ngramspec.hf_model.traits import Traits, head_size, traits_of
+from ngramspec.hf_model.traits import head_size, traits_of
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.assistants.states import StateChannel
@@ -30,45 +32,31 @@ if TYPE_CHECKING:
 MAX_PREFILL_DRAFT_TOKENS = 1 << 20  # for models without a position limit
 
 
+@dataclass(slots=True)
 class DraftLimits:
     """The maximum draft length at each point of a generation.
 
     Attributes:
-        unaligned: why nothing can be drafted, as in CallTraits; None: drafts are allowed.
-
-    Args:
-        traits: of the model.
-        call: of the call.
+        position_limit, thresholds: as in Traits.
+        end: as in CallTraits.
         next_position: position of the first generated token according to ``position_ids``; 0: the
             model counts positions itself.
+        unaligned: why nothing can be drafted, as in CallTraits; None: drafts are allowed.
+        prefilled: positions in the cache after the prefill; None: it has not ended.
     """
 
-    def __init__(self, traits: Traits, call: CallTraits, next_position: int) -> None:
-        self.unaligned = call.unaligned
-        self._position_limit = traits.position_limit
-        self._thresholds = traits.thresholds
-        self._end = call.end
-        self._next_position = next_position
-        self._prefilled: int | None = None
-
-    def begin(self, length: int) -> None:
-        """Count from the end of the prefill, with ``length`` positions in the cache."""
-        self._prefilled = length
-
-    @property
-    def begun(self) -> bool:
-        """Whether the prefill has ended."""
-        return self._prefilled is not None
-
-    def stop_drafting(self, reason: str) -> None:
-        """Allow no further drafts."""
-        self.unaligned = reason
+    position_limit: int | None
+    thresholds: Sequence[int]
+    end: int
+    next_position: int
+    unaligned: str | None
+    prefilled: int | None = None
 
     def prefill(self) -> int:
         """Maximum number of draft tokens that the prefill can verify."""
-        if self._position_limit is None:
+        if self.position_limit is None:
             return MAX_PREFILL_DRAFT_TOKENS
-        return self._position_limit - max(self._end, self._next_position)
+        return self.position_limit - max(self.end, self.next_position)
 
     def longest(self, new: int, width: int | None) -> int | None:
         """Maximum draft length after ``new`` generated tokens of each row; None: no limit.
@@ -81,11 +69,11 @@ class DraftLimits:
         if self.unaligned is not None:
             return 0
         rooms = [] if width is None else [width - 1]
-        if self._prefilled is not None:
-            ends = self._prefilled + new, self._next_position + new  # by tokens, by positions
-            if self._position_limit is not None:
-                rooms.append(self._position_limit - max(ends))
-            for threshold in self._thresholds:
+        if self.prefilled is not None:
+            ends = self.prefilled + new, self.next_position + new  # by tokens, by positions
+            if self.position_limit is not None:
+                rooms.append(self.position_limit - max(ends))
+            for threshold in self.thresholds:
                 rooms += [threshold - end for end in ends if end <= threshold + 1]
         return max(min(rooms), 0) if rooms else None
 
@@ -99,8 +87,8 @@ class PreparedTarget:
         cache: the model's cache; the prefill may replace it.
         inputs: arguments of the next forward.
         limits: limits of the draft length.
-        widths: allowed widths of the forwards after the prefill.
-        pending: accepted tokens that a recurrent model's next forward runs again.
+        widths: allowed widths of the forwards after the prefill, ascending; empty: any width.
+        pending: accepted tokens that the next forward runs again; None: the model is not recurrent.
         keep_hidden: whether the next forward collects ``hidden``.
         hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
             of its logits; None: not collected or not available.
@@ -153,7 +141,9 @@ class PreparedTarget:
         )
         check_states(traits, self.call)
         first = 0 if traits.hooked else next_position(model_kwargs.get("position_ids"))
-        self.limits = DraftLimits(traits, self.call, first)
+        self.limits = DraftLimits(
+            traits.position_limit, traits.thresholds, self.call.end, first, self.call.unaligned
+        )
         known = self.known()
         self._shapes = ForwardShapes(
             known, self.cache, width=width, compiled=compiled, gamma_max=gamma_max
@@ -163,11 +153,11 @@ class PreparedTarget:
         self._copies = beams if once else 1  # copies made of each row that the prefill runs
         self._unordered = False  # whether the prefill's rows may have to be reordered
         self._slots = 0  # positions in the cache
-        self.pending = Pending()
+        self.pending = Pending() if traits.recurrent else None
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
         self.states: StateChannel | None = None
-        self._present = PresentRows(len(input_ids))
+        self._present: PresentRows | None = None  # None: no row has left
         self._forward: LastForward | None = None
 
     def known(self, *, by_row: bool = False) -> Known:
@@ -190,12 +180,12 @@ class PreparedTarget:
     @property
     def rows(self) -> int:
         """Number of rows that forwards run."""
-        return len(self._present)
+        return len(self.prompt if self._present is None else self._present)
 
     @property
     def rows_may_leave(self) -> bool:
         """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
-        return self.inputs.rows_may_leave and not self.widths.sizes
+        return self.inputs.rows_may_leave and not self.widths
 
     def keep_rows(self, rows: Collection[int]) -> None:
         """Run only these present rows in later forwards; call it after a rollback.
@@ -203,6 +193,8 @@ class PreparedTarget:
         All arguments and results keep the whole batch's rows. Values of rows that have left are
         meaningless.
         """
+        if self._present is None:
+            self._present = PresentRows(len(self.prompt))
         order = self._present.keep(rows)
         self.cache.keep_rows(order)
         self.inputs.keep_rows(order)
@@ -220,7 +212,7 @@ class PreparedTarget:
     def prefill_room(self) -> int:
         """Maximum number of draft tokens that the prefill can verify."""
         checks = obstacle(Ability.PREFILL_DRAFT, self.known()) is None
-        if self.widths.sizes or not checks or self.vocab is None:
+        if self.widths or not checks or self.vocab is None:
             return 0
         return self.limits.prefill()
 
@@ -230,8 +222,8 @@ class PreparedTarget:
 
     def room(self, new: int) -> int | None:
         """Maximum draft length after ``new`` generated tokens; None: no limit."""
-        if self.pending.tokens is not None and self.pending.full:
+        if self.pending is not None and self.pending.full:
             return 0
         capacity = self.cache.capacity
         free = None if capacity is None else capacity - self._slots
-        return self.limits.longest(new, self.widths.most(free))
+        return self.limits.longest(new, most_positions(self.widths, free))

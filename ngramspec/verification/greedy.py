@@ -1,52 +1,8 @@
-"""Greedy verification (Stratos, appendix A): a token equal to the target's argmax is accepted."""
+"""Lenient greedy verification: a child that is nearly as probable as the argmax is accepted."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
-
-
-class Tokens(Protocol):
-    """The target's tokens, by row and position."""
-
-    def __getitem__(self, at: tuple[int, int], /) -> int | np.integer[Any]: ...
-
-
-class TokensOnDemand:
-    """The argmax at each row and position of (batch, n + 1, vocab) logits on a CPU, on demand.
-
-    Every step needs the first position of all rows, so these are computed together. As in
-    ``generate``, the argmax is that of a float32 copy.
-    """
-
-    __slots__ = ("_first", "_logits")
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        self._logits = logits
-        self._first: list[int] | None = None
-
-    def __getitem__(self, at: tuple[int, int]) -> int:
-        if at[1]:
-            return int(argmax_on_host(self._logits[at].float()))
-        if self._first is None:
-            self._first = argmax_on_host(self._logits[:, 0].float()).tolist()
-        return self._first[at[0]]
-
-
-def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
-    """The index of the largest of (..., vocab) scores, int64 (...), on the host.
-
-    Of equal maxima it is the first, and NaN counts as the largest. On a CPU, NumPy's argmax is
-    about six times as fast as torch's.
-    """
-    if scores.device.type != "cpu":
-        return scores.argmax(dim=-1).cpu().numpy()
-    known = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-    found: NDArray[np.int64] = known.detach().numpy().argmax(axis=-1)
-    return found
 
 
 def lenient_tokens(

@@ -7,80 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
+from ngramspec.draft import Draft, Int32
 from ngramspec.hf_model.compat.classes import caller_of
 from ngramspec.rng import default_generator
+from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.evidence import fetched
-from ngramspec.verification.greedy import Tokens, TokensOnDemand, argmax_on_host
-from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
+from ngramspec.verification.rule import Rule
 from ngramspec.verification.stopping import StopRules
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Processed scores and raw logits of each generated token, if the call returns them.
-
-    Each is float32 (batch, vocab).
-    """
-
-    scores: list[torch.Tensor] | None = None
-    logits: list[torch.Tensor] | None = None
-
-    def __bool__(self) -> bool:
-        """Whether anything is kept."""
-        return self.scores is not None or self.logits is not None
-
-    def append(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
-        """Keep a token's scores and logits, each float32 (batch, vocab), if recorded."""
-        if self.scores is not None:
-            self.scores.append(scores)
-        if self.logits is not None:
-            self.logits.append(logits)
-
-    def take_logits(self) -> list[torch.Tensor]:
-        """Return the recorded raw logits, and drop them from the record."""
-        taken = list(self.logits or ())
-        if self.logits is not None:
-            self.logits.clear()
-        return taken
-
-
-class DraftCursor:
-    """Access to a draft by the positions of its forward.
-
-    Position 0 follows the last committed token, position i + 1 follows node i.
-    """
-
-    __slots__ = ("_children", "draft", "tokens")
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.tokens: list[int] = draft.tokens.tolist()
-        self._children = None if draft.parents is None else draft.children()
-
-    @classmethod
-    def of(cls, draft: Draft) -> DraftCursor:
-        """A draft's cursor; that of the empty draft is shared."""
-        return cls(draft) if len(draft.tokens) else EMPTY_CURSOR
-
-    def nodes(self, position: int) -> Sequence[int]:
-        """The nodes drafted at a position; siblings in order."""
-        if self._children is not None:
-            return self._children[position]
-        return (position,) if position < len(self.tokens) else ()
-
-    def depths(self, positions: int) -> list[int]:
-        """How many draft tokens lead to each position of the forward; 0 for padding."""
-        depths, parents = [0] * positions, self.draft.parents
-        chain = range(-1, len(self.tokens) - 1)
-        for node, parent in enumerate(chain if parents is None else parents.tolist()):
-            depths[node + 1] = depths[parent + 1] + 1
-        return depths
-
-
-EMPTY_CURSOR = DraftCursor(EMPTY_DRAFT)
 
 
 class RowGroup(Protocol):
@@ -117,7 +54,7 @@ class SampledTokens:
         generator: the generator of these states.
     """
 
-    tokens: Tokens
+    tokens: NDArray[np.integer[Any]]
     extra: Int32 | None = None
     states: list[torch.Tensor] | None = None
     generator: torch.Generator | None = None
@@ -138,7 +75,9 @@ class TokenSampler:
         rule: chooses tokens from scores.
         pad: padding token of rows that have ended; None: ended rows get the target's tokens.
         streamer: receives every token, int64 (rows,) on the host, or None.
-        record: the record of scores and logits.
+        scores: the processed scores of each generated token, float32 (batch, vocab) each; None:
+            the call does not return them.
+        logits: the same of the raw logits.
         one_transfer: whether a transfer from the device costs more than sampling at unused
             positions.
         history_free: whether the processors' result is independent of the committed tokens.
@@ -150,14 +89,15 @@ class TokenSampler:
     rule: Rule
     pad: int | None
     streamer: Any
-    record: Record
+    scores: list[torch.Tensor] | None = None
+    logits: list[torch.Tensor] | None = None
     one_transfer: bool = False
     history_free: bool = False
     beams: int = 1
 
     @cached_property
     def all_at_once(self) -> bool:
-        """Whether a step's tokens are sampled at all positions with one transfer to the host."""
+        """Whether a step's tokens need one transfer to the host, or on a CPU none."""
         apart = self._takes_argmax or (self.one_transfer and self.history_free)
         return apart and self.beams == 1
 
@@ -165,6 +105,18 @@ class TokenSampler:
     def _takes_argmax(self) -> bool:
         """Whether tokens are the argmax of the raw logits."""
         return self.rule.argmax and not self.processors
+
+    @property
+    def records(self) -> bool:
+        """Whether the call returns scores or logits."""
+        return self.scores is not None or self.logits is not None
+
+    def record(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
+        """Keep a token's scores and logits, float32 (batch, vocab) each, if they are returned."""
+        if self.scores is not None:
+            self.scores.append(scores)
+        if self.logits is not None:
+            self.logits.append(logits)
 
     @property
     def fetches_at_once(self) -> bool:
@@ -179,17 +131,17 @@ class TokenSampler:
     def sample_all(
         self, drafts: Sequence[Draft], logits: torch.Tensor, extra: torch.Tensor | None = None
     ) -> SampledTokens | None:
-        """Sample at all positions of a forward; None: use ``next_tokens`` for each position.
+        """Sample at all positions of a forward; None: ``next_tokens`` computes each position.
+
+        On a CPU, an argmax is computed only at the positions that verification reaches.
 
         ``logits`` is (rows, n + 1, vocab); each draft has at most n tokens. ``extra`` is data to
         fetch with the tokens, int32 (rows, n + 1, m), if ``fetches_at_once``; or None.
         """
-        if not self.all_at_once:
+        if not self.fetches_at_once:
             return None
         if self._takes_argmax:
-            if self.one_transfer:
-                return SampledTokens(*fetched(logits.argmax(-1), extra))
-            return SampledTokens(TokensOnDemand(logits))
+            return SampledTokens(*fetched(logits.argmax(-1), extra))
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
         if self.processors:
@@ -209,23 +161,25 @@ class TokenSampler:
         No position is None, and several groups have one row each. ``logits`` is (batch, n + 1,
         vocab), of all rows of the batch, and ``sampled`` the result of ``sample_all``.
         """
-        if sampled is None:
-            scores = self._scores(groups, logits)
-            spots = [(cursor, _position(group)) for group in groups for cursor in group.cursors]
-            chosen = self.choose_next(scores, spots)
-            return [chosen] if len(groups) == 1 else [[token] for token in chosen]
-        if self.record:
-            self._scores(groups, logits)
-        tokens = sampled.tokens
-        return [[int(tokens[row, _position(group)]) for row in group.rows] for group in groups]
-
-    def _scores(self, groups: Sequence[RowGroup], logits: torch.Tensor) -> torch.Tensor:
-        """Compute and record the groups' processed scores, float32 (rows, vocab)."""
         own = [logits[each.rows[0] : each.rows[-1] + 1, _position(each)] for each in groups]
-        raw = own[0] if len(own) == 1 else torch.cat(own)
+        if sampled is not None or self._takes_argmax:
+            if self.records:
+                self._scores(groups, own)
+            if sampled is None:  # as in ``generate``, the argmax of float32 logits
+                return [argmax_on_host(each.float()).tolist() for each in own]
+            at = [(group.rows, _position(group)) for group in groups]
+            return [[int(sampled.tokens[row, position]) for row in rows] for rows, position in at]
+        scores = self._scores(groups, own)
+        spots = [(cursor, _position(group)) for group in groups for cursor in group.cursors]
+        chosen = self.choose_next(scores, spots)
+        return [chosen] if len(groups) == 1 else [[token] for token in chosen]
+
+    def _scores(self, groups: Sequence[RowGroup], logits: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute and record the groups' processed scores, float32 (rows, vocab)."""
+        raw = logits[0] if len(logits) == 1 else torch.cat(tuple(logits))
         raw = raw.to(copy=True, dtype=torch.float32, device=groups[0].device)
         scores = processed(raw, groups, self)
-        self.record.append(scores, raw)
+        self.record(scores, raw)
         return scores
 
     def _ignores(self, cursors: Sequence[DraftCursor]) -> bool:
@@ -280,19 +234,17 @@ class TokenSampler:
         return SampledTokens(*fetched(tokens, extra), states, generator)
 
 
-def drafted_at(
-    spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The draft tokens at m spots and their distributions, for ``Rule.choose``.
+def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
+    """The index of the largest of (..., vocab) scores, int64 (...), on the host.
 
-    These are int64 (m, k) children, and their proposals, float32 (m, vocab) or (k, m, vocab), or
-    None.
+    Of equal maxima it is the first, and NaN counts as the largest. On a CPU, NumPy's argmax is
+    about six times as fast as torch's.
     """
-    nodes = [cursor.nodes(at) if at <= len(cursor.tokens) else () for cursor, at in spots]
-    pairs = [(cursor, each) for (cursor, _), each in zip(spots, nodes, strict=True)]
-    tokens = [[cursor.tokens[node] for node in each] for cursor, each in pairs]
-    drafts = [(cursor.draft, each) for cursor, each in pairs]
-    return children_tensor(tokens, device), proposal_tensor(drafts, vocab, device)
+    if scores.device.type != "cpu":
+        return scores.argmax(dim=-1).cpu().numpy()
+    known = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+    found: NDArray[np.int64] = known.detach().numpy().argmax(axis=-1)
+    return found
 
 
 def processed(

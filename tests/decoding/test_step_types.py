@@ -15,6 +15,7 @@ from ngramspec import Speculator
 from ngramspec.decoding.loop import DecodeLoop
 
 ROOT = Path(__file__).parents[2]
+MAX_TYPES = 35
 ROW = re.compile(r"^- `([\w/]+)\.py`: (.*)$", re.MULTILINE)  # a file and its types
 
 
@@ -52,3 +53,4 @@ def test_the_internals_list_the_types_of_a_greedy_step(monkeypatch):
     rows = ((place, re.findall(r"`(\w+)`", names)) for place, names in ROW.findall(text))
     listed = {(each, place) for place, names in rows for each in names}
     assert found == listed
+    assert len(listed) <= MAX_TYPES

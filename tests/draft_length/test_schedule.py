@@ -36,6 +36,9 @@ def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does()
 
 def test_a_draft_of_another_rank_may_be_longer_than_any_of_one_s_own():
     controller = CostGamma(8, lambda: assumed_cost("amx", 8))
+    controller.plan(True)
+    controller.observe(8, 0)  # drafts that end by cost do not change the length of others
+    assert controller.plan(False)[0] == 8
     for accepted in (0, 90):
         controller.observe(90, accepted)
     assert controller.plan(False)[0] > 0

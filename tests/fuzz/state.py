@@ -15,7 +15,7 @@ from conftest import AssumedStepCosts
 
 from ngramspec.costs import curve as cost_curve
 from ngramspec.costs.processors import AMX
-from ngramspec.decoding import setup
+from ngramspec.decoding import step_costs
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def isolated(default_dtype: str) -> Iterator[None]:
     cost_curve._curves.clear()
     before = torch.get_default_dtype()
     fixed = {"StepCostTracker": AssumedStepCosts, "instruction_set": lambda: AMX}
-    with warnings.catch_warnings(), mock.patch.multiple(setup, **fixed):
+    with warnings.catch_warnings(), mock.patch.multiple(step_costs, **fixed):
         warnings.simplefilter("ignore")
         torch.set_default_dtype(getattr(torch, default_dtype))
         try:

@@ -10,7 +10,7 @@ from families import build
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.decoding import setup
+from ngramspec.decoding import step_costs
 from ngramspec.hf_model.compiled import Graphs, bucket_sizes
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -125,13 +125,13 @@ def test_a_step_in_which_something_is_compiled_is_not_timed():
     model, widths, timed = tiny_llama(num_hidden_layers=1), [], []
     text = model.generate(IDS, **GREEDY)[0].tolist()
 
-    class Noting(setup.StepCostTracker):
+    class Noting(step_costs.StepCostTracker):
         def record_time(self, width, seconds, tree=False):
             timed.append(width)
             super().record_time(width, seconds, tree)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "StepCostTracker", Noting)
+        patch.setattr(step_costs, "StepCostTracker", Noting)
         speculator = Speculator(
             all_lengths(text), gamma_max=8, compiled=True, on_step=lambda e: widths.append(e.width)
         )

@@ -55,9 +55,9 @@ def test_the_next_position():
 def limits(call=CALL, next_position=10, **traits):
     """Limits of a model with some traits, behind a prefill of 10 positions."""
     known = traits_of(tiny_llama(), IDS, {})
-    made = DraftLimits(replace(known, **({"position_limit": None} | traits)), call, next_position)
-    made.begin(10)
-    return made
+    known = replace(known, **({"position_limit": None} | traits))
+    of_model = known.position_limit, known.thresholds
+    return DraftLimits(*of_model, call.end, next_position, call.unaligned, prefilled=10)
 
 
 def test_nothing_limits_a_draft():
@@ -85,5 +85,5 @@ def test_without_aligned_positions_nothing_is_drafted():
     assert limits(replace(CALL, unaligned="a reason")).longest(0, 8) == 0
     some = limits()
     assert not some.unaligned
-    some.stop_drafting("a reason")
+    some.unaligned = "a reason"
     assert (some.longest(0, 8), some.unaligned) == (0, "a reason")

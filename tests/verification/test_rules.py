@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.verification import rejection as sampled
 from ngramspec.verification.draws import draw, draw_at_depths
-from ngramspec.verification.greedy import TokensOnDemand, lenient_tokens
+from ngramspec.verification.greedy import lenient_tokens
 from ngramspec.verification.rejection import speculative_tokens
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 from ngramspec.verification.typical import typical_tokens
@@ -288,25 +288,6 @@ def test_drawing_ahead_is_drawing_one_after_another():
             rows = rows or [0, 1]
             assert torch.equal(tokens[rows][:, path], one_by_one[rows])
             assert torch.equal(states[len(path)], torch.get_rng_state())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_tokens_on_demand_are_those_of_generate(dtype):
-    """Its argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
-    torch.manual_seed(0)
-    logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
-    logits[0, 0] = 1.0
-    logits[0, 1, 7:] = float("-inf")
-    logits[0, 2, [50, 20, 30]] = float("inf")
-    logits[0, 3, [600, 400]] = float("nan")
-    logits[1] = logits[1].round()  # ties everywhere
-    expected = logits.to(torch.float32).argmax(dim=-1)
-    assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
-    for each in (logits, logits.requires_grad_()):
-        tokens = TokensOnDemand(each)
-        found = [[tokens[row, at] for at in range(20)] for row in range(2)]
-        assert found == expected.tolist()
-        assert each.argmax(-1).tolist() == expected.tolist()  # as at once, on a device
 
 
 def test_lenient_greedy_takes_the_best_child_that_is_likely_enough():

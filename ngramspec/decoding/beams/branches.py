@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ngramspec.draft import Draft, Verdict
-from ngramspec.verification.sampler import DraftCursor
+from ngramspec.verification.cursor import DraftCursor
 
 CANDIDATES_PER_POSITION = 2  # branches at each position, including the most probable; not tuned
 CANDIDATE_SOURCE = "runner-up"  # the name of their draft source in the statistics

@@ -18,7 +18,6 @@ from ngramspec.decoding.beams.branches import (
     with_branches,
 )
 from ngramspec.decoding.beams.group import BeamGroup
-from ngramspec.decoding.distributed import ALONE
 from ngramspec.decoding.group import Group
 from ngramspec.draft import Draft, Verdict
 from ngramspec.draft_length.optimal import worthwhile_nodes
@@ -129,7 +128,7 @@ class BeamDrafting(BatchDrafting):
     @property
     def _branches(self) -> bool:
         """Whether drafts get branches; not with evidence, which covers the drafter's nodes only."""
-        alone = self._ranks is ALONE and self.evidence is None
+        alone = self._ranks is None and self.evidence is None
         return self._beam_nodes > 0 and alone
 
     def _propose_trees(self, limit: int, drafts: list[Draft]) -> None:

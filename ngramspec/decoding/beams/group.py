@@ -16,9 +16,10 @@ import torch
 from ngramspec.decoding.beams.branches import KnownTokens, look_ahead
 from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.group import Group
-from ngramspec.decoding.observer import NO_OBSERVER, Observer
+from ngramspec.decoding.observer import Section, no_section
 from ngramspec.draft import Draft, Verdict
-from ngramspec.verification.sampler import DraftCursor, TokenSampler
+from ngramspec.verification.cursor import DraftCursor
+from ngramspec.verification.sampler import TokenSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,7 @@ class Path:
     def with_token(self, token: int, cursor: DraftCursor) -> Path:
         """The path extended by one token; ``position`` must not be None."""
         assert self.position is not None
-        nodes = cursor.nodes(self.position)
-        node = next((each for each in nodes if cursor.tokens[each] == token), None)
+        node = cursor.node_with(token, self.position)
         accepted, tokens = (*self.accepted, self.position), (*self.tokens, token)
         return Path(self.row, None if node is None else node + 1, accepted, tokens)
 
@@ -53,7 +53,7 @@ class BeamGroup(Group):
         prompt: (rows, length), each prompt once for each beam.
         sampler: has the logits processors, and the record of scores and logits.
         search: the beam search.
-        observer: as in Group.
+        section: as in Group.
         branches: whether to keep the known next tokens of the beams.
 
     Attributes:
@@ -67,11 +67,11 @@ class BeamGroup(Group):
         prompt: torch.Tensor,
         sampler: TokenSampler,
         search: BeamSearch,
-        observer: Observer = NO_OBSERVER,
+        section: Section = no_section,
         *,
         branches: bool = False,
     ) -> None:
-        super().__init__(range(len(prompt)), prompt, sampler, observer)
+        super().__init__(range(len(prompt)), prompt, sampler, section)
         self.search = search
         self.paths: list[Path] = []
         self.known: list[KnownTokens] = [{} for _ in self.rows]
@@ -146,8 +146,8 @@ class BeamGroup(Group):
         log_probs = torch.log_softmax(own, dim=-1)
         if self.sampler.processors:
             log_probs = self.sampler.process(self.ids(), log_probs)
-        self.sampler.record.append(log_probs, own)
-        return self.search.step(log_probs, self.sampler.record.scores)
+        self.sampler.record(log_probs, own)
+        return self.search.step(log_probs, self.sampler.scores)
 
     def _verdict(self, row: int, cursor: DraftCursor, reached: Sequence[Path]) -> Verdict:
         """The result of a row of the forward; ``reached`` are the beams' paths before each step."""

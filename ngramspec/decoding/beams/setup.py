@@ -10,7 +10,7 @@ from ngramspec.decoding.beams.batch import BeamBatch
 from ngramspec.decoding.beams.drafting import BeamDrafting
 from ngramspec.decoding.beams.group import BeamGroup
 from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
-from ngramspec.decoding.observer import Observer
+from ngramspec.decoding.observer import Section
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.hf_model.compat.hf_private import eos_tokens, pad_token
 from ngramspec.verification.sampler import TokenSampler
@@ -19,7 +19,7 @@ from ngramspec.verification.sampler import TokenSampler
 def make_beams(
     call: GenerateCall,
     sampler: TokenSampler,
-    observer: Observer,
+    section: Section,
     nodes: int,
     drafting: dict[str, Any],
 ) -> tuple[Batch, BatchDrafting]:
@@ -39,5 +39,5 @@ def make_beams(
         max_length=config.max_length,
     )
     beam_search = BeamSearch(prompt, search, call.stopping_criteria or ())
-    beams = BeamGroup(prompt, sampler, beam_search, observer, branches=nodes > 0)
+    beams = BeamGroup(prompt, sampler, beam_search, section, branches=nodes > 0)
     return BeamBatch(beams), BeamDrafting(beams, beam_nodes=nodes, **drafting)

@@ -34,7 +34,8 @@ class InPlace:
     def __init__(self, layer: Any) -> None:
         self._layer = layer
         self._original: Callable[..., tuple[torch.Tensor, torch.Tensor]] = layer.update
-        self._keys, self._values = _Memory(), _Memory()
+        self._keys: torch.Tensor | None = None  # memory, (batch, heads, capacity, size)
+        self._values: torch.Tensor | None = None
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
@@ -45,9 +46,10 @@ class InPlace:
         fits = _fits(held[0], key) and _fits(held[1], value)
         if torch.compiler.is_compiling() or not fits:
             return self._original(key, value, *args, **kwargs)
-        grown = self._keys.append(held[0], key), self._values.append(held[1], value)
-        layer.keys, layer.values = grown
-        return grown
+        self._keys, keys = _append(self._keys, layer.keys, key)
+        self._values, values = _append(self._values, layer.values, value)
+        layer.keys, layer.values = keys, values
+        return keys, values
 
 
 def grow_in_place(layer: Any) -> None:
@@ -82,31 +84,28 @@ def _fits(held: torch.Tensor | None, new: torch.Tensor) -> bool:
     )
 
 
-class _Memory:
-    """The memory of one layer's keys, or of its values."""
+def _append(
+    memory: torch.Tensor | None, held: torch.Tensor, new: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append ``new``, (batch, heads, n, size), to ``held``, (batch, heads, length, size).
 
-    def __init__(self) -> None:
-        self._all: torch.Tensor | None = None  # (batch, heads, capacity, size)
+    ``held`` is copied to new memory unless it is a view of ``memory``, and there is room.
 
-    def append(self, held: Any, new: torch.Tensor) -> torch.Tensor:
-        """Append ``new``, (batch, heads, n, size), to ``held``, and return a view of the memory.
-
-        ``held``, (batch, heads, length, size), is copied unless it is a view of this memory.
-        """
-        length, whole = held.shape[2], held.shape[2] + new.shape[2]
-        memory = self._all
-        if memory is not None and memory.shape[0] > held.shape[0]:  # rows have left the batch
-            memory = self._all = memory[: held.shape[0]]
-        if (
-            memory is None
-            or memory.shape[2] < whole
-            or held.data_ptr() != memory.data_ptr()
-            or held.stride() != memory.stride()
-        ):
-            room = max(MIN_FREE_POSITIONS, whole // HELD_PER_FREE_POSITION)
-            with torch.inference_mode(False):  # calls outside inference mode may write to it, too
-                memory = held.new_empty((*held.shape[:2], whole + room, held.shape[3]))
-            memory[:, :, :length] = held
-            self._all = memory
-        memory[:, :, length:whole] = new
-        return memory[:, :, :whole]
+    Returns:
+        The memory, (batch, heads, capacity, size), and the view of its length + n positions.
+    """
+    length, whole = held.shape[2], held.shape[2] + new.shape[2]
+    if memory is not None and memory.shape[0] > held.shape[0]:  # rows have left the batch
+        memory = memory[: held.shape[0]]
+    if (
+        memory is None
+        or memory.shape[2] < whole
+        or held.data_ptr() != memory.data_ptr()
+        or held.stride() != memory.stride()
+    ):
+        room = max(MIN_FREE_POSITIONS, whole // HELD_PER_FREE_POSITION)
+        with torch.inference_mode(False):  # calls outside inference mode may write to it, too
+            memory = held.new_empty((*held.shape[:2], whole + room, held.shape[3]))
+        memory[:, :, :length] = held
+    memory[:, :, length:whole] = new
+    return memory, memory[:, :, :whole]

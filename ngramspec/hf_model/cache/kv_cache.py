@@ -160,7 +160,8 @@ class KVCache:
             fields.shorten_static(self._static, count)
         for layer in self._dynamic if count else ():
             self._crop(layer, count)
-        self.windows.truncate(count, needed)
+        if self.slides:
+            self.windows.truncate(count, needed)
         if self._linear:
             self._convolutions.truncate(count)
 

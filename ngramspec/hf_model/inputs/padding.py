@@ -7,6 +7,7 @@ and no other part of their shape depends on the drafts, then drafts do not chang
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 from ngramspec.errors import UnsupportedError, check_int
@@ -18,27 +19,23 @@ MAX_WIDTH = 4096  # positions
 CACHE_SIZE_MULTIPLE = 256  # positions; sizes of compiled calls are rounded up to it; not tuned
 
 
-class Widths:
-    """The widths that a generation's forwards may have.
+def least_width(widths: Sequence[int], positions: int) -> int:
+    """Return the least of the allowed widths that is >= ``positions``.
 
-    Args:
-        sizes: ascending; empty: any width.
+    ``widths`` are ascending; empty: any width is allowed. ``positions`` must be at most
+    ``most_positions``.
     """
+    return widths[bisect_left(widths, positions)] if widths else positions
 
-    def __init__(self, sizes: tuple[int, ...] = ()) -> None:
-        self.sizes = sizes
 
-    def of(self, positions: int) -> int:
-        """Return the least width >= ``positions``, which must be at most ``most``."""
-        return self.sizes[bisect_left(self.sizes, positions)] if self.sizes else positions
+def most_positions(widths: Sequence[int], slots: int | None) -> int | None:
+    """Return the maximum positions of a forward with ``slots`` free ones in the cache.
 
-    def most(self, slots: int | None) -> int | None:
-        """Maximum positions of a forward with ``slots`` free ones in the cache; None: no limit."""
-        if not self.sizes:
-            return slots
-        if slots is None:
-            return self.sizes[-1]
-        return self.sizes[max(bisect_right(self.sizes, slots) - 1, 0)]
+    None: no limit. ``widths`` are as in ``least_width``.
+    """
+    if not widths or slots is None:
+        return widths[-1] if widths else slots
+    return widths[max(bisect_right(widths, slots) - 1, 0)]
 
 
 def check_width(width: int | str, gamma: int | str) -> int | str:

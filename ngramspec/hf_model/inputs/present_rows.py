@@ -62,23 +62,16 @@ class PresentRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    @property
-    def all(self) -> bool:
-        """Whether no row has left."""
-        return len(self._rows) == self._count
-
     def of(self, values: Sequence[T]) -> Sequence[T]:
         """Select the present rows' values, by place, from one value for each row of the batch."""
-        return values if self.all else [values[row] for row in self._rows]
+        return [values[row] for row in self._rows]
 
     def select(self, block: torch.Tensor) -> torch.Tensor:
         """Select the present rows of (batch, ...), by place."""
-        return block if self.all else block[self._rows]
+        return block[self._rows]
 
     def spread(self, states: torch.Tensor) -> torch.Tensor:
         """Expand (present, ...) to (batch, ...); rows that have left repeat the first place."""
-        if self.all:
-            return states
         places = [0] * self._count
         for place, row in enumerate(self._rows):
             places[row] = place

@@ -10,7 +10,7 @@ from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.call import Known
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.inputs.padding import Widths, make_room, needed_positions
+from ngramspec.hf_model.inputs.padding import make_room, needed_positions
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.compiled import Graphs
@@ -22,7 +22,7 @@ class ForwardShapes:
     The constructor also resizes a static cache made by ``generate`` to what the widths need.
 
     Attributes:
-        widths: allowed widths of the forwards.
+        widths: allowed widths of the forwards, ascending; empty: any width.
         keys: number of positions that forwards over a dynamic cache attend to, including masked
             ones; None: those that the cache holds, or the cache is static.
         run: the model, or its compiled forward.
@@ -48,7 +48,7 @@ class ForwardShapes:
         gamma_max: int,
     ) -> None:
         model, config = known.model, known.config
-        self.widths = Widths() if width is None else Widths((width,))
+        self.widths: tuple[int, ...] = () if width is None else (width,)
         if width is not None:
             check_fixed(known, width)
         self._graphs: Graphs | None = None
@@ -56,12 +56,12 @@ class ForwardShapes:
             from ngramspec.hf_model.compiled import Graphs, bucket_sizes  # few calls compile
 
             if width is None:
-                self.widths = Widths(bucket_sizes(gamma_max + 1))
-            self._graphs = Graphs(model, config, len(self.widths.sizes))
+                self.widths = bucket_sizes(gamma_max + 1)
+            self._graphs = Graphs(model, config, len(self.widths))
         self.run: Callable[..., Any] = model if self._graphs is None else self._graphs
         self.keys: int | None = None
-        if self.widths.sizes:
-            widest, fixed = self.widths.sizes[-1], width is not None
+        if self.widths:
+            widest, fixed = self.widths[-1], width is not None
             new = int(config.max_length) - known.call.prompt
             needed = needed_positions(known.call.end, new, widest)
             self.keys = make_room(

@@ -61,11 +61,11 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
     from ngramspec.decoding.batch import Batch
     from ngramspec.decoding.group import Group
     from ngramspec.verification.rule import Rule
-    from ngramspec.verification.sampler import Record, TokenSampler
+    from ngramspec.verification.sampler import TokenSampler
     from ngramspec.verification.stopping import StopRules
 
     for seed in (None, 0):  # greedy, and sampled from a distribution that is sure of itself
-        choosing = TokenSampler(None, StopRules(()), Rule(seed is not None), None, None, Record())
+        choosing = TokenSampler(None, StopRules(()), Rule(seed is not None), None, None)
         group = Group((0,), torch.tensor([[A, B]]), choosing)
         logits = torch.full((1, 7, 50), float("-inf"))
         logits[:, :, 49] = 0.0  # behind what is not on the path

@@ -11,7 +11,7 @@ from prompts import PROMPTS
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.inputs.padding import Widths
+from ngramspec.hf_model.inputs.padding import least_width, most_positions
 from ngramspec.hf_model.traits import rope_changes_at
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -271,11 +271,12 @@ def test_width_is_part_of_the_dict():
 
 
 def test_widths():
-    fit, one, few = Widths(), Widths((16,)), Widths((1, 2, 4, 8, 11))
-    assert [fit.of(5), one.of(5), few.of(5), few.of(8), few.of(9)] == [5, 16, 8, 8, 11]
-    assert [each.most(None) for each in (fit, one, few)] == [None, 16, 11]
-    assert [few.most(slots) for slots in (1, 3, 7, 10, 11, 99)] == [1, 2, 4, 8, 11, 11]
-    assert fit.most(7) == 7
+    fit, one, few = (), (16,), (1, 2, 4, 8, 11)
+    assert [least_width(each, 5) for each in (fit, one, few)] == [5, 16, 8]
+    assert [least_width(few, 8), least_width(few, 9)] == [8, 11]
+    assert [most_positions(each, None) for each in (fit, one, few)] == [None, 16, 11]
+    assert [most_positions(few, slots) for slots in (1, 3, 7, 10, 11, 99)] == [1, 2, 4, 8, 11, 11]
+    assert most_positions(fit, 7) == 7
 
 
 @pytest.mark.slow

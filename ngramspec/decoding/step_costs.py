@@ -1,0 +1,75 @@
+"""The costs of a call's forwards, by the kind of its forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ngramspec.costs.batch import BatchStepCosts
+from ngramspec.costs.curve import ForwardKind
+from ngramspec.costs.joint import AnyCosts, SwitchedCosts
+from ngramspec.costs.processors import GPU, instruction_set
+from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.decoding.config import Config
+from ngramspec.hf_model.model import Target
+
+if TYPE_CHECKING:
+    from ngramspec.costs.saved import SavedCosts
+
+ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length; not tuned
+
+
+def step_costs(
+    config: Config,
+    target: Target,
+    max_length: int | None,
+    trees: bool,
+    log_once: Callable[[str], None],
+) -> AnyCosts:
+    """The costs of a call's forwards, measured under gamma="auto".
+
+    Args:
+        config: the Speculator's arguments.
+        target: the model of the call.
+        max_length: maximum tokens of a row, including the prompt; None: no limit is known.
+        trees: whether drafts may be trees.
+        log_once: logs a warning once.
+    """
+    rows, length = target.prompt.shape
+    tokens = ASSUMED_NEW_TOKENS if max_length is None else max_length - length
+    kind = ForwardKind(
+        machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
+        dtype=str(target.model.dtype).removeprefix("torch."),
+        rows=rows,
+        attention=target.traits.attention,
+        static=target.cache.capacity is not None,
+        compiled=bool(target.widths),
+        tree=trees,
+    )
+    saved = _usable_costs(config, target, kind, log_once)
+    limit, sizes = config.longest + 1, target.widths
+
+    def tracker(rows: int) -> StepCostTracker:
+        of_rows = replace(kind, rows=rows)
+        return StepCostTracker(target.model, of_rows, limit, tokens, saved, sizes)
+
+    if target.inputs.ragged:
+        return BatchStepCosts(tracker, rows)
+    return SwitchedCosts(tracker(rows)) if rows == 1 else tracker(rows)
+
+
+def _usable_costs(
+    config: Config, target: Target, kind: ForwardKind, log_once: Callable[[str], None]
+) -> SavedCosts | None:
+    """The saved costs if they apply to such forwards; else None, with the reason logged once."""
+    saved = config.saved_costs
+    if saved is None:
+        return None
+    differences = saved.differences(target.model, kind.attention)
+    if kind.rows > 1 or kind.static:
+        differences.append("they were measured on batches of one sequence with a dynamic cache")
+    if not differences:
+        return saved
+    log_once(f"not using the saved costs: {'; '.join(differences)}")
+    return None

@@ -1,0 +1,34 @@
+"""The target's tokens, by the sampler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ngramspec.decoding.group import Group
+from ngramspec.draft import EMPTY_DRAFT
+from ngramspec.verification.rule import Rule
+from ngramspec.verification.sampler import TokenSampler
+from ngramspec.verification.stopping import StopRules
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
+    """The argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
+    sampler = TokenSampler(None, StopRules(()), Rule(False), None, None)
+    group = Group(range(2), torch.zeros(2, 1, dtype=torch.int64), sampler)
+    torch.manual_seed(0)
+    logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
+    logits[0, 0] = 1.0
+    logits[0, 1, 7:] = float("-inf")
+    logits[0, 2, [50, 20, 30]] = float("inf")
+    logits[0, 3, [600, 400]] = float("nan")
+    logits[1] = logits[1].round()  # ties everywhere
+    expected = logits.to(torch.float32).argmax(dim=-1)
+    assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
+    for each in (logits, logits.requires_grad_()):
+        assert sampler.sample_all([EMPTY_DRAFT] * 2, each) is None
+        for group.position in range(20):
+            (found,) = sampler.next_tokens([group], each, None)
+            assert found == expected[:, group.position].tolist()
+        assert each.argmax(-1).tolist() == expected.tolist()  # as at once, on a device
