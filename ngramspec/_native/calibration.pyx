@@ -53,8 +53,8 @@ cdef extern from *:
         return x < NGS_STRONGEST ? x : NGS_STRONGEST;
     }
     /* The same of n at once: without branches, so that they fit vectors. */
-    static inline void ngs_stretch_all(const float* right, const float* verified, float* to, int n) {
-        for (int i = 0; i < n; i++) to[i] = ngs_stretch(right[i], verified[i]);
+    static inline void ngs_stretch_all(const float* right, const float* all, float* to, int n) {
+        for (int i = 0; i < n; i++) to[i] = ngs_stretch(right[i], all[i]);
     }
     """
     float stretch "ngs_stretch" (float right, float verified) noexcept nogil

@@ -9,7 +9,7 @@ O(1), amortised over growth. Memory: 56 bytes for each distinct token seen, 4 by
 to the largest of them, and 224 kB for pairs. The owner prevents concurrent use.
 """
 
-from libc.stdint cimport int8_t, int32_t
+from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 

@@ -35,7 +35,7 @@ class Traits:
         by_slot: whether it finds a token by its slot in the cache instead of its position.
         reads_text: whether it prepares its inputs itself, and may read all committed tokens.
         takes_positions: whether it uses the ``position_ids`` that it is given.
-        hooked: whether hooks make it use given positions instead of those that it counts.
+        hooked: whether hooks make it use our positions. It ignores those that a caller passes.
         skips_padding: whether it counts positions itself and gives none to padding tokens (M2M-100,
             TrOCR). After such a token a wider forward counts differently.
         position_limit: number of positions that it supports; None: no limit.
