@@ -114,7 +114,8 @@ format: $(VENV)/.built
 
 # The site, in build/docs. A broken link is an error.
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --site-dir build/docs
+	$(BIN)/zensical build --strict --clean
+	$(BIN)/python docs/linked_files.py build/docs
 
 $(VENV)/.docs: $(VENV)/.built
 	@$(PIP) --no-build-isolation --editable '.[docs]'

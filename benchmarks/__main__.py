@@ -30,6 +30,8 @@ BENCHMARKS = (
     "host_time",
     "gpu",
     "replay",
+    "agents",
+    "agents_server",
     "drafters",
     "runners_up",
     "record_heads",

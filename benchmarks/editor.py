@@ -1,6 +1,9 @@
 """A person typing through functions of a repository, against servers of the same weights.
 
-    python -m benchmarks editor --model FOLDER --repository FOLDER --json editor.json
+    python -m benchmarks editor --json editor.json
+
+The model is in ``build/engines/smollm2``, where ``make test-engines`` writes it. The repository is
+the package rich. Both have options.
 
 They are ``ngramspec serve`` and ``transformers serve``; and ``llama_cpp.server``, if the Python of
 an environment with ``llama-cpp-python[server]`` is given, and the weights as a GGUF file of the
@@ -36,6 +39,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import rich
 import torch
 
 from benchmarks.harness import context
@@ -43,6 +47,7 @@ from ngramspec.cli.usage import UsageError
 from ngramspec.measure.turns import take_turns
 
 OURS, THEIRS, LLAMA = "ngramspec", "transformers", "llama_cpp"
+MODEL, RICH = Path("build/engines/smollm2"), Path(rich.__file__).parent
 START = 300.0  # seconds to wait for a server
 CONTEXT = 4096  # tokens, of llama.cpp's server; the others have the model's own limit
 PAUSE = 1.0  # seconds between requests that are not cancelled
@@ -72,8 +77,8 @@ class Answer:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--model", type=Path, required=True, help="folder with safetensors")
-    parser.add_argument("--repository", type=Path, required=True, help="folder of Python files")
+    parser.add_argument("--model", type=Path, default=MODEL, help="folder with safetensors")
+    parser.add_argument("--repository", type=Path, default=RICH, help="folder of Python files")
     parser.add_argument("--llama-python", type=Path, help="with llama-cpp-python[server]")
     parser.add_argument("--llama-gguf", type=Path, help="the same weights for it")
     parser.add_argument("--mode", choices=("pauses", "typing"), default="pauses")

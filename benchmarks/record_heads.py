@@ -23,6 +23,7 @@ from ngramspec.measure.traces import RunnersUp, Trace, by_group, read_traces, wr
 from ngramspec.verification.evidence import leading
 
 TOP_K = 8
+LAYERS, CONTEXT = 20, 1024  # of the early exit; prompt tokens that the model reads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, help="the files' names without .jsonl")
     parser.add_argument("--model", help="a folder or a hub id (default: the embedded one)")
     parser.add_argument("--dtype", default="float32", choices=["bfloat16", "float32"])
-    parser.add_argument("--layers", type=int, default=20)
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--count", type=int, default=1000, help="most traces of each group")
     parser.add_argument("--most", type=int, default=600, help="most tokens of an output")
-    parser.add_argument("--context", type=int, default=1024, help="last prompt tokens it reads")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="last prompt tokens it reads")
 
 
 def run(arguments: argparse.Namespace) -> int:

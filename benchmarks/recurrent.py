@@ -3,7 +3,7 @@
 Its computation is that of a real model. The results are the speedup of whole calls over the
 baseline, and the bytes of the copies of its states, compared with the states and the model.
 
-    python -m benchmarks recurrent --traces TRACES --group context_qa --json OUT
+    python -m benchmarks recurrent --traces TRACES --groups edit answer --json OUT
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def measure(model: Any, texts: list[tuple[list[int], list[int]]], new: int, repe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--group", default="context_qa")
+    parser.add_argument("--groups", nargs="+", default=["edit", "answer"])
     parser.add_argument("--family", choices=[*FAMILIES], default="qwen3-next")
     add_dtype(parser)
     add_count(parser, "--prompts", 3, "recorded prompts")
@@ -134,10 +134,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write the JSON."""
     model = build(arguments.family, getattr(torch, arguments.dtype))
-    texts = read(arguments.traces, arguments.group, arguments.prompts, arguments.new)
+    groups = {group: measure_group(model, group, arguments) for group in arguments.groups}
+    for group, found in groups.items():
+        print(group, json.dumps({name: found[name] for name in found if name != "calls"}, indent=1))
+    write(arguments, {"groups": groups})
+    return 0
+
+
+def measure_group(model: Any, group: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The sizes, and the medians of each configuration on the texts of one group."""
+    texts = read(arguments.traces, group, arguments.prompts, arguments.new)
     calls = measure(model, texts, arguments.new, arguments.repeats)
     seconds = {(each["way"], each["prompt"], each["repeat"]): each["seconds"] for each in calls}
     found: dict[str, Any] = {
+        "family": arguments.family,
         "parameters": sum(each.numel() for each in model.parameters()),
         "model_bytes": sum(each.nbytes for each in model.parameters()),
         "checkpoint_bytes": checkpoint_bytes(model, texts[0][0]),
@@ -149,6 +159,4 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         per_call = median(each["tokens_per_call"] for each in of_way)
         found[configuration.name] = {"to_plain": median(ratios), "tokens_per_call": per_call}
-    print(json.dumps(found, indent=1))
-    write(arguments, {**found, "calls": calls})
-    return 0
+    return found | {"calls": calls}

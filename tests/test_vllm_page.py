@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/engines/vllm.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks/results"
 TEN = ("vllm_server", "vllm_server_anew")  # five repeats each; both have the usual methods
-FORGETFUL = ("vllm_server_anew", "vllm_server_forgetful")
 SPEED = "tokens_per_second"
 COLUMNS = [  # a column's figure, method, and what it is compared with
     (SPEED, method, "plain") for method in ("ngram", "suffix", "ngramspec", "shared")
@@ -51,12 +50,3 @@ def test_the_table_has_the_means_of_ten_repeats():
     for cell, printed in table.items():
         measured = [ratio(TEN, cell, column) for column in COLUMNS]
         assert printed == pytest.approx(measured, abs=0.0051), cell
-
-
-def test_the_benchmarks_page_sums_it_up():
-    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    cells = [(kind, at_once) for kind in ("copies", "mixed") for at_once in (1, 4, 8, 16)]
-    store = geometric_mean([ratio(TEN, cell, (SPEED, "shared", "suffix")) for cell in cells])
-    assert f"with a store {store:.2f} times suffix in the geometric mean" in page
-    alone = [ratio(FORGETFUL, cell, (SPEED, "ngramspec", "forgetful")) for cell in cells]
-    assert f"ngramspec without a store is {geometric_mean(alone):.2f} times as fast" in page

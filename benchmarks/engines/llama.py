@@ -212,15 +212,16 @@ def report(arguments: argparse.Namespace, models: dict[str, Any], turns: list[Tu
     """Print and write ratios, times of evaluations by their width, and every turn."""
     model = next(iter(models.values()))
     result = {
+        "versions": versions(PACKAGES),
         "machine": {
             "processor": processor(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
-            "packages": versions(PACKAGES),
         },
         "arguments": {
             name: value.name if isinstance(value, Path) else value
             for name, value in vars(arguments).items()
+            if name not in ("run", "prog")
         },
         "model": {
             name: model.metadata.get(f"general.{name}")

@@ -19,15 +19,6 @@ cdef struct HeadRow:
     float share         # P(accepted) of ``fixed``
 
 
-cdef inline int head_rank(const HeadRow* row, int32_t token) noexcept nogil:
-    """The rank of a token in a row, from 0; RANKS if it is not there."""
-    cdef int i
-    for i in range(row.n):
-        if row.token[i] == token:
-            return i
-    return RANKS
-
-
 cdef class HeadRows:
     cdef HeadRow* rows          # indexed by depth
     cdef Py_ssize_t cap

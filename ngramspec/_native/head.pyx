@@ -11,21 +11,13 @@ Memory: 56 bytes for each row of the longest path. The owner prevents concurrent
 from libc.stdlib cimport free
 
 from ngramspec._native.common cimport reserve
+from ngramspec._native.runners cimport bucket_of
 
 # ln of 0.97, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.25, 0.12, 0.05 and 0.01.
-cdef float[11] BOUNDS = [
+cdef float[FAINT_CHANCE] BOUNDS = [
     -0.0304592, -0.1053605, -0.2231436, -0.3566749, -0.5108256, -0.6931472, -0.9162907, -1.386294,
     -2.120264, -2.995732, -4.605170
 ]
-
-
-cdef inline int8_t chance_of(float log_prob) noexcept nogil:
-    """The bucket of a natural logarithm of probability; the last for NaN."""
-    cdef int8_t i
-    for i in range(FAINT_CHANCE):
-        if log_prob > BOUNDS[i]:
-            return i
-    return FAINT_CHANCE
 
 
 cdef class HeadRows:
@@ -56,6 +48,7 @@ cdef class HeadRows:
         row = &self.rows[self.n]
         row.n, row.before, row.fixed, row.share = min(k, <int>RANKS), before, NONE, 0
         for i in range(row.n):
-            row.token[i], row.chance[i] = ids[i], chance_of(log_probs[i])
+            row.token[i] = ids[i]
+            row.chance[i] = bucket_of(BOUNDS, FAINT_CHANCE, log_probs[i])
         self.n += 1
         return 0

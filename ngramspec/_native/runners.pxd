@@ -31,13 +31,28 @@ cdef struct Unsaid:     # a top-k token at one of the last positions that was no
     bint recent         # whether it is one of the text's recent tokens
 
 
-cdef inline int rank_of(const Row* row, int32_t token) noexcept nogil:
-    """The rank of a token in a row, from 0; RANKS if it is not there."""
+cdef inline int rank_of(const int32_t* row, int n, int32_t token) noexcept nogil:
+    """The rank of a token among the ``n`` tokens of a row, from 0; RANKS if it is not there."""
     cdef int i
-    for i in range(row.n):
-        if row.token[i] == token:
+    for i in range(n):
+        if row[i] == token:
             return i
     return RANKS
+
+
+cdef inline int8_t bucket_of(const float* bounds, int8_t n, float log_prob) noexcept nogil:
+    """The bucket 0..n of a natural logarithm of probability; n for NaN.
+
+    Args:
+        bounds: the exclusive lower bounds of the buckets but the last, descending.
+        n: their number.
+        log_prob: what to find the bucket of.
+    """
+    cdef int8_t i
+    for i in range(n):
+        if log_prob > bounds[i]:
+            return i
+    return n
 
 
 cdef inline int age_bucket(Py_ssize_t age) noexcept nogil:

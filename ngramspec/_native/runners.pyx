@@ -19,18 +19,9 @@ cdef enum:
     MOST_IDS = 1 << 22      # larger ids are ignored; no vocabulary has them
 
 # ln of 0.9, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03 and 0.01.
-cdef float[8] BOUNDS = [
+cdef float[FAINT] BOUNDS = [
     -0.1053605, -0.3566749, -0.6931472, -1.203973, -1.897120, -2.659260, -3.506558, -4.605170
 ]
-
-
-cdef inline int8_t bucket_of(float log_prob) noexcept nogil:
-    """The bucket 0..8 of a natural logarithm of probability; the last for NaN."""
-    cdef int8_t i
-    for i in range(FAINT):
-        if log_prob > BOUNDS[i]:
-            return i
-    return FAINT
 
 
 cdef class RunnersUp:
@@ -112,7 +103,7 @@ cdef class RunnersUp:
         row.n = min(k, <int>RANKS)
         for i in range(row.n):
             row.token[i] = ids[i]
-            row.probability[i] = bucket_of(log_probs[i])
+            row.probability[i] = bucket_of(BOUNDS, FAINT, log_probs[i])
         if before == NONE:
             return 0
         if self.pairs == NULL:

@@ -15,7 +15,7 @@ from ngramspec._native.cells cimport (
 )
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport LEADERS, Slot, leader
-from ngramspec._native.head cimport FAINT_CHANCE, HeadRow, head_rank
+from ngramspec._native.head cimport FAINT_CHANCE, HeadRow
 from ngramspec._native.keys cimport CONTEXTS, ORDERS
 from ngramspec._native.lanes cimport set_cells, set_cells_of_three, set_where
 from ngramspec._native.places cimport MATCH, NEAR, RESUME, Place
@@ -168,7 +168,7 @@ cdef inline void add_row(
     cdef int leading = row.probability[0] if row.n else <int>FAINT
     cdef int i, rank
     for i in range(all.n):
-        rank = rank_of(row, all.token[i])
+        rank = rank_of(row.token, row.n, all.token[i])
         cells[i] = <int16_t>runner_cell(
             first, rank, leading if rank == RANKS else row.probability[rank], age
         )
@@ -181,7 +181,7 @@ cdef inline void add_head(Position* at, const HeadRow* row, const int32_t* own) 
     cdef int16_t* deep = add_input(all, HEAD_DEPTH_INPUT)
     cdef int i, k, rank, chance, agrees, first = row.chance[0] if row.n else <int>FAINT_CHANCE
     for i in range(all.n):
-        rank = head_rank(row, all.token[i])
+        rank = rank_of(row.token, row.n, all.token[i])
         chance = first if rank == RANKS else row.chance[rank]
         agrees = own[i]
         for k in range(at.votes.n):

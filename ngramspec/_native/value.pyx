@@ -119,17 +119,18 @@ cdef class ValueEngine:
         if new == NULL or count >= FEW:
             view = token_view(tokens)
             new, count = start_of(view), view.shape[0]
-        if count == 0:
-            return
         if count > MAX_TOKENS - self.committed.text.n:
             raise OverflowError(f"a value engine holds at most {MAX_TOKENS} tokens")
         bad = first_negative(new, count)
         if bad != NONE:
             raise_negative(new[bad], bad)
         self.idle()
-        self.search.learn(new, count)
+        if count:
+            self.search.learn(new, count)
         if self.head is not None:
             self.head.n = self.head.fixed = 0
+        if count == 0:
+            return
         old = self.committed.text.n
         if count < FEW:
             failed = self.committed.append(new, count)

@@ -22,7 +22,12 @@ from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pi
 from ngramspec.measure.measurement import Row
 from ngramspec.measure.wording import counted
 
-STYLES = {ACCEPTED: "green", REJECTED: "red strike", CORRECTED: "bright_blue", PLAIN: ""}
+STYLES = {
+    ACCEPTED: "bright_blue",
+    REJECTED: "bright_black strike",
+    CORRECTED: "yellow",
+    PLAIN: "",
+}
 MAX_COLUMNS = 100
 INDENT = "  "
 MAX_PROMPT_ROWS = 3  # shown of the prompt's last paragraph

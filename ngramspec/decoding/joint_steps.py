@@ -158,7 +158,10 @@ class JointSteps:
             return
         hidden = any(row.generation.target.wants_hidden for row in going)
         shares = [row.share for row in going if row.share is not None]
-        results = JointForward(self._model, shares).run(hidden)
+        # Only a generation opened in inference mode may get tensors that are made in it.
+        inference = all(row.generation.inference_mode for row in going)
+        with torch.inference_mode(inference), torch.no_grad():
+            results = JointForward(self._model, shares).run(hidden)
         forwarded = perf_counter()
         for row, result in zip(going, results, strict=True):
             with row.own_errors():

@@ -39,6 +39,7 @@ class OpenGeneration:
         stats: this generation's statistics so far.
         target: the model, as this generation uses it.
         step_costs: the costs of its steps; None if they are not measured.
+        inference_mode: whether it was opened in torch's inference mode.
         cache: the model's cache. After ``close`` it holds all committed tokens except the last.
     """
 
@@ -47,7 +48,7 @@ class OpenGeneration:
     ) -> None:
         self.stats, self.target, self.step_costs = run.stats, run.target, run.step_costs
         self._run, self._count, self._streamer = run, count, streamer
-        self._inference_mode = torch.is_inference_mode_enabled()
+        self.inference_mode = torch.is_inference_mode_enabled()
         self._loop = DecodeLoop(run)
         self._going, self._begun, self._closed = True, False, False
         self._open_step: OpenStep | None = None  # a joint step before its forward
@@ -141,7 +142,7 @@ class OpenGeneration:
     @contextmanager
     def _as_opened(self) -> Iterator[None]:
         """The context of ``generate``: no gradients, and the inference mode of the opening."""
-        with torch.inference_mode(self._inference_mode), torch.no_grad():
+        with torch.inference_mode(self.inference_mode), torch.no_grad():
             yield
 
     def finish(self) -> None:

@@ -64,6 +64,8 @@ class DraftSession(ABC):
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         """Guess what follows the committed tokens.
 
+        It may be called again before ``observe`` and ``extend``; only the last draft is verified.
+
         Args:
             gamma: maximum number of draft nodes (num_speculative_tokens), >= 0.
             cost: float32 (gamma + 2,). ``cost[n]`` is the cost of a forward of n positions relative

@@ -67,7 +67,8 @@ class HeadedSession(ForwardingSession):
 
     In sampled requests a token is sampled from the head's distribution where it is accepted with
     a higher probability than the best token of the tables. Whether it is drafted is decided before
-    it is sampled.
+    it is sampled. The head's rows and the sampled tokens are kept until tokens are committed, so a
+    draft that is proposed again needs no further forward.
 
     Args:
         drafter: its drafter.
@@ -95,7 +96,8 @@ class HeadedSession(ForwardingSession):
         self._path: list[int] = []  # draft tokens before the head's rows but the first
         self._rows: list[tuple[Int32, Float32]] = []  # the head's distributions along them
         self._emitted = self._cost = 1.0  # decaying sums over steps
-        self._paid = 0.0  # cost of the step so far, without the committed token's forward
+        self._paid = 0.0  # cost of the head's forwards in this step
+        self._verifying = 0.0  # additional cost of the target's forward for the draft
         self._failed: Exception | None = None
         self._sampled: dict[int, tuple[Int32, Float32]] = {}  # by depth: what it was sampled from
 
@@ -108,8 +110,6 @@ class HeadedSession(ForwardingSession):
         super().begin_sampling(temperature, seed)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        self._path, self._rows, self._sampled = [], [], {}
-        self._paid = 0.0
         plan = None
         in_call = self._calls is not None and self._calls.predicts
         if self.reader is not None and self.text and gamma > 0 and not in_call:
@@ -120,7 +120,7 @@ class HeadedSession(ForwardingSession):
             draft = self._stated(plan)
         else:
             draft = self.inner.propose(gamma, self._with_paid(cost), tree=tree)
-        self._paid += 0.0 if cost is None else float(cost[len(draft) + 1]) - float(cost[1])
+        self._verifying = 0.0 if cost is None else float(cost[len(draft) + 1]) - float(cost[1])
         return draft
 
     def _with_paid(self, cost: Float32 | None) -> Float32 | None:
@@ -251,8 +251,9 @@ class HeadedSession(ForwardingSession):
             raise self._failed
         self.text += tokens.tolist()
         self._emitted = RATE_MEMORY * self._emitted + len(tokens)
-        self._cost = RATE_MEMORY * self._cost + 1.0 + self._paid
-        self._paid = 0.0
+        self._cost = RATE_MEMORY * self._cost + 1.0 + self._paid + self._verifying
+        self._paid = self._verifying = 0.0
+        self._path, self._rows, self._sampled = [], [], {}
         super().extend(tokens)
 
     def close(self) -> None:

@@ -96,7 +96,7 @@ class RowSessions:
         text.steps += 1
         text.emitted += len(row.new)
         if text.stored is not None:
-            _store(text.stored, new, len(row.new), begin)
+            self._store(text, text.stored, row, begin, new)
         if text.guarded.session is not None:
             self._learn(text, draft, row, begin, new)
             if row.length // TOKENS_BETWEEN_MEASUREMENTS != begin // TOKENS_BETWEEN_MEASUREMENTS:
@@ -123,6 +123,31 @@ class RowSessions:
             for name in ("tokens", "hits", "accepted")
             if counts
         }
+
+    def _store(self, text: RowText, stored: RowDrafter, row: Row, begin: int, new: Int32) -> None:
+        """Add to shared stores the tokens that follow a text's first ``begin`` tokens.
+
+        Those before the step's tokens are a prompt, either of a new request or of one that
+        continues an earlier request's text.
+
+        Args:
+            text: with these tokens.
+            stored: its ``stored``.
+            row: the text's row.
+            begin: number of tokens of the text before this call.
+            new: those of the other tokens that are ids of the vocabulary, int32 (n,).
+        """
+        prompt = max(row.length - len(row.new), begin)  # length
+        if prompt > begin:
+            if begin:
+                stored.end(well=True)
+            stored.begin(self._valid(text.text.copy()[:prompt]))
+            new = self._valid(row.tokens[prompt : row.length])
+        stored.append(new)
+
+    def _valid(self, tokens: Int32) -> Int32:
+        """The tokens that are ids of the vocabulary."""
+        return tokens[(tokens >= 0) & (tokens < self.vocab)]
 
     def _learn(self, text: RowText, draft: Draft, row: Row, begin: int, new: Int32) -> None:
         accepted: list[int] = []
@@ -158,8 +183,7 @@ class RowSessions:
 
     def _open(self, text: RowText) -> bool:
         """Open the text's session. False: there is no room."""
-        tokens = text.text.copy()
-        tokens = tokens[(tokens >= 0) & (tokens < self.vocab)]
+        tokens = self._valid(text.text.copy())
         wanted = int(self._per_token * text.count)
         while self.open >= self.max_sessions or self.texts.bytes + wanted > self.max_bytes:
             oldest = self.texts.oldest()
@@ -216,17 +240,3 @@ class RowSessions:
         if self.stats.faults == 1:
             name = type(drafter).__name__
             logger.warning("%s failed, so rows get no draft: %r", name, error, exc_info=error)
-
-
-def _store(stored: RowDrafter, tokens: Int32, emitted: int, begin: int) -> None:
-    """Add to shared stores the tokens that follow a text's first ``begin`` tokens.
-
-    All but the last ``emitted`` tokens are a prompt, either of a new request or of one that
-    continues an earlier request's text.
-    """
-    prompt = max(len(tokens) - emitted, 0)
-    if prompt:
-        if begin:
-            stored.end(well=True)
-        stored.begin(tokens[:prompt])
-    stored.append(tokens[prompt:])

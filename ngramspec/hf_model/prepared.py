@@ -152,7 +152,7 @@ class PreparedTarget:
             input_ids, config, model_kwargs, self.cache, traits=traits, states=states
         )
         check_states(traits, self.call)
-        first = next_position(model_kwargs.get("position_ids"))
+        first = 0 if traits.hooked else next_position(model_kwargs.get("position_ids"))
         self.limits = DraftLimits(traits, self.call, first)
         known = self.known()
         self._shapes = ForwardShapes(

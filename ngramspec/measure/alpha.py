@@ -132,7 +132,8 @@ def play(
     drafts state their q; of others it is one-hot.
 
     Args:
-        drafter, generated: the drafter and the text.
+        drafter: drafts the text's tokens.
+        generated: a prompt and its text.
         gamma: most tokens in a draft, >= 1.
         leniences: each in (0, 1].
         change: also how far a lenient first token moves the distribution, which takes time in

@@ -30,10 +30,10 @@ COLOURS = (
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #fff; --soft: #f6f8fa;
-  --line: #d0d7de; --draft: #54aeff; --forward: #8250df; --other: #d4a72c; --bad: #cf222e;
+  --line: #d0d7de; --draft: #54aeff; --forward: #8250df; --other: #d4a72c; --bad: #57606a;
   --own: #0969da; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --soft: #161b22;
-  --line: #30363d; --own: #58a6ff; --bad: #ff7b72; } }
+  --line: #30363d; --own: #58a6ff; --bad: #8b949e; } }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
   color: var(--ink); background: var(--paper); }
 table { border-collapse: collapse; } td, th { padding: .25rem .8rem; text-align: left;

@@ -13,11 +13,11 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from ngramspec.measure.plots import HEIGHT, WIDTH, save
+from ngramspec.measure.plots import OTHERS, OURS, WIDTH, finish, new_plot, save
 from ngramspec.theory.operations import operations_factor
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
-ACCEPTED, REJECTED, CORRECTED, PLAIN = "#1a7f37", "#cf222e", "#0969da", "#8c959f"
+ACCEPTED, REJECTED, CORRECTED, PLAIN = OURS[0], "#57606a", OTHERS[1], "#8c959f"
 DRAFTING, FORWARD = "#54aeff", "#8250df"
 GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1)
@@ -33,35 +33,39 @@ Step = Mapping[str, Any]  # one of the ``steps`` that ``ngramspec explain --json
 def figure_2(folder: Path) -> list[Path]:
     """Expected tokens of a step by alpha (Equation 1)."""
     alphas = np.linspace(0, 1, 201)
-    figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+    figure, axes = new_plot()
     for gamma in GAMMAS:
         axes.plot(alphas, expected_tokens(alphas, gamma), label=f"gamma {gamma}")
     endless = alphas[alphas < 0.91]
     axes.plot(endless, expected_tokens(endless, np.inf), "k--", label="gamma without end")
-    _finish(axes, "alpha", "expected tokens of a step", "Figure 2: Equation 1")
+    _baseline(axes)
+    finish(axes, xlabel="alpha", ylabel="expected tokens per step", title="Figure 2: Equation 1")
     return save(figure, folder, "figure-2")
 
 
 def figure_3(folder: Path) -> list[Path]:
     """The optimal gamma by alpha, for several c (Theorem 3.8)."""
     alphas = np.linspace(0.3, 0.95, 400)
-    figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+    figure, axes = new_plot()
     for c in COSTS:
         axes.plot(alphas, optimal_gamma(alphas, c), label=f"c = {c:g}")
-    _finish(axes, "alpha", "optimal gamma", "Figure 3: the best gamma of Theorem 3.8")
+    title = "Figure 3: the best gamma of Theorem 3.8"
+    finish(axes, xlabel="alpha", ylabel="optimal gamma", title=title)
     return save(figure, folder, "figure-3")
 
 
 def figure_4(folder: Path) -> list[Path]:
     """Speed and operations by alpha at c = c_hat = 0 (Theorems 3.8 and 3.11)."""
     alphas = np.linspace(0.3, 1, 201)
-    figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+    figure, axes = new_plot()
     for number, gamma in enumerate(GAMMAS[1:]):
         colour = f"C{number}"
         axes.plot(alphas, improvement(alphas, gamma), colour, label=f"speed, gamma {gamma}")
         operations = operations_factor(alphas, gamma)
         axes.plot(alphas, operations, colour, linestyle="--", label=f"operations, gamma {gamma}")
-    _finish(axes, "alpha", "factor to plain decoding", "Figure 4: speed and operations")
+    title = "Figure 4: speed and operations"
+    _baseline(axes)
+    finish(axes, xlabel="alpha", ylabel="relative to the baseline", title=title)
     return save(figure, folder, "figure-4")
 
 
@@ -151,7 +155,7 @@ def _simulated_rows() -> dict[str, Bars]:
             run = hits[tokens : tokens + gamma]
             tokens += 1 + (gamma if run.all() else int(run.argmin()))
         rows[f"gamma {gamma}"] = bars
-    rows["plain"] = [("forward", float(number), 1.0) for number in range(TRACE_TOKENS)]
+    rows["baseline"] = [("forward", float(number), 1.0) for number in range(TRACE_TOKENS)]
     return rows
 
 
@@ -167,7 +171,7 @@ def _measured_rows(run: Mapping[str, Any]) -> dict[str, Bars]:
     tokens = sum(len(step["emitted"]) for step in steps)
     each = run["plain_token_seconds"]
     plain = [("forward", number * each, each) for number in range(tokens)]
-    return {"speculative": bars, "plain": plain}
+    return {"speculative": bars, "baseline": plain}
 
 
 def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
@@ -177,20 +181,18 @@ def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """
     written = []
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
-        figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+        figure, axes = new_plot()
         for row in rows:
             if row["temperature"] == temperature and row["group"] == "all":
                 means, errors, _ = zip(*(row["alpha"]["by_depth"] or [(0, 0, 0)]), strict=True)
                 at = range(1, len(means) + 1)
                 axes.errorbar(at, means, errors, marker="o", capsize=2, label=row["drafter"])
-        _finish(axes, "position in the draft", "alpha", f"Temperature {temperature:g}")
-        axes.set_ylim(0, 1)
+        title = f"Temperature {temperature:g}"
+        finish(axes, xlabel="position in the draft", ylabel="alpha", ylim=(0, 1), title=title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         written += save(figure, folder, f"alpha-temperature-{temperature:g}")
     return written
 
 
-def _finish(axes: Any, x: str, y: str, title: str) -> None:
-    axes.set(xlabel=x, ylabel=y, title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+def _baseline(axes: Any) -> None:
+    axes.axhline(1, color="grey", linewidth=1, label="baseline")

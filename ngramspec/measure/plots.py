@@ -26,9 +26,10 @@ OTHERS = ("#E69F00", "#D55E00", "#CC79A7", "#000000")
 GREY = "#B8BDC3"
 BASELINES = ("plain", "none")
 PEERS = ("prompt lookup", "arctic", "twin")  # prefixes of their names
+Panels = dict[str, dict[str, list[tuple[float, float]]]]  # points by title and name
 plt.rcParams["axes.prop_cycle"] = cycler(color=(OURS[0], *OTHERS, OURS[1]))
 E2E = {  # column -> label of its axis
-    "ratio": "speed / plain generate's",
+    "ratio": "speedup over the baseline",
     "tokens_per_second": "new tokens / s, prefill included",
     "tokens_per_call": "tokens per call",
     "limit_share": "share of the limit",
@@ -58,6 +59,56 @@ def colours(names: Sequence[str]) -> dict[str, str]:
     }
 
 
+def new_plot() -> tuple[Any, Any]:
+    """A figure and its axes, of the size of all plots without panels."""
+    return plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+
+
+def finish(axes: Any, **settings: Any) -> None:
+    """Set labels, title and limits by name, and add a grid and a legend."""
+    axes.set(**settings)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def plot_panels(
+    panels: Panels, width: float, *, xlabel: str, ylabel: str, yscale: str = "linear"
+) -> Any:
+    """Lines in one panel per title over a logarithmic x axis, with one y axis and one legend.
+
+    Args:
+        panels: the points (x, y) of each line, by title and name.
+        width: of a panel, in inches.
+        xlabel: label of each panel.
+        ylabel: label of the first panel.
+        yscale: scale of the y axis.
+
+    Returns:
+        The figure.
+    """
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    colour = colours(names)
+    size = (width * len(panels) + 1, HEIGHT)
+    figure, row = plt.subplots(
+        1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, (title, lines) in zip(row[0], panels.items(), strict=True):
+        for name in names:  # also one without points, for the legend and the colours
+            points = lines.get(name, [])
+            x, y = [x for x, _ in points], [y for _, y in points]
+            axes.plot(x, y, marker="o", color=colour[name], label=name)
+        axes.set(title=title, xscale="log", yscale=yscale, xlabel=xlabel)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel(ylabel)
+    _legend_below(figure)
+    return figure
+
+
+def _legend_below(figure: Any) -> None:
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4)
+
+
 def plot_replay(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Acceptance by position, tokens per call by group, and reliability, of one curve's results.
 
@@ -76,7 +127,7 @@ def plot_replay(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
             ("positions", _positions),
             ("reliability", _reliability),
         ):
-            figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+            figure, axes = new_plot()
             draw(axes, mine, curve)
             written += save(figure, folder, f"replay-{curve}-{name}")
     return written
@@ -111,14 +162,13 @@ def _positions(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None
         }
         name = result["drafter"]
         axes.plot(list(shares), list(shares.values()), marker=".", color=colour[name], label=name)
-    axes.set(
+    finish(
+        axes,
         xlabel="position in the draft",
         ylabel="accepted / verified",
         ylim=(0, 1),
         title=f"Acceptance by position, {curve} curve, all groups together",
     )
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
 
 
 def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
@@ -134,15 +184,14 @@ def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> No
                 color=colour[result["drafter"]],
                 label=result["drafter"],
             )
-    axes.set(
+    finish(
+        axes,
         xlabel="confidence (mean of the bin)",
         ylabel="accepted / verified",
         xlim=(0, 1),
         ylim=(0, 1),
         title=f"Reliability, {curve} curve",
     )
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
 
 
 def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
@@ -159,10 +208,10 @@ def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     for length in dict.fromkeys(row["length"] for row in rows):
         mine = [row for row in rows if row["length"] == length]
         for column, label in E2E.items():
-            figure, axes = plt.subplots(figsize=(WIDTH, HEIGHT), layout="constrained")
+            figure, axes = new_plot()
             _bars(axes, mine, column)
             axes.set(ylabel=label, title="" if length is None else f"prompts of {length} tokens")
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+            _legend_below(figure)
             suffix = "" if length is None else f"-{length}"
             written += save(figure, folder, f"e2e-{column.replace('_', '-')}{suffix}")
     lengths = {row["length"] for row in rows} - {None}
@@ -190,22 +239,10 @@ def _bars(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
 
 
 def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    ways = list(dict.fromkeys(row["way"] for row in rows))
-    colour = colours(ways)
-    figure, panels = plt.subplots(
-        1, len(tasks), figsize=(2.6 * len(tasks) + 1, HEIGHT), sharey=True, layout="constrained"
-    )
-    for axes, task in zip([panels] if len(tasks) == 1 else panels, tasks, strict=True):
-        for way in ways:
-            mine = [row for row in rows if (row["task"], row["way"]) == (task, way)]
-            lengths = [row["length"] for row in mine]
-            axes.plot(
-                lengths, [row["ratio"] for row in mine], marker="o", color=colour[way], label=way
-            )
-        axes.set(title=task, xscale="log", xlabel="tokens of prompt")
-        axes.grid(alpha=0.3)
-    first = figure.axes[0]
-    first.set_ylabel(E2E["ratio"])
-    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    panels: Panels = {row["task"]: {} for row in rows}
+    for row in rows:
+        panels[row["task"]].setdefault(row["way"], []).append((row["length"], row["ratio"]))
+    figure = plot_panels(panels, 2.6, xlabel="tokens of prompt", ylabel=E2E["ratio"])
+    for axes in figure.axes:
+        axes.axhline(1, color="grey", linewidth=1)
     return save(figure, folder, "e2e-ratio-by-length")

@@ -38,6 +38,7 @@ class Trace:
         repo: the repository it was taken from; empty: none.
         prompt, output: token ids, int32 (n,); the output has at least two.
         runners_up: the target's most probable tokens, or None.
+        session: the conversation of which it is a turn; empty: none.
     """
 
     group: str
@@ -46,6 +47,7 @@ class Trace:
     output: Int32
     repo: str = ""
     runners_up: RunnersUp | None = None
+    session: str = ""
 
 
 def read_traces(path: Path) -> list[Trace]:
@@ -87,6 +89,8 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> int:
         for trace in traces:
             ids = {"prompt": trace.prompt.tolist(), "output": trace.output.tolist()}
             line: dict[str, Any] = {"group": trace.group, "id": trace.id, **ids}
+            if trace.session:
+                line["session"] = trace.session
             if trace.runners_up is not None:
                 line["top_ids"] = trace.runners_up.ids.tolist()
                 rounded = trace.runners_up.log_probs.astype(np.float64).round(3)
@@ -126,6 +130,7 @@ def _trace(fields: Any, where: str) -> Trace:
         output,
         str(fields.get("repo", "")),
         _runners_up(fields, len(output), where),
+        str(fields.get("session", "")),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -68,12 +68,14 @@ class Begun:
         earlier: the conversation that this request continues, or None.
         familiar: what earlier requests of the session learned.
         known: tokens at the prompt's beginning that an earlier request of the namespace had.
+        clears: how often the namespace was cleared before.
     """
 
     end: tuple[int, int] | None
     earlier: Conversation | None
     familiar: Familiar
     known: int
+    clears: int
 
 
 class Conversations:
@@ -81,7 +83,8 @@ class Conversations:
 
     A request continues the conversation whose text is the longest prefix of its prompt. A session's
     name additionally connects requests whose prompts share no prefix; it connects only what they
-    learned about the store. Text is compared by hashes. Memory is bounded: CONVERSATION_BYTES for
+    learned about the store. What a request knows is not kept if the namespace was cleared while it
+    ran. Text is compared by hashes. Memory is bounded: CONVERSATION_BYTES for
     each conversation, and the least recently used one is dropped.
 
     Args:
@@ -91,6 +94,7 @@ class Conversations:
     def __init__(self, namespace_bytes: int) -> None:
         self.most = min(namespace_bytes // SHARE // CONVERSATION_BYTES, MOST_CONVERSATIONS)
         self._lock = threading.Lock()
+        self._clears = 0
         self.clear()
 
     def clear(self) -> None:
@@ -99,6 +103,7 @@ class Conversations:
             self._ends: OrderedDict[tuple[int, int], Conversation] = OrderedDict()
             self._sessions: OrderedDict[str, Familiar] = OrderedDict()
             self._marks = np.zeros(self.most * MARKS_EACH, np.uint64)
+            self._clears += 1
 
     @property
     def bytes(self) -> int:
@@ -123,21 +128,32 @@ class Conversations:
                 self._sessions.move_to_end(session)
                 _drop_oldest(self._sessions, self.most)
             known = max(self._marked(text.blocks), 0 if end is None else end[0])
-        return Begun(end, earlier, familiar, known), text
+            return Begun(end, earlier, familiar, known, self._clears), text
 
-    def mark(self, text: TextHash) -> None:
+    def mark(self, begun: Begun, text: TextHash) -> None:
         """Remember that the namespace has a text, which later prompts may begin with."""
         with self._lock:
-            for hashes in text.blocks if len(self._marks) else ():
+            kept = len(self._marks) and begun.clears == self._clears
+            for hashes in text.blocks if kept else ():
                 self._marks[hashes % np.uint64(len(self._marks))] = hashes
 
-    def end(self, begun: Begun, text: TextHash, stream: StoreStream) -> None:
-        """Keep a conversation after a request that ended with a text."""
+    def end(self, begun: Begun, text: TextHash, stream: StoreStream) -> Begun:
+        """Keep a conversation after a request that ended with a text.
+
+        Returns:
+            What is known about this text if the request continues after all.
+        """
+        end = text.length, int(text.value)
         with self._lock:
+            if begun.clears != self._clears or (
+                begun.end == end and begun.earlier is not None and begun.earlier.stream is stream
+            ):
+                return begun
             if begun.end is not None and self._ends.get(begun.end) is begun.earlier:
                 self._ends.pop(begun.end, None)
-            self._ends[text.length, int(text.value)] = Conversation(stream, begun.familiar)
+            kept = self._ends[end] = Conversation(stream, begun.familiar)
             _drop_oldest(self._ends, self.most)
+        return replace(begun, end=end, earlier=kept)
 
     def _marked(self, parts: list[NDArray[np.uint64]]) -> int:
         """Number of tokens in the first blocks that are all known. Under the lock."""

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from ngramspec._native.store_ring import StoreRing
 from ngramspec._native.store_stream import StoreStream
 from ngramspec.draft import Int32
+from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.redis_entries import NO_ENTRY, Entry, EntryId
 
 MAX_OPEN_DOCUMENTS = 256  # documents that may still continue, per namespace
@@ -19,12 +20,13 @@ class Feed:
 
     Attributes:
         ring: the namespace's text.
+        conversations: those of the namespace in this process.
         last: the last entry that was read; None: the stream's tail was not read yet.
         cleared: the last deletion of the namespace that is known.
     """
 
-    def __init__(self, ring: StoreRing) -> None:
-        self.ring = ring
+    def __init__(self, ring: StoreRing, conversations: Conversations) -> None:
+        self.ring, self.conversations = ring, conversations
         self.last: EntryId | None = None
         self.cleared = NO_ENTRY
         self._documents: OrderedDict[tuple[bytes, int], StoreStream] = OrderedDict()
@@ -77,5 +79,6 @@ class Feed:
         self._documents.clear()
         if own:
             return 0
+        self.conversations.clear()
         self.ring.clear()
         return None

@@ -22,6 +22,7 @@ import numpy as np
 
 from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
 from ngramspec.draft import Int32
+from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.redis_entries import NO_ENTRY, Address, Entry, Keys, entry_id, id_bytes
 from ngramspec.stores.redis_feed import Feed
 from ngramspec.stores.redis_queue import PublishQueue, Queued
@@ -122,11 +123,14 @@ class RedisSync:
         self._feeds: dict[str, Feed] = {}
         self._thread: threading.Thread | None = None
 
-    def follow(self, namespace: str, ring: StoreRing) -> None:
-        """Add other processes' text of a namespace to its ring, first what the stream has now."""
+    def follow(self, namespace: str, ring: StoreRing, conversations: Conversations) -> None:
+        """Add other processes' text of a namespace to its ring, first what the stream has now.
+
+        Both are cleared when another process clears the namespace.
+        """
         self._start()
         with self._lock:
-            self._feeds[namespace] = Feed(ring)
+            self._feeds[namespace] = Feed(ring, conversations)
         self._wake.set()
 
     def unfollow(self, namespace: str) -> None:
@@ -168,9 +172,9 @@ class RedisSync:
     def _start(self) -> None:
         """Start the thread, unless this process has it. A fork does not copy threads."""
         if self._process != os.getpid():
-            rings = {name: feed.ring for name, feed in self._feeds.items()}
+            feeds = self._feeds
             self._begin()
-            self._feeds = {name: Feed(ring) for name, ring in rings.items()}
+            self._feeds = {name: Feed(x.ring, x.conversations) for name, x in feeds.items()}
         if self._thread is None:
             with self._lock:
                 if self._thread is None:

@@ -151,7 +151,7 @@ class SharedStore:
         codes = (self.namespace_bytes - conversations.bytes) // BYTES_PER_CODE
         ring = self._rings[name] = StoreRing(codes)
         if self.sync is not None:
-            self.sync.follow(name, ring)
+            self.sync.follow(name, ring, conversations)
         return ring
 
     def drop(self, name: str) -> None:

@@ -83,8 +83,8 @@ class SharedRequest:
             self._add(tokens)
 
     def _mark(self) -> None:
-        if self._conversations is not None and self._write == "all":
-            self._conversations.mark(self._text)
+        if self._conversations is not None and self._begun is not None and self._write == "all":
+            self._conversations.mark(self._begun, self._text)
 
     def _add(self, tokens: Int32) -> None:
         if self._live:
@@ -101,6 +101,16 @@ class SharedRequest:
         """Publish all text if it may be added before the end; the request may have ended."""
         if self._live:
             self.index.publish()
+            self._keep()
+
+    def _keep(self) -> None:
+        """Keep the conversation with all text so far."""
+        if self._conversations is None or self._begun is None:
+            return
+        self._text.add(np.concatenate((NO_TOKENS, *self._new)))
+        self._new = []
+        self._mark()
+        self._begun = self._conversations.end(self._begun, self._text, self.index)
 
     def finish(self) -> None:
         """End the request normally: all text is added."""
@@ -110,14 +120,11 @@ class SharedRequest:
             self._put(tokens)
         if self._outlet is not None:
             self._outlet.end()
-        if self._conversations is None or self._begun is None:
+        if self._begun is None:
             self.index.finish()
-            return
-        self.index.close()
-        self._text.add(np.concatenate((NO_TOKENS, *self._new)))
-        self._new = []
-        self._mark()
-        self._conversations.end(self._begun, self._text, self.index)
+        else:
+            self.index.close()  # the next turn follows
+        self._keep()
 
     def abort(self) -> None:
         """End a failed or aborted request: text that is not added yet is discarded.

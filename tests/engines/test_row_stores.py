@@ -100,6 +100,62 @@ def test_the_next_turn_of_a_conversation_is_a_prompt():
     assert held(store) == [-1, 100, 101, -1, 102, 103]
 
 
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_of_a_conversation_s_next_turn_only_what_is_new_is_added(between, named):
+    """With ``write="all"``, whether the turn continues in the same row or after other requests."""
+    store = SharedStore(1 << 20, namespace_bytes=1 << 20, write="all")
+    engine = sharing(store)
+    engine.named = named
+    text, added = list(range(60)), []
+    for turn in range(4):
+        before = store["all"].statistics().added
+        row = engine.arrive(text)
+        for token in range(100 + 10 * turn, 104 + 10 * turn):
+            engine.step([[token]])
+        name = engine.leave(row)
+        if named:
+            engine.rows.finish(name)
+        other = 1 if between else 0
+        if between:  # another conversation in the same slot
+            short = engine.arrive([150 + turn])
+            engine.step([[160 + turn]])
+            engine.rows.finish(engine.leave(short))
+        engine.step([])
+        added.append(store["all"].statistics().added - before - 2 * other)
+        text = [*row, 170 + turn, 180 + turn]
+    assert added[0] == 64
+    # What lies between two parts of the conversation is overlapped by at most 32 tokens.
+    assert all(6 <= each <= 6 + 32 for each in added[1:])
+    (kept,) = [each for each in store.opened("all")[1]._ends if each[0] > 60]
+    assert kept[0] == len(row)
+
+
+def test_a_paused_row_that_goes_on_keeps_one_conversation():
+    store = SharedStore(1 << 20, namespace_bytes=1 << 20, write="all")
+    engine = sharing(store)
+    paused = engine.arrive(list(range(70)))
+    engine.step([[100]])
+    engine.leave(paused)
+    other = engine.arrive([190])
+    engine.step([[191]])
+    assert {length for length, _ in store.opened("all")[1]._ends} == {71}
+    engine.leave(other)
+    engine.arrive(paused)
+    engine.step([[101]])
+    engine.leave(engine.slots[0])
+    engine.step([])
+    assert {length for length, _ in store.opened("all")[1]._ends} == {72, 2}
+
+
+def test_ids_outside_of_the_vocabulary_do_not_move_the_prompt_s_end():
+    store = SharedStore(1 << 20)
+    engine = sharing(store)
+    answer(engine, [1, 2], [VOCAB + 3, 100], at_once=2)
+    answer(engine, [4], [5])
+    assert held(store) == [-1, 100]
+
+
 def test_rows_without_a_draft_add_what_they_say():
     """As long as nothing pays no session begins."""
 

@@ -172,6 +172,27 @@ def recycle(engine: ValueEngine, source: Source) -> None:
     engine.recycle(tokens, parents, ids.reshape(len(tokens), k), log_probs, accepted)
 
 
+def read_head(engine: ValueEngine, source: Source) -> None:
+    """Rows of a head along a path, the draft's or another one, in place of earlier ones."""
+    before, k = source.tokens(6), source.rng.randrange(11)
+    ids = np.array([[source.rng.choice(source.ids) for _ in range(k)] for _ in before], np.int32)
+    if source.rng.random() < 0.5:  # the path of the rows' first tokens
+        before = np.array([0, *(row[0] for row in ids if k)][: len(before)], np.int32)
+    rows = max(len(ids) + source.rng.choice((0, 0, 0, 1, -1)), 0)
+    log_probs = np.linspace(1, -90, rows * k, dtype=np.float32).reshape(rows, k)
+    depth = source.rng.choice((0, 0, 1, 2, 5, source.rng.choice(HUGE[:3])))
+    engine.read_head(before, ids.reshape(len(ids), k), log_probs, depth)
+
+
+def fix(engine: ValueEngine, source: Source) -> None:
+    """Fix the first tokens of the next chain, and draft it."""
+    tokens = source.tokens(4)
+    shares = np.linspace(0, 1, max(len(tokens) + source.rng.choice((0, 0, 1)), 0), dtype=np.float32)
+    engine.fix(tokens, shares)
+    draft_value(engine, source)
+    engine.check_integrity()
+
+
 def copies(index: CopyIndex, source: Source) -> None:
     rng = source.rng
     index.copies(source.gamma(), rng.choice((1, 4, 50, 0, LAST_ID)), rng.choice((1, 2, 9, 0)))
@@ -277,8 +298,12 @@ KINDS = {
             rng.choice((1, 2, 5, LAST_ID)),
             None,
             rng.random() < 0.7,
+            rng.random() < 0.7,
         ),
-        (*EXTENDING, *[draft_value] * 3, *[draft_tree] * 3, recycle, value_hostile, measure),
+        (
+            *(*EXTENDING, *[draft_value] * 3, *[draft_tree] * 3, value_hostile, measure),
+            *(recycle, read_head, read_head, fix),
+        ),
         (extend_much, extend_resized),
     ),
     "context table": Kind(
@@ -298,6 +323,8 @@ MAY_BE_REFUSED = (
     extend_hostile,
     draft_hostile,
     value_hostile,
+    read_head,
+    fix,
     look_up,
     look_up_hostile,
     context_hostile,

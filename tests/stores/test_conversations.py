@@ -161,6 +161,18 @@ def test_a_cleared_or_dropped_namespace_forgets_its_conversations():
         store["a"].clear()
 
 
+def test_a_request_that_runs_while_its_namespace_is_cleared_is_not_continued():
+    """The text that the next request would not add again was erased."""
+    namespace = SharedStore(1 << 20, namespace_bytes=1 << 20, write="all")["a"]
+    prompt, answer = text(1, 200), text(2, 50)
+    running = namespace.request()
+    running.begin(prompt)
+    namespace.clear()
+    running.append(answer)
+    running.finish()
+    assert turn(namespace, np.concatenate((prompt, answer)), text(3, 5))[1] == 255
+
+
 def test_what_was_not_added_is_not_known():
     namespace = SharedStore(1 << 20, namespace_bytes=1 << 20, write="all", live=False)["a"]
     prompt = text(1, 200)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ngramspec._native.store_ring import StoreRing
+from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.redis_entries import MAX_ENTRY_TOKENS, NO_ENTRY, Address, Entry, Keys
 from ngramspec.stores.redis_feed import STALE_MILLISECONDS, Feed
 from ngramspec.stores.redis_queue import MAX_QUEUED_TOKENS, PublishQueue
@@ -94,7 +95,7 @@ def tokens_of(ring):
 
 
 def test_a_feed_skips_own_entries_and_those_that_arrive_twice():
-    feed = Feed(StoreRing(256))
+    feed = Feed(StoreRing(256), Conversations(4096))
     assert feed.add((1, 0), entry(3, (1, 2), end=False), b"own") == 2
     assert feed.add((2, 0), entry(3, (1, 2), end=False), b"own") == 0
     assert feed.add((3, 0), entry(4, (5,), producer=b"own"), b"own") == 0
@@ -105,7 +106,7 @@ def test_a_feed_skips_own_entries_and_those_that_arrive_twice():
 
 def test_a_deletion_covers_text_that_was_published_before_it_was_known():
     now = 10**12
-    feed = Feed(StoreRing(256))
+    feed = Feed(StoreRing(256), Conversations(4096))
     feed.add((now, 0), entry(0, (1, 2)), b"own")
     assert feed.add((now + 1, 0), entry(1, None), b"own") is None
     assert tokens_of(feed.ring) == []
@@ -118,7 +119,7 @@ def test_a_deletion_covers_text_that_was_published_before_it_was_known():
 
 
 def test_a_process_s_own_deletion_leaves_what_it_added_since():
-    feed = Feed(StoreRing(256))
+    feed = Feed(StoreRing(256), Conversations(4096))
     feed.add((1, 0), entry(0, (1, 2)), b"own")
     assert feed.add((2, 0), entry(0, None, producer=b"own"), b"own") == 0
     assert tokens_of(feed.ring) == [1, 2]

@@ -175,6 +175,25 @@ def test_a_deleted_namespace_is_deleted_everywhere(server, stores, delete):
     wait_for(lambda: tokens_of(second) == [7, 8, 3, 4])
 
 
+@pytest.mark.parametrize("delete", ["drop", "clear"])
+def test_a_namespace_that_another_process_deletes_loses_its_conversations(server, stores, delete):
+    """The text of a conversation's first turn is added again by the next turn."""
+    first, second = (stores(server.address, write="all") for _ in range(2))
+    second.ring("a")
+    turns = numbers(0, 200), numbers(0, 230)
+    for n, added in ((0, 210), (1, 240)):
+        request = first["a"].request(session="s")
+        before = first["a"].statistics().added
+        request.begin(turns[n])
+        request.append(numbers(200 + 30 * n, 210 + 30 * n))
+        request.finish()
+        assert first["a"].statistics().added - before == added
+        if n == 0:
+            wait_for(lambda: len(tokens_of(second)) == 210)
+            second.drop("a") if delete == "drop" else second["a"].clear()
+            wait_for(lambda: tokens_of(first) == [])
+
+
 def test_a_process_can_delete_a_namespace_that_it_never_used(server, stores):
     first, second = stores(server.address), stores(server.address)
     first["a"].add(numbers(0, 50))

@@ -47,7 +47,7 @@ def placed(modules: Modules, past: torch.Tensor, own: torch.Tensor) -> Iterator[
     Args:
         modules: the ``counting_modules`` of the model.
         past: int64 (rows, length), of the positions in the cache.
-        own: int64 (rows, width), of the forward's own.
+        own: int64 (rows, width) or (1, width), of the forward's own.
     """
     tables, biased = modules
     hooks = [each.register_forward_pre_hook(_count_from_zero, with_kwargs=True) for each in tables]
@@ -110,7 +110,8 @@ def _embed(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = module.weights[ids].detach()
         return found
     flat = args[0].reshape(1, -1, args[0].shape[-1])  # Pegasus-X uses the size of its input
-    computed: torch.Tensor = module.forward(flat, 0, own.reshape(-1, 1))
+    positions = own.expand(args[0].shape[:2])  # rows of equal positions share them
+    computed: torch.Tensor = module.forward(flat, 0, positions.reshape(-1, 1))
     return computed.reshape(args[0].shape)
 
 

@@ -82,6 +82,8 @@ class Inputs:
         rows, kwargs = len(prompt), self.kwargs
         if self.ragged and kwargs.get(self._mask_name) is None:
             kwargs[self._mask_name] = prompt.new_ones(rows, slots + 1)
+        if self._traits.hooked:  # such a model ignores the positions that it is given
+            kwargs.pop(self._positions_name, None)
         if self._traits.placed and kwargs.get(self._positions_name) is None:
             counted = torch.arange(slots + 1, device=prompt.device)
             kwargs[self._positions_name] = counted.expand(rows if self.ragged else 1, -1)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from smollm2 import WEIGHTS
 
-TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # llama_ftype
+TYPES = {"f32": 0, "f16": 1, "q4_1": 3, "q8_0": 7, "bf16": 32}  # llama_ftype
 
 
 def source() -> Path:

@@ -158,3 +158,30 @@ def test_the_hooks_matter(name, monkeypatch):
     ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
     assert not torch.equal(plain, ours)
     assert not speculator.stats.chains
+
+
+def test_positions_that_a_model_ignores_change_nothing():
+    """BART's decoder accepts ``position_ids`` without using them."""
+    model, (prompt,) = build("bart decoder"), batch(1)["input_ids"].unbind()
+    call = {"inputs": prompt[None], "position_ids": 15 + torch.arange(len(prompt))[None]} | GREEDY
+    plain = model.generate(**call)
+    for drafter in (RowTrees(plain.tolist()), "auto"):
+        speculator = Speculator(drafter, 17, tree=17)
+        assert torch.equal(model.generate(**call, custom_generate=speculator), plain)
+        assert not speculator.stats.chains
+
+
+def test_rows_that_share_their_positions_are_embedded_with_them():
+    """Beams have equal positions, which are given once."""
+    table = transformers.models.pegasus_x.modeling_pegasus_x.PegasusXSinusoidalPositionalEmbedding
+    caller = torch.nn.Module()
+    caller.embed_positions = table(SIZE)
+    caller.get_decoder = lambda: caller
+    hidden, own = torch.zeros(3, 4, SIZE), torch.tensor([[5, 6, 6, 7]])
+    with placed(counting_modules(caller), torch.arange(5)[None], own):
+        found = caller.embed_positions(hidden, 5, torch.arange(5, 9)[:, None])
+    assert found.shape == (3, 4, SIZE)
+    expected = torch.cat(
+        [caller.embed_positions(hidden[:1, :1], 0, n[None]) for n in own[0]], dim=1
+    )
+    assert torch.equal(found, expected.expand(3, -1, -1))

@@ -1,0 +1,169 @@
+"""Replay of agent sessions: chains and trees, with and without a store of earlier outputs.
+
+    python -m benchmarks agents --json agents.json            # the public traces
+    python -m benchmarks agents --traces FILE --tools TOOLS.json --tokenizer FOLDER
+
+A turn's prompt is its whole history, and turns are replayed in the order of the file. Only traces
+with a ``session`` are used. With the store, outputs of earlier turns of all sessions are known.
+``--peers`` adds Arctic's suffix decoding, which keeps the same outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import agent_sessions
+from benchmarks.harness import add_json, write
+from benchmarks.peers import ARCTIC, PEERS, Contenders, add_peers, installed, print_skipped
+from benchmarks.traces import PUBLIC
+from ngramspec.cli.options import add_count
+from ngramspec.cli.replay import MAX_GAMMA
+from ngramspec.cli.usage import UsageError, usable
+from ngramspec.drafters import build_drafter
+from ngramspec.drafters.base import Drafter
+from ngramspec.errors import check_int
+from ngramspec.measure.costs import cost_curve
+from ngramspec.measure.knowledge import Earlier, Known, Tools
+from ngramspec.measure.replay import Plan, Player, Tally
+from ngramspec.measure.traces import Trace, by_group, read_traces
+
+OURS = "ngramspec"
+STORE, PROMPTS, TOOLS, ALONE = "store", "store with prompts", "store and tools", "no store"
+CURVES = ("cpu", "gpu")
+ARCTIC_TREE = "arctic tree"  # these draft no chains
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        default=PUBLIC,
+        metavar="FILE",
+        help="JSON lines with group, id, session, prompt and output (default: the public traces)",
+    )
+    parser.add_argument("--tools", type=Path, metavar="FILE", help="JSON: the tools of the agent")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="of the traces; only --tools needs it (default: the embedded model's)",
+    )
+    add_count(parser, "--tree", 64, "most tokens of a chain, and nodes of a tree")
+    add_peers(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay, print, write the JSON."""
+    with usable():
+        traces = turns(arguments.traces)
+        predicted = known_tools(arguments)
+        longest = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
+    peers, skipped = arctic() if arguments.peers else ({}, {})
+    rows = []
+    for trees, curve in product((False, True), CURVES):
+        cost = cost_curve(curve, longest)
+        contenders = list(ours(predicted))
+        for name, (make, gamma) in peers.items():
+            if trees or not name.startswith(ARCTIC_TREE):
+                contenders.append((name, STORE, make, Earlier("outputs"), gamma))
+        for drafter, known, make, knowledge, gamma in contenders:
+            most = gamma if isinstance(gamma, str) else min(gamma, longest)
+            plan = Plan(cost, most, longest, trees)
+            groups = Player(make(), plan, knowledge=knowledge).play(traces).groups
+            row = {"drafter": drafter, "known": known, "curve": curve, "trees": trees}
+            rows.append(row | summary(groups))
+            print(shown(rows[-1]), flush=True)
+    counts = {name: len(found) for name, found in by_group(traces).items()}
+    write(arguments, {"turns": counts, "rows": rows, "skipped": skipped})
+    print_skipped(skipped)
+    return 0
+
+
+def turns(path: Path) -> list[Trace]:
+    """The turns of sessions in a file; a ValueError if there are none."""
+    found = [trace for trace in read_traces(path) if trace.session]
+    if not found:
+        raise ValueError(f"{path} has no trace with a session")
+    return found
+
+
+def known_tools(arguments: argparse.Namespace) -> tuple[Sequence[Any], Any] | None:
+    """The agent's tools and its tokenizer; None: not known."""
+    if arguments.tools is None and arguments.traces != PUBLIC:
+        return None
+    if arguments.tools is None:
+        tools: Sequence[Any] = agent_sessions.tools()
+    else:
+        tools = json.loads(arguments.tools.read_text(encoding="utf-8"))
+    return tools, tokenizer(arguments.tokenizer)
+
+
+def tokenizer(folder: str | None) -> Any:
+    """A folder's tokenizer, or the embedded model's."""
+    from transformers import AutoTokenizer
+
+    from ngramspec.measure.models import gguf_read_once, locate
+
+    try:
+        source = locate(folder)
+    except (FileNotFoundError, ModuleNotFoundError) as error:
+        raise UsageError(f"--tokenizer: {error}") from error
+    extra = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    with gguf_read_once():
+        return AutoTokenizer.from_pretrained(source.path, **extra)
+
+
+def arctic() -> tuple[Contenders, dict[str, str]]:
+    """Arctic's drafters by name if they are installed; else how to install each."""
+    here, missing = installed()
+    names = PEERS[ARCTIC]
+    return (
+        {name: here[name] for name in names if name in here},
+        {name: missing[name] for name in names if name in missing},
+    )
+
+
+# Name, knowledge by name, what makes the drafter, its knowledge, the gamma that it is asked for.
+Contender = tuple[str, str, Callable[[], Drafter], Known | None, int | str]
+
+
+def ours(predicted: tuple[Sequence[Any], Any] | None) -> Iterator[Contender]:
+    """The default drafter with each kind of knowledge; ``predicted``: tools and tokenizer."""
+
+    def make() -> Drafter:
+        return build_drafter("auto")
+
+    yield OURS, ALONE, make, None, "auto"
+    yield OURS, STORE, make, Earlier("outputs"), "auto"
+    yield OURS, PROMPTS, make, Earlier("all"), "auto"
+    if predicted is not None:
+        yield OURS, TOOLS, make, Tools(*predicted, Earlier("outputs")), "auto"
+
+
+def summary(groups: dict[str, Tally]) -> dict[str, Any]:
+    """Tokens per cost and per call by group, and the median time of a step in microseconds."""
+    steps = np.concatenate([tally.nanoseconds for tally in groups.values()])
+    named = {name: tally.to_dict() for name, tally in groups.items()}
+    return {
+        **{
+            ratio: {name: each[ratio] for name, each in named.items()}
+            for ratio in ("tokens_per_cost", "tokens_per_call")
+        },
+        "step_us_median": float(np.median(steps)) / 1000,
+    }
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A row as a line of text."""
+    values = ", ".join(f"{name} {value:.3f}" for name, value in row["tokens_per_cost"].items())
+    kind = "trees" if row["trees"] else "chains"
+    what = f"{kind}, {row['curve']}, {row['drafter']}, {row['known']}"
+    return f"{what}: tokens per cost {values}; step {row['step_us_median']:.1f} µs"

@@ -1,0 +1,564 @@
+"""The tables of README and docs in Markdown, each made from one or more raw files.
+
+A renderer takes the contents of the raw files in the order of ``Table.commands``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+Raw = dict[str, Any]
+RUNNERS_UP = ("without", "replayed", "live")
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown; numbers must be formatted already."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _speed(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _mean(values: Iterable[float], digits: int = 2) -> str:
+    """A geometric mean; empty without values."""
+    found = list(values)
+    return _speed(geometric_mean(found), digits) if found else ""
+
+
+def demo(raw: Raw) -> str:
+    """Tokens per second of the demo's texts."""
+    rows = []
+    for row in raw["rows"]:
+        plain, lookup, ours = (row["tokens_per_second"][way] for way in ("plain", "lookup", "ours"))
+        speeds = (f"{each:.1f}" for each in (plain, lookup, ours))
+        rows.append((row["text"], *speeds, _speed(ours / plain), _speed(ours / lookup)))
+    header = ("demo text", "baseline", "prompt lookup", "ngramspec")
+    return markdown((*header, "speedup over baseline", "over lookup"), rows)
+
+
+def batches(own: Raw, nothing: Raw) -> str:
+    """Speedup by group and number of rows, with the worst turn, and without branches."""
+    found = [*own["rows"], *nothing["rows"]]
+    sizes = sorted({row["batch"] for row in found})
+    groups = list(dict.fromkeys(row["group"] for row in found))
+    cells = {(row["group"], row["batch"]): row for row in found}
+    rows = []
+    for group in groups:
+        of_group = [cells.get((group, size)) for size in sizes]
+        ours = (f"{row['ratio']:.2f} ({row['worst']:.2f})" if row else "" for row in of_group)
+        rows.append((group, *ours))
+        chains = [_speed(row.get("chains_ratio")) if row else "" for row in of_group]
+        if any(chains):
+            rows.append((f"{group}, `tree=None`", *chains))
+    return markdown(("batch", *sizes), rows)
+
+
+def whole_calls(*files: Raw) -> str:
+    """Speedup of whole calls by dtype and task."""
+    rows = []
+    for raw in files:
+        ways: dict[str, dict[str, Raw]] = {}
+        for row in raw["summary"]:
+            ways.setdefault(row["task"], {})[row["way"]] = row
+        for task, by_way in ways.items():
+            lookup, ours = by_way["prompt lookup 10"]["ratio"], by_way["ngramspec"]
+            chains = by_way.get("ngramspec, tree None", {}).get("ratio")
+            figures = [lookup, ours["ratio"], ours["ratio"] / lookup, ours["tokens_per_call"]]
+            figures += [ours["limit_share"], chains]
+            dtype, count = raw["settings"]["dtype"], ours["prompts"]
+            same = f"{ours['same']} of {count}"
+            rows.append((dtype, task, count, *map(_speed, figures), same))
+    header = ("dtype", "task", "prompts", "lookup (10)", "ngramspec", "over lookup")
+    return markdown((*header, "tokens per call", "of the limit", "`tree=None`", "same text"), rows)
+
+
+def speed(*files: Raw) -> str:
+    """Speedup over the baseline by dtype and task, next to prompt lookup's: README's table."""
+    rows = []
+    for raw in files:
+        ways: dict[str, dict[str, Raw]] = {}
+        for row in raw["summary"]:
+            ways.setdefault(row["task"], {})[row["way"]] = row
+        settings = raw["settings"]
+        dtype, instructions = settings["dtype"], raw["where"].get("instructions")
+        if instructions and dtype != "float32":
+            dtype += f" ({instructions})"
+        for task, by_way in ways.items():
+            ours, lookup = by_way["ngramspec"], by_way.get("prompt lookup 10")
+            figures = [
+                f"{each['ratio']:.2f} ({each['ratio_worst']:.2f})" if each else "not measured"
+                for each in (lookup, ours)
+            ]
+            text = "forced" if settings["same_text"] else f"{ours['same']} of {ours['prompts']}"
+            rows.append((dtype, task, *figures, text))
+    return markdown(("dtype", "task", "prompt lookup", "ngramspec", "same text"), rows)
+
+
+def nothing(raw: Raw) -> str:
+    """Speed relative to the baseline's on random text."""
+    ours, settings = (
+        next(row for row in raw["summary"] if row["way"] == "ngramspec"),
+        raw["settings"],
+    )
+    what = (settings["dtype"], ours["prompts"], settings["new"], settings["repeats"])
+    ratios = (ours["ratio_median"], ours["ratio"], ours["ratio_worst"])
+    header = ("dtype", "prompts", "new tokens", "rounds", "median", "mean", "worst prompt")
+    return markdown(header, [(*what, *(_speed(each, 3) for each in ratios))])
+
+
+def runners_up(raw: Raw) -> str:
+    """Tokens per call with the target's runners-up as candidates, replayed and live."""
+    rows = [
+        (row["group"], row["prompts"], *(_speed(row[way], 3) for way in RUNNERS_UP))
+        for row in raw["rows"]
+    ]
+    return markdown(("group", "prompts", "without", "`auto`, replayed", "`auto`, live"), rows)
+
+
+def lengths(raw: Raw) -> str:
+    """Speedup after the prefill by the prompt's length and task."""
+    rows = []
+    for cell in raw["cells"]:
+        speed = {row["way"]: row["ratio"] for row in cell["summary"]}
+        lookup, ours = speed.pop("prompt lookup 10"), speed.pop("ngramspec")
+        best = max(speed, key=lambda way: speed[way])
+        fixed = f"{speed[best]:.2f} ({best.removeprefix('ngramspec, ')})"
+        figures = (_speed(lookup), _speed(ours), _speed(ours / lookup), fixed)
+        rows.append((cell["length"], cell["task"], *figures, _speed(ours / speed[best], 3)))
+    header = ("prompt tokens", "task", "prompt lookup (10)", "ngramspec", "over lookup")
+    return markdown((*header, "best fixed setting", "relative to it"), rows)
+
+
+def lengths_mean(raw: Raw) -> str:
+    """Geometric means over tasks of ``lengths``."""
+    found: dict[int, dict[str, list[float]]] = {}
+    for cell in raw["cells"]:
+        for row in cell["summary"]:
+            ways = found.setdefault(cell["length"], {})
+            ways.setdefault(row["way"], []).append(row["ratio"])
+    names = {"prompt lookup 10": "prompt lookup, speedup", "ngramspec": "ngramspec, speedup"}
+    rows = [
+        (name, *(_speed(geometric_mean(each[way])) for each in found.values()))
+        for way, name in names.items()
+    ]
+    return markdown(("prompt tokens", *map(str, found)), rows)
+
+
+def policies(raw: Raw) -> str:
+    """Draft lengths on simulated machines: the default and the best of the others."""
+    cells: dict[tuple[int, str], list[str]] = {}
+    for row in raw["rows"]:
+        speed = {way: each["to_plain"] for way, each in row["ways"].items()}
+        auto = speed.pop("auto")
+        best = max(speed, key=lambda way: speed[way])
+        cell = cells.setdefault((row["length"], row["task"]), [])
+        cell += [_speed(auto), f"{speed[best]:.2f} ({best})"]
+    rows = [(length, task, *cell) for (length, task), cell in cells.items()]
+    header = ("prompt tokens", "task", "auto", "best other")
+    return markdown((*header, "auto, unsteady speed", "best other, unsteady speed"), rows)
+
+
+def compiled(raw: Raw) -> str:
+    """Tokens per second with compiled forwards."""
+    names = {"plain": "baseline", "plain compiled": "baseline, compiled", "lookup": "lookup, eager"}
+    names |= {"ours": "ngramspec, eager", "ours compiled": "ngramspec, compiled"}
+    names |= {"ours width 16": "`width=16`"}
+    rows = []
+    for row in raw["rows"]:
+        speed = row["tokens_per_second"]
+        ratio = speed["ours compiled"] / speed["plain compiled"]
+        rows.append((row["text"], *(f"{speed[way]:.1f}" for way in names), _speed(ratio)))
+    return markdown(("demo text", *names.values(), "compiled, over compiled baseline"), rows)
+
+
+def profile(raw: Raw) -> str:
+    """Shares of a step's time by section."""
+    sections = ["forward", "verification", "input preparation", "rollback", "drafting"]
+    sections += ["rest of Python"]
+    names = {"plain": "baseline", "lookup 10": "prompt lookup", "ngramspec": "ngramspec"}
+    rows = []
+    for row in raw["rows"]:
+        share = row["share"]
+        cells = (f"{100 * share[each]:.1f} %" if each in share else "" for each in sections)
+        rows.append((names[row["way"]], row["task"], *cells))
+    return markdown(("", "text", *sections), rows)
+
+
+def replay(**files: str) -> Callable[..., str]:
+    """A renderer of replays: a row for each drafter of each raw file.
+
+    Args:
+        files: what distinguishes each raw file, in their order; "": nothing.
+    """
+
+    def render(*raw_files: Raw) -> str:
+        rows = []
+        for note, raw in zip(files.values(), raw_files, strict=True):
+            means: dict[str, dict[str, Raw]] = {}
+            for result in raw["results"]:
+                name = result.get("preset", result["drafter"])
+                means.setdefault(name, {})[result["curve"]] = result["mean"]
+            for name, by_curve in means.items():
+                if name == "none" or "gpu" not in by_curve:
+                    continue
+                gpu = by_curve["gpu"]
+                cpu = by_curve.get("cpu", {}).get("tokens_per_cost")
+                figures = (cpu, gpu["tokens_per_cost"], gpu["tokens_per_call"])
+                cells = (*(_speed(each, 3) for each in figures), f"{gpu['step_us_median']:.1f} µs")
+                rows.append((f"{name}{note and ', '}{note}", *cells))
+        header = ("drafter", "tokens per cost, cpu", "gpu", "tokens per call, gpu")
+        return markdown((*header, "step, median"), rows)
+
+    return render
+
+
+def rows_of_engine(raw: Raw) -> str:
+    """Tokens per call of rows that share a step's positions."""
+    groups = raw["results"]["auto"]
+    rows = [
+        (
+            group,
+            *(_speed(each[which]["tokens_per_call"], 3) for which in ("single", "rows")),
+            _speed(each["share"], 3),
+        )
+        for group, each in groups.items()
+    ]
+    count = raw["settings"]["rows"]
+    return markdown(("group", "one row", f"{count} rows", "share"), rows)
+
+
+def together(gpu: Raw, cpu: Raw) -> str:
+    """Speedup of batches of ``generate``, by replay: chains, and trees."""
+
+    def cell(result: Raw, group: str) -> str:
+        found = result["groups"][group]
+        return ", ".join(_speed(found[kind]["speedup"]) for kind in ("chains", "trees"))
+
+    groups = list(gpu["results"][0]["groups"])
+    rows = [(group, *(cell(result, group) for result in gpu["results"])) for group in groups]
+    rows.append(("mean, cpu curve", *(cell(result, "mean") for result in cpu["results"])))
+    return markdown(("rows", *(result["rows"] for result in gpu["results"])), rows)
+
+
+def agents(raw: Raw) -> str:
+    """Tokens per cost of agent sessions by group and knowledge; Arctic's is its better factor."""
+    groups = list(raw["turns"])
+    rows = []
+    for group in groups:
+        cells: dict[tuple[str, str], dict[tuple[bool, str], list[float]]] = {}
+        for row in raw["rows"]:
+            name = row["drafter"] if row["drafter"] == "ngramspec" else "Arctic"
+            found = cells.setdefault((name, row["known"]), {})
+            values = found.setdefault((row["trees"], row["curve"]), [])
+            values.append(row["tokens_per_cost"][group])
+        for (name, known), by_plan in cells.items():
+            plans = ((False, "cpu"), (False, "gpu"), (True, "cpu"), (True, "gpu"))
+            best = (_speed(max(by_plan[plan])) for plan in plans)
+            rows.append((group, raw["turns"][group], f"{name}, {known}", *best))
+    header = ("group", "turns", "drafter", "chains, cpu", "gpu", "trees, cpu", "gpu")
+    return markdown(header, rows)
+
+
+def costs(raw: Raw) -> str:
+    """Costs of forwards on the measured machine."""
+    widths = [*raw["rows"][0]["costs"]]
+    rows = [
+        (row["dtype"], *(_speed(row["costs"][width]) for width in widths)) for row in raw["rows"]
+    ]
+    return markdown(("positions", *widths), rows)
+
+
+def native_kept(raw: Raw) -> Raw:
+    """The medians of pytest-benchmark's operations."""
+    found = [
+        {
+            "operation": each["group"],
+            **each["params"],
+            "median_us": 1e6 * each["stats"]["median"],
+            "iqr_us": 1e6 * each["stats"]["iqr"],
+        }
+        for each in raw["benchmarks"]
+    ]
+    return {"rows": found}
+
+
+def native(raw: Raw) -> str:
+    """Microseconds of each operation and structure, and their growth with the context."""
+    sizes = sorted({row["size"] for row in raw["rows"] if "size" in row})
+    cells = {(r["operation"], r["name"], r.get("size")): r["median_us"] for r in raw["rows"]}
+    rows = []
+    for operation, name in dict.fromkeys((each[0], each[1]) for each in cells):
+        known = [cells.get((operation, name, size)) for size in sizes]
+        if known[0] is None or known[-1] is None:
+            only = _speed(cells[operation, name, None], 0)
+            rows.append((operation, name, *("" for _ in sizes[1:]), only, ""))
+        else:
+            growth = f"{known[-1] / known[0]:.1f}"
+            rows.append((operation, name, *(_speed(each) for each in known), growth))
+    header = ("operation, µs", "structure", *(f"{size:,} tokens" for size in sizes))
+    return markdown((*header, f"{sizes[-1]:,} relative to {sizes[0]:,}"), rows)
+
+
+def host_time(raw: Raw) -> str:
+    """Microseconds outside the forward, and the speed of steps without a draft."""
+    assumed = raw["assumed_forwards_ms"]
+    rows = [
+        (
+            row["name"],
+            *(f"{row[each]:.0f}" for each in ("per_forward", "spread", "per_token")),
+            f"{row['drafted']:.0%}",
+            *([_speed(each, 3) for each in row["assumed"]] or [""] * len(assumed)),
+        )
+        for row in raw["rows"]
+    ]
+    header = ("loop, text", "µs per forward", "spread", "µs per token", "steps with a draft")
+    return markdown((*header, *(f"speed at {each} ms" for each in assumed)), rows)
+
+
+def summaries(raw: Raw) -> str:
+    """Speedup of an encoder-decoder by number of beams and rows: means over the batches."""
+    cells: dict[tuple[int, int], list[Raw]] = {}
+    for row in raw["rows"]:
+        cells.setdefault((row["beams"], row["batch"]), []).append(row)
+    rows = [
+        (
+            *cell,
+            *(_mean(row[each] for row in found) for each in ("speedup", "worst")),
+            _mean(row["lookup"] for row in found if row["lookup"] is not None),
+            *(_mean(row[each] for row in found) for each in ("tokens_per_call", "encoder_share")),
+            f"{sum(row['same'] for row in found)} of {len(found)}",
+        )
+        for cell, found in cells.items()
+    ]
+    header = ("beams", "rows", "ngramspec", "worst turn", "prompt lookup", "tokens per call")
+    return markdown((*header, "encoder's share of the baseline", "same text"), rows)
+
+
+def heads(raw: Raw) -> str:
+    """Tokens per cost of tables and a drafting head, alone and together, by the head's cost."""
+    results = raw["results"]
+    names = list(results[0]["tokens_per_cost"])
+    rows = []
+    for result in results:
+        means = [_mean(result["tokens_per_cost"][name].values(), 3) for name in names]
+        better = _mean(result["ratios"]["/ better alone"].values(), 3)
+        rows.append((result["cost"], *means, better))
+    return markdown(("cost of the head", *names, "both / better alone"), rows)
+
+
+def recurrent(*files: Raw) -> str:
+    """Speedup of models with recurrent layers, and the bytes of the copies of their states."""
+    rows = []
+    for raw in files:
+        for group, found in raw["groups"].items():
+            sizes = (found["checkpoint_bytes"] / 1e6, found["model_bytes"] / 1e6)
+            ways = (found[way] for way in ("ngramspec", "gamma 5"))
+            speeds = (f"{way['to_plain']:.2f} ({way['tokens_per_call']:.1f})" for way in ways)
+            rows.append((found["family"], group, *(f"{each:.1f}" for each in sizes), *speeds))
+    header = ("layers of", "text", "copies, MB", "weights, MB")
+    return markdown((*header, "ngramspec (tokens per call)", "`gamma=5` (tokens per call)"), rows)
+
+
+def divergence(*files: Raw) -> str:
+    """Number of texts that differ from the baseline's, and how near to a tie they diverge."""
+    rows = []
+    for raw in files:
+        settings = raw["settings"]
+        units = [unit for unit, count in raw["histogram_ulps"].items() if count]
+        what = (settings["dtype"], settings["batch"], settings["prompts"], settings["tokens"])
+        counts = (raw["ties"] + raw["wrong"], raw["wrong"])
+        rows.append((*what, *counts, units[-1] if units else ""))
+    header = ("dtype", "rows", "texts", "tokens", "differ", "not by a tie")
+    return markdown((*header, "largest gap, units in the last place"), rows)
+
+
+def alpha_sampling(raw: Raw) -> str:
+    """Acceptance by Algorithm 1 and by exact match, by temperature."""
+    found: dict[float, dict[str, Raw]] = {}
+    for row in raw["rows"]:
+        if row["group"] == "all":
+            found.setdefault(row["temperature"], {})[row["drafter"]] = row["alpha"]
+    rows = []
+    for temperature, by_drafter in found.items():
+        sampled, best = by_drafter["ngram(sample=true)"], by_drafter["ngram"]
+        error = f"{sampled['alpha'][0]:.3f} ± {sampled['error'][0]:.3f}"
+        rows.append((temperature, error, _speed(sampled["match"], 3), _speed(best["match"], 3)))
+    header = ("temperature", "sampled drafts, Algorithm 1", "sampled drafts, exact match")
+    return markdown((*header, "most frequent token"), rows)
+
+
+def alpha_types(raw: Raw) -> str:
+    """Greedy alpha of each drafter by the type of text, and the share of positions drafted."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in raw["rows"]:
+        if row["temperature"] == 0:
+            alpha = row["alpha"]
+            value = alpha["alpha"][0] if alpha["alpha"] else 0.0
+            cells.setdefault(row["drafter"], {})[row["group"]] = (
+                f"{value:.2f} of {alpha['drafted']:.2f}"
+            )
+    groups = list(next(iter(cells.values())))
+    rows = [(name, *(by_group[group] for group in groups)) for name, by_group in cells.items()]
+    return markdown(("drafter", *groups), rows)
+
+
+def explain(raw: Raw) -> str:
+    """The predicted speedup from line to line, and the measured one."""
+    rows, before = [], None
+    for rung in raw["rungs"]:
+        change = "" if before is None else f"{rung['speed'] - before:+.2f}"
+        before = rung["speed"]
+        rows.append((rung["name"], _speed(before), change, rung["says"]))
+    return markdown(("line", "speedup over baseline", "change", "from"), rows)
+
+
+def parity(raw: Raw) -> str:
+    """Number of model classes by outcome; a class counts once."""
+    outcomes: dict[str, set[str]] = {}
+    chains = set()
+    for cell in raw["cells"]:
+        if cell["what"] in ("any", "batch 1", "batch 2"):
+            outcomes.setdefault(cell["model"], set()).add(cell["outcome"])
+            if cell["detail"]:
+                chains.add(cell["model"])
+    order = ("wrong", "refused", "not run", "identical")  # the first that a class has counts
+    worst = {model: min(found, key=order.index) for model, found in outcomes.items()}
+    counts = Counter(worst.values())
+    trees = sum(each == "identical" and model not in chains for model, each in worst.items())
+    rows = [
+        ("the baseline's text in batches of 1 and 2", counts["identical"]),
+        ("of these, with branches too (the others have chains)", trees),
+        ("another text", counts["wrong"]),
+        ("refused with the reason", counts["refused"]),
+        ("not run, because they need more than a text", counts["not run"]),
+    ]
+    return markdown(("result", "classes"), rows)
+
+
+def structures(raw: Raw) -> str:
+    """Microseconds of a step of each drafter on natural text, by tokens of context."""
+    readings = [each for each in raw["readings"] if each["text"] == "natural"]
+    sizes = sorted({each["tokens"] for each in readings})
+    cells = {(each["drafter"], each["tokens"]): each for each in readings}
+    rows = []
+    for name in dict.fromkeys(each["drafter"] for each in readings):
+        found = [cells[name, size] for size in sizes if (name, size) in cells]
+        steps = [f"{each['step_us']:.1f}" for each in found] + [""] * (len(sizes) - len(found))
+        rows.append((name, *steps, _speed(found[-1]["bytes_per_token"], 0)))
+    header = ("drafter", *(f"{size:,} tokens" for size in sizes))
+    return markdown((*header, "bytes per token, longest"), rows)
+
+
+def stores(corpus: Raw, shared: Raw) -> str:
+    """The cost of a corpus and of a shared store's namespace."""
+    held, added = shared["add"]["held"], shared["add"]["us_a_token"]
+    rows = [
+        ("corpus", corpus["tokens"], corpus["build_us_a_token"], corpus["bytes_a_token"], corpus),
+        ("namespace of a shared store", held, added, shared["bytes"] / held, shared),
+    ]
+    cells = [
+        (
+            name,
+            f"{tokens:,}",
+            _speed(build),
+            _speed(size, 1),
+            *(_speed(raw["look_up"][each], 1) for each in ("us_median", "us_p99")),
+        )
+        for name, tokens, build, size, raw in rows
+    ]
+    header = ("structure", "tokens", "build, µs per token", "bytes per token")
+    return markdown((*header, "look-up, µs", "99th percentile"), cells)
+
+
+def forced(raw: Raw) -> str:
+    """Speedup with a JSON schema, with and without jump-forward decoding."""
+    rows = []
+    for name, found in raw["grammars"].items():
+        ways = (found["ways"][way] for way in ("forced", "hidden"))
+        cells = (f"{way['to_plain']:.2f} ({way['tokens_per_call']:.2f})" for way in ways)
+        rows.append((name, *cells, "yes" if found["same_text"] else "no"))
+    header = ("grammar", "ngramspec (tokens per call)", "without jump-forward decoding")
+    return markdown((*header, "same text"), rows)
+
+
+def beams(**files: str) -> Callable[..., str]:
+    """A renderer of beam searches, with a text's name for each raw file."""
+
+    def render(*raw_files: Raw) -> str:
+        rows = []
+        for text, raw in zip(files.values(), raw_files, strict=True):
+            for count in dict.fromkeys(row["beams"] for row in raw["rows"]):
+                found = [row for row in raw["rows"] if row["beams"] == count]
+                names = ("undrafted", "ours", "tokens_per_call")
+                means = (_mean(row[name] for row in found) for name in names)
+                same = f"{sum(row['same'] for row in found)} of {len(found)}"
+                rows.append((text, count, *means, same))
+        header = ("text", "beams", "without drafts", "ngramspec", "tokens per call", "same text")
+        return markdown(header, rows)
+
+    return render
+
+
+def vllm(raw: Raw) -> str:
+    """Tokens per second in one vLLM server relative to no drafts: means over the repeats."""
+    names = {"suffix": "vLLM suffix", "forgetful": "suffix without memory"}
+    names |= {"ngramspec": "ngramspec", "shared": "ngramspec with a store"}
+    cells: dict[tuple[str, int], list[Mapping[str, Raw]]] = {}
+    for run in raw["runs"]:
+        cells.setdefault((run["kind"], run["concurrency"]), []).append(run["figures"])
+    speed = "tokens_per_second"
+    rows = [
+        (
+            *cell,
+            len(found),
+            *(_mean(each[way][speed] / each["nothing"][speed] for each in found) for way in names),
+        )
+        for cell, found in sorted(cells.items())
+    ]
+    return markdown(("prompts", "concurrent requests", "repeats", *names.values()), rows)
+
+
+def vllm_propose(raw: Raw) -> str:
+    """Microseconds that vLLM's runner waits for drafts, by rows."""
+    keys = ("median_us", "p90_us", "drafted_a_row", "tokens_a_row_step")
+    rows = [(each["rows"], *(_speed(each[key], 1) for key in keys)) for each in raw["figures"]]
+    header = ("rows", "`propose`, µs", "90th percentile", "drafted per row")
+    return markdown((*header, "tokens per row and step"), rows)
+
+
+def llama(**files: str) -> Callable[..., str]:
+    """A renderer of llama-cpp-python's speedups, with the type of the weights for each raw file."""
+
+    def render(*raw_files: Raw) -> str:
+        rows = []
+        for weights, raw in zip(files.values(), raw_files, strict=True):
+            ours, lookup = (raw["decode_to_plain"][way] for way in ("ngramspec", "lookup"))
+            prefill = _speed(raw["prefill_to_plain"]["ngramspec"])
+            for group, found in ours.items():
+                speeds = (_speed(each["speed"]) for each in (found, lookup[group]))
+                rows.append((weights, group, *speeds, prefill))
+        header = ("weights", "text", "ngramspec", "its own prompt lookup")
+        return markdown((*header, "time of the prefill"), rows)
+
+    return render
+
+
+def editor(**files: str) -> Callable[..., str]:
+    """A renderer of the editor benchmark, with a name for each raw file."""
+
+    def render(*raw_files: Raw) -> str:
+        rows = []
+        for mode, raw in zip(files.values(), raw_files, strict=True):
+            for what, key in (("first token", "first"), ("whole line", "line")):
+                servers = (raw[f"{key}_{server}"] for server in ("ngramspec", "transformers"))
+                cells = (f"{each['median']:.2f} ({each['p95']:.2f})" for each in servers)
+                rows.append((mode, what, *cells, _speed(raw[f"{key}_ratio"]["median"], 1)))
+        header = ("requests", "seconds to the", "ngramspec serve", "transformers serve")
+        return markdown((*header, "ratio of medians"), rows)
+
+    return render

