@@ -78,7 +78,7 @@ def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
         steps = [step for step in run.steps if step["prompt"] == number]
         parts.append(f"<h3>{escape(trace.group)}</h3>")
         if not run.same[number]:
-            note = "The baseline's text differs here; see Exactness and dtypes."
+            note = "The baseline's text differs here; see What is guaranteed about the text."
             parts.append(f"<p>{note}</p>")
         parts.append(_text(steps, sources))
         parts.append(timeline(steps))
