@@ -308,9 +308,9 @@ def test_the_picture_of_the_readme_is_one_of_the_script():
 
 
 def test_the_picture_of_the_server_shows_its_effect():
-    """At least three tokens a call in each request, or no call after the prefill at all."""
+    """At least three tokens per call in each request, or no call after the prefill at all."""
     picture = DOCS / "pictures" / "serve.svg"
     said = "".join(ElementTree.parse(picture).getroot().itertext()).replace("\xa0", " ")
-    shown = [float(number) for number in re.findall(r"(\d+\.\d) tokens a call", said)]
+    shown = [float(number) for number in re.findall(r"(\d+\.\d) tokens per call", said)]
     assert len(shown) + said.count("all drafted with the prompt") == 3
     assert min(shown) >= 3

@@ -53,7 +53,6 @@ class Rectangle:
         return Rectangle(self.width * factor, self.height * factor)
 '''
 CLIENT = '''\
-import time
 from openai import OpenAI
 client = OpenAI(base_url="http://127.0.0.1:{port}/v1", api_key="none")
 text = open("project/shapes.py").read()
@@ -67,20 +66,18 @@ typed = [
 ]
 for letters in typed:
     text += letters
-    begin, first, shown = time.perf_counter(), None, ""
+    shown = ""
     for part in client.completions.create(
         model="SmolLM2-135M-Instruct", prompt=text, max_tokens=32, temperature=0, stop=["\\n\\n"],
         stream=True, stream_options={{"include_usage": True}},
         extra_body={{"ngramspec": {{"usage": True}}}},
     ):
-        first = first or time.perf_counter() - begin
         shown += part.choices[0].text if part.choices else ""
     print(text.splitlines()[-1] + "|" + shown)
     usage = part.usage
     cached, speed = usage.prompt_tokens_details.cached_tokens, usage.ngramspec["tokens_per_call"]
-    print(f"# {{cached}} of {{usage.prompt_tokens}} prompt tokens were cached;"
-          f" first text after {{1000 * first:.0f}} ms; "
-          + (f"{{speed:.1f}} tokens a call" if speed else "all drafted with the prompt"))
+    print(f"# {{cached}} of {{usage.prompt_tokens}} prompt tokens were cached; "
+          + (f"{{speed:.1f}} tokens per call" if speed else "all drafted with the prompt"))
 '''
 
 
@@ -180,7 +177,7 @@ def record(folder: Path, port: int) -> Terminal:
     terminal.command(f"ngramspec serve {options} &")
     with served(folder, f"{python} -m ngramspec serve {options}", port):
         log = (folder / "serve.log").read_text()
-        terminal.output("\n".join(re.findall(r".*running on \S+", log)))
+        terminal.output("\n".join(re.findall(r"serving .*|.*running on \S+", log)))
         terminal.lines.append(Text())
         terminal.run(
             f"{python} type.py",
