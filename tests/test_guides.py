@@ -13,7 +13,7 @@ import transformers
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:.*\n)*?^```text\n(.*?)^```", re.DOTALL | re.M)
+EXAMPLE = re.compile(r"^```python\n(.*?)^```\n.*?^```text\n(.*?)^```", re.DOTALL | re.M)
 HOW_TOS = ("summarize", "chat", "edit", "code")
 
 
