@@ -86,7 +86,7 @@ def speed(*files: Raw) -> str:
             ways.setdefault(row["task"], {})[row["way"]] = row
         settings = raw["settings"]
         dtype, instructions = settings["dtype"], raw["where"].get("instructions")
-        if instructions and dtype != "float32":
+        if instructions:
             dtype += f" ({instructions})"
         for task, by_way in ways.items():
             ours, lookup = by_way["ngramspec"], by_way.get("prompt lookup 10")

@@ -93,6 +93,7 @@ TABLES: dict[str, Table] = {
             "e2e_bfloat16": _whole("bfloat16", *_WHOLE),
             "e2e_float32": _whole("float32", *_WHOLE),
             "e2e_nothing": _whole("bfloat16", *_NOTHING),
+            "e2e_nothing_float32": _whole("float32", *_NOTHING),
         },
         WHOLE_CALLS,
         renderers.speed,
