@@ -103,7 +103,7 @@ def traces(encode: Callable[[str], list[int]], passages: Mapping[str, str]) -> I
     """A trace for each turn of the agent.
 
     Args:
-        encode: the token ids of a text, without special tokens of its own.
+        encode: the token ids of a text, without added special tokens.
         passages: texts by name, which the tool ``read_text`` returns.
     """
     for name, said in sessions(passages):

@@ -42,7 +42,7 @@ def answer(model, max_tokens, settings):
 
 
 def main():
-    """Generate as baseline and with ngramspec, each in a process of its own."""
+    """Generate with and without ngramspec, each in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
     parser.add_argument("--max-new-tokens", type=int, default=64)

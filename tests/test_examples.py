@@ -212,7 +212,7 @@ class LLM:
 
 
 def test_the_vllm_example_passes_the_pages_settings(tmp_path):
-    """With a stand-in for vLLM, which cannot run here."""
+    """With a mock of vLLM, which cannot run here."""
     (tmp_path / "vllm.py").write_text(FAKE_VLLM)
     seen = tmp_path / "seen.jsonl"
     found = subprocess.run(

@@ -16,7 +16,7 @@ from ngramspec._native.store_reader cimport STORE_LEADERS
 
 cdef struct Cell:       # 12 bytes
     float right         # fading count of right candidates, including the prior
-    float verified        # fading count of all candidates
+    float verified      # fading count of all candidates
     float stretch       # log-odds of right / verified
 
 cdef enum:

@@ -76,10 +76,8 @@ class GuardedSession:
         It may raise, as every call of the drafter may. The caller reports that with ``fault``.
         """
         drafter = self.drafter
-        self.source_names, self._evidence = (
-            check_source_names(drafter.source_names),
-            check_evidence(drafter.evidence),
-        )
+        self.source_names = check_source_names(drafter.source_names)
+        self._evidence = check_evidence(drafter.evidence)
         self._wants_evidence = True
         session = drafter.start(tokens)
         if not isinstance(session, DraftSession):

@@ -240,9 +240,9 @@ class HeadedSession(ForwardingSession):
         verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        verified = min(len(draft), len(accepted) + 1) if verified is None else verified
+        judged = min(len(draft), len(accepted) + 1) if verified is None else verified
         for depth, (_, probs) in self._sampled.items():
-            if depth < verified:
+            if depth < judged:
                 self.worth.learn_accepted(float(probs[0]), depth < len(accepted))
         super().observe(draft, accepted, verified, evidence)
 

@@ -100,9 +100,7 @@ def ladder(run: Run) -> list[Rung]:
             noise,
             resolved,
         ),
-        Rung(
-            "measured", run.measured, "the rest: forwards that took other times than cost(n)", noise
-        ),
+        Rung("measured", run.measured, "the rest: forwards whose times differ from cost(n)", noise),
     ]
 
 

@@ -150,7 +150,7 @@ def _check_errors(case: Case, plain: Side, ours: Side) -> None:
     nothing = "probability tensor contains" in str(first) and "no distribution" in str(second)
     earlier = "cannot be used with beam search" in str(first)  # checked before the inputs are
     unknown = isinstance(first, IndexError) and "input_ids must lie in" in str(second)
-    # Outputs that a model lacks are an error of both; the baseline runs the processors before.
+    # If a model lacks requested outputs, both fail. The baseline runs its processors first.
     lacking = "the processor raises" in str(first) and isinstance(second, AttributeError)
     lacking = lacking and "object has no attribute" in str(second)
     same = (type(first), _words(first)) == (type(second), _words(second))
