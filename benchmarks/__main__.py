@@ -33,7 +33,7 @@ BENCHMARKS = (
     "agents",
     "agents_server",
     "drafters",
-    "runners_up",
+    "top_tokens",
     "record_heads",
     "heads",
     "assisted",

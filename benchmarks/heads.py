@@ -76,7 +76,7 @@ CONTENDERS: dict[str, Callable[[], Drafter]] = {
 def run(arguments: argparse.Namespace) -> int:
     """Replay; print a table for each cost and write the JSON."""
     traces = read_traces(arguments.traces)[: arguments.count]
-    if any(trace.runners_up is None for trace in traces):
+    if any(trace.top_tokens is None for trace in traces):
         model = load(None, "float32").model
         exits = early_exit(model, LAYERS) if arguments.exit else model
         traces = list(recorded(exits, traces, CONTEXT))

@@ -19,7 +19,7 @@ import torch
 
 from ngramspec.hf_model.assistants.early_exit import early_exit
 from ngramspec.measure.models import load
-from ngramspec.measure.traces import RunnersUp, Trace, by_group, read_traces, write_traces
+from ngramspec.measure.traces import TopTokens, Trace, by_group, read_traces, write_traces
 from ngramspec.verification.evidence import leading
 
 TOP_K = 8
@@ -62,5 +62,5 @@ def recorded(model: Any, traces: list[Trace], context: int) -> Iterator[Trace]:
                 input_ids=torch.tensor([text[:-1]]), logits_to_keep=count, use_cache=False
             ).logits[0, -count:]
             ids, log_probs = leading(logits.float(), TOP_K)
-        rows = RunnersUp(ids.int().numpy(), log_probs.numpy())
-        yield replace(trace, runners_up=rows)
+        rows = TopTokens(ids.int().numpy(), log_probs.numpy())
+        yield replace(trace, top_tokens=rows)

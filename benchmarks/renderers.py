@@ -11,7 +11,7 @@ from statistics import geometric_mean
 from typing import Any
 
 Raw = dict[str, Any]
-RUNNERS_UP = ("without", "replayed", "live")
+TOP_TOKENS = ("without", "replayed", "live")
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -111,10 +111,10 @@ def nothing(raw: Raw) -> str:
     return markdown(header, [(*what, *(_speed(each, 3) for each in ratios))])
 
 
-def runners_up(raw: Raw) -> str:
-    """Tokens per call with the target's runners-up as candidates, replayed and live."""
+def top_tokens(raw: Raw) -> str:
+    """Tokens per call with the target's top-k candidates as branches, replayed and live."""
     rows = [
-        (row["group"], row["prompts"], *(_speed(row[way], 3) for way in RUNNERS_UP))
+        (row["group"], row["prompts"], *(_speed(row[way], 3) for way in TOP_TOKENS))
         for row in raw["rows"]
     ]
     return markdown(("group", "prompts", "without", "`auto`, replayed", "`auto`, live"), rows)

@@ -40,7 +40,7 @@ TABLES = {  # its rows, in the order of a situation's numbers
     "BY_STORE_LENGTH": 12,
 }
 OUTPUT, RIDGE, NEWTON = 4.0, 20.0, 12
-UNSEEN = {"runner": 0.25, "pair": 0.2}  # recordings of repositories have no runners-up
+UNSEEN = {"top": 0.25, "pair": 0.2}  # recordings of repositories have no top-k candidates
 Float64 = NDArray[np.float64]
 
 

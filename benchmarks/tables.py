@@ -209,15 +209,15 @@ TABLES: dict[str, Table] = {
         (*DRAFTERS, "ngramspec/stores", "ngramspec/measure/replay.py", "benchmarks/agents.py"),
         renderers.agents,
     ),
-    "runners-up": Table(
+    "top-tokens": Table(
         {
-            "runners_up": (
-                *("benchmarks", "runners_up", "--prompts", PUBLIC, "--count", "3"),
+            "top_tokens": (
+                *("benchmarks", "top_tokens", "--prompts", PUBLIC, "--count", "3"),
                 *("--max-new-tokens", "64", "--json", "OUT"),
             )
         },
-        (*LOOP, "benchmarks/runners_up.py", "ngramspec/measure/runners_up.py"),
-        renderers.runners_up,
+        (*LOOP, "benchmarks/top_tokens.py", "ngramspec/measure/top_tokens.py"),
+        renderers.top_tokens,
     ),
     "costs": Table(
         {"costs": ("benchmarks", "costs", "--json", "OUT")},

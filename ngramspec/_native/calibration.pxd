@@ -11,7 +11,7 @@ from ngramspec._native.cells cimport CELLS, INPUTS, SETS, STANDINGS
 from ngramspec._native.contexts cimport LEADERS
 from ngramspec._native.keys cimport CONTEXTS
 from ngramspec._native.places cimport PLACES
-from ngramspec._native.runners cimport RANKS
+from ngramspec._native.top_tokens cimport RANKS
 from ngramspec._native.store_reader cimport STORE_LEADERS
 
 cdef struct Cell:       # 12 bytes

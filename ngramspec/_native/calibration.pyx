@@ -20,13 +20,13 @@ from ngramspec._native.cells cimport (
     ACCEPTANCES, AGES, AGREEMENTS, BIAS, COPIED_COUNTS, COUNTS, DISTANCES, FAMILIAR_CELLS, FITTED,
     HEAD_CELLS, HEAD_DEPTH_CELLS, HEAD_DEPTH_INPUT, HEAD_INPUT, HEADLESS_SETS, KNOWN, LENGTHS,
     MATCH_CELLS, MATCH_INPUT, NEAR_CELLS, NEAR_LENGTHS, NEAR_SINCE, NEAREST_CELLS, OWN_STANDINGS,
-    PAIR_CELLS, RANKED, RECENT_CELLS, RESUME_CELLS, RESUMED, RUNNER_CELLS, RUNNER_RANKS,
+    PAIR_CELLS, RANKED, RECENT_CELLS, RESUME_CELLS, RESUMED, TOP_CELLS, TOP_RANKS,
     SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES, STORE_RESUME_CELLS,
-    STORE_STANDINGS, UNSAID_CELLS,
+    STORE_STANDINGS, UNEMITTED_CELLS,
 )
 from ngramspec._native.head cimport CHANCES, HEAD_DEPTHS
 from ngramspec._native.keys cimport CONTEXTS
-from ngramspec._native.runners cimport AGED, LATEST, PROBABILITIES
+from ngramspec._native.top_tokens cimport AGED, LATEST, PROBABILITIES
 
 cdef extern from *:
     """
@@ -99,8 +99,8 @@ cdef float[3][FITTED] BY_AGREEMENT = starts.BY_AGREEMENT
 cdef float[OWN_STANDINGS * STORE_STANDINGS][FITTED] BY_STANDING = starts.BY_STANDING
 cdef float[LENGTHS][FITTED] BY_STORE_LENGTH = starts.BY_STORE_LENGTH
 # P(right) of a top-k candidate by its probability bucket, of another token by the top one's bucket.
-cdef float[9] RUNNER = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
-cdef float[9] NO_RUNNER = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]
+cdef float[9] TOP = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
+cdef float[9] NO_TOP = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]
 # The same for the candidates after the last two tokens.
 cdef float[9] PAIR = [0.85, 0.75, 0.65, 0.4, 0.2, 0.1, 0.04, 0.03, 0.03]
 # P(right) of a head's candidate by its probability bucket, of another token by the first one's.
@@ -108,7 +108,7 @@ cdef float[12] HEAD = [0.95, 0.88, 0.82, 0.75, 0.65, 0.55, 0.45, 0.33, 0.18, 0.0
 cdef float[12] NO_HEAD = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.1, 0.1, 0.1, 0.1]
 # Factors on its odds by what else suggests the candidate.
 cdef float[4] AGREES = [0.7, 1, 1.5, 3]
-cdef float[4] UNSAID_SHARE = [0.015, 0.005, 0.003, 0.002]    # per token, by the positions since
+cdef float[4] UNEMITTED_SHARE = [0.015, 0.005, 0.003, 0.002]    # per token, by the positions since
 cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # per context that had one continuation so far
 
 
@@ -197,15 +197,17 @@ cdef class Calibration:
                 self.begin_pair(
                     STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i, 0.13, 0.08, PRIOR_STORE
                 )
-        for i in range(RUNNER_RANKS * PROBABILITIES * AGED):
+        for i in range(TOP_RANKS * PROBABILITIES * AGED):
             m = i // AGED % PROBABILITIES
             least = i // (AGED * PROBABILITIES)
-            ranked = least < RUNNER_RANKS - 1
-            self.begin(RUNNER_CELLS + i, RUNNER[m] if ranked else NO_RUNNER[m])
+            ranked = least < TOP_RANKS - 1
+            self.begin(TOP_CELLS + i, TOP[m] if ranked else NO_TOP[m])
             self.begin(PAIR_CELLS + i, PAIR[m] if ranked else 0.015)
         for i in range(LATEST * PROBABILITIES * 2):
             self.begin(
-                UNSAID_CELLS + i, UNSAID_SHARE[i // (2 * PROBABILITIES)] * (1 + i % 2), PRIOR_SHARE
+                UNEMITTED_CELLS + i,
+                UNEMITTED_SHARE[i // (2 * PROBABILITIES)] * (1 + i % 2),
+                PRIOR_SHARE,
             )
         for i in range(2 * RANKED * COPIED_COUNTS * LENGTHS):
             self.begin(FAMILIAR_CELLS + i, familiar_prior(
@@ -216,10 +218,10 @@ cdef class Calibration:
                 i // (LENGTHS * STORE_DISTANCES) % RANKED, i // LENGTHS % STORE_DISTANCES,
                 i % LENGTHS,
             ), PRIOR_STORE)
-        for i in range(RUNNER_RANKS * CHANCES * AGREEMENTS):
+        for i in range(TOP_RANKS * CHANCES * AGREEMENTS):
             m = i // AGREEMENTS % CHANCES
             self.begin(HEAD_CELLS + i, head_prior(
-                i // (AGREEMENTS * CHANCES) < RUNNER_RANKS - 1, m, i % AGREEMENTS
+                i // (AGREEMENTS * CHANCES) < TOP_RANKS - 1, m, i % AGREEMENTS
             ), PRIOR_HEAD)
         for i in range(3 * CHANCES * HEAD_DEPTHS):
             self.begin(HEAD_DEPTH_CELLS + i, head_prior(

@@ -7,7 +7,7 @@ from ngramspec._native.committed cimport CommittedText
 from ngramspec._native.contexts cimport Slot
 from ngramspec._native.head cimport HeadRow, HeadRows
 from ngramspec._native.position cimport Position
-from ngramspec._native.runners cimport UNSAID, Row, RunnersUp, Unsaid
+from ngramspec._native.top_tokens cimport UNEMITTED, Row, TopTokens, Unemitted
 from ngramspec._native.store_reader cimport StoreReader, Votes
 
 
@@ -15,11 +15,11 @@ cdef class Estimator:
     cdef Calibration calibration
     cdef CommittedText committed
     cdef StoreReader store  # or None
-    cdef RunnersUp runners  # or None
+    cdef TopTokens top_tokens  # or None
     cdef HeadRows head      # or None
     cdef bint counts, falls_back
-    cdef Unsaid unsaid[UNSAID]  # top-k tokens that were not emitted before the last tree
-    cdef int unsaid_n
+    cdef Unemitted unemitted[UNEMITTED]  # top-k tokens that were not emitted before the last tree
+    cdef int unemitted_n
     cdef float acceptance   # decayed share of best candidates that were right in this sequence
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil
@@ -32,19 +32,19 @@ cdef class Estimator:
     cdef int collect_store(
         self, const Votes* votes, float least, int32_t* tokens, int count
     ) noexcept nogil
-    cdef int collect_runners(
+    cdef int collect_top_tokens(
         self, const Row* row, float least, int32_t* tokens, int count
     ) noexcept nogil
-    cdef void count_unsaid(self) noexcept nogil
+    cdef void count_unemitted(self) noexcept nogil
     cdef void find_rows(self, const Position* at, const Row** rows) noexcept nogil
-    cdef inline bint is_unsaid(self, const Position* at, int32_t token) noexcept nogil:
+    cdef inline bint is_unemitted(self, const Position* at, int32_t token) noexcept nogil:
         """Whether a token is offered at a position as an unemitted top-k token."""
         cdef int i
         if at.depth == 0:
-            for i in range(self.unsaid_n):
-                if self.unsaid[i].token == token:
+            for i in range(self.unemitted_n):
+                if self.unemitted[i].token == token:
                     return True
         return False
 
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil
-    cdef void learn_unsaid(self, const Position* at, int32_t token) noexcept nogil
+    cdef void learn_unemitted(self, const Position* at, int32_t token) noexcept nogil

@@ -11,8 +11,8 @@ from libc.stdint cimport int32_t
 
 from ngramspec._native.calibration cimport ROOM, Candidates, squash
 from ngramspec._native.cells cimport (
-    ACCEPTANCES, HEADLESS_SETS, LENGTHS, PAIR_CELLS, PAIR_INPUT, RUNNER_CELLS, RUNNER_INPUT,
-    length_bucket, recent_cell, store_set, unsaid_cell,
+    ACCEPTANCES, HEADLESS_SETS, LENGTHS, PAIR_CELLS, PAIR_INPUT, TOP_CELLS, TOP_INPUT,
+    length_bucket, recent_cell, store_set, unemitted_cell,
 )
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport LEADERS, leader
@@ -22,7 +22,7 @@ from ngramspec._native.lanes cimport set_cells
 from ngramspec._native.places cimport MATCH, PLACES, RESUME, Place, token_at
 from ngramspec._native.position cimport Position, is_candidate
 from ngramspec._native.recent cimport Recent
-from ngramspec._native.runners cimport FAINT, Row, Unsaid
+from ngramspec._native.top_tokens cimport FAINT, Row, Unemitted
 from ngramspec._native.situations cimport add_contexts, add_head, add_places, add_row, add_store
 from ngramspec._native.store_reader cimport Votes
 
@@ -38,17 +38,17 @@ cdef class Estimator:
         counts: whether continuations of contexts are candidates.
         falls_back: whether the most frequent token is a candidate where there is no other.
         store: a store to draft from in addition to the text, or None.
-        runners: the target's top-k candidates, or None.
+        top_tokens: the target's top-k candidates, or None.
         head: rows of a drafting head, or None.
     """
 
     def __cinit__(
         self, Calibration calibration not None, CommittedText committed not None, bint counts,
-        bint falls_back, StoreReader store=None, RunnersUp runners=None, HeadRows head=None,
+        bint falls_back, StoreReader store=None, TopTokens top_tokens=None, HeadRows head=None,
     ):
         self.head = head
         self.store = store
-        self.runners = runners
+        self.top_tokens = top_tokens
         self.calibration = calibration
         self.committed = committed
         self.counts = counts
@@ -83,7 +83,7 @@ cdef class Estimator:
             at.votes.n = at.votes.length = 0
             at.votes.familiar = at.votes.nearest = at.votes.resumed = NONE
         rows[0] = rows[1] = NULL
-        if self.runners is not None:
+        if self.top_tokens is not None:
             self.find_rows(at, rows)
         all.n = self.collect(at, known, rows, head, least)
         at.best = all.inputs = 0
@@ -124,25 +124,25 @@ cdef class Estimator:
         if self.store is not None:
             add_store(at, self.store, own)
         if rows[0] != NULL:
-            add_row(all, RUNNER_INPUT, RUNNER_CELLS, rows[0], self.committed.text.n)
+            add_row(all, TOP_INPUT, TOP_CELLS, rows[0], self.committed.text.n)
         if rows[1] != NULL:
             add_row(all, PAIR_INPUT, PAIR_CELLS, rows[1], self.committed.text.n)
         if head != NULL:
             add_head(at, head, own)
 
-    cdef void count_unsaid(self) noexcept nogil:
+    cdef void count_unemitted(self) noexcept nogil:
         """List the top-k tokens that the target did not emit, before a tree."""
-        if self.runners is not None:
-            self.unsaid_n = self.runners.unsaid(
-                &self.committed.text, &self.committed.recent, self.unsaid
+        if self.top_tokens is not None:
+            self.unemitted_n = self.top_tokens.unemitted(
+                &self.committed.text, &self.committed.recent, self.unemitted
             )
 
     cdef void find_rows(self, const Position* at, const Row** rows) noexcept nogil:
         """The target's top-k candidates after the last token and the last two, where known."""
         if at.have:
-            rows[0] = self.runners.row_of(at.context[ORDERS - 1])
+            rows[0] = self.top_tokens.row_of(at.context[ORDERS - 1])
         if at.have > 1:
-            rows[1] = self.runners.pair_of(at.context[ORDERS - 2], at.context[ORDERS - 1])
+            rows[1] = self.top_tokens.pair_of(at.context[ORDERS - 2], at.context[ORDERS - 1])
 
     cdef int collect(
         self, Position* at, const Slot** known, const Row** rows, const HeadRow* head, float least
@@ -178,7 +178,7 @@ cdef class Estimator:
         at.recycled = count
         for i in range(1, -1, -1):
             if rows[i] != NULL:
-                count = self.collect_runners(rows[i], least, tokens, count)
+                count = self.collect_top_tokens(rows[i], least, tokens, count)
         at.ranked = count
         for i in range(1, head.n if head != NULL and least <= 1 else 0):
             if head.chance[i] < FAINT_CHANCE:
@@ -189,7 +189,7 @@ cdef class Estimator:
             count = at.recycled = at.ranked = 1
         return count
 
-    cdef int collect_runners(
+    cdef int collect_top_tokens(
         self, const Row* row, float least, int32_t* tokens, int count
     ) noexcept nogil:
         """Add the target's top candidate, or, where branches are wanted, all but faint ones."""
@@ -238,21 +238,21 @@ cdef class Estimator:
         for i in range(recent.used):
             while i >> age:
                 age += 1
-            if not is_candidate(at, recent.token[i]) and not self.is_unsaid(at, recent.token[i]):
+            if not is_candidate(at, recent.token[i]) and not self.is_unemitted(at, recent.token[i]):
                 right = recent.token[i] == token
                 self.calibration.learn_share(recent_cell(recent.count[i], age), right)
         if at.depth == 0:
-            self.learn_unsaid(at, token)
+            self.learn_unemitted(at, token)
 
-    cdef void learn_unsaid(self, const Position* at, int32_t token) noexcept nogil:
+    cdef void learn_unemitted(self, const Position* at, int32_t token) noexcept nogil:
         """Compare the unemitted top-k tokens with the next token of the text."""
-        cdef const Unsaid* each
+        cdef const Unemitted* each
         cdef int i
-        for i in range(self.unsaid_n):
-            each = &self.unsaid[i]
+        for i in range(self.unemitted_n):
+            each = &self.unemitted[i]
             if not is_candidate(at, each.token):
                 self.calibration.learn_share(
-                    unsaid_cell(each.back, each.probability, each.recent), each.token == token
+                    unemitted_cell(each.back, each.probability, each.recent), each.token == token
                 )
 
 

@@ -8,7 +8,7 @@ of candidates needs separate inputs and cells here, and priors in calibration.py
 from ngramspec._native.head cimport CHANCES, HEAD_DEPTHS
 from ngramspec._native.keys cimport CONTEXTS
 from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME
-from ngramspec._native.runners cimport AGED, LATEST, PROBABILITIES, RANKS
+from ngramspec._native.top_tokens cimport AGED, LATEST, PROBABILITIES, RANKS
 
 cdef extern from *:
     """
@@ -28,8 +28,8 @@ cdef enum:
     STORE_INPUT = SESSION_INPUT + 1     # the store's longest match
     STORE_OTHER_INPUT = STORE_INPUT + 1     # its shorter matches
     STORE_RESUME_INPUT = STORE_OTHER_INPUT + 1      # where its last copy would continue
-    RUNNER_INPUT = STORE_RESUME_INPUT + 1   # the target's top-k candidates after the last token
-    PAIR_INPUT = RUNNER_INPUT + 1       # and after the last two
+    TOP_INPUT = STORE_RESUME_INPUT + 1   # the target's top-k candidates after the last token
+    PAIR_INPUT = TOP_INPUT + 1       # and after the last two
     FAMILIAR_INPUT = PAIR_INPUT + 1     # the store's regions that were right recently
     NEAREST_INPUT = FAMILIAR_INPUT + 1  # the place nearest to the last copy
     BIAS = NEAREST_INPUT + 1
@@ -55,19 +55,19 @@ cdef enum:
     STORE_RESUME_CELLS = STORE_OTHER_CELLS + LENGTHS * COUNTS * COUNTS
     # The same again for the text of earlier requests.
     STORE_BLOCK = 2 * LENGTHS * COUNTS * COUNTS + RESUMED * LENGTHS * 2
-    RUNNER_CELLS = STORE_CELLS + 2 * STORE_BLOCK
-    RUNNER_RANKS = 5    # buckets of a rank: 0..2, 3 for more, 4 for none
-    PAIR_CELLS = RUNNER_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
-    UNSAID_CELLS = PAIR_CELLS + RUNNER_RANKS * PROBABILITIES * AGED
+    TOP_CELLS = STORE_CELLS + 2 * STORE_BLOCK
+    TOP_RANKS = 5    # buckets of a rank: 0..2, 3 for more, 4 for none
+    PAIR_CELLS = TOP_CELLS + TOP_RANKS * PROBABILITIES * AGED
+    UNEMITTED_CELLS = PAIR_CELLS + TOP_RANKS * PROBABILITIES * AGED
     RANKED = 3          # by such a measure, a candidate is at: no place, some place, the best place
     COPIED_COUNTS = 6   # buckets of the count of right tokens in the best region
     STORE_DISTANCES = 8  # buckets of the shortest distance
-    FAMILIAR_CELLS = UNSAID_CELLS + LATEST * PROBABILITIES * 2
+    FAMILIAR_CELLS = UNEMITTED_CELLS + LATEST * PROBABILITIES * 2
     NEAREST_CELLS = FAMILIAR_CELLS + 2 * RANKED * COPIED_COUNTS * LENGTHS
     HEAD_CELLS = NEAREST_CELLS + 2 * RANKED * STORE_DISTANCES * LENGTHS
     HEAD_RANKS = 3      # the head's first token, another one of it, none
     AGREEMENTS = 4      # what the text or a store says about the candidate
-    HEAD_DEPTH_CELLS = HEAD_CELLS + RUNNER_RANKS * CHANCES * AGREEMENTS
+    HEAD_DEPTH_CELLS = HEAD_CELLS + TOP_RANKS * CHANCES * AGREEMENTS
     CELLS = HEAD_DEPTH_CELLS + HEAD_RANKS * CHANCES * HEAD_DEPTHS
     KNOWN = 3           # the store's match: shorter than the text's; else up to 7 tokens; longer
     STORE_SETS = 1 + 2 * KNOWN  # no match; in a corpus; in the text of earlier requests
@@ -142,15 +142,15 @@ cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:
     return 0 if length == 0 else KNOWN * earlier + known
 
 
-cdef inline int runner_cell(int first, int rank, int probability, int age) noexcept nogil:
+cdef inline int top_cell(int first, int rank, int probability, int age) noexcept nogil:
     """By rank, bucket of probability (the top one's if there is no rank), and bucket of age."""
-    cdef int place = RUNNER_RANKS - 1 if rank == RANKS else min(rank, RUNNER_RANKS - 2)
+    cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
     return first + (place * PROBABILITIES + probability) * AGED + age
 
 
-cdef inline int unsaid_cell(int back, int probability, bint recent) noexcept nogil:
+cdef inline int unemitted_cell(int back, int probability, bint recent) noexcept nogil:
     """An unemitted top-k token's cell: by positions since, probability, and recency."""
-    return UNSAID_CELLS + (back * PROBABILITIES + probability) * 2 + recent
+    return UNEMITTED_CELLS + (back * PROBABILITIES + probability) * 2 + recent
 
 
 cdef inline int copied_bucket(float n) noexcept nogil:
@@ -181,7 +181,7 @@ cdef inline int nearest_cell(bint earlier, int rank, int distance, int length) n
 
 cdef inline int head_cell(int rank, int chance, int agreement) noexcept nogil:
     """By the head's rank and probability of the candidate, and by what else suggests it."""
-    cdef int place = RUNNER_RANKS - 1 if rank == RANKS else min(rank, RUNNER_RANKS - 2)
+    cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
     return HEAD_CELLS + agreement + AGREEMENTS * (chance + CHANCES * place)
 
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport int8_t, int32_t
 
 from ngramspec._native.common cimport NONE
-from ngramspec._native.runners cimport RANKS
+from ngramspec._native.top_tokens cimport RANKS
 
 cdef enum:
     CHANCES = 12        # buckets of a head's probability

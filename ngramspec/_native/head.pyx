@@ -11,7 +11,7 @@ Memory: 56 bytes for each row of the longest path. The owner prevents concurrent
 from libc.stdlib cimport free
 
 from ngramspec._native.common cimport reserve
-from ngramspec._native.runners cimport bucket_of
+from ngramspec._native.top_tokens cimport bucket_of
 
 # ln of 0.97, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.25, 0.12, 0.05 and 0.01.
 cdef float[FAINT_CHANCE] BOUNDS = [

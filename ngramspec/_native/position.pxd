@@ -13,7 +13,7 @@ cdef enum:
     FROM_NGRAM = 2
     FROM_UNIGRAM = 3
     FROM_STORE = 4
-    FROM_RUNNER = 5
+    FROM_TOP = 5
     FROM_HEAD = 6
 
 cdef struct Position:       # after the committed text and a path of draft tokens
@@ -61,5 +61,5 @@ cdef inline int source_of(const Position* at, int32_t token, int otherwise) noex
         return FROM_STORE
     for i in range(at.recycled, at.candidates.n):
         if token == at.candidates.token[i]:
-            return FROM_RUNNER if i < at.ranked else FROM_HEAD
+            return FROM_TOP if i < at.ranked else FROM_HEAD
     return otherwise

@@ -31,7 +31,7 @@ cdef class DraftSearch:
     cdef bint reads(self, int depth, int32_t token) noexcept nogil
     cdef void branch(self, Position* at, int parent, const Slot** known) noexcept nogil
     cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil
-    cdef void offer_unsaid(self, const Position* at, int parent, float rest) noexcept nogil
+    cdef void offer_unemitted(self, const Position* at, int parent, float rest) noexcept nogil
     cdef void offer(
         self, const Position* at, int parent, int32_t token, float p, int otherwise
     ) noexcept nogil

@@ -13,22 +13,22 @@ from libc.stdint cimport int32_t
 from libc.stdlib cimport free
 
 from ngramspec._native.calibration cimport Candidates, squash
-from ngramspec._native.cells cimport recent_cell, unsaid_cell
+from ngramspec._native.cells cimport recent_cell, unemitted_cell
 from ngramspec._native.common cimport NONE, reserve
 from ngramspec._native.frontier cimport Node, Ranked, child, insert, ranked
 from ngramspec._native.head cimport HeadRow
 from ngramspec._native.keys cimport CONTEXTS, ORDERS, Keys, keys_of
 from ngramspec._native.places cimport MATCH, NEAR, PLACES, RESUME, Place, Text
 from ngramspec._native.position cimport (
-    FROM_HEAD, FROM_NGRAM, FROM_RUNNER, FROM_UNIGRAM, Position, is_candidate, source_of,
+    FROM_HEAD, FROM_NGRAM, FROM_TOP, FROM_UNIGRAM, Position, is_candidate, source_of,
 )
 from ngramspec._native.recent cimport Recent
-from ngramspec._native.runners cimport Unsaid
+from ngramspec._native.top_tokens cimport Unemitted
 from ngramspec._native.store_reader cimport STORE_PLACES
 
 cdef enum:
     LOOKAHEAD = 12      # nodes inspected after the best end so far
-    LOOKAHEAD_RUNNERS = 32      # the same in a tree where top-k candidates are known
+    LOOKAHEAD_TOP = 32      # the same in a tree where top-k candidates are known
 
 # Reach, the probability of a path:
 cdef float MIN_REACH_CHAIN = 0.01   # a chain ends below it
@@ -39,9 +39,9 @@ cdef float MIN_REACH_BRANCH = 0.0597
 cdef float MIN_REACH_STORE = 0.0199     # the same where a store has a match
 cdef float MIN_REST = 0.5   # P(no candidate is next) above which recent tokens are offered
 # The last three where top-k candidates are known, which make deeper nodes worth inspecting.
-cdef float MIN_REACH_TREE_RUNNERS = 0.002
-cdef float MIN_REACH_RUNNERS = 0.0079
-cdef float MIN_REST_RUNNERS = 0.3
+cdef float MIN_REACH_TREE_TOP = 0.002
+cdef float MIN_REACH_TOP = 0.0079
+cdef float MIN_REST_TOP = 0.3
 
 
 cdef class DraftSearch:
@@ -85,17 +85,17 @@ cdef class DraftSearch:
         self.tree = tree
         if tree:
             self.committed.count_recent()
-            self.estimator.count_unsaid()
+            self.estimator.count_unemitted()
             self.set_bounds()
         return 0
 
     cdef void set_bounds(self) noexcept nogil:
         """Set the bounds of a tree, which are wider once top-k candidates are known."""
-        cdef bint known = self.estimator.runners is not None and self.estimator.runners.n
-        self.least = MIN_REACH_RUNNERS if known else MIN_REACH_BRANCH
-        self.least_node = MIN_REACH_TREE_RUNNERS if known else MIN_REACH_TREE
-        self.least_rest = MIN_REST_RUNNERS if known else MIN_REST
-        self.lookahead = LOOKAHEAD_RUNNERS if known else LOOKAHEAD
+        cdef bint known = self.estimator.top_tokens is not None and self.estimator.top_tokens.n
+        self.least = MIN_REACH_TOP if known else MIN_REACH_BRANCH
+        self.least_node = MIN_REACH_TREE_TOP if known else MIN_REACH_TREE
+        self.least_rest = MIN_REST_TOP if known else MIN_REST
+        self.lookahead = LOOKAHEAD_TOP if known else LOOKAHEAD
 
     cdef int run(self, const float* cost) noexcept nogil:
         """Draft into the frontier; return the number of nodes, in order, worth verifying.
@@ -238,26 +238,26 @@ cdef class DraftSearch:
         for i in range(recent.used):
             while i >> age:
                 age += 1
-            if self.estimator.is_unsaid(at, recent.token[i]):
+            if self.estimator.is_unemitted(at, recent.token[i]):
                 continue
             p = rest * self.estimator.calibration.share(recent_cell(recent.count[i], age))
             if at.reach * p > self.least_node and not is_candidate(at, recent.token[i]):
                 self.offer(at, parent, recent.token[i], p, FROM_UNIGRAM)
         if at.depth == 0:
-            self.offer_unsaid(at, parent, rest)
+            self.offer_unemitted(at, parent, rest)
 
-    cdef void offer_unsaid(self, const Position* at, int parent, float rest) noexcept nogil:
+    cdef void offer_unemitted(self, const Position* at, int parent, float rest) noexcept nogil:
         """Offer unemitted top-k tokens that are not candidates, with their shares of ``rest``."""
-        cdef const Unsaid* each
+        cdef const Unemitted* each
         cdef float p
         cdef int i
-        for i in range(self.estimator.unsaid_n):
-            each = &self.estimator.unsaid[i]
+        for i in range(self.estimator.unemitted_n):
+            each = &self.estimator.unemitted[i]
             p = rest * self.estimator.calibration.share(
-                unsaid_cell(each.back, each.probability, each.recent)
+                unemitted_cell(each.back, each.probability, each.recent)
             )
             if at.reach * p > self.least_node and not is_candidate(at, each.token):
-                self.offer(at, parent, each.token, p, FROM_RUNNER)
+                self.offer(at, parent, each.token, p, FROM_TOP)
 
     cdef void offer(
         self, const Position* at, int parent, int32_t token, float p, int otherwise

@@ -11,7 +11,7 @@ from ngramspec._native.cells cimport (
     NEAREST_INPUT, RESUME_INPUT, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_INPUT,
     STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_CELLS, STORE_RESUME_INPUT, context_cell,
     familiar_cell, head_cell, head_depth_cell, match_cell, near_cell, nearest_cell, resume_cell,
-    runner_cell, session_cell, standing_of, store_cell, store_resume_cell,
+    top_cell, session_cell, standing_of, store_cell, store_resume_cell,
 )
 from ngramspec._native.common cimport NONE
 from ngramspec._native.contexts cimport LEADERS, Slot, leader
@@ -20,7 +20,7 @@ from ngramspec._native.keys cimport CONTEXTS, ORDERS
 from ngramspec._native.lanes cimport set_cells, set_cells_of_three, set_where
 from ngramspec._native.places cimport MATCH, NEAR, RESUME, Place
 from ngramspec._native.position cimport Position
-from ngramspec._native.runners cimport FAINT, RANKS, Row, age_bucket, rank_of
+from ngramspec._native.top_tokens cimport FAINT, RANKS, Row, age_bucket, rank_of
 from ngramspec._native.store_reader cimport StoreReader, Votes
 
 
@@ -169,7 +169,7 @@ cdef inline void add_row(
     cdef int i, rank
     for i in range(all.n):
         rank = rank_of(row.token, row.n, all.token[i])
-        cells[i] = <int16_t>runner_cell(
+        cells[i] = <int16_t>top_cell(
             first, rank, leading if rank == RANKS else row.probability[rank], age
         )
 

@@ -30,7 +30,7 @@ INPUTS = (  # columns of a table
     "store",
     "store other",
     "store resume",
-    "runner",
+    "top",
     "pair",
     "familiar",
     "nearest",

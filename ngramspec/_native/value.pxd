@@ -7,7 +7,7 @@ from ngramspec._native.calibration cimport Calibration
 from ngramspec._native.candidates cimport Estimator
 from ngramspec._native.committed cimport CommittedText
 from ngramspec._native.head cimport HeadRows
-from ngramspec._native.runners cimport RunnersUp
+from ngramspec._native.top_tokens cimport TopTokens
 from ngramspec._native.search cimport DraftSearch
 from ngramspec._native.store_reader cimport StoreReader
 
@@ -20,7 +20,7 @@ cdef class ValueEngine:
     cdef Estimator estimator
     cdef DraftSearch search
     cdef StoreReader store      # or None
-    cdef readonly RunnersUp runners     # or None
+    cdef readonly TopTokens top_tokens     # or None
     cdef readonly HeadRows head         # or None
     cdef bint busy              # an operation is running without the GIL
 

@@ -5,9 +5,9 @@ import numpy.typing as npt
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.head import HeadRows
-from ngramspec._native.runners import RunnersUp
 from ngramspec._native.store_reader import Familiar
 from ngramspec._native.store_source import StoreSource
+from ngramspec._native.top_tokens import TopTokens
 
 class ValueEngine:
     calibration: Calibration
@@ -15,7 +15,7 @@ class ValueEngine:
     counts: bool
     falls_back: bool
     min_match: int
-    runners: RunnersUp | None
+    top_tokens: TopTokens | None
     head: HeadRows | None
     def __init__(
         self,

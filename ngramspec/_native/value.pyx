@@ -60,10 +60,10 @@ cdef class ValueEngine:
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
         self.store = None if store is None else StoreReader(store, familiar)
-        self.runners = RunnersUp() if recycles else None
+        self.top_tokens = TopTokens() if recycles else None
         self.head = HeadRows() if headed else None
         self.estimator = Estimator(
-            calibration, self.committed, counts, falls_back, self.store, self.runners, self.head
+            calibration, self.committed, counts, falls_back, self.store, self.top_tokens, self.head
         )
         self.search = DraftSearch(self.committed, self.estimator)
 
@@ -198,7 +198,7 @@ cdef class ValueEngine:
             raise ValueError(f"ids and log_probs must have {m} rows of one length")
         if above.shape[0] != m:
             raise ValueError(f"parents must have {m} entries, got {above.shape[0]}")
-        if self.runners is None or m == 0 or k == 0:
+        if self.top_tokens is None or m == 0 or k == 0:
             return
         for i in range(m):
             bad = first_negative(&ids[i, 0], k)
@@ -213,13 +213,13 @@ cdef class ValueEngine:
         self.idle()
         for depth, i in enumerate([*range(m), *kept], -m):
             before = last if above[i] == NONE else view[above[i]]
-            failed |= self.runners.put(
+            failed |= self.top_tokens.put(
                 before, view[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>(n + max(depth, 0))
             )
             if depth >= 0 and not failed:
-                self.runners.put_latest(view[i])
+                self.top_tokens.put_latest(view[i])
         if failed:
-            raise MemoryError("the target's runners-up")
+            raise MemoryError("the target's top-k candidates")
 
     def read_head(
         self, before, const int32_t[:, ::1] ids, const float[:, ::1] log_probs, int depth=0
@@ -281,8 +281,8 @@ cdef class ValueEngine:
         parts = self.committed.sizeof() + self.search.sizeof()
         if self.store is not None:
             parts += self.store.sizeof()
-        if self.runners is not None:
-            parts += self.runners.sizeof()
+        if self.top_tokens is not None:
+            parts += self.top_tokens.sizeof()
         if self.head is not None:
             parts += self.head.sizeof()
         return sizeof(ValueEngine) + sizeof(Estimator) + parts
@@ -304,8 +304,8 @@ cdef class ValueEngine:
         self.committed.check_integrity()
         if self.store is not None:
             self.store.check_integrity()
-        if self.runners is not None:
-            self.runners.check_integrity()
+        if self.top_tokens is not None:
+            self.top_tokens.check_integrity()
         if self.head is not None:
             self.head.check_integrity()
 

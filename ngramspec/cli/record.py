@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec import Speculator, build_drafter
     from ngramspec.measure.measurement import Measurement
     from ngramspec.measure.record import read_prompts, record
-    from ngramspec.measure.runners_up import RecordingDrafter
+    from ngramspec.measure.top_tokens import RecordingDrafter
     from ngramspec.measure.traces import write_traces
 
     check_least(arguments, max_new_tokens=2, top_k=0)

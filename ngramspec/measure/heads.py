@@ -44,14 +44,14 @@ class SyntheticRows:
     rank. After wrong draft tokens it behaves as elsewhere, but nothing is right.
 
     Args:
-        trace: a recorded output; its ``runners_up`` are the target's top tokens.
+        trace: a recorded output; its ``top_tokens`` are the target's top tokens.
         seed: of all random choices, together with the trace's name.
     """
 
     ahead: int | None = len(ACCURACIES)
 
     def __init__(self, trace: Trace, seed: int) -> None:
-        self._output, self._runners_up = trace.output, trace.runners_up
+        self._output, self._top_tokens = trace.output, trace.top_tokens
         name = int.from_bytes(f"{trace.group} {trace.id}".encode()[-8:], "big")
         self._seed = (seed, name)
 
@@ -80,8 +80,8 @@ class SyntheticRows:
     def _others(self, at: int, right: int, rng: np.random.Generator) -> list[int]:
         """The target's top tokens at a position but the right one, in an order of their ranks."""
         known: list[int] = []
-        if self._runners_up is not None:
-            known = [each for each in self._runners_up.ids[at].tolist() if each not in (right, -1)]
+        if self._top_tokens is not None:
+            known = [each for each in self._top_tokens.ids[at].tolist() if each not in (right, -1)]
         while len(known) < TOP:
             token = int(rng.integers(0, 1 << 15))
             known += [token] if token != right and token not in known else []
@@ -93,15 +93,15 @@ class RecordedRows:
     """What a model predicts along the recorded output: its rows do not depend on the depth.
 
     Args:
-        trace: with the model's top tokens as ``runners_up``.
+        trace: with the model's top tokens as ``top_tokens``.
         seed: of the rows after wrong draft tokens, which are those of random positions.
     """
 
     ahead: int | None = None
 
     def __init__(self, trace: Trace, seed: int) -> None:
-        assert trace.runners_up is not None
-        self._rows, self._seed = trace.runners_up, seed
+        assert trace.top_tokens is not None
+        self._rows, self._seed = trace.top_tokens, seed
 
     def row(self, at: int, depth: int, recorded: bool) -> tuple[Int32, Float32]:
         if not recorded:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.measure.traces import RunnersUp, Trace, json_lines
+from ngramspec.measure.traces import TopTokens, Trace, json_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def record(
     prompts: Iterable[Prompt],
     encode: Callable[[str], list[int]],
     generate: Callable[[list[int]], list[int]],
-    take: Callable[[int], RunnersUp | None] = lambda length: None,
+    take: Callable[[int], TopTokens | None] = lambda length: None,
 ) -> Iterator[Trace]:
     """One trace for each prompt, as it is generated.
 
@@ -60,5 +60,5 @@ def record(
     for prompt in prompts:
         ids = encode(prompt.text)
         output = np.array(generate(ids), np.int32)
-        runners_up = take(len(output))
-        yield Trace(prompt.group, prompt.id, np.array(ids, np.int32), output, runners_up=runners_up)
+        top_tokens = take(len(output))
+        yield Trace(prompt.group, prompt.id, np.array(ids, np.int32), output, top_tokens=top_tokens)

@@ -20,7 +20,7 @@ from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaControll
 from ngramspec.drafters.base import Drafter, hand_over
 from ngramspec.measure.heads import RecordedHead
 from ngramspec.measure.knowledge import Known
-from ngramspec.measure.runners_up import replayed
+from ngramspec.measure.top_tokens import replayed
 from ngramspec.measure.traces import Trace
 from ngramspec.stats import DecodeStats
 
@@ -192,8 +192,8 @@ class Player:
             new = output[at : at + len(path) + 1]
             evidence = None
             wanted = drafter.evidence is not None and session.wants_evidence
-            if wanted and trace.runners_up is not None:
-                evidence = replayed(trace.runners_up, recorded, recorded[at - 1], at, len(new))
+            if wanted and trace.top_tokens is not None:
+                evidence = replayed(trace.top_tokens, recorded, recorded[at - 1], at, len(new))
             begin = perf_counter_ns()
             if count or evidence is not None:
                 hand_over(session, draft, path, None, evidence)

@@ -16,7 +16,7 @@ MOST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RunnersUp:
+class TopTokens:
     """The target's k most probable tokens at the positions of an output's n tokens.
 
     Attributes:
@@ -37,7 +37,7 @@ class Trace:
         id: its name in the group.
         repo: the repository it was taken from; empty: none.
         prompt, output: token ids, int32 (n,); the output has at least two.
-        runners_up: the target's most probable tokens, or None.
+        top_tokens: the target's most probable tokens, or None.
         session: the conversation of which it is a turn; empty: none.
     """
 
@@ -46,7 +46,7 @@ class Trace:
     prompt: Int32
     output: Int32
     repo: str = ""
-    runners_up: RunnersUp | None = None
+    top_tokens: TopTokens | None = None
     session: str = ""
 
 
@@ -91,9 +91,9 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> int:
             line: dict[str, Any] = {"group": trace.group, "id": trace.id, **ids}
             if trace.session:
                 line["session"] = trace.session
-            if trace.runners_up is not None:
-                line["top_ids"] = trace.runners_up.ids.tolist()
-                rounded = trace.runners_up.log_probs.astype(np.float64).round(3)
+            if trace.top_tokens is not None:
+                line["top_ids"] = trace.top_tokens.ids.tolist()
+                rounded = trace.top_tokens.log_probs.astype(np.float64).round(3)
                 line["top_log_probs"] = rounded.tolist()
             lines.write(json.dumps(line, separators=(",", ":")) + "\n")
             lines.flush()
@@ -129,12 +129,12 @@ def _trace(fields: Any, where: str) -> Trace:
         prompt,
         output,
         str(fields.get("repo", "")),
-        _runners_up(fields, len(output), where),
+        _top_tokens(fields, len(output), where),
         str(fields.get("session", "")),
     )
 
 
-def _runners_up(fields: dict[str, Any], length: int, where: str) -> RunnersUp | None:
+def _top_tokens(fields: dict[str, Any], length: int, where: str) -> TopTokens | None:
     """The optional ``top_ids`` and ``top_log_probs`` of a line."""
     if "top_ids" not in fields:
         return None
@@ -149,7 +149,7 @@ def _runners_up(fields: dict[str, Any], length: int, where: str) -> RunnersUp | 
             f"{where}: top_ids and top_log_probs must be lists of {length} equally long lists of"
             " token ids and of numbers"
         )
-    return RunnersUp(ids.astype(np.int32), log_probs)
+    return TopTokens(ids.astype(np.int32), log_probs)
 
 
 def _ids(value: Any, where: str) -> Int32:

@@ -35,7 +35,7 @@ WEIGHTS = {
     "store": 0.4,
     "store other": 0.2,
     "store resume": 0.05,
-    "runner": 0.25,
+    "top": 0.25,
     "pair": 0.2,
     "familiar": 0.2,
     "nearest": 0.1,
@@ -48,15 +48,15 @@ HEAD = (0.95, 0.88, 0.82, 0.75, 0.65, 0.55, 0.45, 0.33, 0.18, 0.08, 0.03, 0.01)
 NO_HEAD = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.1, 0.1, 0.1, 0.1)
 AGREES = (0.7, 1, 1.5, 3)  # factors on its odds by what else suggests the candidate
 # Tested candidates that a situation begins with, PRIOR elsewhere.
-STRENGTH = {"recent": PRIOR_SHARE, "unsaid": PRIOR_SHARE} | dict.fromkeys(
+STRENGTH = {"recent": PRIOR_SHARE, "unemitted": PRIOR_SHARE} | dict.fromkeys(
     ("store", "store other", "store resume", "familiar", "nearest"), PRIOR_STORE
 )
 STRENGTH |= {"head": PRIOR_HEAD, "head depth": PRIOR_HEAD}
-# P(right) of a runner-up by the bucket of its probability, of another token by that of the first.
-RUNNER = (0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03)
-NO_RUNNER = (0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03)
+# P(right) of a top-k candidate by its probability bucket; of another token by that of the first.
+TOP = (0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03)
+NO_TOP = (0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03)
 PAIR = (0.85, 0.75, 0.65, 0.4, 0.2, 0.1, 0.04, 0.03, 0.03)
-UNSAID_SHARE = (0.015, 0.005, 0.003, 0.002)
+UNEMITTED_SHARE = (0.015, 0.005, 0.003, 0.002)
 STORE_SURE = (0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40)
 # Odds of what comes at its most familiar or nearest place, by the match's length; and how those go
 # with what was right in the region.
@@ -231,9 +231,9 @@ class Calibration:
             return store_prior(*rest[1:])
         if kind in ("familiar", "nearest"):
             return place_prior(kind, *rest[1:])
-        if kind == "runner":
+        if kind == "top":
             rank, bucket, _ = rest
-            return NO_RUNNER[bucket] if rank == 4 else RUNNER[bucket]
+            return NO_TOP[bucket] if rank == 4 else TOP[bucket]
         if kind == "pair":
             rank, bucket, _ = rest
             return 0.015 if rank == 4 else PAIR[bucket]
@@ -243,8 +243,8 @@ class Calibration:
         if kind == "head depth":
             rank, bucket, _ = rest
             return head_prior(rank < 2, bucket, 1)
-        if kind == "unsaid":
-            return float(Real(UNSAID_SHARE[rest[0]]) * Real(1 + rest[-1]))
+        if kind == "unemitted":
+            return float(Real(UNEMITTED_SHARE[rest[0]]) * Real(1 + rest[-1]))
         if kind == "store resume":
             return 0.08 if rest[-1] else 0.13
         if kind == "session":

@@ -19,8 +19,8 @@ from tests.twins.committed import ORDERS, SKIP, CommittedText
 from tests.twins.contexts import Slot
 from tests.twins.head import DEPTHS, FAINT_CHANCE, HeadRow, HeadRows
 from tests.twins.places import Place
-from tests.twins.runners import FAINT, Row, RunnersUp, Unsaid, age_bucket
 from tests.twins.store_reader import Followed, StoreReader, Votes
+from tests.twins.top_tokens import FAINT, Row, TopTokens, Unemitted, age_bucket
 
 ACCEPTANCES, ACCEPTANCE_RATE = Real(5), Real(0.15)
 
@@ -43,7 +43,7 @@ class Position:
     head: HeadRow | None = None  # a drafting head's row
     placed: list[int | None] = field(default_factory=list)  # the token at each place
     ranked: int = 0  # candidates from here on only a drafting head gives
-    recycled: int = 0  # candidates from here on only the target's runners-up give
+    recycled: int = 0  # candidates from here on only the target's top-k candidates give
 
     @property
     def best(self) -> Candidate:
@@ -61,19 +61,19 @@ class Estimator:
         counts: bool,
         falls_back: bool,
         store: StoreReader | None = None,
-        runners: RunnersUp | None = None,
+        top_tokens: TopTokens | None = None,
         head: HeadRows | None = None,
     ) -> None:
         self.head = head
         self.store = store
-        self.runners = runners
+        self.top_tokens = top_tokens
         self.calibration = calibration
         self.committed = committed
         self.counts = counts
         self.falls_back = falls_back
         # decayed share of right best candidates
         self.acceptance = Real(0.5) if store is None else store.familiar.acceptance
-        self.unsaid: list[Unsaid] = []  # what the target left unsaid before the last tree
+        self.unemitted: list[Unemitted] = []  # what the target left unemitted before the last tree
 
     def estimate(self, at: Position, least: Real) -> None:
         """Find a position's candidates, in the order of preference, with their probabilities."""
@@ -98,7 +98,7 @@ class Estimator:
         for token in self.collect(at, known, rows, least):
             situations = self.situations(token, at, known, acceptance, length)
             for name, row in rows.items():
-                situations[name] = self.runner_situation(name, token, row)
+                situations[name] = self.top_situation(name, token, row)
             if at.head is not None:
                 situations |= self.head_situations(token, at, at.head, known)
             agrees = None if resumed is None else resumed == token
@@ -212,22 +212,22 @@ class Estimator:
             "head depth": ("head depth", place, chance, min(len(at.path), DEPTHS - 1)),
         }
 
-    def count_unsaid(self) -> None:
-        """List what the target left unsaid, before a tree."""
-        if self.runners is not None:
+    def count_unemitted(self) -> None:
+        """List what the target left unemitted, before a tree."""
+        if self.top_tokens is not None:
             recent = {token for token, _ in self.committed.recent.leaders}
-            self.unsaid = self.runners.unsaid(self.committed.text, recent)
+            self.unemitted = self.top_tokens.unemitted(self.committed.text, recent)
 
     def find_rows(self, text: list[int]) -> dict[str, Row]:
-        """The target's runners-up behind the last token, and behind the last two, where known."""
-        if self.runners is None or not text:
+        """The target's top-k candidates after the last token and the last two, where known."""
+        if self.top_tokens is None or not text:
             return {}
-        last = self.runners.rows.get(text[-1])
-        pair = self.runners.pair_of(text[-2], text[-1]) if len(text) > 1 else None
-        rows = {"runner": last, "pair": pair}
+        last = self.top_tokens.rows.get(text[-1])
+        pair = self.top_tokens.pair_of(text[-2], text[-1]) if len(text) > 1 else None
+        rows = {"top": last, "pair": pair}
         return {name: row for name, row in rows.items() if row is not None}
 
-    def runner_situation(self, name: str, token: int, row: Row) -> Situation:
+    def top_situation(self, name: str, token: int, row: Row) -> Situation:
         """What the target said of a candidate when it last saw the tokens before."""
         age = age_bucket(len(self.committed.text) - row.since)
         if token in row.tokens:
@@ -250,7 +250,7 @@ class Estimator:
                 order += [token for token, count in slot.leaders if count > share]
         tokens = list(dict.fromkeys(token for token in order if token is not None))
         at.recycled = len(tokens)
-        for row in (rows[name] for name in ("pair", "runner") if name in rows):
+        for row in (rows[name] for name in ("pair", "top") if name in rows):
             pairs = enumerate(zip(row.tokens, row.buckets, strict=True))
             fit = [token for i, (token, b) in pairs if i == 0 or (least <= 1 and b < FAINT)]
             tokens = list(dict.fromkeys(tokens + fit))
@@ -281,25 +281,25 @@ class Estimator:
         return [*order, votes.resumed]
 
     def others(self, at: Position) -> list[tuple[int, Situation]]:
-        """The recent tokens that are no candidates, and their situations; then the unsaid ones."""
+        """The recent tokens that are no candidates, with situations; then the unemitted ones."""
         known = {each.token for each in at.candidates}
-        unsaid = [] if at.path else self.unsaid
-        offered = known | {each.token for each in unsaid}
+        unemitted = [] if at.path else self.unemitted
+        offered = known | {each.token for each in unemitted}
         recent: list[tuple[int, Situation]] = [
             (token, ("recent", age.bit_length(), count_bucket(count)))
             for age, (token, count) in enumerate(self.committed.recent.leaders)
             if token not in offered
         ]
         return recent + [
-            (each.token, ("unsaid", each.back, each.bucket, each.recent))
-            for each in unsaid
+            (each.token, ("unemitted", each.back, each.bucket, each.recent))
+            for each in unemitted
             if each.token not in known
         ]
 
     def source(self, at: Position, token: int) -> int:
         """0 for copy, 1 for a resumed copy, 2 for n-grams, 3 for frequent or recent tokens.
 
-        4 for a store, 5 for the target's runners-up, 6 for a drafting head.
+        4 for a store, 5 for the target's top-k candidates, 6 for a drafting head.
         """
         if token == at.placed[0]:
             return 0
@@ -316,7 +316,7 @@ class Estimator:
         mine = next((each for each in at.candidates if each.token == token), None)
         if mine is None and at.head is not None and token == at.head.fixed:
             return 6
-        if mine is None and not at.path and token in (each.token for each in self.unsaid):
+        if mine is None and not at.path and token in (each.token for each in self.unemitted):
             return 5
         counted = mine is not None and any(name.startswith("context") for name in mine.situations)
         return 2 if self.counts and counted else 3

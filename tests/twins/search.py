@@ -11,13 +11,13 @@ from tests.twins.candidates import Estimator, Position
 from tests.twins.committed import CommittedText
 from tests.twins.store_reader import PLACES
 
-LOOKAHEAD, LOOKAHEAD_RUNNERS = 12, 32
+LOOKAHEAD, LOOKAHEAD_TOP = 12, 32
 MIN_REACH_CHAIN, MIN_REACH_TREE, MIN_REACH_BRANCH = Real(0.01), Real(0.004), Real(0.0597)
 MIN_REST = Real(0.5)
 MIN_REACH_STORE = Real(0.0199)  # MIN_REACH_BRANCH where a store has a match
-# Of trees where the target's runners-up are known.
-MIN_REACH_TREE_RUNNERS, MIN_REACH_RUNNERS = Real(0.002), Real(0.0079)
-MIN_REST_RUNNERS = Real(0.3)
+# Of trees where the target's top-k candidates are known.
+MIN_REACH_TREE_TOP, MIN_REACH_TOP = Real(0.002), Real(0.0079)
+MIN_REST_TOP = Real(0.3)
 MORE = Real(1.0001)  # by which a node must be reached more probably to go before another
 
 
@@ -46,12 +46,12 @@ class DraftSearch:
         self.tree = False
 
     def set_bounds(self) -> None:
-        """Where a tree ends: further down once the target's runners-up are known."""
-        known = bool(self.estimator.runners)
-        self.least = MIN_REACH_RUNNERS if known else MIN_REACH_BRANCH
-        self.least_node = MIN_REACH_TREE_RUNNERS if known else MIN_REACH_TREE
-        self.least_rest = MIN_REST_RUNNERS if known else MIN_REST
-        self.lookahead = LOOKAHEAD_RUNNERS if known else LOOKAHEAD
+        """Where a tree ends: further down once the target's top-k candidates are known."""
+        known = bool(self.estimator.top_tokens)
+        self.least = MIN_REACH_TOP if known else MIN_REACH_BRANCH
+        self.least_node = MIN_REACH_TREE_TOP if known else MIN_REACH_TREE
+        self.least_rest = MIN_REST_TOP if known else MIN_REST
+        self.lookahead = LOOKAHEAD_TOP if known else LOOKAHEAD
 
     def run(self, gamma: int, cost: Any, *, tree: bool) -> list[Node]:
         """Draft best-first: the node reached most probably, then what may come behind it.
@@ -63,7 +63,7 @@ class DraftSearch:
         self.nodes = []
         if tree:
             self.committed.count_recent()
-            self.estimator.count_unsaid()
+            self.estimator.count_unemitted()
             self.set_bounds()
         self.begin(gamma)
         fixed = 0 if self.estimator.head is None else self.estimator.head.fixed

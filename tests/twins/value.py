@@ -17,9 +17,9 @@ from tests.twins.candidates import Estimator
 from tests.twins.committed import CommittedText
 from tests.twins.common import Tokens, committed_ids
 from tests.twins.head import HeadRows
-from tests.twins.runners import RunnersUp
 from tests.twins.search import DraftSearch
 from tests.twins.store_reader import Familiar, Source, StoreReader
+from tests.twins.top_tokens import TopTokens
 
 REHEARSED = 16  # tokens of a chain that is drafted along known text
 
@@ -44,10 +44,10 @@ class ValueEngine:
         self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
         self.store = None if store is None else StoreReader(store, familiar)
-        self.runners = RunnersUp() if recycles else None
+        self.top_tokens = TopTokens() if recycles else None
         self.head = HeadRows() if headed else None
         estimator = Estimator(
-            calibration, self.committed, counts, falls_back, self.store, self.runners, self.head
+            calibration, self.committed, counts, falls_back, self.store, self.top_tokens, self.head
         )
         self.search = DraftSearch(self.committed, estimator)
 
@@ -106,7 +106,7 @@ class ValueEngine:
         self, tokens: Tokens, parents: Any, ids: Any, log_probs: Any, accepted: Sequence[int] = ()
     ) -> None:
         """Keep what the target found most probable behind the last token and drafted ones."""
-        if self.runners is None:
+        if self.top_tokens is None:
             return
         behind, n = committed_ids(tokens), len(self.committed.text)
         last = self.committed.text[-2] if n > 1 else -1
@@ -114,9 +114,9 @@ class ValueEngine:
         rows += [(i, n + depth, True) for depth, i in enumerate(accepted)]
         for i, since, of_text in rows:
             before = last if parents[i] == -1 else behind[parents[i]]
-            self.runners.put(before, behind[i], committed_ids(ids[i]), log_probs[i], since)
+            self.top_tokens.put(before, behind[i], committed_ids(ids[i]), log_probs[i], since)
             if of_text:
-                self.runners.put_latest(behind[i])
+                self.top_tokens.put_latest(behind[i])
 
     def read_head(self, before: Any, ids: Any, log_probs: Any, depth: int = 0) -> None:
         """Add a head's rows in place of those from ``depth`` on."""

@@ -16,7 +16,7 @@ from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.cursor import DraftCursor
 
 CANDIDATES_PER_POSITION = 2  # branches at each position, including the most probable; not tuned
-CANDIDATE_SOURCE = "runner-up"  # the name of their draft source in the statistics
+CANDIDATE_SOURCE = "top_k"  # the name of their draft source in the statistics
 
 KnownTokens = dict[tuple[int, ...], list[int]]  # tokens after a beam -> the best next tokens
 

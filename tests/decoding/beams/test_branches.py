@@ -1,4 +1,4 @@
-"""Branches of beams: runners-up that the last forward knows; they change no text."""
+"""Branches of beams: top-k candidates that the last forward knows; they change no text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_beams_with_branches_are_those_of_plain_generate(family, rows, which):
     assert_same(plain, ours)
     assert not stats.chains
     if family not in ENCODER_DECODER:  # their drafts may be wrong at the first token of every beam
-        assert stats.sources["runner-up"].drafted > 0
+        assert stats.sources["top_k"].drafted > 0
 
 
 @pytest.mark.slow
@@ -71,13 +71,13 @@ def test_branches_make_fewer_forwards():
         _, _, stats = both(model, settings, drafter="auto", tree=tree)
         calls.append(stats.target_calls)
     assert calls[1] < 0.95 * calls[0]
-    assert stats.sources["runner-up"].accepted > 0
+    assert stats.sources["top_k"].accepted > 0
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_the_returned_cache_is_that_of_plain_beam_search(rows):
     plain, ours, stats = both(build("gpt2"), SETTINGS[0], rows=rows, drafter="auto")
-    assert stats.sources["runner-up"].accepted > 0
+    assert stats.sources["top_k"].accepted > 0
     mine, theirs = (each.past_key_values for each in (ours, plain))
     assert mine.get_seq_length() == theirs.get_seq_length()
     for first, second in zip(mine.layers, theirs.layers, strict=True):
@@ -109,10 +109,10 @@ def test_where_branches_cannot_be_the_statistics_say_why(family, branches):
     ours = ngramspec.generate(model, PAIR[:1], **kwargs, speculator=speculator)
     assert torch.equal(ours, model.generate(PAIR[:1], **kwargs))
     assert bool(speculator.stats.chains) != branches
-    assert ("runner-up" in speculator.stats.sources) == branches
+    assert ("top_k" in speculator.stats.sources) == branches
 
 
-def test_runners_up_beside_a_chain():
+def test_top_tokens_beside_a_chain():
     known = {(): [5, 8], (5,): [7, 6], (8,): [9, 4], (5, 7): [1, 2]}
     tree = with_branches(draft_of([5, 6, 7]), known, 7, 3, branch_source=2)
     assert tree.tokens.tolist() == [5, 6, 7, 8, 7, 9, 4]  # then there is no room

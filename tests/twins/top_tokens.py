@@ -1,4 +1,4 @@
-"""Twin of the runners-up: what the target last found most probable behind its last tokens."""
+"""Twin of the top-k candidates: what the target last found most probable behind its last tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Unsaid:
+class Unemitted:
     """A token that the target found possible ``back`` positions before the text's last one."""
 
     token: int
@@ -60,7 +60,7 @@ class Unsaid:
     recent: bool
 
 
-class RunnersUp:
+class TopTokens:
     """Rows of the target's most probable tokens, by the tokens before them."""
 
     def __init__(self) -> None:
@@ -99,9 +99,9 @@ class RunnersUp:
         if last in self.rows:
             self.latest[self.rows[last].since % LATEST] = self.rows[last]
 
-    def unsaid(self, text: Sequence[int], recent: Container[int]) -> list[Unsaid]:
+    def unemitted(self, text: Sequence[int], recent: Container[int]) -> list[Unemitted]:
         """The tokens that the target found possible at the last positions, and did not say."""
-        found: dict[int, Unsaid] = {}
+        found: dict[int, Unemitted] = {}
         for back in range(min(LATEST, len(text))):
             at = len(text) - 1 - back
             row = self.latest.get(at % LATEST)
@@ -109,7 +109,7 @@ class RunnersUp:
                 continue
             for token, bucket in zip(row.tokens, row.buckets, strict=True):
                 if token != text[at] and token not in found:
-                    found[token] = Unsaid(token, back, bucket, token in recent)
+                    found[token] = Unemitted(token, back, bucket, token in recent)
         return list(found.values())
 
 

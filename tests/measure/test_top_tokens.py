@@ -16,8 +16,8 @@ from ngramspec.drafters import RecycleDrafter
 from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.record import Prompt, record
 from ngramspec.measure.replay import Plan, Player
-from ngramspec.measure.runners_up import RecordingDrafter, replayed
-from ngramspec.measure.traces import RunnersUp, Trace, read_traces, write_traces
+from ngramspec.measure.top_tokens import RecordingDrafter, replayed
+from ngramspec.measure.traces import TopTokens, Trace, read_traces, write_traces
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 9, 5, 6]
 
@@ -47,18 +47,18 @@ def test_a_recording_holds_the_candidates_of_every_committed_position(settings, 
         expected = torch.log_softmax(model(text).logits[0, len(PROMPT) - 1 : -1].float(), -1).topk(
             4
         )
-        known = trace.runners_up.ids[:, 0] >= 0
+        known = trace.top_tokens.ids[:, 0] >= 0
         assert known[1:].all()
-        assert trace.runners_up.ids[known].tolist() == expected.indices[known].tolist()
+        assert trace.top_tokens.ids[known].tolist() == expected.indices[known].tolist()
         np.testing.assert_allclose(
-            trace.runners_up.log_probs[known], expected.values[known].detach(), atol=6e-4
+            trace.top_tokens.log_probs[known], expected.values[known].detach(), atol=6e-4
         )
-        assert trace.runners_up.ids[1:, 0].tolist() == trace.output[1:].tolist()  # greedy
+        assert trace.top_tokens.ids[1:, 0].tolist() == trace.output[1:].tolist()  # greedy
     assert drafter.take(5) is None
 
 
 def test_replay_gives_the_evidence_of_accepted_positions():
-    found = RunnersUp(ids(*range(10)).reshape(5, 2), np.zeros((5, 2), np.float32))
+    found = TopTokens(ids(*range(10)).reshape(5, 2), np.zeros((5, 2), np.float32))
     evidence = replayed(found, [20, 21, 22, 23, 24], before=21, at=2, emitted=2)
     assert evidence.tokens.tolist() == [21, 22]
     assert evidence.parents.tolist() == [-1, 0]
@@ -69,7 +69,7 @@ def test_replay_gives_the_evidence_of_accepted_positions():
 def test_a_replayed_table_drafts_what_the_target_said_before():
     said = [7, 8, 9, 7, 8, 9, 7, 8, 9]
     top = np.array([[each, 50] for each in said], np.int32)
-    trace = Trace("g", "0", ids(1, 2), ids(*said), "", RunnersUp(top, np.zeros((9, 2), np.float32)))
+    trace = Trace("g", "0", ids(1, 2), ids(*said), "", TopTokens(top, np.zeros((9, 2), np.float32)))
     plan = Plan(cost=cost_curve("gpu", 8), gamma=3, gamma_max=8)
     tally = Player(RecycleDrafter(top_k=2), plan).play([trace]).groups["g"]
     # 8, 9 and 7 come alone and fill the table; then 8 9 7 with 8; the last one alone
@@ -95,7 +95,7 @@ def test_wrong_candidates_are_named_by_their_line(change, tmp_path):
     fields = {"group": "g", "id": "0", "prompt": [1], "output": [2, 3]} | sound
     path = tmp_path / "traces.jsonl"
     path.write_text(json.dumps(fields))
-    assert read_traces(path)[0].runners_up.ids.tolist() == [[1, 2], [3, 4]]
+    assert read_traces(path)[0].top_tokens.ids.tolist() == [[1, 2], [3, 4]]
     path.write_text(json.dumps(fields | change))
     with pytest.raises(ValueError, match="line 1: top_ids and top_log_probs must be"):
         read_traces(path)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
-from ngramspec.measure.traces import RunnersUp
+from ngramspec.measure.traces import TopTokens
 
 
 class RecordingSession(ForwardingSession):
@@ -60,7 +60,7 @@ class RecordingDrafter(Drafter):
     def start(self, tokens: Int32) -> DraftSession:
         return RecordingSession(self, self.inner.start(tokens))
 
-    def take(self, length: int) -> RunnersUp | None:
+    def take(self, length: int) -> TopTokens | None:
         """Return the candidates recorded since the last call, for an output of ``length`` tokens.
 
         The first position is missing if the prefill verified no draft, because no session ran.
@@ -72,13 +72,13 @@ class RecordingDrafter(Drafter):
         missing = length - len(known)
         before = np.full((missing, known.shape[1]), -1, np.int32)
         zeros = np.zeros((missing, known.shape[1]), np.float32)
-        return RunnersUp(
+        return TopTokens(
             np.concatenate((before, known)), np.concatenate((zeros, *log_probs), dtype=np.float32)
         )
 
 
 def replayed(
-    runners_up: RunnersUp, output: Sequence[int], before: int, at: int, emitted: int
+    top_tokens: TopTokens, output: Sequence[int], before: int, at: int, emitted: int
 ) -> Evidence:
     """The evidence of a step from a recording: that of the accepted positions.
 
@@ -90,6 +90,6 @@ def replayed(
         np.array([before, *output[at : at + emitted - 1]], np.int32),
         np.arange(-1, emitted - 1, dtype=np.int32),
         tuple(range(emitted)),
-        runners_up.ids[rows],
-        runners_up.log_probs[rows],
+        top_tokens.ids[rows],
+        top_tokens.log_probs[rows],
     )

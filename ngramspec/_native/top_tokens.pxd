@@ -14,7 +14,7 @@ cdef enum:
     PAIR_BITS = 12
     PAIRS = 1 << PAIR_BITS      # rows kept by the last two tokens
     LATEST = 4          # last positions of the text whose rows are also kept
-    UNSAID = LATEST * RANKS
+    UNEMITTED = LATEST * RANKS
 
 cdef struct Row:        # 56 bytes
     int32_t since       # position in the text that it belongs to, or at which the draft began
@@ -24,7 +24,7 @@ cdef struct Row:        # 56 bytes
     int32_t token[RANKS]        # the most probable first
     int8_t probability[RANKS]   # probability bucket of each
 
-cdef struct Unsaid:     # a top-k token at one of the last positions that was not emitted
+cdef struct Unemitted:     # a top-k token at one of the last positions that was not emitted
     int32_t token
     int32_t back        # positions since
     int32_t probability         # its bucket
@@ -66,7 +66,7 @@ cdef inline uint32_t pair_slot(int32_t before, int32_t last) noexcept nogil:
     return (mixed * <uint32_t>0x85EBCA6B) >> (32 - PAIR_BITS)
 
 
-cdef class RunnersUp:
+cdef class TopTokens:
     cdef Row* rows
     cdef int32_t* places        # indexed by token: the place of its row + 1, or 0
     cdef Row* pairs             # PAIRS rows, indexed by the last two tokens' hash, or NULL
@@ -92,4 +92,4 @@ cdef class RunnersUp:
         int32_t since,
     ) noexcept nogil
     cdef void put_latest(self, int32_t last) noexcept nogil
-    cdef int unsaid(self, const Text* text, const Recent* recent, Unsaid* into) noexcept nogil
+    cdef int unemitted(self, const Text* text, const Recent* recent, Unemitted* into) noexcept nogil

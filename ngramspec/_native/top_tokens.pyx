@@ -24,7 +24,7 @@ cdef float[FAINT] BOUNDS = [
 ]
 
 
-cdef class RunnersUp:
+cdef class TopTokens:
     """Rows of the target's most probable tokens, by the preceding tokens."""
 
     def __dealloc__(self):
@@ -56,7 +56,7 @@ cdef class RunnersUp:
     def sizeof(self):
         """Bytes allocated."""
         return (
-            sizeof(RunnersUp) + self.row_cap * sizeof(Row) + self.place_cap * sizeof(int32_t)
+            sizeof(TopTokens) + self.row_cap * sizeof(Row) + self.place_cap * sizeof(int32_t)
             + (PAIRS * sizeof(Row) if self.pairs != NULL else 0)
         )
 
@@ -119,13 +119,15 @@ cdef class RunnersUp:
         if row != NULL:
             self.latest[row.since % LATEST] = row[0]
 
-    cdef int unsaid(self, const Text* text, const Recent* recent, Unsaid* into) noexcept nogil:
+    cdef int unemitted(
+        self, const Text* text, const Recent* recent, Unemitted* into
+    ) noexcept nogil:
         """The top-k tokens of the text's last positions that were not emitted there.
 
         Args:
             text: the sequence's text.
             recent: its recent tokens, up to date.
-            into: room for UNSAID tokens.
+            into: room for UNEMITTED tokens.
 
         Returns:
             Their number. Each token comes once; the latest position's come first, by rank.
@@ -149,10 +151,10 @@ cdef class RunnersUp:
         return n
 
 
-cdef inline bint among(const Unsaid* unsaid, int n, int32_t token) noexcept nogil:
+cdef inline bint among(const Unemitted* unemitted, int n, int32_t token) noexcept nogil:
     cdef int i
     for i in range(n):
-        if unsaid[i].token == token:
+        if unemitted[i].token == token:
             return True
     return False
 

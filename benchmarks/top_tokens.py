@@ -1,6 +1,6 @@
 """Token Recycling in trees: the gain of the target's top-k candidates, live and in replay.
 
-    python -m benchmarks runners_up --prompts prompts.jsonl --json runners_up.json
+    python -m benchmarks top_tokens --prompts prompts.jsonl --json top_tokens.json
 
 A live run has the candidates after rejected tokens, too. A recording has those of the text only.
 Both draft trees as if forwards had the costs of ``--curve``. The result is tokens per call, not
@@ -25,7 +25,7 @@ from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.models import load
 from ngramspec.measure.record import read_prompts
 from ngramspec.measure.replay import Plan, Player
-from ngramspec.measure.runners_up import RecordingDrafter
+from ngramspec.measure.top_tokens import RecordingDrafter
 from ngramspec.measure.traces import Trace, by_group
 
 WITHOUT, WITH = "copy+ngram+unigram", "auto"
@@ -96,7 +96,7 @@ def measure(
     for at, prompt in enumerate(prompts):
         output = continued(model, FixedCosts(keeper, cost), prompt, arguments)
         tokens = np.array(prompt, np.int32), np.array(output, np.int32)
-        traces.append(Trace(group, str(at), *tokens, runners_up=keeper.take(len(output))))
+        traces.append(Trace(group, str(at), *tokens, top_tokens=keeper.take(len(output))))
     plan = Plan(cost, "auto", arguments.nodes, True)
     ways = {
         name: Player(build_drafter(spec), plan).play(traces).groups[group].tokens_per_call

@@ -1,4 +1,4 @@
-"""The value engine with the target's runners-up equals its twin, and drafts them."""
+"""The value engine with the target's top-k candidates equals its twin, and drafts them."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_native_equals_twin(seed, vocab, slope):
         native.extend(text[begin : begin + 4])
         twin.extend(text[begin : begin + 4])
         native.check_integrity()
-        assert len(native.runners) == len(twin.runners)
+        assert len(native.top_tokens) == len(twin.top_tokens)
     if slope != 0.05:
         assert 5 in used
 
 
-class RunnersMachine(RuleBasedStateMachine):
+class TopTokensMachine(RuleBasedStateMachine):
     """Any order of calls, against the twin."""
 
     def __init__(self):
@@ -106,14 +106,14 @@ class RunnersMachine(RuleBasedStateMachine):
     def rows_agree(self):
         self.native.check_integrity()
         for token in (0, 1, 2, 3, 70, 5000, 2**22):
-            assert self.native.runners.row(token) == self.twin.runners.row(token)
+            assert self.native.top_tokens.row(token) == self.twin.top_tokens.row(token)
             for before in (0, 1, 5, 70):
-                pair = self.native.runners.pair(before, token)
-                assert pair == self.twin.runners.pair(before, token)
+                pair = self.native.top_tokens.pair(before, token)
+                assert pair == self.twin.top_tokens.pair(before, token)
 
 
-TestRunnersMachine = RunnersMachine.TestCase
-TestRunnersMachine.settings = settings(QUICK, max_examples=60)
+TestTopTokensMachine = TopTokensMachine.TestCase
+TestTopTokensMachine.settings = settings(QUICK, max_examples=60)
 
 
 def test_of_the_texts_own_rows_the_last_four_positions_are_kept():
@@ -127,7 +127,7 @@ def test_of_the_texts_own_rows_the_last_four_positions_are_kept():
     same(native.draft_tree(20), twin.draft_tree(20))
 
 
-def test_runners_up_are_branches_by_what_the_target_thought_of_them():
+def test_top_tokens_are_branches_by_what_the_target_thought_of_them():
     engine = ValueEngine(Calibration(), *OPTIONS)
     engine.extend(ids([1, 2, 3, 4]))
     found = np.array([[3, 9, 8]], np.int32)
@@ -159,7 +159,7 @@ def test_what_the_target_says_itself_is_drafted_where_nothing_else_is_known():
 
 
 def test_it_learns_what_the_targets_probabilities_are_worth():
-    """Where the first runner-up is always right, its confidence rises."""
+    """Where the first top-k candidate is always right, its confidence rises."""
     engine = ValueEngine(Calibration(), False, False, False, 2, None, True)
     rng = np.random.default_rng(0)
     confidence = []
@@ -184,17 +184,17 @@ def test_the_last_two_tokens_tell_more_than_the_last():
     for before, after in ((1, 6), (2, 7)):
         engine.extend(ids([before, 5]))
         engine.recycle(*behind([5], np.array([[after]], np.int32), log_probs, (0,)))
-        assert engine.runners.row(5) == engine.runners.pair(before, 5)
-    assert engine.runners.row(5)[0] == engine.runners.pair(2, 5)[0] == [(7, 1)]
-    assert engine.runners.pair(1, 5)[0] == [(6, 1)]
-    assert engine.runners.pair(3, 5) is None
+        assert engine.top_tokens.row(5) == engine.top_tokens.pair(before, 5)
+    assert engine.top_tokens.row(5)[0] == engine.top_tokens.pair(2, 5)[0] == [(7, 1)]
+    assert engine.top_tokens.pair(1, 5)[0] == [(6, 1)]
+    assert engine.top_tokens.pair(3, 5) is None
     engine.extend(ids([9, 1, 5]))
     tokens, parents, confidence, _ = engine.draft_tree(16)
     first = dict(zip(tokens[parents == -1].tolist(), confidence[parents == -1], strict=True))
     assert first[6] > first[7]
 
 
-def test_what_the_target_left_unsaid_is_offered_next():
+def test_what_the_target_left_unemitted_is_offered_next():
     """At the last position it said 4, and found 30 and 31 possible: one of them may follow."""
     engine = ValueEngine(Calibration(), *OPTIONS)
     engine.extend(ids([1, 2, 3]))
@@ -241,10 +241,10 @@ def test_wrong_rows_are_refused_and_nothing_is_kept():
         engine.recycle(ids([1]), one, found, log_probs, (0, 1))
     with pytest.raises((TypeError, ValueError)):
         engine.recycle(ids([1]), one, found.astype(np.int64), log_probs)
-    assert len(engine.runners) == 0
+    assert len(engine.top_tokens) == 0
     before = engine.sizeof()
     engine.recycle(ids([1000]), one, found, log_probs)
-    assert len(engine.runners) == 1
+    assert len(engine.top_tokens) == 1
     assert before + 4000 < engine.sizeof() < before + 8000
     engine.extend(ids([3, 1000]))
     pairs = engine.sizeof()
@@ -252,4 +252,4 @@ def test_wrong_rows_are_refused_and_nothing_is_kept():
     assert engine.sizeof() >= pairs + 4096 * 56
     without = ValueEngine(Calibration())
     without.recycle(ids([1]), one, found, log_probs)
-    assert without.runners is None
+    assert without.top_tokens is None
