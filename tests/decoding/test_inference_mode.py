@@ -188,3 +188,21 @@ def test_joint_steps_of_generations_of_any_mode(name, tree, inner, opened_in):
     assert [run.tokens for run in runs] == [text[-40:] for text in plain]
     for run in runs:
         run.close()
+
+
+def test_a_static_cache_from_inference_mode_gives_the_models_own_error(tiny):
+    """Its lengths are shortened after the failed forward, which must not hide the error."""
+    with torch.inference_mode():
+        cache = StaticCache(tiny.config, max_cache_len=32)
+        tiny(PROMPT, past_key_values=cache)
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor") as caught:
+        ngramspec.generate(
+            tiny,
+            PROMPT.repeat(1, 2),
+            past_key_values=cache,
+            do_sample=False,
+            max_new_tokens=4,
+            speculator=Speculator("none"),
+        )
+    assert caught.value.__context__ is None
+    assert int(cache.get_seq_length()) == 8

@@ -151,9 +151,11 @@ def widen_static(cache: Any, capacity: int) -> None:
 def shorten_static(layers: Sequence[Any], count: int) -> None:
     """Drop the last ``count`` positions of static layers, whose states are not changed.
 
-    The lengths are changed in place, because CUDA graphs hold their addresses.
+    The lengths are changed in place, because CUDA graphs hold their addresses. A cache that was
+    made in inference mode allows this only in that mode.
     """
-    torch._foreach_sub_([layer.cumulative_length for layer in layers], count)
+    with torch.inference_mode():
+        torch._foreach_sub_([layer.cumulative_length for layer in layers], count)
 
 
 # Layers with an index of their keys
