@@ -82,8 +82,8 @@ class Draft:
         confidence: float32 (n,) in 0..1, the drafter's P(accepted | parent accepted), or None.
         proposal: the distributions of a stochastic draft. None: the draft is deterministic, and its
             distribution q is one-hot.
-        source: int8 (n,), each node's draft source, an index into the drafter's ``sources``. None:
-            all nodes are from the first.
+        source: int8 (n,), each node's draft source, an index into the drafter's
+            ``source_names``. None: all nodes are from the first.
     """
 
     tokens: Int32

@@ -231,7 +231,7 @@ def answers() -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize(("question", "file", "name"), answers())
 def test_a_question_leads_to_a_file(question, file, name):
     source = (PACKAGE / file).read_text(encoding="utf-8")
-    assert re.search(rf"^ *(?:def|class) {name}\b|^{name}\b", source, re.MULTILINE)
+    assert re.search(rf"^ *(?:def|(?:cdef )?class) {name}\b|^{name}\b", source, re.MULTILINE)
 
 
 def test_a_newcomer_finds_the_parts_of_the_algorithm():

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from ngramspec.cli.usage import UsageError
+from ngramspec.cli.usage import UsageError, check_folders
 from ngramspec.errors import INSTALL
 
 # A new command is a module here and its name in this list. ``--help`` prints its docstring, and
@@ -103,6 +103,7 @@ def execute(parser: Parser, argv: Sequence[str] | None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
+        check_folders(arguments)
         return int(arguments.run(arguments))
     except UsageError as error:
         print(f"{arguments.prog}: {error}", file=sys.stderr)

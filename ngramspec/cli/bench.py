@@ -13,6 +13,7 @@ from ngramspec.cli.bench_view import show
 from ngramspec.cli.options import Parser, add_count, add_device, add_model, add_outputs, load_model
 from ngramspec.cli.output import console, print_paths, write_json
 from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
+from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,6 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     need_plots(arguments.plots)
     check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2)
+    _check_given(arguments)
     screen = console()
     loaded = load_model(arguments)
     prompts = _prompts(arguments, loaded)
@@ -150,6 +152,21 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_paths(plot_e2e(rows, arguments.plots))
     return 0
+
+
+def _check_given(arguments: argparse.Namespace) -> None:
+    """Check what a later part of the run would refuse."""
+    from ngramspec import Speculator
+
+    for fields in arguments.speculator:
+        with usable(f"--speculator {json.dumps(fields)}"):
+            Speculator(**fields)
+    if arguments.prompt_tokens is not None:
+        if arguments.prompts is None:
+            raise UsageError("--prompt-tokens needs --prompts")
+        with usable():
+            check_int("--prompt-tokens MIN", arguments.prompt_tokens[0], 1)
+            check_int("--prompt-tokens MAX", arguments.prompt_tokens[1], arguments.prompt_tokens[0])
 
 
 def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:

@@ -26,7 +26,11 @@ MAX_NAMED_FILES = 5  # named files per reason for leaving them out
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    build = commands.add_parser("build", help="make one from files and folders")
+    build = commands.add_parser(
+        "build",
+        help="make one from files and folders",
+        description="Build a corpus from files and folders.",
+    )
     build.set_defaults(run=run_build, prog=build.prog)
     build.add_argument("out", type=Path, metavar="OUT", help="the file, .ngc by custom")
     build.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="files and folders")
@@ -43,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_max_file(build, f"{MAX_FILE_MIB}")
     for name, run, text in (
-        ("info", run_info, "what a corpus holds"),
+        ("info", run_info, "print what a corpus holds"),
         ("verify", run_verify, "read a whole corpus and check everything in it"),
         ("watch", run_watch, "build a corpus again whenever its files change, until Ctrl-C"),
         ("update", run_update, "build a corpus again, from the files that it was built from"),
     ):
-        command = commands.add_parser(name, help=text)
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         command.set_defaults(run=run, prog=command.prog)
         command.add_argument("corpus", type=Path, metavar="CORPUS", help="the file")
         if run in (run_watch, run_update):

@@ -1,11 +1,12 @@
-"""Serve a model to editors: completions that reuse the keystroke before, and draft from a
-repository."""
+"""Serve a model to editors: completions that reuse the work of the previous keystroke, and draft
+from a repository."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import add_count, add_device, add_drafter, add_dtype, load_model
 from ngramspec.cli.usage import UsageError, check_least, usable
+from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
     from ngramspec.measure.models import LoadedModel
@@ -23,6 +25,7 @@ SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
 INSTALL = "pip install 'ngramspec[serve]'"
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "openai")
 MIB = 1 << 20
+MAX_PORT = 65535
 # Prompt tokens of a prefill forward; each takes a fraction of a second. Not tuned.
 CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_drafter(parser)
     heads = parser.add_mutually_exclusive_group()
     heads.add_argument(
-        "--assistant", metavar="FOLDER", help="a small model that drafts, too; it has the tokenizer"
+        "--assistant", metavar="FOLDER", help="a small draft model with the target's tokenizer"
     )
     heads.add_argument(
         "--mtp",
@@ -83,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " (default: refuse)",
     )
     limits = parser.add_argument_group("limits")
-    add_count(limits, "--max-tokens", 256, "of an answer whose request does not say")
+    add_count(limits, "--max-tokens", 256, "of an answer whose request sets no limit")
     limits.add_argument("--context", type=int, metavar="N", help="tokens of prompt and answer")
     add_count(limits, "--max-body", 4, "MiB of a request")
     add_count(limits, "--cache", 2048, "MiB of key-value caches kept between requests")
@@ -118,6 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
         grammar_seconds=1,
         drain=0,
     )
+    check_port(arguments.host, arguments.port)
     keys = read_keys(arguments.api_key, os.environ.get("NGRAMSPEC_API_KEYS", ""))
     with usable():
         check_host(arguments.host, keys)
@@ -165,6 +169,19 @@ def settings_of(
         allowed_hosts=[arguments.host, *check_allowed(arguments.allowed_hosts)],
         unknown_fields=arguments.unknown_fields,
     )
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise a UsageError, before the slow loading of the model, if a port cannot be used."""
+    with usable():
+        check_int("--port", port, 0, MAX_PORT)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            raise UsageError(f"--host {host} --port {port}: {error.strerror}") from error
 
 
 def check_allowed(given: Sequence[str]) -> list[str]:

@@ -35,6 +35,14 @@ def usable(name: str = "") -> Iterator[None]:
         raise UsageError(prefix + str(error).partition("\n")[0]) from error
 
 
+def check_folders(arguments: argparse.Namespace) -> None:
+    """Check, before anything is measured, that the folders of output files exist."""
+    for name in ("json", "html"):
+        path: Path | None = getattr(arguments, name, None)
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"--{name}: cannot write {path}: there is no folder {path.parent}")
+
+
 @contextmanager
 def writable(option: str, path: Path) -> Iterator[None]:
     """Raise a UsageError if writing to the path of an option fails."""

@@ -112,12 +112,10 @@ class BatchDrafting:
         Deterministic drafts are cut to the shortest. Sampled drafts are not cut, because letting
         sampled tokens decide the length would bias the output.
         """
-        room = self._target.room(group.new)
-        room = NO_LIMIT if room is None else room
-        limit = min(self.tokens_left(group) - 1, room)
+        limit = self.draft_limit(group)
         if len(group.rows) == 1:
-            row = group.rows[0]
-            drafts[row] = self._runners[row].propose(limit, room)
+            row, room = group.rows[0], self._target.room(group.new)
+            drafts[row] = self._runners[row].propose(limit, NO_LIMIT if room is None else room)
             return
         going = [group.rows[row] for row in group.going]
         for row in going:

@@ -73,7 +73,7 @@ def ladder(run: Run) -> list[Rung]:
     return [
         Rung("Theorem 3.8", paper, f"alpha {stats.alpha:.3f}, gamma {gamma:.2f}, flat cost"),
         Rung(
-            "acceptance as it fell",
+            "acceptance as measured",
             tokens / (1 + drafting),
             f"{tokens:.2f} tokens a step: by depth, branches, steps without a draft",
         ),

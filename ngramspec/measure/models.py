@@ -135,7 +135,7 @@ def load(
             loaded = AutoModelForCausalLM.from_pretrained(source.path, dtype=kind, **extra)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"cannot load the model {source.name}: {reason}") from error
+        raise ValueError(f"cannot load the model {model or source.name}: {reason}") from error
     return LoadedModel(loaded.eval(), tokenizer, source.name)
 
 

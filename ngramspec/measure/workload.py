@@ -66,7 +66,8 @@ def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
     tasks = [*dict.fromkeys(each.task for each in prompts)]
     names = {"nothing": NOTHING, **{task: task for task in tasks}, NOTHING: NOTHING}
     if unknown := [each for each in wanted if each not in names]:
-        raise ValueError(f"{unknown[0]!r} is none of {', '.join(['nothing', *tasks])}")
+        choices = ", ".join(["nothing", *tasks])
+        raise ValueError(f"unknown task {unknown[0]!r}; choose from {choices}")
     return [names[each] for each in wanted] or [*tasks, NOTHING]
 
 

@@ -92,11 +92,7 @@ def _encoded(service: Service, body: CompletionBody) -> tuple[list[Any], list[li
         many = given
     service.check_count(body.n or 1, "n", len(many))
     if body.suffix:
-        refuse_unless(
-            service.fim is not None,
-            "suffix",
-            f"the model {service.settings.name!r} has no special tokens to fill in the middle",
-        )
+        service.check_fills("suffix")
         assert service.fim is not None
         refuse_unless(
             all(isinstance(each, str) for each in many), "suffix", "it needs a prompt that is text"

@@ -109,7 +109,7 @@ def _of_validation(found: Any) -> ApiError:
     kind, message = str(found["type"]), str(found["msg"])
     if kind == "json_invalid":
         reason = found.get("ctx", {}).get("error", message)
-        return ApiError(400, f"the body is no JSON: {reason}", code="json_invalid")
+        return ApiError(400, f"the body is not valid JSON: {reason}", code="json_invalid")
     path = [str(each) for each in found["loc"][1:]]  # the first is "body" or "header"
     if not path:
         return ApiError(400, "the body must be a JSON object")

@@ -34,11 +34,7 @@ async def infill(service: Service, body: InfillBody, client: Client, request: Re
     A prompt that is too long loses the oldest of ``input_extra`` first, then the beginning of the
     prefix and the end of the suffix. An ApiError names the invalid field.
     """
-    refuse_unless(
-        service.fim is not None,
-        "input_suffix",
-        f"the model {service.settings.name!r} has no special tokens to fill in the middle",
-    )
+    service.check_fills("input_suffix")
     refuse_unless(isinstance(body.prompt, str), "prompt", "it must be text here")
     return await _answer(service, body, partial(infill_prompt, service, body), client, request, 0.0)
 

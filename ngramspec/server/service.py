@@ -134,6 +134,15 @@ class Service:
             f" {count}; ask for fewer of each token, fewer tokens or fewer answers",
         )
 
+    def check_fills(self, param: str) -> None:
+        """Refuse a field that asks for text between two texts if the model cannot write it."""
+        refuse_unless(
+            self.fim is not None,
+            param,
+            f"the model {self.settings.name!r} has no special tokens to fill in the middle; serve a"
+            " code model that has them, such as Qwen/Qwen2.5-Coder-0.5B",
+        )
+
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
         most = self.context * self._longest

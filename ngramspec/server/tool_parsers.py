@@ -177,7 +177,7 @@ def _is_object(text: str) -> bool:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 class TemplateParser:

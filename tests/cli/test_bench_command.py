@@ -25,10 +25,17 @@ def test_bench_prints_writes_and_draws(loaded, tmp_path, capsys):
     traces.write_text("\n".join(map(json.dumps, lines)))
     command = ["bench", "--prompts", str(traces), "--tasks", "summarization", "nothing"]
     command += ["--lengths", "30", "90", "--repeats", "1", "--max-new-tokens", "24", "--least", "9"]
-    command += ["--lookup", "5", "--speculator", '{"gamma": 3}', "--speculator", '{"colour": 1}']
+    command += [
+        "--lookup",
+        "5",
+        "--speculator",
+        '{"gamma": 3}',
+        "--speculator",
+        '{"drafter": "mtp"}',
+    ]
     assert main([*command, "--json", str(out), "--plots", str(plots)]) == 0
     printed = capsys.readouterr().out
-    assert "skipped: ngramspec, colour 1: TypeError: " in printed
+    assert "skipped: ngramspec, drafter mtp: " in printed
     for word in ("summarization, 1 prompt of 90", "prompt lookup 5", "ngramspec, gamma 3"):
         assert word in printed
     assert "chat," not in printed
@@ -67,15 +74,27 @@ def test_bench_has_texts_of_its_own(loaded, capsys):
     [
         (["--repeats", "0"], "--repeats must be >= 1, got 0"),
         (["--max-new-tokens", "1"], "--max-new-tokens must be >= 2, got 1"),
-        (["--tasks", "poetry"], "--tasks: 'poetry' is none of nothing, summarization"),
+        (
+            ["--tasks", "poetry"],
+            "--tasks: unknown task 'poetry'; choose from nothing, summ",
+        ),
         (["--prompts", "nowhere.jsonl"], "--prompts: "),
         (["--chat"], "--chat needs --prompts, and a model that has a chat template"),
         (["--speculator", "{"], "not JSON: {"),
         (["--speculator", "[]"], "not a JSON object: []"),
+        (["--speculator", '{"gama": 8}'], "--speculator {"),
+        (["--prompt-tokens", "300", "700"], "--prompt-tokens needs --prompts"),
+        (
+            ["--prompts", "any.jsonl", "--prompt-tokens", "700", "300"],
+            "--prompt-tokens MAX must be >= 700, got 300",
+        ),
+        (["--json", "nowhere/found.json"], "--json: cannot write nowhere/found.json: there is no"),
         (["--device", "cuda:77"], "--device cuda:77: "),
     ],
 )
-def test_bad_arguments_are_one_line(loaded, capsys, arguments, message):
+def test_bad_arguments_are_one_line(loaded, capsys, monkeypatch, arguments, message):
+    measured = []
+    monkeypatch.setattr("ngramspec.cli.bench._measure", lambda *given: measured.append(given))
     try:
         code = main(["bench", *arguments])
     except SystemExit as error:
@@ -83,4 +102,5 @@ def test_bad_arguments_are_one_line(loaded, capsys, arguments, message):
     error = capsys.readouterr().err
     assert code == 2
     assert message in error
+    assert measured == []
     assert error.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 
 import pytest
 import torch
@@ -69,3 +70,13 @@ def test_the_device_is_a_gpu_if_there_is_one(monkeypatch, gpu, device):
     load_model(arguments, option="MODEL")
     assert moved == [device]
     assert arguments.device == device
+
+
+def test_a_port_is_checked_before_a_model_is_loaded(capsys):
+    assert "--port must be in 0..65535, got 99999" in error_of(capsys, "--port", "99999")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        error = error_of(capsys, "--port", port)
+    assert error == f"ngramspec serve: --host 127.0.0.1 --port {port}: Address already in use\n"

@@ -93,7 +93,7 @@ def test_where_the_assumptions_hold_all_predictions_are_the_measurement():
 def test_each_cause_is_found_in_its_own_rung():
     flat, steep = ideal_run(), ideal_run(cost=lambda n: 1 + 0.1 * (n - 1))
     speeds = {rung.name: rung.speed for rung in ladder(steep)}
-    assert speeds["acceptance as it fell"] == pytest.approx(flat.measured)
+    assert speeds["acceptance as measured"] == pytest.approx(flat.measured)
     assert speeds["cost(n)"] == pytest.approx(flat.measured / 1.3)
     assert speeds["cost(n)"] == pytest.approx(speeds["measured"])
     slow = ideal_run(other=ONE)
@@ -125,7 +125,7 @@ def test_a_plain_step_shorter_than_its_forward_is_not_resolved():
     )
     rows = {row[0]: row for row in rung_rows([*rungs.values()])}
     assert rows["overhead"][1:3] == rows["prefill"][1:3] == ("-", "-")
-    assert "(noise)" not in rows["acceptance as it fell"][2]  # it is counted, not timed
+    assert "(noise)" not in rows["acceptance as measured"][2]  # it is counted, not timed
     change = run.measured - rungs["cost(n)"].speed
     assert rows["measured"][2] == f"{change:+.2f} (noise)"
     html = page(run, ladder(run), [])

@@ -74,7 +74,7 @@ def test_the_package_s_own_texts_are_one_of_each_task():
     assert [each.task for each in prompts] == tasks
     assert known_tasks(prompts, []) == [*tasks, NOTHING]
     assert known_tasks(prompts, ["chat", "nothing"]) == ["chat", NOTHING]
-    with pytest.raises(ValueError, match="'poetry' is none of nothing, summarization"):
+    with pytest.raises(ValueError, match="unknown task 'poetry'; choose from nothing, summ"):
         known_tasks(prompts, ["poetry"])
 
 

@@ -86,7 +86,7 @@ def test_what_is_no_request_is_refused_in_the_same_shape(client):
 
     headers = {"content-type": "application/json"}
     broken = client.post("/v1/completions", content='{"prompt": "x', headers=headers)
-    assert "no JSON" in error(broken, 400)
+    assert "not valid JSON" in error(broken, 400)
     assert "object" in error(client.post("/v1/completions", json=[1]), 400)
     large = client.post("/v1/completions", content=b"x" * (5 << 20), headers=headers)
     assert "4194304 bytes" in error(large, 413)
