@@ -136,6 +136,9 @@ KEPT: dict[str, Case] = {
         settings={"unsupported": "plain"},
     ),
     "a prompt wholly inside the cache": Case(cache="whole"),
+    "joint steps of a prompt that is wholly inside the cache": Case(
+        mask="left", cache="whole", entry="stepwise", steps="joint"
+    ),
     "left padding over a fixed width": Case(
         family="git image",
         attention="eager",
