@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ngramspec.stores import Corpus
 
 SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
-INSTALL = "pip install 'ngramspec[serve]'"
+INSTALL = "pip install fastapi uvicorn prometheus-client openai"
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "openai")
 MIB = 1 << 20
 MAX_PORT = 65535
@@ -200,7 +200,9 @@ def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
     for text in (*given, *filter(None, variable.split(","))):
         user, equals, key = text.partition("=")
         if not (user and equals and key):
-            raise UsageError("--api-key must be USER=KEY")  # the text itself may be a secret
+            raise UsageError(
+                "--api-key and NGRAMSPEC_API_KEYS must have USER=KEY"
+            )  # the text itself may be a secret
         if user in keys:
             raise UsageError(f"--api-key: user {user!r} has two keys")
         keys[user] = key

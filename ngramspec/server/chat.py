@@ -159,7 +159,8 @@ def call_of(call: Any, limits: Limits) -> dict[str, Any]:
         arguments = function["arguments"]
         read = arguments
         if isinstance(arguments, str):
-            read = json_value(arguments.encode(), limits, "messages: arguments in tool_calls")
+            text = arguments.strip() or "{}"  # clients leave it empty for tools without parameters
+            read = json_value(text.encode(), limits, "messages: arguments in tool_calls")
         if not isinstance(read, dict) or not isinstance(function["name"], str):
             raise TypeError
         return {**call, "function": {**function, "arguments": read}}

@@ -24,6 +24,9 @@ ERROR_TYPES = {
 }
 
 
+ERROR_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
+
+
 class ApiError(Exception):
     """A request is refused, or ended without an answer.
 
@@ -65,7 +68,7 @@ def shutting_down() -> ApiError:
 
 def answer_of(error: ApiError) -> JSONResponse:
     """The HTTP response of an error."""
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    headers = ERROR_HEADERS.get(error.status)
     return JSONResponse(error.body(), error.status, headers)
 
 

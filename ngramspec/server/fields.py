@@ -11,6 +11,13 @@ from pydantic import BaseModel
 from ngramspec.server.errors import bad
 
 MAX_NAMED_FIELDS = 8  # in a warning's header; not tuned
+MIN_SIMILARITY = 0.75  # of an unknown field to the one that an error suggests; not tuned
+# Names of one thing in OpenAI's and llama.cpp's APIs, to suggest the other one.
+SAME_FIELDS = {
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), ("n_predict",)),
+    "n_predict": ("max_completion_tokens", "max_tokens"),
+    "json_schema": ("response_format",),
+}
 # Fields of OpenAI's and llama.cpp's APIs that do not change the answer's text, so they can be
 # ignored: they concern the user, billing, storage, and the slot or cache to use.
 IGNORABLE_FIELDS = {
@@ -40,6 +47,8 @@ def check_fields(body: BaseModel, request: Request, mode: str) -> None:
         request.scope["state"]["ignored"] = ", ".join(named)
         return
     name = unknown[0]
-    known = get_close_matches(name[:100], type(body).model_fields, 1)
+    fields = type(body).model_fields
+    same = [each for each in SAME_FIELDS.get(name, ()) if each in fields]
+    known = same or get_close_matches(name[:100], fields, 1, cutoff=MIN_SIMILARITY)
     hint = f"; did you mean {known[0]!r}?" if known else ""
     raise bad(name[:100], f"this server does not know the field{hint}", "unknown_parameter")

@@ -53,8 +53,7 @@ def timings_of(jobs: Sequence[Job]) -> dict[str, Any]:
     """llama.cpp's token counts and milliseconds for the answers of one request together."""
     stats, started = stats_of(jobs), [job.progress for job in jobs if job.progress.started]
     read = sum(len(job.request.prompt) - job.progress.reused for job in jobs)
-    # The prefill's forward emits the first token of an answer.
-    made = sum(max(len(job.progress.tokens) - 1, 0) for job in jobs)
+    made = sum(len(job.progress.tokens) for job in jobs)
     reading = sum((each.first or each.ended) - each.started for each in started)
     making = sum(each.ended - each.first for each in started if each.first)
     found: dict[str, Any] = {"cache_n": sum(job.progress.reused for job in jobs)}

@@ -41,7 +41,7 @@ def watch(
         import watchfiles
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "watching needs watchfiles: pip install 'ngramspec[serve]'", name="watchfiles"
+            "watching needs watchfiles: pip install watchfiles", name="watchfiles"
         ) from error
     own = corpus.absolute()
 

@@ -106,7 +106,7 @@ def sorted_places(text: Int32) -> NDArray[np.uint32]:
         from pydivsufsort import divsufsort
     except ImportError as error:
         raise ImportError(
-            "building a corpus needs pydivsufsort: pip install 'ngramspec[corpus]'"
+            "building a corpus needs pydivsufsort: pip install pydivsufsort"
         ) from error
     order = divsufsort(content)
     places = np.empty(len(text), np.uint32)

@@ -191,9 +191,7 @@ def _spec(file: Path) -> Any:
     try:
         from pathspec import GitIgnoreSpec
     except ImportError as error:
-        raise ImportError(
-            f"reading {file} needs pathspec: pip install 'ngramspec[corpus]'"
-        ) from error
+        raise ImportError(f"reading {file} needs pathspec: pip install pathspec") from error
     with open_regular(file) as opened:
         content = opened.read(MAX_IGNORE_BYTES + 1)
     if len(content) > MAX_IGNORE_BYTES:

@@ -29,7 +29,7 @@ from ngramspec.stores.redis_queue import PublishQueue, Queued
 
 logger = logging.getLogger("ngramspec.stores")
 
-INSTALL = "pip install 'ngramspec[redis]'"
+INSTALL = "pip install redis"
 POLL_MILLISECONDS = 100  # the longest wait for others' text, and so before one's own is published
 MAX_PAUSE_SECONDS = 5.0  # between attempts to reach Redis
 TIMEOUT_SECONDS = 5.0  # of a command

@@ -136,6 +136,9 @@ KEPT: dict[str, Case] = {
         settings={"unsupported": "plain"},
     ),
     "a prompt wholly inside the cache": Case(cache="whole"),
+    "masks that differ between heads, in half precision": Case(
+        family="doge", dtype="bfloat16", options={"max_new_tokens": 40}, settings={"gamma": 3}
+    ),
     "joint steps of a prompt that is wholly inside the cache": Case(
         mask="left", cache="whole", entry="stepwise", steps="joint"
     ),

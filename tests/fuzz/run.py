@@ -119,9 +119,9 @@ def _in_columns(case: Case, plain: Exception | None) -> bool:
 
 
 def _by_the_text(case: Case, error: Exception | None) -> bool:
-    """Whether an error comes of what a text says: one of the case's own, at a step that another text
-    does not reach; or a pad id without an embedding, behind another row's end, where a processor
-    runs the model itself."""
+    """Whether an error comes of what a text says: one of the case's own, at a step that another
+    text does not reach; or a pad id without an embedding, after another row's end, where a
+    processor runs the model itself."""
     unknown = case.options.get("pad_token_id") in (-1, VOCAB) and "guidance_scale" in case.options
     own = re.fullmatch("the (processor|criterion|streamer) raises", str(error)) is not None
     return own or "no distribution" in str(error) or (unknown and isinstance(error, IndexError))

@@ -96,7 +96,7 @@ def test_llama_vim_is_answered(client, model, tokenizer):
     answer = ask(client, "/infill", **LLAMA_VIM)
     assert set(answer) == set(LLAMA_VIM["response_fields"])
     assert answer["content"] == plain(model, tokenizer, WHOLE, 24)
-    assert answer["timings/predicted_n"] == 23
+    assert answer["timings/predicted_n"] == 24
     warm = len(tokenizer(WHOLE.partition("<|fim_prefix|>")[0])["input_ids"])
     assert answer["timings/prompt_n"] <= len(tokenizer(WHOLE)["input_ids"]) - warm
 

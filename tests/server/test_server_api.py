@@ -234,11 +234,11 @@ def test_the_last_event_has_timings(client, route, with_usage):
         body["prompt"] = PROMPT
     *others, last = events(client.post(route, json=body).text)
     assert not any("timings" in each for each in others)
-    assert last["timings"]["predicted_n"] == 2 * 23
+    assert last["timings"]["predicted_n"] == 2 * 24
     assert last["timings"]["draft_n"] >= last["timings"]["draft_n_accepted"]
     assert ("usage" in last) == with_usage
     body |= {"stream": False}
-    assert client.post(route, json=body).json()["timings"]["predicted_n"] == 2 * 23
+    assert client.post(route, json=body).json()["timings"]["predicted_n"] == 2 * 24
 
 
 def test_stores_are_chosen_by_name_and_shared_ones_by_user(model, tokenizer, tmp_path):

@@ -156,8 +156,8 @@ def grouped(original: Attention) -> Attention:
     """Return an sdpa attention that makes no copies inside ``in_place``.
 
     It has the arguments of ``original``, transformers' function: query (batch, heads, n, size), key
-    and value (batch, key heads, keys, size), attention_mask (batch or 1, 1, n, keys). It returns
-    (batch, n, heads, size), and None in place of attention weights.
+    and value (batch, key heads, keys, size), attention_mask (batch or 1, 1 or heads, n, keys). It
+    returns (batch, n, heads, size), and None in place of attention weights.
     """
     parameters = inspect.signature(original).parameters.values()
     named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
@@ -195,7 +195,8 @@ def grouped(original: Attention) -> Attention:
                 **kwargs,
             )
         positions, group = query.shape[2], query.shape[1] // key.shape[1]
-        if query.dtype != torch.bfloat16 or positions * group > MAX_FOLDED_POSITIONS:
+        folds = query.dtype == torch.bfloat16 and positions * group <= MAX_FOLDED_POSITIONS
+        if not folds or attention_mask.shape[1] > 1:  # Doge's masks differ between heads
             group = 1
         out = scaled_dot_product_attention(
             _fold(query, group),
