@@ -13,6 +13,8 @@ from ngramspec.decoding.loop import decode
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings, make_run, make_target
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.cache.kv_cache import cache_of
+from ngramspec.hf_model.compat.layers import layers_restored
 from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.support import (
     check_adapter,
@@ -77,7 +79,8 @@ def checked_target(settings: Settings, ranks: Ranks | None, call: GenerateCall) 
         from ngramspec.decoding.assistants import Assistants  # most drafters have none
 
         Assistants(call.model, drafter)  # checks them
-    return make_target(settings.config, ranks, call)
+    with layers_restored(cache_of(call.model_kwargs)):
+        return make_target(settings.config, ranks, call)
 
 
 def checked_run(

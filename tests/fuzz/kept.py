@@ -136,6 +136,17 @@ KEPT: dict[str, Case] = {
         settings={"unsupported": "plain"},
     ),
     "a prompt wholly inside the cache": Case(cache="whole"),
+    "attentions over static windows, decoded as the baseline": Case(
+        family="gemma3 image",
+        attention="eager",
+        options={
+            "max_new_tokens": 8,
+            "cache_implementation": "static",
+            "return_dict_in_generate": True,
+            "output_attentions": True,
+        },
+        settings={"unsupported": "plain"},
+    ),
     "masks that differ between heads, in half precision": Case(
         family="doge", dtype="bfloat16", options={"max_new_tokens": 40}, settings={"gamma": 3}
     ),

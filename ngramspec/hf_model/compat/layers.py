@@ -9,6 +9,7 @@ these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,18 @@ Update = Callable[..., Any]
 def decoder_cache(cache: Any) -> Any:
     """Return the self-attention cache in an encoder-decoder model's cache, or ``cache`` itself."""
     return getattr(cache, "self_attention_cache", cache)
+
+
+@contextmanager
+def layers_restored(cache: Any) -> Iterator[None]:
+    """Give a cache its own layers back if the block raises; see ``widen_static``."""
+    layers = getattr(decoder_cache(cache), "layers", [])
+    own = list(layers)
+    try:
+        yield
+    except BaseException:
+        layers[:] = own
+        raise
 
 
 def cross_layers(cache: Any) -> Sequence[Any]:
