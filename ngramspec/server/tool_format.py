@@ -62,7 +62,7 @@ def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
     tools = [{"type": "function", "function": function}]
     told = rendered(tokenizer, [user], tools)
     if told is None or PROBE_NAME not in told:
-        return None, "the model's template knows no tools"
+        return None, "the model's chat template does not support tools"
     template = getattr(tokenizer, "response_template", None)
     if template is None:
         call = {

@@ -163,3 +163,13 @@ def test_a_field_of_any_name_is_named(client):
     ):
         answer = client.post("/v1/completions", json={"prompt": "x", **body}, headers=headers)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_the_other_apis_name_of_a_field_is_suggested(client):
+    def suggestion(route, name):
+        answer = client.post(route, json=BODIES[route] | {name: 3})
+        return answer.json()["error"]["message"].partition("the field")[2]
+
+    assert suggestion("/completion", "max_tokens") == "; did you mean 'n_predict'?"
+    assert suggestion("/v1/completions", "n_predict") == "; did you mean 'max_tokens'?"
+    assert suggestion("/v1/chat/completions", "reasoning_effort") == ""

@@ -337,6 +337,7 @@ def test_large_bodies_have_a_thread_to_themselves(model, tokenizer, monkeypatch)
         padding = {"user": "x", "unknown": "y" * reading.LARGE_BODY_BYTES}
         busy = client.post("/v1/completions", json={"prompt": "x", **padding})
         assert busy.status_code == 429
+        assert int(busy.headers["Retry-After"]) > 0
         assert busy.json()["error"]["code"] == "queue_full"
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
