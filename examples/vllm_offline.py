@@ -21,7 +21,7 @@ SPECULATION = {
     },
     # The store lets all requests draft from earlier outputs. Leave it out where requests must
     # not learn anything about each other.
-    "additional_config": {"ngramspec": {"drafter": "auto", "stores": [{"namespace": "all"}]}},
+    "additional_config": {"ngramspec": {"stores": [{"namespace": "all"}], "log_every": 10}},
 }
 
 

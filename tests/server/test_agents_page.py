@@ -68,7 +68,7 @@ def test_the_clients_of_the_page_run(address, capsys):
     assert names["answer"].usage.ngramspec["tokens_per_call"] > 0
     text, counts = capsys.readouterr().out.splitlines()
     drafted, accepted = map(int, counts.split())
-    assert text == "Snow."
+    assert text == "Snow. stop"
     assert drafted >= accepted >= 0
     predicted = names["client"].chat.completions.create(
         model="tiny",

@@ -264,7 +264,7 @@ def test_threads_read_one_corpus(tmp_path):
 
 def test_without_pydivsufsort_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
-    with pytest.raises(ImportError, match=r"pip install 'ngramspec\[corpus\]'"):
+    with pytest.raises(ImportError, match=r"pip install pydivsufsort"):
         build(tmp_path, [[1, 2]])
 
 
