@@ -29,13 +29,13 @@ def usable(name: str = "") -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        raise UsageError(prefix + reason) from error
-    except (ImportError, TypeError, ValueError) as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name in INSTALL:
             raise
-        raise UsageError(prefix + str(error).partition("\n")[0]) from error
+        reason = str(error).partition("\n")[0]
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            reason = f"{error.filename}: {error.strerror}"
+        raise UsageError(prefix + reason) from error
 
 
 def check_folders(arguments: argparse.Namespace) -> None:

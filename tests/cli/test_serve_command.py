@@ -18,7 +18,7 @@ pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'"
 
 
 def error_of(capsys, *arguments):
-    assert main(["serve", *arguments]) == 2
+    assert main(["serve", "--port", "0", *arguments]) == 2
     return capsys.readouterr().err
 
 

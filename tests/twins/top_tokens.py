@@ -1,4 +1,4 @@
-"""Twin of the top-k candidates: what the target last found most probable behind its last tokens."""
+"""Twin of the top-k candidates: what the target last found most probable after its last tokens."""
 
 from __future__ import annotations
 

@@ -105,18 +105,18 @@ class ValueEngine:
     def recycle(
         self, tokens: Tokens, parents: Any, ids: Any, log_probs: Any, accepted: Sequence[int] = ()
     ) -> None:
-        """Keep what the target found most probable behind the last token and drafted ones."""
+        """Keep what the target found most probable after the last token and drafted ones."""
         if self.top_tokens is None:
             return
-        behind, n = committed_ids(tokens), len(self.committed.text)
+        nodes, n = committed_ids(tokens), len(self.committed.text)
         last = self.committed.text[-2] if n > 1 else -1
-        rows = [(i, n, False) for i in range(len(behind))]
+        rows = [(i, n, False) for i in range(len(nodes))]
         rows += [(i, n + depth, True) for depth, i in enumerate(accepted)]
         for i, since, of_text in rows:
-            before = last if parents[i] == -1 else behind[parents[i]]
-            self.top_tokens.put(before, behind[i], committed_ids(ids[i]), log_probs[i], since)
+            before = last if parents[i] == -1 else nodes[parents[i]]
+            self.top_tokens.put(before, nodes[i], committed_ids(ids[i]), log_probs[i], since)
             if of_text:
-                self.top_tokens.put_latest(behind[i])
+                self.top_tokens.put_latest(nodes[i])
 
     def read_head(self, before: Any, ids: Any, log_probs: Any, depth: int = 0) -> None:
         """Add a head's rows in place of those from ``depth`` on."""
