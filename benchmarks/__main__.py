@@ -23,6 +23,7 @@ BENCHMARKS = (
     "recurrent",
     "encoder_decoder",
     "summaries",
+    "samples",
     "forced",
     "profile",
     "costs",

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, greedy, padded, recorded_prompts, write
+from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
 from ngramspec import DecodeStats, Speculator
 from ngramspec.measure.forced import forced_model
 from ngramspec.measure.models import load
@@ -91,7 +91,7 @@ def measure(model: Any, prompts: list[list[int]], arguments: argparse.Namespace)
     """Tokens per second of the baseline and of ngramspec."""
     new = arguments.max_new_tokens
     inputs = padded(prompts)
-    call = greedy(model, inputs, new)
+    call = prepared_call(model, inputs, new)
 
     def speculate(**settings: Any) -> tuple[torch.Tensor, DecodeStats]:
         speculator = Speculator(**settings)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, greedy, padded, recorded_prompts, write
+from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
 from ngramspec import Speculator
 from ngramspec.measure.models import load
 from ngramspec.measure.turns import PLAIN, take_turns
@@ -66,7 +66,7 @@ def measure(
     model: Any, prompt: list[int], beams: int, speculators: dict[str, Speculator], arguments: Any
 ) -> dict[str, Any]:
     """The median speedups over the baseline on one prompt, and ngramspec's counts."""
-    call = greedy(model, padded([prompt]), arguments.max_new_tokens, num_beams=beams)
+    call = prepared_call(model, padded([prompt]), arguments.max_new_tokens, num_beams=beams)
     speculators[OURS].reset()
     calls = {PLAIN: call} | {name: partial(call, each) for name, each in speculators.items()}
     turns = take_turns(calls, arguments.repeats, warm_up=0)

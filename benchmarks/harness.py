@@ -91,7 +91,7 @@ def recorded_prompts(path: Path, group: str, longest: int, *, cut: bool = False)
     return short + [prompt[-longest:] for prompt in prompts if cut and len(prompt) > longest]
 
 
-def greedy(
+def prepared_call(
     model: Any, inputs: dict[str, torch.Tensor], new: int, **arguments: Any
 ) -> Callable[..., torch.Tensor]:
     """What calls plain ``generate``, or speculative if it is given a Speculator.

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_json, greedy, write
+from benchmarks.harness import add_json, prepared_call, write
 from ngramspec import Speculator
 from ngramspec.cli.options import add_count
 from ngramspec.measure.forced import ForcedProcessor
@@ -223,7 +223,7 @@ def host_time(model: Any, prompt: list[int], new: int, cell: Cell) -> Host:
     if cell.who == LOOKUP:
         arguments["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    call = greedy(model, inputs, new, **arguments)
+    call = prepared_call(model, inputs, new, **arguments)
     speculator = None if cell.settings is None else Speculator(**cell.settings)
     with timed_forwards(model) as spans:
         call(speculator)

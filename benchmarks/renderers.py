@@ -67,14 +67,13 @@ def whole_calls(*files: Raw) -> str:
             ways.setdefault(row["task"], {})[row["way"]] = row
         for task, by_way in ways.items():
             lookup, ours = by_way["prompt lookup 10"]["ratio"], by_way["ngramspec"]
-            chains = by_way.get("ngramspec, tree None", {}).get("ratio")
             figures = [lookup, ours["ratio"], ours["ratio"] / lookup, ours["tokens_per_call"]]
-            figures += [ours["limit_share"], chains]
+            figures.append(ours["limit_share"])
             dtype, count = raw["settings"]["dtype"], ours["prompts"]
             same = f"{ours['same']} of {count}"
             rows.append((dtype, task, count, *map(_speed, figures), same))
     header = ("dtype", "task", "prompts", "lookup (10)", "ngramspec", "over lookup")
-    return markdown((*header, "tokens per call", "of the limit", "`tree=None`", "same text"), rows)
+    return markdown((*header, "tokens per call", "of the limit", "same text"), rows)
 
 
 def speed(*files: Raw) -> str:
@@ -320,10 +319,10 @@ def host_time(raw: Raw) -> str:
     return markdown((*header, *(f"speed at {each} ms" for each in assumed)), rows)
 
 
-def summaries(raw: Raw) -> str:
+def summaries(*files: Raw) -> str:
     """Speedup of an encoder-decoder by number of beams and rows: means over the batches."""
     cells: dict[tuple[int, int], list[Raw]] = {}
-    for row in raw["rows"]:
+    for row in (row for raw in files for row in raw["rows"]):
         cells.setdefault((row["beams"], row["batch"]), []).append(row)
     rows = [
         (
@@ -337,6 +336,17 @@ def summaries(raw: Raw) -> str:
     ]
     header = ("beams", "rows", "ngramspec", "worst turn", "prompt lookup", "tokens per call")
     return markdown((*header, "encoder's share of the baseline", "same text"), rows)
+
+
+def samples(raw: Raw) -> str:
+    """Speedup of several answers to one prompt: geometric means over the prompts."""
+    names = {"ours": "from each other", "separate": "separately"}
+    rows = []
+    for way, name in names.items():
+        speeds = [row[way]["speedup"] for row in raw["rows"]]
+        calls = _mean(row[way]["tokens_per_call"] for row in raw["rows"])
+        rows.append((name, len(speeds), _mean(speeds), _speed(min(speeds)), calls))
+    return markdown(("drafted", "prompts", "speedup", "worst prompt", "tokens per call"), rows)
 
 
 def heads(raw: Raw) -> str:

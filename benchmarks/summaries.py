@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.traces import read_traces
 from ngramspec.measure.turns import PLAIN, take_turns
 
-OURS, LOOKUP, ENCODER = "ours", "prompt lookup", "encoder"
+OURS, LOOKUP = "ours", "prompt lookup"
 LARGE = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "vocab_size": 50264}
 SETTINGS: dict[str, Any] = {"do_sample": False, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
 SETTINGS |= {"early_stopping": True, "min_length": 0, "forced_bos_token_id": None}
@@ -37,6 +38,7 @@ LONGEST_SUMMARY = 142  # tokens, as in the checkpoint
 # Logits of the recorded and of the other token, above the logarithm of the other tokens' sum.
 SURE, UNSURE = (8.0, 4.0), (7.0, 6.3)
 UNSURE_SHARE = 0.25  # of positions; not measured
+WARM_UP_TOKENS = 4  # of a call of each configuration before the turns
 
 
 def build(layers: int, dtype: torch.dtype) -> Any:
@@ -71,6 +73,9 @@ class Texts:
         model: the model.
         inputs: the articles.
         pairs: each row's article and summary.
+
+    Attributes:
+        encoder_seconds: the time of the encoder's forward of all articles.
     """
 
     def __init__(
@@ -86,8 +91,10 @@ class Texts:
             self.others[row] = torch.tensor(article)[places]
             unsure = torch.rand(length, generator=make) < UNSURE_SHARE
             self.raised[row, unsure] = torch.tensor(UNSURE)
+        began = perf_counter()
         with torch.inference_mode():
             self.marks = model.get_encoder()(**inputs)[0][:, -1].float()  # (rows, d)
+        self.encoder_seconds = perf_counter() - began
 
     def force(self, logits: torch.Tensor, encoded: torch.Tensor, positions: torch.Tensor) -> None:
         """Raise logits in place.
@@ -135,23 +142,22 @@ def measure(
     new = min(arguments.max_new_tokens, LONGEST_SUMMARY)
     given: dict[str, Any] = SETTINGS | {"num_beams": beams, "max_new_tokens": new} | inputs
 
-    def speculate() -> tuple[torch.Tensor, DecodeStats]:
+    def speculate(**more: Any) -> tuple[torch.Tensor, DecodeStats]:
         speculator = Speculator(tree=arguments.tree or "auto", gamma=arguments.gamma or "auto")
-        return generate(model, speculator=speculator, **given), speculator.stats
+        return generate(model, speculator=speculator, **given | more), speculator.stats
 
     def plain(**more: Any) -> tuple[torch.Tensor, DecodeStats]:
-        return model.generate(**given, **more), DecodeStats()
+        return model.generate(**given | more), DecodeStats()
 
-    def encode() -> tuple[torch.Tensor, DecodeStats]:
-        with torch.inference_mode():
-            return model.get_encoder()(**inputs)[0], DecodeStats()
-
-    calls: dict[str, Callable[[], tuple[torch.Tensor, DecodeStats]]]
-    calls = {PLAIN: plain, OURS: speculate, ENCODER: encode}
+    calls: dict[str, Callable[..., tuple[torch.Tensor, DecodeStats]]]
+    calls = {PLAIN: plain, OURS: speculate}
     if len(pairs) == beams == 1:
         calls[LOOKUP] = partial(plain, prompt_lookup_num_tokens=10)
-    with forced(model, Texts(model, inputs, pairs)):
-        turns = take_turns(calls, arguments.repeats, warm_up=arguments.warm_up)
+    texts = Texts(model, inputs, pairs)
+    with forced(model, texts):
+        for call in calls.values():
+            call(max_new_tokens=WARM_UP_TOKENS)
+        turns = take_turns(calls, arguments.repeats, warm_up=0, first=0)
     (text, _), (ours, stats) = turns.last(PLAIN), turns.last(OURS)
     return {
         "batch": len(pairs),
@@ -159,7 +165,7 @@ def measure(
         "speedup": turns.speedup(OURS),
         "worst": min(turns.speedups(OURS)),
         "lookup": turns.speedup(LOOKUP) if LOOKUP in calls else None,
-        "encoder_share": turns.median(ENCODER) / turns.median(PLAIN),
+        "encoder_share": texts.encoder_seconds / turns.median(PLAIN),
         "tokens_per_call": stats.tokens_per_call,
         "calls": stats.target_calls,
         "drafted": stats.drafted,
@@ -183,7 +189,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--layers", LARGE["decoder_layers"], "layers of encoder and decoder")
     parser.add_argument("--gamma", type=int, help="tokens of a draft; default: by cost")
     parser.add_argument("--tree", type=int, help="nodes of a draft; default: by cost")
-    parser.add_argument("--warm-up", type=int, default=1, help="turns before that are not counted")
     add_run(parser, repeats=3, new=LONGEST_SUMMARY)
 
 

@@ -63,11 +63,8 @@ def _whole(dtype: str, *more: str) -> tuple[str, ...]:
     return (*BENCH, "--dtype", dtype, *more, "--json", "OUT")
 
 
-_NOTHING = ("--tasks", "nothing", "--lookup", "--prompts-per-task", "6", "--repeats", "9")
-_WHOLE = (
-    *("--tasks", *TASKS, "--lookup", "10", "--speculator", '{"tree": null}'),
-    *("--prompts-per-task", "7", "--repeats", "2"),
-)
+_NOTHING = ("--tasks", "nothing", "--lookup", "--prompts-per-task", "6", "--repeats", "5")
+_WHOLE = ("--tasks", *TASKS, "--lookup", "10", "--prompts-per-task", "4", "--repeats", "2")
 _BATCH = ("benchmarks", "batch", "--traces", PUBLIC, "--repeats", "2", "--chains")
 _PRESET = (*REPLAY, "--policy", "priority", "--curve", "cpu", "--curve", "gpu")
 _LENGTHS = {
@@ -242,13 +239,20 @@ TABLES: dict[str, Table] = {
     ),
     "summaries": Table(
         {
-            "summaries": (
+            f"summaries_{size}_rows_{beams}_beams": (
                 *("benchmarks", "summaries", "--traces", PUBLIC, "--group", "summary"),
-                *("--batches", "1", "--json", "OUT"),
+                *("--sizes", str(size), "--beams", str(beams), "--batches", str(batches)),
+                *("--repeats", "2", "--json", "OUT"),
             )
+            for size, beams, batches in ((1, 1, 3), (1, 4, 3), (8, 1, 1), (8, 4, 1))
         },
         (*LOOP, "benchmarks/summaries.py"),
         renderers.summaries,
+    ),
+    "samples": Table(
+        {"samples": ("benchmarks", "samples", "--traces", PUBLIC, "--json", "OUT")},
+        (*LOOP, "benchmarks/samples.py"),
+        renderers.samples,
     ),
     "heads": Table(
         {"heads": ("benchmarks", "heads", "--traces", PUBLIC, "--json", "OUT")},
@@ -271,7 +275,7 @@ TABLES: dict[str, Table] = {
         {
             f"beams_{group}": (
                 *("benchmarks", "beams", "--traces", PUBLIC, "--group", group, "--count", "2"),
-                *("--repeats", "2", "--dtype", "bfloat16", "--json", "OUT"),
+                *("--beams", "2", "4", "--dtype", "float32", "--json", "OUT"),
             )
             for group in ("edit", "answer")
         },

@@ -124,9 +124,9 @@ class Batch:
         block[:] = np.array(last)[:, None]
         embedded = embeddings is None or 0 <= pad < embeddings
         for group in self.groups if len(last) > 1 else ():
-            if len(group.going) == len(group.rows):
+            if len(group.active) == len(group.rows):
                 continue
-            ended = set(range(len(group.rows))) - set(group.going)
+            ended = set(range(len(group.rows))) - set(group.active)
             rows = [group.rows[row] for row in ended]
             block[rows, 1:] = pad if embedded else 0
             block[[row for row in rows if not embedded and last[row] == pad], 0] = 0

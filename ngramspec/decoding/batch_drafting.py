@@ -78,7 +78,7 @@ class BatchDrafting:
         target, group, costs = self._target, self._groups[0], self._costs
         drafts = [EMPTY_DRAFT] * len(self._rows)
         room, learned = target.prefill_room(), self._prefill_length.limit
-        limit = min(room, self.draft_limit(group), learned)
+        limit = min(room, self.draft_limits(group)[0], learned)
         vocab = target.vocab
         if limit < 1 or vocab is None or costs is None or self._ranks is not None:
             return drafts
@@ -112,39 +112,38 @@ class BatchDrafting:
         Deterministic drafts are cut to the shortest. Sampled drafts are not cut, because letting
         sampled tokens decide the length would bias the output.
         """
-        limit = self.draft_limit(group)
+        limit, nodes = self.draft_limits(group)
         if len(group.rows) == 1:
-            row, room = group.rows[0], self._target.room(group.new)
-            drafts[row] = self._runners[row].propose(limit, NO_LIMIT if room is None else room)
+            drafts[group.rows[0]] = self._runners[group.rows[0]].propose(limit, nodes)
             return
-        going = [group.rows[row] for row in group.going]
-        for row in going:
+        active = [group.rows[row] for row in group.active]
+        for row in active:
             drafts[row] = self._runners[row].propose(limit)
             if drafts[row].proposal is None:
                 limit = min(limit, len(drafts[row]))
-        if all(drafts[row].proposal is None for row in going):
-            for row in going:
+        if all(drafts[row].proposal is None for row in active):
+            for row in active:
                 drafts[row] = drafts[row].first(limit)
 
     def drop_ended(self) -> None:
         """Remove ended rows from the batch once enough rows have ended."""
         target, costs = self._target, self._costs
-        going = [row for group in self._groups for row in group.rows if not group.stopped]
-        few = 0 < len(going) <= MAX_UNFINISHED_SHARE * target.rows
+        unfinished = [row for group in self._groups for row in group.rows if not group.stopped]
+        few = 0 < len(unfinished) <= MAX_UNFINISHED_SHARE * target.rows
         if few and target.rows_may_leave:
-            target.keep_rows(going)
+            target.keep_rows(unfinished)
             if isinstance(costs, BatchStepCosts):
-                costs.keep_rows(len(going))
+                costs.keep_rows(len(unfinished))
 
     def cut_together(self, drafts: list[Draft]) -> list[Draft]:
         """Cut the drafts of diverged rows to a common length, as one forward runs the longest."""
         groups = [group for group in self._groups if not group.stopped]
         rows = [row for group in groups for row in group.rows]
-        going = [drafts[row] for row in rows]
-        estimated = all(draft.confidence is not None for draft in going if len(draft))
-        sampled = any(draft.proposal is not None for draft in going)  # see propose_for
+        proposed = [drafts[row] for row in rows]
+        estimated = all(draft.confidence is not None for draft in proposed if len(draft))
+        sampled = any(draft.proposal is not None for draft in proposed)  # see propose_for
         costs = self._costs
-        if costs is None or sampled or not estimated or not any(map(len, going)):
+        if costs is None or sampled or not estimated or not any(map(len, proposed)):
             return drafts
         from ngramspec.draft_length.batch_choice import common_length, urgencies
 
@@ -153,7 +152,7 @@ class BatchDrafting:
         surcharge = 1.0 if self._runners[0].always_branches else costs.surcharge()
         if surcharge < CostGamma.MIN_SURCHARGE:
             surcharge = 1.0
-        length, branches = common_length(going, weights, costs.cost(), surcharge)
+        length, branches = common_length(proposed, weights, costs.cost(), surcharge)
         for row in rows:
             draft = drafts[row] if branches else self._runners[row].path_of(drafts[row])
             drafts[row] = draft.first(length).as_chain()
@@ -167,13 +166,14 @@ class BatchDrafting:
             return positions  # padding is rejected, which would undo a recurrent state
         if any(draft.parents is not None for draft in drafts):
             return positions
-        room = min(self.draft_limit(group) for group in self._groups if not group.stopped)
+        room = min(self.draft_limits(group)[0] for group in self._groups if not group.stopped)
         return costs.width(positions, 1 + room)
 
-    def draft_limit(self, group: Group) -> int:
-        """Maximum draft tokens, by the maximum length and the room in the target's cache."""
-        left, room = self.tokens_left(group) - 1, self._target.room(group.new)
-        return left if room is None else min(left, room)
+    def draft_limits(self, group: Group) -> tuple[int, int]:
+        """Maximum tokens of a path, by the length of the text too, and of a whole draft."""
+        room = self._target.room(group.new)
+        nodes = NO_LIMIT if room is None else room
+        return min(self.tokens_left(group) - 1, nodes), nodes
 
     def tokens_left(self, group: Group) -> int:
         """Maximum tokens that a group's rows may still generate."""

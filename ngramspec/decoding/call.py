@@ -98,7 +98,7 @@ def checked_run(
 
 def _check_beams(settings: Settings, call: GenerateCall) -> None:
     """Raise an UnsupportedError if beam search is combined with an option that excludes it."""
-    beams = call.generation_config.num_beams or 1
+    beams = call.beams
     if beams == 1:
         return
     if call.streamer is not None:

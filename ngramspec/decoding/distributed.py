@@ -63,7 +63,7 @@ class Ranks:
             return [replace(draft, proposal=None) for draft in drafts], width
         return _unpack(message), int(message[0, 1])
 
-    def going(self, mine: bool) -> bool:
+    def any_unfinished(self, mine: bool) -> bool:
         """Whether any process, or this one if they are not synced, needs another forward."""
         if not self.synced:
             return mine

@@ -28,7 +28,7 @@ class Group:
         length: committed tokens of each row.
         finished: whether each row has ended.
         stopped: whether every row has ended.
-        going: the group's rows that are drafted for. Ended rows count only if they are not padded.
+        active: the group's rows that are drafted for. Ended rows count only if they are not padded.
         last: each row's last committed token.
         accepted_positions: positions of the step's forward that the baseline would have computed.
         origins: the row of that forward that each row continues; empty if each continues itself.
@@ -50,7 +50,7 @@ class Group:
         self.length = self.prompt_length = prompt.shape[1]
         self.finished: list[bool]
         self.stopped: bool
-        self.going: list[int]
+        self.active: list[int]
         self.end_rows([False] * len(rows))
         self.last = [0] * len(rows)
         self.accepted_positions: list[int] = []
@@ -85,7 +85,7 @@ class Group:
         """Set which rows have ended."""
         pads = self.sampler.pad is not None
         self.finished, self.stopped = finished, all(finished)
-        self.going = [row for row, ended in enumerate(finished) if not (ended and pads)]
+        self.active = [row for row, ended in enumerate(finished) if not (ended and pads)]
 
     def ids(self) -> torch.Tensor:
         """The committed tokens, int64 (rows, length), on the prompt's device.
@@ -125,17 +125,17 @@ class Group:
 
     def take(self, tokens: list[int]) -> None:
         """Commit each row's token at ``position``, then move to the next position or to None."""
-        position, going = self.position, self.going
+        position, active = self.position, self.active
         assert position is not None
         tokens = self._padded(tokens)
-        nodes = [self.cursors[row].node_with(tokens[row], position) for row in going]
-        for row, node in zip(going, nodes, strict=True):
+        nodes = [self.cursors[row].node_with(tokens[row], position) for row in active]
+        for row, node in zip(active, nodes, strict=True):
             self._emitted[row].append(tokens[row])
             if node is not None:
                 self._accepted[row].append(node)
         self.commit(tokens)
         node = nodes[0]
-        agreed = nodes.count(node) == len(nodes) and self.going == going and not self.stopped
+        agreed = nodes.count(node) == len(nodes) and self.active == active and not self.stopped
         self.position = node + 1 if agreed and node is not None else None
 
     def verdicts(self) -> list[Verdict]:
@@ -155,7 +155,7 @@ class Group:
                 f" position {self.length}"
             )
         pad = self.sampler.pad
-        if pad is None or len(self.going) == len(tokens):
+        if pad is None or len(self.active) == len(tokens):
             return tokens
         rows = zip(tokens, self.finished, strict=True)
         return [pad if ended else token for token, ended in rows]

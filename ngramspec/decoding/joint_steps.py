@@ -146,29 +146,29 @@ class JointSteps:
         for row in rows:
             with row.own_errors():
                 row.proposed = row.generation.begin_step()
-        going = [row for row in rows if not isinstance(row.added, Exception)]
+        stepped = [row for row in rows if not isinstance(row.added, Exception)]
         if tracker is not None:
-            _cut(going, tracker)
+            _cut(stepped, tracker)
         began = perf_counter()
-        for row in going:
+        for row in stepped:
             with row.own_errors():
                 row.share = row.generation.begin_forward(row.step)
-        going = [row for row in going if row.share is not None]
-        if not going:
+        stepped = [row for row in stepped if row.share is not None]
+        if not stepped:
             return
-        hidden = any(row.generation.target.wants_hidden for row in going)
-        shares = [row.share for row in going if row.share is not None]
+        hidden = any(row.generation.target.wants_hidden for row in stepped)
+        shares = [row.share for row in stepped if row.share is not None]
         # Only a generation opened in inference mode may get tensors that are made in it.
-        inference = all(row.generation.inference_mode for row in going)
+        inference = all(row.generation.inference_mode for row in stepped)
         with torch.inference_mode(inference), torch.no_grad():
             results = JointForward(self._model, shares).run(hidden)
         forwarded = perf_counter()
-        for row, result in zip(going, results, strict=True):
+        for row, result in zip(stepped, results, strict=True):
             with row.own_errors():
                 row.added = row.generation.end_step(result)
         waited = self._model.device.type == "cpu"  # see StepRecorder.mark_forwarded
-        if tracker is not None and len(going) == len(rows):
-            _learn(tracker, going, (forwarded if waited else perf_counter()) - began)
+        if tracker is not None and len(stepped) == len(rows):
+            _learn(tracker, stepped, (forwarded if waited else perf_counter()) - began)
 
 
 def _cut(rows: Sequence[_Row], tracker: StepCostTracker) -> None:

@@ -35,10 +35,10 @@ def decode(run: Generation) -> torch.Tensor:
     """
     loop = DecodeLoop(run)
     try:
-        going = loop.advance()
+        unfinished = loop.advance()
         with run.target.decoding():
-            while going:
-                going = loop.advance()
+            while unfinished:
+                unfinished = loop.advance()
         return loop.batch.sequences(loop.pad)
     finally:
         loop.close()
@@ -93,22 +93,22 @@ class DecodeLoop:
         """
         if self.prefilled and self.batch.stopped:
             self.forward_for_other_ranks()
-            return self.going()
+            return self.is_unfinished()
         with self.section(STEP if self.prefilled else PREFILL):
             open_step = self.step()
             step = next(open_step)
             finish(open_step, self.forward(step))
-        return self.going()
+        return self.is_unfinished()
 
-    def going(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether there is another step to run; if not, end the drafting successfully."""
         self.prefilled = True
-        going = not self.batch.stopped
+        unfinished = not self.batch.stopped
         if self.ranks is not None:
-            going = self.ranks.going(going)
-        if not going:
+            unfinished = self.ranks.any_unfinished(unfinished)
+        if not unfinished:
             self.drafting.finish()
-        return going
+        return unfinished
 
     def close(self) -> None:
         """Leave the cache as the baseline would have left it, and end the draft sessions."""

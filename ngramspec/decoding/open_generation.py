@@ -49,7 +49,7 @@ class OpenGeneration:
         self._run, self._count, self._streamer = run, count, streamer
         self.inference_mode = torch.is_inference_mode_enabled()
         self._loop = DecodeLoop(run)
-        self._going, self._begun, self._closed = True, False, False
+        self._unfinished, self._begun, self._closed = True, False, False
         self._open_step: OpenStep | None = None  # a joint step before its forward
 
     @property
@@ -60,7 +60,7 @@ class OpenGeneration:
     @property
     def finished(self) -> bool:
         """Whether a stopping rule has fired, or the generation is closed."""
-        return self._closed or not self._going
+        return self._closed or not self._unfinished
 
     @property
     def length(self) -> int:
@@ -103,10 +103,10 @@ class OpenGeneration:
         with self._closed_by_errors():
             if self._begun:
                 with self.target.decoding():
-                    self._going = self._loop.advance()
+                    self._unfinished = self._loop.advance()
             else:
                 self._begun = True
-                self._going = self._loop.advance()
+                self._unfinished = self._loop.advance()
         return self._loop.batch.groups[0].tokens_from(before)
 
     def begin_step(self) -> Step:
@@ -130,7 +130,7 @@ class OpenGeneration:
         with self._closed_by_errors():
             assert self._open_step is not None
             finish(self._open_step, self.target.end_forward(result, result.hidden))
-            self._going = self._loop.going()
+            self._unfinished = self._loop.is_unfinished()
         return self._loop.batch.groups[0].tokens_from(before)
 
     @contextmanager
@@ -188,7 +188,7 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
             vocabulary.
     """
     check_request(call.generation_config)
-    beams, rows = call.generation_config.num_beams or 1, call.input_ids.shape[0]
+    beams, rows = call.beams, call.input_ids.shape[0]
     if beams > 1:
         raise UnsupportedError(
             f"num_beams={beams} cannot be decoded step by step, because no token is selected before"

@@ -53,6 +53,12 @@ class GenerateCall:
         if self.model_kwargs.get("use_cache", True) is None:  # None means that the call has a cache
             self.model_kwargs["use_cache"] = True
 
+    @property
+    def beams(self) -> int:
+        """Number of beams; 1: no beam search."""
+        beams: int = self.generation_config.num_beams or 1
+        return beams
+
 
 def read_reference(config: Any, reference_ids: Any = None) -> Int32:
     """The text that drafters read before a call's prompt, int32 (n,).

@@ -91,9 +91,9 @@ def make_target(config: Config, ranks: Ranks | None, call: GenerateCall) -> Targ
         width=config.fixed_width,
         compiled=config.compiled,
         gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
-        beams=call.generation_config.num_beams or 1,
+        beams=call.beams,
     )
-    check_beams_of(target.model, call.generation_config.num_beams or 1)
+    check_beams_of(target.model, call.beams)
     synced = ranks is not None and ranks.synced
     if synced and target.cache.capacity is not None:
         raise UnsupportedError(
@@ -118,13 +118,13 @@ def make_run(
     config, stats, pace = settings.config, DecodeStats(), Pace()
     section = no_section if settings.observer is None else settings.observer.section
     sampler = _sampler(settings, target, call)
-    if (call.generation_config.num_beams or 1) == 1 and _may_diverge(target, sampler):
+    if call.beams == 1 and _may_diverge(target, sampler):
         target.let_rows_diverge()
     if target.limits.unaligned is not None:
         settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
     if target.pending is not None and config.planned_gamma == "auto":
         target.pending.most = MAX_PRICED_PENDING_TOKENS
-    trees = _may_branch(config, target, stats, call.generation_config.num_beams or 1)
+    trees = _may_branch(config, target, stats, call.beams)
     costs = step_costs(config, target, sampler.stop.max_length, trees, settings.log_once)
     learned = costs if config.planned_gamma == "auto" else None
     drafting: dict[str, Any] = {
@@ -135,7 +135,7 @@ def make_run(
         "ranks": ranks,
         "max_length": sampler.stop.max_length,
     }
-    if (call.generation_config.num_beams or 1) > 1:
+    if call.beams > 1:
         from ngramspec.decoding.beams.setup import make_beams  # most calls have none
 
         nodes = config.tree if isinstance(config.tree, int) and trees else 0
@@ -211,16 +211,17 @@ def _runners(
     if call.generation_config.do_sample:
         temperature = float(call.generation_config.temperature or 1.0)
         seed = seed_of(call.generator or default_generator(target.prompt.device))
+        rows = target.prompt.shape[0]
+        if rows > 1:  # greedy answers to one prompt are equal and draft nothing from each other
+            tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
+            drafter.join_equal([history(row) for row in range(rows)], tokens)
 
     follower: Drafter | None = None
     if ranks is not None and not ranks.drafts:
         from ngramspec.decoding.distributed import Follower
 
         follower = Follower()
-    beams = (call.generation_config.num_beams or 1) > 1
-    if target.prompt.shape[0] > 1 and not beams:
-        tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
-        drafter.join_equal([history(row) for row in range(target.prompt.shape[0])], tokens)
+    beams = call.beams > 1
 
     def make(row: int, vocab: int) -> DraftRunner:
         of_row = drafter.row(vocab, row)
@@ -289,7 +290,7 @@ def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSam
         logits=[] if keep and config.output_logits else None,
         one_transfer=one_transfer,
         history_free=all_stock(call.logits_processor, HISTORY_FREE),
-        beams=config.num_beams or 1,
+        beams=call.beams,
     )
 
 

@@ -62,8 +62,8 @@ class Scheduler:
             for job in self._sessions.get(session, ()):
                 job.cancelled = True
             self._sessions[session] = list(jobs)
-        going = sum(not job.cancelled for job in self._all())
-        if going + len(jobs) > self._most_active + self._most_waiting:
+        active = sum(not job.cancelled for job in self._all())
+        if active + len(jobs) > self._most_active + self._most_waiting:
             self._forget(session)
             raise QueueFullError
         self._waiting.extend(jobs)

@@ -11,6 +11,7 @@ from benchmarks.renderers import (
     llama,
     parity,
     recurrent,
+    samples,
     stores,
     summaries,
     vllm,
@@ -42,8 +43,17 @@ def test_summaries_are_means_over_batches():
     known = {"beams": 4, "batch": 8, "worst": 1.0, "lookup": None, "tokens_per_call": 3.0}
     known["encoder_share"] = 0.2
     rows = [{**known, "speedup": 2.0, "same": True}, {**known, "speedup": 8.0, "same": False}]
-    assert cells(summaries({"rows": rows})) == [
+    assert cells(summaries({"rows": rows[:1]}, {"rows": rows[1:]})) == [
         ["4", "8", "4.00", "1.00", "", "3.00", "0.20", "1 of 2"]
+    ]
+
+
+def test_samples_are_means_over_prompts():
+    slow, fast = ({"speedup": speed, "tokens_per_call": speed} for speed in (0.5, 2.0))
+    rows = [{"ours": slow, "separate": slow}, {"ours": fast, "separate": slow}]
+    assert cells(samples({"rows": rows})) == [
+        ["from each other", "2", "1.00", "0.50", "1.00"],
+        ["separately", "2", "0.50", "0.50", "0.50"],
     ]
 
 

@@ -75,7 +75,15 @@ def test_drafters_that_take_no_stores(spec):
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_rows_of_a_batch(tiny, greedy):
+def test_sampled_rows_of_a_batch_are_joined(tiny, greedy, monkeypatch):
+    """Greedy rows with equal prompts have equal texts, so they would learn nothing."""
+    join, joined = CallDrafter.join_equal, []
+
+    def counted(drafter, prompts, tokens):
+        joined.append(len(prompts))
+        join(drafter, prompts, tokens)
+
+    monkeypatch.setattr(CallDrafter, "join_equal", counted)
     prompt = torch.tensor([[5, 6, 7, 8, 15, 16]])
     options = {"max_new_tokens": 60, "do_sample": not greedy}
     if not greedy:
@@ -87,6 +95,7 @@ def test_rows_of_a_batch(tiny, greedy):
     if greedy:
         assert out.tolist() == tiny.generate(prompts, **options).tolist()
     assert out.shape == (4, 66)
+    assert joined == ([] if greedy else [4])
     assert speculator.stats.drafter_faults == 0
 
 

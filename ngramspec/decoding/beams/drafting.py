@@ -105,7 +105,7 @@ class BeamDrafting(BatchDrafting):
         confidence would pay, no session is used.
         """
         costs = self._costs
-        limit = 0 if self._target.call.states else self.draft_limit(group)
+        limit = 0 if self._target.call.states else self.draft_limits(group)[0]
         if self._branches and (costs is None or self._gain.pays()):
             self._propose_trees(limit, drafts)
             return

@@ -130,7 +130,7 @@ class OwnSlots:
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
         self._mask = mask
-        self._going = np.ones(len(mask), np.bool_)  # rows that have not ended
+        self._unfinished = np.ones(len(mask), np.bool_)  # rows that have not ended
         self.used: list[int] = mask.sum(axis=1).tolist()
 
     def commit(self, kept: Sequence[int]) -> None:
@@ -138,7 +138,7 @@ class OwnSlots:
         counts = np.array(kept)
         own = np.arange(max(kept)) < counts[:, None]
         self._mask = np.concatenate((self._mask, own), axis=1)
-        self._going = counts > 0
+        self._unfinished = counts > 0
         self.used = [used + more for used, more in zip(self.used, kept, strict=True)]
 
     def compact(self, slots: int) -> None:
@@ -147,17 +147,17 @@ class OwnSlots:
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; see ``KVCache.keep_rows``."""
-        self._mask, self._going = self._mask[list(order)], self._going[list(order)]
+        self._mask, self._unfinished = self._mask[list(order)], self._unfinished[list(order)]
         self.used = [self.used[place] for place in order]
 
     def needed(self, window: int) -> int:
-        """Return how many of the last slots hold ``window - 1`` tokens of each row that goes on.
+        """Return how many of the last slots hold ``window - 1`` tokens of each unfinished row.
 
         Layers with this window need no other slots.
         """
-        going = self._mask[self._going]
-        if not len(going) or window == 1:
+        masks = self._mask[self._unfinished]
+        if not len(masks) or window == 1:
             return 0
-        fewer = going[:, ::-1].cumsum(axis=1) < window - 1
-        most: int = going.shape[1]
+        fewer = masks[:, ::-1].cumsum(axis=1) < window - 1
+        most: int = masks.shape[1]
         return min(int(fewer.sum(axis=1).max()) + 1, most)
