@@ -1,6 +1,6 @@
 """Record the terminal of the page on serving: a server, an editor's requests, and its metrics.
 
-The commands are run, and what is shown is what they said. From the root of the repository::
+The commands are run, and the picture shows their output. From the root of the repository::
 
     python docs/pictures/make_serve.py               # writes docs/pictures/serve.svg
 """

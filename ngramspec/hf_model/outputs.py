@@ -26,11 +26,15 @@ class OutputRecorder:
         config: the prepared GenerationConfig.
         kwargs: of the prefill.
         encodes: whether the model is an encoder-decoder model.
+        streams_first: as in Traits.
     """
 
-    def __init__(self, config: Any, kwargs: dict[str, Any], *, encodes: bool) -> None:
+    def __init__(
+        self, config: Any, kwargs: dict[str, Any], *, encodes: bool, streams_first: bool
+    ) -> None:
         self._returns_dict = bool(config.return_dict_in_generate)
         self._encodes = encodes
+        self._streams_first = streams_first
         self._kept: dict[str, list[Any]] = {
             name: []
             for asked, names in (DECODER_STATE_NAMES if encodes else STATE_NAMES).items()
@@ -61,7 +65,21 @@ class OutputRecorder:
             for position in range(forward.again, forward.again + count):
                 all_keys = static or name == "cross_attentions"
                 keys = None if all_keys else before + position + 1
-                kept.append(tuple(_of_position(name, each, position, keys) for each in layers))
+                kept.append(tuple(self._of_position(name, each, position, keys) for each in layers))
+
+    def _of_position(
+        self, name: str, layer: torch.Tensor, position: int, keys: int | None
+    ) -> torch.Tensor:
+        """Return one position's part of a layer's states, as its own forward would.
+
+        ``layer`` has attentions, (batch, heads, n, keys), of which the first ``keys`` are kept if
+        that is not None, or hidden states, (batch, n, size). With several streams these are
+        (batch, n, streams, size) or (streams, batch, n, size).
+        """
+        if "attentions" in name:
+            return layer[:, :, position : position + 1][..., :keys]
+        axis = 1 if layer.ndim == 4 and not self._streams_first else -2
+        return layer.narrow(axis, position, 1)
 
     def output(
         self,
@@ -111,14 +129,3 @@ class OutputRecorder:
         return {
             f"encoder_{name}": encoder.get(name) for name in names if kwargs.get(f"output_{name}")
         }
-
-
-def _of_position(name: str, layer: torch.Tensor, position: int, keys: int | None) -> torch.Tensor:
-    """Return one position's part of a layer's states, as a forward of that position alone would.
-
-    ``layer`` has attentions, (batch, heads, n, keys), of which the first ``keys`` are kept if that
-    is not None, or hidden states, (..., batch, n, size).
-    """
-    if "attentions" not in name:
-        return layer[..., position : position + 1, :]
-    return layer[:, :, position : position + 1][..., :keys]

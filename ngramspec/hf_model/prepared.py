@@ -134,7 +134,9 @@ class PreparedTarget:
             check_recurrent(model)
         check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
-        self._recorder = OutputRecorder(config, model_kwargs, encodes=traits.encodes)
+        self._recorder = OutputRecorder(
+            config, model_kwargs, encodes=traits.encodes, streams_first=traits.streams_first
+        )
         states = self._recorder.names
         self.call = call_traits_of(
             input_ids, config, model_kwargs, self.cache, traits=traits, states=states

@@ -46,6 +46,8 @@ class Traits:
         recurrent: whether it keeps a recurrent state.
         rereads_at: with more tokens than this, it drops a cache that holds fewer and reads all
             tokens again (Phi-3); None: never.
+        streams_first: whether its hidden states have several streams in their first dimension
+            (Gemma 3n), rather than before the last one or not at all.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Traits:
     rope_grows: bool
     recurrent: bool
     rereads_at: int | None
+    streams_first: bool
 
     @property
     def placed(self) -> bool:
@@ -142,6 +145,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         rope_grows=any(each["rope_type"] == "dynamic" for each in _ropes(config)),
         recurrent=hf_private.is_stateful(model),
         rereads_at=_rereads_at(model, names),
+        streams_first=hasattr(config, "altup_num_inputs"),
     )
 
 

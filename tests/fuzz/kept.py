@@ -8,6 +8,24 @@ from fuzz.case import PROMPT, Case
 __all__ = ["KEPT", "PROMPT"]
 
 KEPT: dict[str, Case] = {
+    "hidden states with several streams after the positions": Case(
+        family="HYV4ForCausalLM",
+        prompts=((11,),),
+        options={
+            "max_new_tokens": 4,
+            "return_dict_in_generate": True,
+            "output_hidden_states": True,
+        },
+    ),
+    "hidden states with several streams before the rows": Case(
+        family="Gemma3nForCausalLM",
+        prompts=((11,), (12,), (13,), (14,)),
+        options={
+            "max_new_tokens": 8,
+            "return_dict_in_generate": True,
+            "output_hidden_states": True,
+        },
+    ),
     "a prompt of one token, and one to generate": Case(
         prompts=((5,),), options={"max_new_tokens": 1}
     ),

@@ -40,6 +40,7 @@ TRAITS = Traits(
     rope_grows=False,
     recurrent=False,
     rereads_at=None,
+    streams_first=False,
 )
 CALL = CallTraits(
     rows=1,
