@@ -116,13 +116,13 @@ def source_hash(sources: Sequence[str]) -> str:
 
 def stale(table: Table) -> bool:
     """Whether the sources of a table have changed since it was measured."""
-    current = source_hash(table.sources)
-    return any(raw.get("figure", {}).get("sources") != current for raw in raws(table).values())
+    current, found = source_hash(table.sources), raws(table)
+    return any(found[stem].get("figure", {}).get("sources") != current for stem in table.commands)
 
 
 def raws(table: Table) -> dict[str, dict[str, Any]]:
     """The contents of a table's raw files by name; an empty one for a file that does not exist."""
-    paths = {stem: RESULTS / f"{stem}.json" for stem in table.commands}
+    paths = {stem: RESULTS / f"{stem}.json" for stem in (*table.earlier, *table.commands)}
     return {
         stem: json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         for stem, path in paths.items()

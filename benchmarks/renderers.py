@@ -320,10 +320,12 @@ def host_time(raw: Raw) -> str:
 
 
 def summaries(*files: Raw) -> str:
-    """Speedup of an encoder-decoder by number of beams and rows: means over the batches."""
-    cells: dict[tuple[int, int], list[Raw]] = {}
-    for row in (row for raw in files for row in raw["rows"]):
-        cells.setdefault((row["beams"], row["batch"]), []).append(row)
+    """Speedup of an encoder-decoder by group, beams and rows: means over the batches."""
+    cells: dict[tuple[str, int, int], list[Raw]] = {}
+    for raw in files:
+        for row in raw["rows"]:
+            cell = (raw["settings"]["group"], row["beams"], row["batch"])
+            cells.setdefault(cell, []).append(row)
     rows = [
         (
             *cell,
@@ -334,8 +336,9 @@ def summaries(*files: Raw) -> str:
         )
         for cell, found in cells.items()
     ]
-    header = ("beams", "rows", "ngramspec", "worst turn", "prompt lookup", "tokens per call")
-    return markdown((*header, "encoder's share of the baseline", "same text"), rows)
+    header = ("group", "beams", "rows", "ngramspec", "worst turn", "prompt lookup")
+    more = ("tokens per call", "encoder's share of the baseline", "same text")
+    return markdown((*header, *more), rows)
 
 
 def samples(raw: Raw) -> str:

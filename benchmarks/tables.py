@@ -48,6 +48,7 @@ class Table:
         sources: files and folders that its figures depend on.
         render: makes the table in Markdown from the raw files, in the order of ``commands``.
         kept: the part of a raw file that is kept.
+        earlier: raw files of machines not at hand; they are shown first and never measured.
         environment: the folder of the environment that runs the commands, relative to the root;
             None: the current one. ``make test-engines`` and ``make test-llama`` make the others.
     """
@@ -56,6 +57,7 @@ class Table:
     sources: Sequence[str]
     render: Callable[..., str]
     kept: Callable[[Raw], Raw] = lambda raw: raw
+    earlier: Sequence[str] = ()
     environment: str | None = None
 
 
@@ -94,6 +96,7 @@ TABLES: dict[str, Table] = {
         },
         WHOLE_CALLS,
         renderers.speed,
+        earlier=("e2e_bfloat16_amx", "e2e_nothing_amx"),
     ),
     "batches": Table(
         {

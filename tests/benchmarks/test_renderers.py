@@ -43,8 +43,10 @@ def test_summaries_are_means_over_batches():
     known = {"beams": 4, "batch": 8, "worst": 1.0, "lookup": None, "tokens_per_call": 3.0}
     known["encoder_share"] = 0.2
     rows = [{**known, "speedup": 2.0, "same": True}, {**known, "speedup": 8.0, "same": False}]
-    assert cells(summaries({"rows": rows[:1]}, {"rows": rows[1:]})) == [
-        ["4", "8", "4.00", "1.00", "", "3.00", "0.20", "1 of 2"]
+    settings = {"group": "news"}
+    files = [{"settings": settings, "rows": [row]} for row in rows]
+    assert cells(summaries(*files)) == [
+        ["news", "4", "8", "4.00", "1.00", "", "3.00", "0.20", "1 of 2"]
     ]
 
 
