@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from ngramspec.measure.turns import PLAIN, take_turns
 
 SIZES = (1, 2, 4, 8, 16)
 NOTHING = "nothing"
-OURS, CHAINS = "ours", "chains"
+OURS = "ours"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--longest", type=int, default=400, help="most tokens of a prompt")
     parser.add_argument("--warm-up", type=int, default=1, help="turns before that are not counted")
-    parser.add_argument("--chains", action="store_true", help="drafts without branches, too")
     add_run(parser, repeats=3, new=96)
 
 
@@ -62,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
                 print(
                     f"{group:<12}{size:>6}{row['plain']:>8.1f}{row['ours']:>8.1f}"
                     f"{row['ratio']:>6.2f}x{row['worst']:>6.2f}x{row['tokens_per_call']:>9.2f}"
-                    f"{row['same_rows']:>4}/{size}"
-                    + (f"  chains {row['chains_ratio']:.2f}x" if arguments.chains else ""),
+                    f"{row['same_rows']:>4}/{size}",
                     flush=True,
                 )
     write(arguments, {"rows": rows})
@@ -93,14 +90,12 @@ def measure(model: Any, prompts: list[list[int]], arguments: argparse.Namespace)
     inputs = padded(prompts)
     call = prepared_call(model, inputs, new)
 
-    def speculate(**settings: Any) -> tuple[torch.Tensor, DecodeStats]:
-        speculator = Speculator(**settings)
+    def speculate() -> tuple[torch.Tensor, DecodeStats]:
+        speculator = Speculator()
         return call(speculator), speculator.stats
 
     calls: dict[str, Callable[[], tuple[torch.Tensor, DecodeStats]]]
     calls = {PLAIN: lambda: (call(), DecodeStats()), OURS: speculate}
-    if arguments.chains:
-        calls[CHAINS] = partial(speculate, tree=None)
     turns = take_turns(calls, arguments.repeats, warm_up=arguments.warm_up)
     (plain, _), (ours, stats) = turns.last(PLAIN), turns.last(OURS)
     steps = stats.draft_seconds + stats.forward_seconds + stats.other_seconds
@@ -111,7 +106,6 @@ def measure(model: Any, prompts: list[list[int]], arguments: argparse.Namespace)
         "plain": len(prompts) * new / median[PLAIN],
         "ours": len(prompts) * new / median[OURS],
         "ratio": median[PLAIN] / median[OURS],
-        **({"chains_ratio": median[PLAIN] / median[CHAINS]} if arguments.chains else {}),
         "worst": min(turns.speedups(OURS)),
         "tokens_per_call": stats.tokens_per_call,
         "forward_share": stats.forward_seconds / steps,

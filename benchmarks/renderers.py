@@ -42,7 +42,7 @@ def demo(raw: Raw) -> str:
 
 
 def batches(own: Raw, nothing: Raw) -> str:
-    """Speedup by group and number of rows, with the worst turn, and without branches."""
+    """Speedup by group and number of rows, with the worst turn."""
     found = [*own["rows"], *nothing["rows"]]
     sizes = sorted({row["batch"] for row in found})
     groups = list(dict.fromkeys(row["group"] for row in found))
@@ -52,9 +52,6 @@ def batches(own: Raw, nothing: Raw) -> str:
         of_group = [cells.get((group, size)) for size in sizes]
         ours = (f"{row['ratio']:.2f} ({row['worst']:.2f})" if row else "" for row in of_group)
         rows.append((group, *ours))
-        chains = [_speed(row.get("chains_ratio")) if row else "" for row in of_group]
-        if any(chains):
-            rows.append((f"{group}, `tree=None`", *chains))
     return markdown(("batch", *sizes), rows)
 
 

@@ -67,7 +67,7 @@ def _whole(dtype: str, *more: str) -> tuple[str, ...]:
 
 _NOTHING = ("--tasks", "nothing", "--lookup", "--prompts-per-task", "6", "--repeats", "5")
 _WHOLE = ("--tasks", *TASKS, "--lookup", "10", "--prompts-per-task", "4", "--repeats", "2")
-_BATCH = ("benchmarks", "batch", "--traces", PUBLIC, "--repeats", "2", "--chains")
+_BATCH = ("benchmarks", "batch", "--traces", PUBLIC, "--repeats", "2", "--sizes", "4", "8")
 _PRESET = (*REPLAY, "--policy", "priority", "--curve", "cpu", "--curve", "gpu")
 _LENGTHS = {
     "lengths": (
@@ -100,21 +100,8 @@ TABLES: dict[str, Table] = {
     ),
     "batches": Table(
         {
-            "batch_wall": (
-                *_BATCH,
-                "--groups",
-                "edit",
-                "answer",
-                "--sizes",
-                "4",
-                "8",
-                "--json",
-                "OUT",
-            ),
-            "batch_nothing": (
-                *(*_BATCH, "--groups", "nothing", "--sizes", "4", "8", "16"),
-                *("--json", "OUT"),
-            ),
+            "batch_wall": (*_BATCH, "--groups", "summary", "answer", "edit", "--json", "OUT"),
+            "batch_nothing": (*_BATCH, "--groups", "nothing", "--json", "OUT"),
         },
         (*LOOP, "benchmarks/batch.py"),
         renderers.batches,

@@ -52,7 +52,7 @@ def test_first_look(run):
 
 
 def test_batches(run, traces):
-    options = ["--traces", traces, "--groups", "g", "nothing", "--sizes", "1", "3", "--chains"]
+    options = ["--traces", traces, "--groups", "g", "nothing", "--sizes", "1", "3"]
     rows = run("batch", *options, "--longest", "30", "--dtype", "float32")
     assert [(row["group"], row["batch"]) for row in rows] == [
         *(("g", 1), ("g", 3), ("nothing", 1), ("nothing", 3))
@@ -60,7 +60,7 @@ def test_batches(run, traces):
     for row in rows:
         assert row["same_rows"] == row["batch"]
         assert row["prompt_tokens"] == 30
-        assert set(row["seconds"]) == {"plain", "ours", "chains"}
+        assert set(row["seconds"]) == {"plain", "ours"}
         assert row["worst"] == row["ratio"] > 0  # there is one repeat
 
 
