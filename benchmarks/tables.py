@@ -67,7 +67,19 @@ def _whole(dtype: str, *more: str) -> tuple[str, ...]:
 
 _NOTHING = ("--tasks", "nothing", "--lookup", "--prompts-per-task", "6", "--repeats", "5")
 _WHOLE = ("--tasks", *TASKS, "--lookup", "10", "--prompts-per-task", "4", "--repeats", "2")
-_BATCH = ("benchmarks", "batch", "--traces", PUBLIC, "--repeats", "2", "--sizes", "4", "8")
+_FLOAT32 = ("--dtype", "float32")
+_BATCH = (
+    "benchmarks",
+    "batch",
+    "--traces",
+    PUBLIC,
+    *_FLOAT32,
+    "--repeats",
+    "2",
+    "--sizes",
+    "4",
+    "8",
+)
 _PRESET = (*REPLAY, "--policy", "priority", "--curve", "cpu", "--curve", "gpu")
 _LENGTHS = {
     "lengths": (
@@ -232,7 +244,7 @@ TABLES: dict[str, Table] = {
             f"summaries_{size}_rows_{beams}_beams": (
                 *("benchmarks", "summaries", "--traces", PUBLIC, "--group", "summary"),
                 *("--sizes", str(size), "--beams", str(beams), "--batches", str(batches)),
-                *("--repeats", "2", "--json", "OUT"),
+                *(*_FLOAT32, "--repeats", "2", "--json", "OUT"),
             )
             for size, beams, batches in ((1, 1, 3), (1, 4, 3), (8, 1, 1), (8, 4, 1))
         },
@@ -240,7 +252,7 @@ TABLES: dict[str, Table] = {
         renderers.summaries,
     ),
     "samples": Table(
-        {"samples": ("benchmarks", "samples", "--traces", PUBLIC, "--json", "OUT")},
+        {"samples": ("benchmarks", "samples", "--traces", PUBLIC, *_FLOAT32, "--json", "OUT")},
         (*LOOP, "benchmarks/samples.py"),
         renderers.samples,
     ),
@@ -265,7 +277,7 @@ TABLES: dict[str, Table] = {
         {
             f"beams_{group}": (
                 *("benchmarks", "beams", "--traces", PUBLIC, "--group", group, "--count", "2"),
-                *("--beams", "2", "4", "--dtype", "float32", "--json", "OUT"),
+                *("--beams", "2", "4", *_FLOAT32, "--json", "OUT"),
             )
             for group in ("edit", "answer")
         },
