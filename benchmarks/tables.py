@@ -69,16 +69,8 @@ _NOTHING = ("--tasks", "nothing", "--lookup", "--prompts-per-task", "6", "--repe
 _WHOLE = ("--tasks", *TASKS, "--lookup", "10", "--prompts-per-task", "4", "--repeats", "2")
 _FLOAT32 = ("--dtype", "float32")
 _BATCH = (
-    "benchmarks",
-    "batch",
-    "--traces",
-    PUBLIC,
-    *_FLOAT32,
-    "--repeats",
-    "2",
-    "--sizes",
-    "4",
-    "8",
+    *("benchmarks", "batch", "--traces", PUBLIC, *_FLOAT32),
+    *("--repeats", "2", "--sizes", "4", "8"),
 )
 _PRESET = (*REPLAY, "--policy", "priority", "--curve", "cpu", "--curve", "gpu")
 _LENGTHS = {
