@@ -226,6 +226,16 @@ KEPT: dict[str, Case] = {
         processors=("nothing",),
         drafter="half",
     ),
+    "scores without a distribution under a lossy rule, before a second turn that fails": Case(
+        turns=2,
+        options={
+            "max_new_tokens": 24,
+            "cache_implementation": "static",
+            "return_dict_in_generate": True,
+        },
+        processors=("nothing",),
+        settings={"verification": "typical"},
+    ),
     "a row of a batch without a distribution": Case(
         seed=4,
         prompts=(PROMPT, (7, 8, 9, 7, 8)),

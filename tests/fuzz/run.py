@@ -139,9 +139,9 @@ def _check_errors(case: Case, plain: Side, ours: Side) -> None:
     if _in_columns(case, first) or (second is None and plain_alone):
         _check_left(case, plain, ours)
         return
+    if why_loose(case, None) is not None and (second is None or _by_the_text(case, second)):
+        return
     if first is None or second is None:
-        if why_loose(case, None) is not None and (second is None or _by_the_text(case, second)):
-            return
         what = "plain" if second is None else "ours"
         error = second or first
         raise Finding("exception", f"{what} alone: {type(error).__name__}: {_line(error)}")
