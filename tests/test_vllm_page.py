@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/engines/vllm.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "benchmarks/results"
-TEN = ("vllm_server", "vllm_server_anew")  # five repeats each; both have the usual methods
+TEN = ("vllm_server", "vllm_server_again")  # five repeats each; both have the usual methods
 SPEED = "tokens_per_second"
 COLUMNS = [  # a column's figure, method, and what it is compared with
     (SPEED, method, "plain") for method in ("ngram", "suffix", "ngramspec", "shared")
