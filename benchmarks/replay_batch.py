@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.played_row import PlayedRow
 from ngramspec.costs.batch import scaled
+from ngramspec.costs.tracker import DraftMargin
 from ngramspec.decoding.batch_drafting import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Float32
 from ngramspec.draft_length.batch_choice import common_length, urgencies
@@ -80,6 +81,7 @@ class GeneratePlayer:
         self.plan = plan
         self.tally = Tally()
         self.plain = 0.0
+        self._margin = DraftMargin()
 
     def play(self, traces: Sequence[Trace]) -> GeneratePlayer:
         """Replay traces, in order; returns itself."""
@@ -90,6 +92,7 @@ class GeneratePlayer:
     def _batch(self, traces: Iterable[Trace]) -> None:
         rows = [self._begin(trace) for trace in traces]
         everyone, steps, present = rows, 0, len(rows)
+        self._margin = DraftMargin()
         self.plain += max(row.left for row in rows) * float(self.plan.cost(present)[1])
         while rows := [row for row in rows if row.left]:
             if len(rows) <= MAX_UNFINISHED_SHARE * present:
@@ -106,7 +109,7 @@ class GeneratePlayer:
 
     def _step(self, rows: Sequence[PlayedRow], present: int, steps: int) -> None:
         absolute, tree = self.plan.cost(present), self.plan.tree
-        cost = absolute / absolute[1]
+        cost = self._margin.required(absolute / absolute[1])
         own = scaled(cost, 1.0 / present)
         drafts = [
             row.session.propose(min(self.plan.gamma_max, row.left - 1), own.copy(), tree=tree)
@@ -116,8 +119,11 @@ class GeneratePlayer:
         length, _ = common_length(drafts, weights, cost)
         drafts = [draft.first(length) for draft in drafts]
         self.tally.cost += float(absolute[1 + max(map(len, drafts))])
+        before = self.tally.drafted, self.tally.accepted
         for row, draft in zip(rows, drafts, strict=True):
             row.verify(draft, self.tally, self.drafter.source_names)
+        drafted, accepted = self.tally.drafted - before[0], self.tally.accepted - before[1]
+        self._margin.record_acceptance(drafted, accepted)
 
 
 def compare_trees(

@@ -1,9 +1,9 @@
 """Current step costs of one generation, and the width of its forwards.
 
 The speed of a shared machine varies, so each step is compared with the steps just before it: see
-``costs.learned``. The expected gain of a draft must exceed its cost by a margin. The margin grows
-with the uncertainty of the curve, which is high until a few drafted steps were timed, and with each
-drafted step that has no accepted token.
+``costs.learned``. The expected gain of a draft must exceed its cost by a margin: see
+``DraftMargin``. It also grows with the uncertainty of the curve, which is high until a few drafted
+steps were timed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,54 @@ from ngramspec.draft import Float32
 
 # A wider forward replaces a narrower one if its relative cost is at most this. Not tuned.
 MAX_PADDED_COST = 0.98
+
+
+class DraftMargin:
+    """How much a draft must gain beyond what it costs, in one generation. Not thread-safe.
+
+    A drafter's estimates are those of earlier texts. Of a text that repeats nothing they expect too
+    much, and the best of many estimates is more often too high than too low. So what a draft adds
+    to a forward's cost is multiplied by a factor, which grows while drafts are rejected.
+
+    The constants were chosen by replaying recorded outputs (``ngramspec replay --fresh``) at the
+    costs of three processors. Tokens per cost differ by less than 1 % between factors of 1.2 and 2
+    and between 0.25 and 1 for each rejection.
+
+    Attributes:
+        rejections: consecutive drafted steps without an accepted token, decaying.
+    """
+
+    MARGIN = 0.02  # of the cost of a plain step, added to each draft's cost
+    ADDED_FACTOR = 0.5  # added to the factor 1
+    FACTOR_PER_REJECTION = 0.25  # added for each of ``rejections``
+    MAX_REJECTIONS = 8.0
+    REJECTION_DECAY = 1 / 16  # of a rejected step, forgotten at each undrafted step
+
+    def __init__(self) -> None:
+        self.rejections = 0.0
+
+    def required(self, cost: Float32, known: float = 1.0) -> Float32:
+        """The tokens that a step must be expected to yield, float32 (limit + 1,).
+
+        Args:
+            cost: of this shape: [n] is the cost of n positions relative to one. A draft never
+                makes a forward cheaper.
+            known: certainty of the costs, 0..1. Costs that are not known are found out sooner
+                without ADDED_FACTOR.
+        """
+        factor = 1.0 + self.ADDED_FACTOR * known + self.FACTOR_PER_REJECTION * self.rejections
+        required: Float32 = 1.0 + self.MARGIN + factor * np.maximum(cost - 1.0, 0.0)
+        required[:2] = 1.0
+        return required
+
+    def record_acceptance(self, drafted: int, accepted: int) -> None:
+        """Record a step's drafted and accepted tokens."""
+        if not drafted:
+            self.rejections = max(self.rejections - self.REJECTION_DECAY, 0.0)
+        elif accepted:
+            self.rejections = 0.0
+        else:
+            self.rejections = min(self.rejections + 1.0, self.MAX_REJECTIONS)
 
 
 class StepCostTracker:
@@ -49,12 +97,8 @@ class StepCostTracker:
     MAX_REJECTED_STEPS = 8  # after this many drafted steps without an accepted token
     WHOLE_MEMORY = 0.7  # weight of earlier drafts in the share that was not accepted whole
     MIN_GAIN_WEIGHT = 0.1  # minimum weight of a drafted step in the average gain
-    MARGIN = 0.02  # by which a draft's tokens per cost must exceed a plain step's
-    MARGIN_PER_REJECTION = 0.01  # added for each drafted step without an accepted token
-    MAX_MARGIN = 0.2
-    REJECTION_DECAY = 1 / 16  # of a rejected step, forgotten at each undrafted step
     UNCERTAIN_WIDTH = 8  # of the forward whose cost must be known; to its log cost's deviation
-    MARGIN_PER_DEVIATION = 0.6  # a margin is proportional, beyond MAX_COST_DEVIATION
+    MARGIN_PER_DEVIATION = 0.6  # of a draft's whole cost, beyond MAX_COST_DEVIATION
 
     def __init__(
         self,
@@ -86,11 +130,12 @@ class StepCostTracker:
         self._patience = self.MAX_STEPS_WITHOUT_PLAIN  # maximum of _plain_ago
         self._gain = 1.0  # mean tokens per cost of drafted steps; starts with one step of gain 1
         self._drafted = 1  # number of steps in _gain
-        self._rejected = 0.0  # consecutive drafted steps without an accepted token, decaying
-        self._since_plain = 0  # the same, since the last plain step
+        self._margin = DraftMargin()
+        self._since_plain = 0  # consecutive rejected drafts since the last plain step
         self._chains: tuple[tuple[int, int], Float32] | None = None
-        self._seen: tuple[Float32, float] | None = None
+        self._seen: tuple[Float32, float, float] | None = None
         self._cost: Float32 | None = None  # of the next step
+        self._envelope: Float32  # of ``_seen``
         self.curve = curve_of(model, kind, saved)
         self._deviation = self._uncertainty()
 
@@ -141,18 +186,21 @@ class StepCostTracker:
         """
         if self._cost is not None:
             return self._cost
-        margin = min(self.MARGIN + self.MARGIN_PER_REJECTION * self._rejected, self.MAX_MARGIN)
-        unknown = max(self._deviation - self.MAX_COST_DEVIATION, 0.0)
-        margin += self.MARGIN_PER_DEVIATION * unknown
-        seen = self._priced(), margin
-        if self._seen is None or self._seen[0] is not seen[0] or self._seen[1] != margin:
+        seen = self._priced(), self._deviation, self._margin.rejections
+        if self._seen is None or self._seen[0] is not seen[0] or self._seen[1:] != seen[1:]:
             self._seen = seen
-            envelope = np.minimum.accumulate(seen[0][self._run][::-1])[::-1].copy()
-            envelope[1] = 1.0
-            envelope[2:] = np.maximum(envelope[2:], 1.0) * (1.0 + margin)
-            self._envelope: Float32 = envelope
+            self._envelope = self._required(seen[0])
         self._cost = self._envelope
         return self._cost
+
+    def _required(self, cost: Float32) -> Float32:
+        """The minimum cost of n or more positions, with the larger of the two margins."""
+        cheapest = np.minimum.accumulate(cost[self._run][::-1])[::-1]
+        excess = max(self._deviation / self.MAX_COST_DEVIATION - 1.0, 0.0)
+        required = self._margin.required(cheapest, max(1.0 - excess, 0.0))
+        margin = DraftMargin.MARGIN + self.MARGIN_PER_DEVIATION * self.MAX_COST_DEVIATION * excess
+        required[2:] = np.maximum(required[2:], (1.0 + margin) * cheapest[2:])
+        return required
 
     def _priced(self) -> Float32:
         """``chains`` plus the cost of pending tokens, in steps without a draft.
@@ -222,13 +270,5 @@ class StepCostTracker:
             gained = (1 + accepted / self.kind.rows) / times
             self._drafted += 1
             self._gain += max(1 / self._drafted, self.MIN_GAIN_WEIGHT) * (gained - self._gain)
-        if not drafted:
-            self._rejected = max(self._rejected - self.REJECTION_DECAY, 0.0)
-            self._since_plain = 0
-        elif accepted:
-            self._rejected, self._since_plain = 0.0, 0
-        else:
-            self._rejected = min(
-                self._rejected + 1.0, (self.MAX_MARGIN - self.MARGIN) / self.MARGIN_PER_REJECTION
-            )
-            self._since_plain += 1
+        self._margin.record_acceptance(drafted, accepted)
+        self._since_plain = self._since_plain + 1 if drafted and not accepted else 0

@@ -15,6 +15,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
+from ngramspec.costs.tracker import DraftMargin
 from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
 from ngramspec.drafters.base import Drafter, hand_over
@@ -158,7 +159,8 @@ class Player:
         plan, output = self.plan, trace.output
         recorded = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
-        controller: GammaController = CostGamma(plan.gamma_max, lambda: plan.cost)
+        margin = DraftMargin()
+        controller: GammaController = CostGamma(plan.gamma_max, lambda: margin.required(plan.cost))
         drafter = self.drafter
         if self.knowledge is not None:
             drafter = self.knowledge.given_to(drafter, trace)
@@ -199,6 +201,7 @@ class Player:
                 hand_over(session, draft, path, None, evidence)
             session.extend(new)
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
+            margin.record_acceptance(count, len(path))
             if count:
                 controller.observe(count, len(path))
             verified = sum(1 for _ in judged_nodes(draft, path))

@@ -38,7 +38,9 @@ def test_every_way_says_what_it_says_alone_and_skips_the_prompt(model, way):
     for each in shared:
         assert each.tokens == alone.tokens
         assert each.emitted == alone.emitted
-        assert each.widths == alone.widths
+        assert max(each.widths) < len(PROMPT)
+        if way.speculator is None:  # others depend on measured costs
+            assert each.widths == alone.widths
     assert max(seen) < len(PROMPT)
 
 

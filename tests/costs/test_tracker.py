@@ -13,7 +13,7 @@ from doubles import oracle
 
 from ngramspec import Speculator
 from ngramspec.costs.curve import curve_of
-from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.costs.tracker import DraftMargin, StepCostTracker
 
 
 def test_a_draft_is_padded_to_a_width_that_is_measured_to_be_cheaper():
@@ -95,16 +95,20 @@ def test_costs_do_not_drift_while_nothing_is_compared():
     assert costs.chains()[5] == pytest.approx(1.3, abs=0.12)
 
 
-def margin(costs):
-    """By how much a draft of eight tokens must promise more than it costs."""
-    return costs.cost()[9] / max(costs.chains()[9:].min(), 1)
+def factor(costs):
+    """How many times what eight tokens add to a step's cost a draft of them must promise."""
+    return (costs.cost()[9] - 1 - DraftMargin.MARGIN) / (costs.chains()[9:].min() - 1)
+
+
+def timed_often(costs):
+    """Costs that are known well, of which eight tokens add half a step's."""
+    return fed(costs, {1: 0.02, 5: 0.026, 9: 0.03, 33: 0.04, 65: 0.05}, 40)
 
 
 def test_drafts_that_are_rejected_have_to_promise_more_and_plain_steps_come_between():
-    costs = fed(tracker(), {1: 0.02, 5: 0.026, 9: 0.03})
+    costs = timed_often(tracker())
     assert costs.cost()[1] == 1
-    flat = costs.chains()[2]
-    assert costs.cost()[2] == pytest.approx(max(flat, 1) * 1.02, rel=1e-3)
+    assert factor(costs) == pytest.approx(1.5, abs=0.01)
     dues = []
     for _ in range(40):
         dues.append(costs.plain())
@@ -112,12 +116,12 @@ def test_drafts_that_are_rejected_have_to_promise_more_and_plain_steps_come_betw
         costs.record_time(width, 0.02)
         costs.record_acceptance(width - 1, 0)
     assert 40 // 9 <= sum(dues) < 10
-    assert margin(costs) == pytest.approx(1.2, abs=0.01)
-    for _ in range(16 * 12):
+    assert factor(costs) == pytest.approx(1.5 + 8 * 0.25, abs=0.1)
+    for _ in range(16 * 4):
         costs.record_acceptance(0, 0)
-    assert margin(costs) < 1.1  # it is forgotten
+    assert factor(costs) == pytest.approx(1.5 + 4 * 0.25, abs=0.1)  # it is forgotten
     costs.record_acceptance(4, 1)
-    assert margin(costs) == pytest.approx(1.02, abs=0.01)
+    assert factor(costs) == pytest.approx(1.5, abs=0.01)
 
 
 def test_no_draft_is_believed_to_make_a_forward_cheaper():
@@ -192,7 +196,7 @@ def test_pending_tokens_widen_a_forward_and_plain_steps_get_rid_of_them():
     assert costs.cost()[9] == pytest.approx(free[9], rel=0.02)
     costs.at(0, 8)
     relative = costs.chains()[17] / costs.chains()[9]
-    assert costs.cost()[9] == pytest.approx(relative * 1.02, rel=0.02)
+    assert costs.cost()[9] == pytest.approx(1.02 + 1.5 * (relative - 1), rel=0.02)
     for _ in range(20):
         costs.record_acceptance(4, 2)  # whatever is drafted is pending again
     assert costs.cost()[2] > 1.5
@@ -217,6 +221,12 @@ def test_in_a_prefill_a_draft_costs_what_its_own_positions_add():
 
 def test_the_margin_is_higher_until_drafts_were_timed():
     costs = tracker()
-    first = margin(costs)
-    fed(costs, {1: 0.02, 9: 0.03}, 3)
-    assert margin(costs) < first - 0.1
+    first = costs.cost()[9] / costs.chains()[9:].min()
+    fed(costs, {1: 0.02, 9: 0.0202}, 3)  # eight tokens are found to add next to nothing
+    assert costs.cost()[9] / costs.chains()[9:].min() < first - 0.1
+
+
+def test_costs_that_are_not_known_are_found_out_with_a_smaller_factor():
+    cost = np.array([1, 1, 1.5], np.float32)
+    assert DraftMargin().required(cost, known=0).tolist() == pytest.approx([1, 1, 1.52])
+    assert DraftMargin().required(cost).tolist() == pytest.approx([1, 1, 1.77])

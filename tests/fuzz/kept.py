@@ -154,6 +154,12 @@ KEPT: dict[str, Case] = {
         settings={"unsupported": "plain"},
     ),
     "a prompt wholly inside the cache": Case(cache="whole"),
+    "convolutions of a cache that inference mode continues": Case(
+        family="Lfm2MoeForCausalLM",
+        cache="begun",
+        options={"max_new_tokens": 8},
+        mode="calls",
+    ),
     "attentions over static windows, decoded as the baseline": Case(
         family="gemma3 image",
         attention="eager",

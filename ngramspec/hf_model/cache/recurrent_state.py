@@ -73,7 +73,8 @@ class Checkpoint:
         for key in self._saved:
             at, kind, index = key
             if key not in now or now[key].shape != self._copies[key].shape:
-                now[key] = torch.empty_like(self._copies[key])
+                with torch.inference_mode(False):  # calls outside inference mode may write to it
+                    now[key] = torch.empty_like(self._copies[key])
                 linear_states(self._layers[at])[kind][index] = now[key]
             there.append(now.pop(key))
         for at, kind, index in now:  # the first forward created these
@@ -199,9 +200,14 @@ class LinearStates:
             fields.clear_convolutions(layer)
 
     def release(self, *, outlives: bool) -> None:
-        """Have layers overwrite their inputs again; free spare memory if the cache outlives it."""
+        """Have layers overwrite their inputs again; free spare memory if the cache outlives it.
+
+        Layers overwrite them in place, so a cache that outlives the call gets copies that calls
+        outside inference mode may write to.
+        """
         for layer in self.layers:
             fields.stop_recording(layer)
             for at, inputs, _ in fields.convolutions(layer) if outlives else ():
                 if inputs is not None:
-                    fields.set_inputs(layer, at, inputs.clone())
+                    with torch.inference_mode(False):
+                        fields.set_inputs(layer, at, inputs.clone())
