@@ -209,7 +209,10 @@ def test_a_streamer_that_cancels_by_raising(tiny):
     assert torch.equal(again, tiny.generate(PROMPT, max_new_tokens=25, do_sample=False))
 
 
-@pytest.mark.parametrize("where", ["argument", "config", "model"])
+@pytest.mark.parametrize(
+    "where",
+    ["argument", *(pytest.param(each, marks=pytest.mark.slow) for each in ("config", "model"))],
+)
 def test_stop_strings(smollm2, prompts, where):
     model, tokenizer = smollm2.model, smollm2.tokenizer
     inputs = prompts[0]
