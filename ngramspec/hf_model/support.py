@@ -177,7 +177,8 @@ def refusal(settings: dict[str, Any]) -> str:
 def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
     """Raise a ValueError for an empty prompt, or for ids that the model has no embedding for.
 
-    Placeholders, for example of an image, may be outside the vocabulary. Nothing is checked if
+    Placeholders, for example of an image, may be outside the vocabulary, and so may tokens that a
+    given cache holds, for example the padding of an earlier turn. Nothing is checked if
     ``model_kwargs`` include ``inputs_embeds``.
     """
     if model_kwargs.get("inputs_embeds") is not None:
@@ -189,7 +190,9 @@ def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, An
         return
     low, high = int(input_ids.min()), int(input_ids.max())
     if low < 0 or high >= vocab:
-        wrong = set(input_ids[(input_ids < 0) | (input_ids >= vocab)].tolist())
+        cache = model_kwargs.get("past_key_values")
+        new = input_ids if cache is None else input_ids[:, int(cache.get_seq_length()) :]
+        wrong = set(new[(new < 0) | (new >= vocab)].tolist())
         for bad in sorted(wrong - placeholders(model.config)):
             raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad}")
 

@@ -154,6 +154,20 @@ KEPT: dict[str, Case] = {
         settings={"unsupported": "plain"},
     ),
     "a prompt wholly inside the cache": Case(cache="whole"),
+    "padding of an earlier turn that is no token": Case(
+        family="qwen2",
+        shape=2,
+        prompts=((12,), (5, 6, 7, 8, 5, 6, 7, 9, 5, 6)),
+        turns=2,
+        options={
+            "max_new_tokens": 8,
+            "eos_token_id": 44,
+            "pad_token_id": -1,
+            "num_beams": 4,
+            "length_penalty": 0.0,
+            "return_dict_in_generate": True,
+        },
+    ),
     "convolutions of a cache that inference mode continues": Case(
         family="Lfm2MoeForCausalLM",
         cache="begun",
