@@ -135,7 +135,7 @@ def _compare_rest(case: Case, plain: Side, ours: Side, *, loose: bool) -> None:
 def _without_padding(case: Case, states: Any) -> Any:
     """Hidden states with those of the prompts' padding set to 0: what they are depends on masks."""
     lengths = [len(each) for each in case.prompts]
-    if not states or len(set(lengths)) == 1:
+    if not states or states[0] is None or len(set(lengths)) == 1:
         return states
     prefill = []
     for each in states[0]:
