@@ -154,6 +154,11 @@ KEPT: dict[str, Case] = {
         settings={"unsupported": "plain"},
     ),
     "a prompt wholly inside the cache": Case(cache="whole"),
+    "beams without a finite score, in half precision by default": Case(
+        default_dtype="float16",
+        options={"max_new_tokens": 16, "num_beams": 4},
+        processors=("nothing",),
+    ),
     "padding of an earlier turn that is no token": Case(
         family="qwen2",
         shape=2,

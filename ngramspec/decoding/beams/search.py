@@ -177,7 +177,7 @@ class BeamSearch:
         full = self._is_finished.all(dim=-1, keepdim=True) & (config.early_stopping is True)
         scores = scores + full.to(torch.float32) * EXCLUDED_SCORE
         scores = scores + (~self._improvable).to(torch.float32) * EXCLUDED_SCORE
-        scores = scores + (~new).to(torch.float32) * EXCLUDED_SCORE
+        scores += (~new) * EXCLUDED_SCORE  # the product has the default dtype, as in ``generate``
         fill = torch.full_like(self._is_finished, config.filler, dtype=torch.int64)
         self._finished.followed_by(fill, torch.full_like(fill, -1))
         merged = self._finished.concatenated(Ranked(scores, best.ids, best.origins))
