@@ -65,8 +65,8 @@ def _whole(dtype: str, *more: str) -> tuple[str, ...]:
     return (*BENCH, "--dtype", dtype, *more, "--json", "OUT")
 
 
-_NOTHING = ("--tasks", "nothing", "--lookup", "--prompts-per-task", "6", "--repeats", "5")
-_WHOLE = ("--tasks", *TASKS, "--lookup", "10", "--prompts-per-task", "8", "--repeats", "1")
+_NOTHING = ("--tasks", "nothing", "--lookup", "--prompts-per-task", "6", "--repeats", "3")
+_WHOLE = ("--tasks", *TASKS, "--lookup", "10", "--prompts-per-task", "6", "--repeats", "1")
 _FLOAT32 = ("--dtype", "float32")
 _BATCH = (
     *("benchmarks", "batch", "--traces", PUBLIC, *_FLOAT32),
