@@ -100,7 +100,7 @@ TABLES: dict[str, Table] = {
         },
         WHOLE_CALLS,
         renderers.speed,
-        earlier=("e2e_bfloat16_amx", "e2e_nothing_amx"),
+        earlier=("e2e_bfloat16_amx", "e2e_nothing_amx", "e2e_bfloat16_avx2"),
     ),
     "batches": Table(
         {
