@@ -81,7 +81,6 @@ class GeneratePlayer:
         self.plan = plan
         self.tally = Tally()
         self.plain = 0.0
-        self._margin = DraftMargin()
 
     def play(self, traces: Sequence[Trace]) -> GeneratePlayer:
         """Replay traces, in order; returns itself."""
@@ -91,14 +90,13 @@ class GeneratePlayer:
 
     def _batch(self, traces: Iterable[Trace]) -> None:
         rows = [self._begin(trace) for trace in traces]
-        everyone, steps, present = rows, 0, len(rows)
-        self._margin = DraftMargin()
+        everyone, steps, present, margin = rows, 0, len(rows), DraftMargin()
         self.plain += max(row.left for row in rows) * float(self.plan.cost(present)[1])
         while rows := [row for row in rows if row.left]:
             if len(rows) <= MAX_UNFINISHED_SHARE * present:
                 present = len(rows)
             steps += 1
-            self._step(rows, present, steps)
+            self._step(rows, present, steps, margin)
         for row in everyone:
             row.session.close()
 
@@ -107,9 +105,11 @@ class GeneratePlayer:
         committed = np.concatenate((trace.prompt, output[:1]))
         return PlayedRow(output, self.drafter.start(committed))
 
-    def _step(self, rows: Sequence[PlayedRow], present: int, steps: int) -> None:
+    def _step(
+        self, rows: Sequence[PlayedRow], present: int, steps: int, margin: DraftMargin
+    ) -> None:
         absolute, tree = self.plan.cost(present), self.plan.tree
-        cost = self._margin.required(absolute / absolute[1])
+        cost = margin.required(absolute / absolute[1])
         own = scaled(cost, 1.0 / present)
         drafts = [
             row.session.propose(min(self.plan.gamma_max, row.left - 1), own.copy(), tree=tree)
@@ -123,7 +123,7 @@ class GeneratePlayer:
         for row, draft in zip(rows, drafts, strict=True):
             row.verify(draft, self.tally, self.drafter.source_names)
         drafted, accepted = self.tally.drafted - before[0], self.tally.accepted - before[1]
-        self._margin.record_acceptance(drafted, accepted)
+        margin.record_acceptance(drafted, accepted)
 
 
 def compare_trees(

@@ -166,9 +166,6 @@ def _perform(
         raise NotAsked(f"{type(error).__name__}: {error}") from error
     mask = kwargs.get("attention_mask")
     cache = kwargs.get("past_key_values")
-    if case.family == "llama dynamic":  # the longest text of earlier calls changes its positions
-        with torch.no_grad():
-            model(input_ids=torch.tensor([[1]]))
     torch.manual_seed(case.seed)
     begin = torch.get_rng_state()
     process = state.of_process()

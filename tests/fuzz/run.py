@@ -11,7 +11,7 @@ import torch
 
 from fuzz import models, perform, state
 from fuzz.case import Case
-from fuzz.compare import Finding, compare, why_loose
+from fuzz.compare import Finding, compare, why_loose, written_in_the_mode
 from fuzz.drafters import FAULTY
 from fuzz.families import VOCAB
 from fuzz.inputs import _ids
@@ -60,10 +60,10 @@ def run(case: Case) -> Result:
 
 
 def _run(case: Case, model: Any) -> Result:
-    fresh = any(each in case.family for each in STATEFUL)
-    pristine = copy.deepcopy(model) if fresh else model
-    plain = perform.plain(case, model)
-    ours = perform.ours(case, pristine, _texts(case, model, plain), _vocab(model))
+    fresh = any(each in case.family for each in STATEFUL)  # earlier cases must leave nothing
+    one, two = (copy.deepcopy(model) if fresh else model for _ in range(2))
+    plain = perform.plain(case, one)
+    ours = perform.ours(case, two, _texts(case, model, plain), _vocab(model))
     if isinstance(ours.error, UnsupportedError):
         _check_refusal(case, ours)
         _check_left(case, plain, ours)
@@ -129,15 +129,9 @@ def _by_the_text(case: Case, error: Exception | None) -> bool:
     return own or (unknown and isinstance(error, IndexError))
 
 
-def _written_in_the_mode(error: Exception | None) -> bool:
-    """Whether plain decoding fails at changing in place what was made in inference mode; ours need
-    not, where it makes that itself."""
-    return "Inplace update to inference tensor" in str(error)
-
-
 def _check_errors(case: Case, plain: Side, ours: Side) -> None:
     first, second = plain.error, ours.error
-    plain_alone = _embeds_no_pad(case, first) or _written_in_the_mode(first)
+    plain_alone = _embeds_no_pad(case, first) or written_in_the_mode(first)
     if _in_columns(case, first) or (second is None and plain_alone):
         _check_left(case, plain, ours)
         return

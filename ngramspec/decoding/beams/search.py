@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# Added in float32 to the score of a sequence that must not be selected, as ``generate`` does.
+# Added to the score of a sequence that must not be selected, as ``generate`` does.
 EXCLUDED_SCORE = -1.0e9
 
 
