@@ -92,6 +92,31 @@ def test_acceptance_is_counted_where_it_happened():
     assert counted.confidence[18].accepted == 1
 
 
+class Costly(ValueDrafter):
+    """Notes the cost that it is given at each step, and drafts a wrong token."""
+
+    def __init__(self):
+        super().__init__()
+        self.costs = []
+
+    def start(self, tokens):
+        session = super().start(tokens)
+
+        def propose(gamma, cost=None, **_):
+            self.costs.append(float(cost[2]))
+            return draft_of([99][:gamma])
+
+        session.propose = propose
+        return session
+
+
+def test_rejected_drafts_have_to_promise_more_as_in_generate():
+    drafter = Costly()
+    cost = np.linspace(0.5, 10.0, 20, dtype=np.float32)  # two positions cost 1.5
+    Player(drafter, plan(gamma="auto", gamma_max=18, cost=cost)).play([trace(range(10, 14))])
+    assert drafter.costs == pytest.approx([1.02 + 0.5 * f for f in (1.5, 1.75, 2.0)], abs=0.05)
+
+
 def test_nothing_drafted_is_one_token_a_call():
     player = Player(NullDrafter(), plan(gamma="auto")).play([trace(range(10, 30))])
     figures = player.groups["g"].to_dict()
