@@ -391,7 +391,6 @@ class Speculator:
         return Settings(
             config=config,
             drafter=lambda: self._drafter_with(head),
-            rule=config.rule,
             prefill_length=self._prefill_length if shared else PrefillDraftLength(config.longest),
             on_step=self.on_step,
             observer=self.observer,

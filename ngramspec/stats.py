@@ -96,49 +96,6 @@ class DecodeStats:
         """Emitted tokens / target calls; 0.0 without calls."""
         return self.emitted / self.target_calls if self.target_calls else 0.0
 
-    def count_prefill(
-        self, drafted: int, accepted: int, draft: float, prefill: float, other: float
-    ) -> None:
-        """Add one run's prefill.
-
-        Args:
-            drafted: draft tokens that it verified.
-            accepted: accepted ones of them.
-            draft: seconds of drafting.
-            prefill: seconds of the forward and its verification.
-            other: seconds of everything else.
-        """
-        self.runs += 1
-        self.prefill_drafted += drafted
-        self.prefill_accepted += accepted
-        self.draft_seconds += draft
-        self.prefill_seconds += prefill
-        self.other_seconds += other
-
-    def count_seconds(self, draft: float, forward: float, other: float) -> None:
-        """Add one step's wall time, in seconds."""
-        self.draft_seconds += draft
-        self.forward_seconds += forward
-        self.other_seconds += other
-
-    def count_host_syncs(self, syncs: int) -> None:
-        """Add one step's transfers to the host."""
-        self.host_syncs += syncs
-
-    def count_chains(self, reason: str) -> None:
-        """Add a run with ``tree=N`` whose drafts are chains for ``reason``."""
-        self.chains[reason] = self.chains.get(reason, 0) + 1
-
-    def count_fault(self) -> bool:
-        """Add a drafter's fault, and return whether it is the first one."""
-        self.drafter_faults += 1
-        return self.drafter_faults == 1
-
-    def count_stopped_drafter(self) -> bool:
-        """Add a row whose drafter is no longer called, and return whether it is the first one."""
-        self.drafters_stopped += 1
-        return self.drafters_stopped == 1
-
     def count_step(self, draft: Draft, verdict: Verdict, names: Sequence[str]) -> None:
         """Add one target call."""
         self.target_calls += 1
@@ -206,34 +163,6 @@ class StepEvent:
     row: int = 0
     width: int = 1
     parents: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        index: int,
-        row: int,
-        draft: Draft,
-        verdict: Verdict,
-        names: Sequence[str],
-        seconds: tuple[float, float, float],
-        width: int,
-    ) -> StepEvent:
-        """The event of a row's draft and verdict.
-
-        Args:
-            index: index of the step.
-            row: index of the row.
-            draft: the verified draft.
-            verdict: the result of its verification.
-            names: names of the draft sources, indexed by ``Draft.source``.
-            seconds: times of drafting, of the forward, and of everything else.
-            width: positions of the forward.
-        """
-        source = [0] * len(draft) if draft.source is None else draft.source.tolist()
-        parents = None if draft.parents is None else tuple(draft.parents.tolist())
-        sources = tuple(names[each] for each in source)
-        drafted = tuple(draft.tokens.tolist())
-        return cls(index, drafted, sources, verdict, *seconds, row, width, parents)
 
     @property
     def accepted(self) -> tuple[int, ...]:

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import logging
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
-from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import decode
 from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.setup import Settings, make_run, make_target
+from ngramspec.decoding.setup import CallSetup, Settings
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import cache_of
-from ngramspec.hf_model.compat.layers import layers_restored
-from ngramspec.hf_model.model import Target
-from ngramspec.hf_model.support import (
-    check_adapter,
-    check_prompt,
-    check_request,
-    drops_out,
-    plain_method,
-)
-
-if TYPE_CHECKING:
-    from ngramspec.decoding.distributed import Ranks
+from ngramspec.hf_model.support import plain_method
 
 logger = logging.getLogger("ngramspec")
 
@@ -46,18 +33,18 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
             from ngramspec.decoding.distributed import ranks_of  # most calls have one process
 
             ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
-        target = checked_target(settings, ranks, call)
+        setup = CallSetup(settings, call, ranks)
     except UnsupportedError as error:
         synced = ranks is not None and ranks.synced
         return _decode_without_speculation(settings, call, error, synced_gpus=synced)
-    run = checked_run(settings, ranks, target, call)
+    run = setup.run()
     try:
         sequences = decode(run)
     finally:
         settings.count(run.stats)
     sampler = run.sampler
     ranking = run.batch.ranking(scores=sampler.scores is not None)
-    output = target.output(sequences, sampler.scores, sampler.logits, ranking)
+    output = run.target.output(sequences, sampler.scores, sampler.logits, ranking)
     logger.info(
         "%d tokens in %d target calls after the prefill: %.2f per call",
         run.stats.emitted,
@@ -67,50 +54,6 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     if call.streamer is not None:
         call.streamer.end()
     return output
-
-
-def checked_target(settings: Settings, ranks: Ranks | None, call: GenerateCall) -> Target:
-    """The target of a call; an UnsupportedError if the call does not support speculation."""
-    check_request(call.generation_config)
-    _check_beams(settings, call)
-    check_adapter(call.model)
-    drafter = settings.drafter()
-    if drafter.assistants:
-        from ngramspec.decoding.assistants import Assistants  # most drafters have none
-
-        Assistants(call.model, drafter)  # checks them
-    with layers_restored(cache_of(call.model_kwargs)):
-        return make_target(settings.config, ranks, call)
-
-
-def checked_run(
-    settings: Settings, ranks: Ranks | None, target: Target, call: GenerateCall
-) -> Generation:
-    """The run that decodes a call; a ValueError if its prompt is invalid."""
-    check_prompt(call.model, call.input_ids, call.model_kwargs)
-    if drops_out(call.model):
-        settings.log_once(
-            "the model is in training mode, where dropout changes every forward and so the"
-            " text, with and without speculation; call model.eval()"
-        )
-    return make_run(settings, ranks, target, call)
-
-
-def _check_beams(settings: Settings, call: GenerateCall) -> None:
-    """Raise an UnsupportedError if beam search is combined with an option that excludes it."""
-    beams = call.beams
-    if beams == 1:
-        return
-    if call.streamer is not None:
-        raise UnsupportedError(
-            f"streamer cannot be used with num_beams={beams}, which selects no token before the"
-            " end; pass streamer=None or num_beams=1"
-        )
-    if not settings.rule(False, None).exact:
-        raise UnsupportedError(
-            f"num_beams={beams} is not supported with lenience below 1 or verification='typical';"
-            " pass num_beams=1, or remove them"
-        )
 
 
 def _decode_without_speculation(

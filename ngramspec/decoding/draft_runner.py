@@ -40,13 +40,13 @@ class DraftRunner:
         controller: chooses how many tokens to draft.
         tokens: the committed tokens, int32 (n,); ids outside 0..vocab - 1 are left out.
         vocab: size of the target's vocabulary.
-        stats: the run's statistics, in which faults are counted.
+        stats: the run's statistics.
         tree: whether drafts may be trees.
-        always: whether drafts may be trees also when no costs are known.
+        always: whether they may be trees also when no costs are known.
         temperature: sampling temperature, or None for greedy decoding.
         seed: seed of the call and the row, for stochastic drafts.
-        shared: adds the row's text to the call's shared stores; None if there are none.
-        load: opens the draft models of sessions that need one; None if no session does.
+        load: opens the draft models of sessions that need one, or None.
+        shared: adds the row's text to the call's shared stores, or None.
         reference: the reference text that ``tokens`` begins with, int32 (m,).
     """
 
@@ -66,15 +66,9 @@ class DraftRunner:
         shared: RowDrafter | None = None,
         reference: Int32 = NO_TOKENS,
     ) -> None:
-        self._current = current
-        self._controller = controller
-        self._vocab = vocab
-        self._stats = stats
-        self._tree = tree
-        self.always_branches = always
-        self._temperature = temperature
-        self._seed = seed
-        self._load = load
+        self._current, self._controller, self._stats = current, controller, stats
+        self._tree, self.always_branches = tree, always
+        self._temperature, self._seed, self._load, self._shared = temperature, seed, load, shared
         self._reference: ReferenceCounter | None = None
         if len(reference):
             from ngramspec.decoding.reference import ReferenceCounter  # most calls have none
@@ -83,7 +77,6 @@ class DraftRunner:
         known = (tokens >= 0) & (tokens < vocab)
         prompt = int(known[: len(reference)].sum())  # its position
         tokens = tokens[known]
-        self._shared = shared
         if shared is not None:
             shared.begin(tokens[prompt:], tokens[:prompt])
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
@@ -104,14 +97,11 @@ class DraftRunner:
         return self._guarded.evidence
 
     def propose(self, limit: int, nodes: int = 0, *, tree: bool = True) -> Draft:
-        """Propose a draft; it may be empty.
+        """Propose a draft, maybe an empty one, with paths of at most ``limit`` tokens.
 
-        Args:
-            limit: maximum tokens of a chain, and of a path of a tree.
-            nodes: maximum nodes of a tree, if more than ``limit``. Near the end of a text this
-                keeps branches from shortening the path.
-            tree: whether the draft may be a tree. A tree without branches is returned as a chain,
-                which needs no tree mask.
+        A tree may have ``nodes`` nodes if these are more. Near the end of a text this keeps
+        branches from shortening the path. A tree without branches is returned as a chain, which
+        needs no tree mask.
         """
         guarded = self._guarded
         guarded.use(self._current())
@@ -123,7 +113,7 @@ class DraftRunner:
             guarded.fault(error)
             guarded.close()
             return EMPTY_DRAFT
-        if checked is None or not len(checked.tokens):
+        if not len(checked.tokens):
             return EMPTY_DRAFT
         self._proposed = guarded.returned
         part = checked.within(limit)
@@ -146,27 +136,23 @@ class DraftRunner:
         self._proposed = deepcopy(path)
         return path
 
-    def _call(self, limit: int, nodes: int, tree: bool) -> Draft | None:
-        """The session's checked draft, or None if the controller wants none. It may raise."""
+    def _call(self, limit: int, nodes: int, tree: bool) -> Draft:
+        """The session's checked draft, from a new session if none is open. It may raise."""
         guarded = self._guarded
-        if guarded.session is None:
-            self._start()
         drafter = guarded.drafter
+        if guarded.session is None:
+            session = guarded.start(self._tokens[: self._count].copy())
+            if self._load is not None:
+                session.begin_models(self._load)
+            if self._temperature is not None:
+                session.begin_sampling(self._temperature, (*self._seed, self._count))
         gamma, cost = self._controller.plan(drafter.estimates)
         tree = tree and (self.always_branches or (cost is not None and bool(drafter.branches)))
         gamma = min(max(limit, nodes) if tree else limit, gamma)
         if gamma < 1:
-            return None
+            return EMPTY_DRAFT
         cost = None if cost is None else cost.copy()  # drafters may change it
         return guarded.propose(gamma, cost, tree=tree)
-
-    def _start(self) -> None:
-        """Start a session from the committed tokens."""
-        session = self._guarded.start(self._tokens[: self._count].copy())
-        if self._load is not None:
-            session.begin_models(self._load)
-        if self._temperature is not None:
-            session.begin_sampling(self._temperature, (*self._seed, self._count))
 
     def learn(self, draft: Draft, verdict: Verdict, computed: Computed | None = None) -> None:
         """Report a draft's result and the committed tokens to the controller and the session.
@@ -178,19 +164,19 @@ class DraftRunner:
         if drafted:
             self._controller.observe(drafted, len(verdict.accepted))
         if self._reference is not None:
-            last = self._tokens[max(self._count - 2, 0) : self._count]
-            self._reference.count(last, draft, verdict.accepted)
+            before = self._tokens[max(self._count - 2, 0) : self._count]
+            self._reference.count(before, draft, verdict.accepted)
         tokens = np.array(verdict.emitted, np.int32)
         evidence = None
         if computed is not None and self.evidence is not None:
-            evidence = Evidence.of(draft, verdict.accepted, self._last(), computed)
+            last = int(self._tokens[self._count - 1]) if self._count else 0
+            evidence = Evidence.of(draft, verdict.accepted, last, computed)
         self._append(tokens)
         if self._shared is not None:
             self._shared.append(tokens)
-        if self._guarded.session is not None:
-            proposed = self._proposed.first(drafted) if drafted else EMPTY_DRAFT
-            accepted = tuple(verdict.accepted)
-            self._guarded.learn(proposed, accepted, verdict.verified, evidence, tokens)
+        proposed = self._proposed.first(drafted) if drafted else EMPTY_DRAFT
+        accepted = tuple(verdict.accepted)
+        self._guarded.learn(proposed, accepted, verdict.verified, evidence, tokens)
 
     def follow(self, other: DraftRunner, tokens: Sequence[int]) -> None:
         """Restart from another row's committed tokens, followed by ``tokens``."""
@@ -208,10 +194,6 @@ class DraftRunner:
         if self._shared is not None:
             self._shared.end(well=well)
 
-    def _last(self) -> int:
-        """The last committed token, or 0 if none was in the vocabulary."""
-        return int(self._tokens[self._count - 1]) if self._count else 0
-
     def _append(self, tokens: Int32) -> None:
         end = self._count + len(tokens)
         if end > len(self._tokens):
@@ -220,7 +202,8 @@ class DraftRunner:
         self._count = end
 
     def _report_fault(self, drafter: Drafter, error: Exception) -> None:
-        if self._stats.count_fault():  # log only the first fault of all rows
+        self._stats.drafter_faults += 1
+        if self._stats.drafter_faults == 1:  # log only the first fault of all rows
             name = type(drafter).__name__
             logger.warning("%s failed, the step has no draft: %r", name, error, exc_info=error)
 
@@ -233,7 +216,8 @@ class DraftRunner:
         if self._stopped is not guarded.drafter:
             self._stopped = guarded.drafter
             guarded.close()
-            if self._stats.count_stopped_drafter():
+            self._stats.drafters_stopped += 1
+            if self._stats.drafters_stopped == 1:
                 what = "%s failed %d times and is no longer called in this generation"
                 logger.warning(what, type(guarded.drafter).__name__, MAX_FAULTS)
         return True

@@ -165,7 +165,7 @@ class JointSteps:
         forwarded = perf_counter()
         for row, result in zip(stepped, results, strict=True):
             with row.own_errors():
-                row.added = row.generation.end_step(result)
+                row.added = row.generation.end_step(row.step, result)
         waited = self._model.device.type == "cpu"  # see StepRecorder.mark_forwarded
         if tracker is not None and len(stepped) == len(rows):
             _learn(tracker, stepped, (forwarded if waited else perf_counter()) - began)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -17,10 +17,9 @@ from ngramspec.decoding.observer import (
 )
 from ngramspec.decoding.recorder import Step, StepRecorder
 from ngramspec.draft import EMPTY_DRAFT, Int32
-from ngramspec.verification.evidence import EvidenceChannel
+from ngramspec.verification.evidence import Computed, evidence_of_rows, evidence_tensor
 from ngramspec.verification.sampler import SampledTokens
 
-OpenStep = Generator[Step, torch.Tensor, None]
 ForwardArguments = tuple[torch.Tensor, list[int], Sequence[Int32 | None], torch.Tensor | None]
 
 
@@ -44,14 +43,6 @@ def decode(run: Generation) -> torch.Tensor:
         loop.close()
 
 
-def finish(step: OpenStep, logits: torch.Tensor) -> None:
-    """Run the second half of a step, after its forward."""
-    try:
-        step.send(logits)
-    except StopIteration:
-        return
-
-
 class DecodeLoop:
     """The steps of a run.
 
@@ -63,25 +54,28 @@ class DecodeLoop:
         self.target, self.sampler, self.ranks = run.target, run.sampler, run.ranks
         self.batch, self.drafting = run.batch, run.drafting
         self.recorder = StepRecorder(run)
-        self.evidence = EvidenceChannel(run.sampler.fetches_at_once)
         self.section = run.section
+        self.device = run.target.prompt.device
         self.pad = 0 if run.sampler.pad is None else run.sampler.pad
         self.prefilled = False
 
-    def step(self) -> OpenStep:
-        """One step of speculative decoding, the prefill included (Leviathan et al. 2023, Alg. 1).
-
-        Yields:
-            The step with its drafts, once. Send back the logits of its forward,
-            (batch, n + 1, vocab), at each row's last committed token and its n drafted tokens.
-        """
+    def step(self) -> None:
+        """One step of speculative decoding (Leviathan et al. 2023, Alg. 1), or the prefill."""
         step = self.propose()
-        logits = yield step
+        logits = self.forward(step)
+        self.complete(step, logits)
+
+    def complete(self, step: Step, logits: torch.Tensor) -> None:
+        """The second half of a step, after its forward: verify, roll back, observe and extend.
+
+        ``logits`` is (batch, n + 1, vocab), at each row's last committed token and its n draft
+        tokens.
+        """
         sampled = self.sample(step, logits)
         self.verify(step, logits, sampled)
         self.rollback()
         self.observe_and_extend(step, logits, sampled)
-        self.recorder.record(step, self.transfers(sampled))
+        self.recorder.record(step, self.transfers(step, sampled))
 
     def advance(self) -> bool:
         """Run the prefill if it has not run yet, else the next step.
@@ -93,11 +87,9 @@ class DecodeLoop:
         """
         if self.prefilled and self.batch.stopped:
             self.forward_for_other_ranks()
-            return self.is_unfinished()
-        with self.section(STEP if self.prefilled else PREFILL):
-            open_step = self.step()
-            step = next(open_step)
-            finish(open_step, self.forward(step))
+        else:
+            with self.section(STEP if self.prefilled else PREFILL):
+                self.step()
         return self.is_unfinished()
 
     def is_unfinished(self) -> bool:
@@ -131,10 +123,10 @@ class DecodeLoop:
             else:
                 drafts = self.drafting.propose_for_prefill()
                 width = 1 + len(drafts[0])
-        request = self.evidence.request = self.drafting.evidence
+        request = self.drafting.evidence
         self.target.keep_hidden = request is not None and request.hidden
         self.recorder.mark_proposed()
-        return Step(drafts, width, prefill=not self.prefilled)
+        return Step(drafts, width, request, prefill=not self.prefilled)
 
     def forward(self, step: Step) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
@@ -154,15 +146,17 @@ class DecodeLoop:
         """Every row's last committed token and draft, int64 (batch, width), on the device."""
         embeddings = self.target.traits.embeddings
         block = self.batch.block(step.drafts, step.width, self.pad, embeddings)
-        return block.to(self.target.prompt.device, non_blocking=True)
+        return block.to(self.device, non_blocking=True)
 
     def sample(self, step: Step, logits: torch.Tensor) -> SampledTokens | None:
         """The target's tokens at all positions, or None if verification samples them."""
         with self.section(VERIFICATION):
-            extra = self.evidence.extra(logits, self.target.hidden)
+            extra = None
+            if step.request is not None and self.sampler.fetches_at_once:
+                extra = evidence_tensor(logits, self.target.hidden, step.request)
             sampled = self.sampler.sample_all(step.drafts, logits, extra)
-        on_cpu = self.target.prompt.device.type == "cpu"
-        self.recorder.mark_forwarded(waited=on_cpu or sampled is not None)
+        waited = self.device.type == "cpu" or sampled is not None
+        self.recorder.mark_forwarded(waited=waited)
         step.width += self.target.again
         return sampled
 
@@ -184,20 +178,23 @@ class DecodeLoop:
             self.recorder.mark_forwarded()
             if not self.batch.stopped:
                 self.drafting.start(logits.shape[-1])
-        computed = None
-        if self.evidence.request is not None:
+        computed: list[Computed] | None = None
+        if step.request is not None:
             positions = [1 + len(draft) for draft in step.drafts]
             fetched = None if sampled is None else sampled.extra
+            hidden = self.target.hidden
             with self.section(VERIFICATION):
-                computed = self.evidence.read(positions, logits, self.target.hidden, fetched)
+                computed = evidence_of_rows(step.request, positions, logits, hidden, fetched)
         with self.section(DRAFTING):
             self.drafting.learn(step.drafts, step.verdicts, computed)
 
-    def transfers(self, sampled: SampledTokens | None) -> int:
+    def transfers(self, step: Step, sampled: SampledTokens | None) -> int:
         """How many transfers from the device the step needed."""
         positions = self.batch.positions
         custom = positions if self.sampler.stop.custom else 0
-        return (1 if self.sampler.all_at_once else positions) + custom + self.evidence.transfers
+        apart = step.request is not None and (sampled is None or sampled.extra is None)
+        evidence = apart and self.device.type != "cpu"
+        return (1 if self.sampler.all_at_once else positions) + custom + evidence
 
     def forward_for_other_ranks(self) -> None:
         """Run a forward and drop its result: other ranks need this rank's share of the weights."""

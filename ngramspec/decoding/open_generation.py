@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from ngramspec.decoding.call import checked_run, checked_target
 from ngramspec.decoding.generation import Generation
-from ngramspec.decoding.loop import DecodeLoop, OpenStep, finish
+from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.recorder import Step
 from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.setup import Settings
+from ngramspec.decoding.setup import CallSetup, Settings
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.joint_forward import JointResult, Share, share_of, why_not_joint
 from ngramspec.hf_model.support import check_request
@@ -50,7 +49,6 @@ class OpenGeneration:
         self.inference_mode = torch.is_inference_mode_enabled()
         self._loop = DecodeLoop(run)
         self._unfinished, self._begun, self._closed = True, False, False
-        self._open_step: OpenStep | None = None  # a joint step before its forward
 
     @property
     def cache(self) -> Any:
@@ -112,8 +110,7 @@ class OpenGeneration:
     def begin_step(self) -> Step:
         """First half of a joint step: propose. An error closes the generation."""
         with self._closed_by_errors():
-            self._open_step = self._loop.step()
-            return next(self._open_step)
+            return self._loop.propose()
 
     def begin_forward(self, step: Step) -> Share:
         """Its share of a joint forward over a step's draft. An error closes the generation."""
@@ -121,15 +118,14 @@ class OpenGeneration:
             target, arguments = self.target, self._loop.arguments(step)
             return share_of(target.begin_forward(*arguments, joint=True), target.traits.windows)
 
-    def end_step(self, result: JointResult) -> list[int]:
+    def end_step(self, step: Step, result: JointResult) -> list[int]:
         """Second half of a joint step, from this generation's result; return the tokens it added.
 
         An error closes the generation.
         """
         before = self.length
         with self._closed_by_errors():
-            assert self._open_step is not None
-            finish(self._open_step, self.target.end_forward(result, result.hidden))
+            self._loop.complete(step, self.target.end_forward(result, result.hidden))
             self._unfinished = self._loop.is_unfinished()
         return self._loop.batch.groups[0].tokens_from(before)
 
@@ -196,6 +192,4 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
         )
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
-    target = checked_target(settings, None, call)
-    run = checked_run(settings, None, target, call)
-    return OpenGeneration(run, settings.count, call.streamer)
+    return OpenGeneration(CallSetup(settings, call).run(), settings.count, call.streamer)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from ngramspec.decoding.generation import Generation
-from ngramspec.draft import Draft, Verdict
+from ngramspec.draft import Draft, EvidenceRequest, Verdict
 from ngramspec.stats import StepEvent
 
 
@@ -18,12 +19,14 @@ class Step:
         drafts: each row's draft, of at most width - 1 tokens.
         width: positions of the forward in every row, including padding; for the prefill, the
             prompt's last position and those after it.
+        request: the evidence that the drafters request from the forward, or None.
         prefill: whether the forward reads the prompt.
         verdicts: the result of each row's verification.
     """
 
     drafts: list[Draft]
     width: int
+    request: EvidenceRequest | None = None
     prefill: bool = False
     verdicts: list[Verdict] = field(default_factory=list)
 
@@ -53,8 +56,7 @@ class StepRecorder:
     def mark_forwarded(self, *, waited: bool = True) -> None:
         """Mark the end of the forward; in the prefill it includes the verification.
 
-        Args:
-            waited: whether the device has finished, rather than only launched the forward.
+        ``waited``: whether the device has finished, rather than only launched the forward.
         """
         self._forwarded, self._waited = perf_counter(), waited
 
@@ -62,49 +64,67 @@ class StepRecorder:
         """Record a step that has just ended, with its number of transfers from the device."""
         ended = perf_counter()
         drafting, forward = self._proposed - self._started, self._forwarded - self._proposed
-        seconds = drafting, forward, ended - self._forwarded
+        other = ended - self._forwarded
+        stats = self._run.stats
+        stats.draft_seconds += drafting
+        stats.other_seconds += other
         if step.prefill:
             drafted, accepted = step.longest, len(step.verdicts[0].accepted) if step.longest else 0
             self._run.prefill_length.learn(drafted, accepted)
-            self._run.stats.count_prefill(drafted, accepted, *seconds)
+            stats.runs += 1
+            stats.prefill_drafted += drafted
+            stats.prefill_accepted += accepted
+            stats.prefill_seconds += forward
         else:
             self._steps += 1
-            self._count(step, transfers)
+            for row, verdict in enumerate(step.verdicts):
+                if verdict.emitted:  # a row that had ended has no target call
+                    draft = step.drafts[row]
+                    names = self._run.drafting.source_names(row) if len(draft.tokens) else ()
+                    stats.count_step(draft, verdict, names)
+            stats.host_syncs += transfers
+            stats.forward_seconds += forward
             self._learn_costs(step, (self._forwarded if self._waited else ended) - self._proposed)
-            self._run.stats.count_seconds(*seconds)
-        self._report(step, seconds)
-
-    def _count(self, step: Step, transfers: int) -> None:
-        """Add a step to the statistics: a target call for each row that had not ended."""
-        stats = self._run.stats
-        for row, verdict in enumerate(step.verdicts):
-            if verdict.emitted:
-                draft = step.drafts[row]
-                names = self._run.drafting.source_names(row) if len(draft.tokens) else ()
-                stats.count_step(draft, verdict, names)
-        stats.count_host_syncs(transfers)
+        if self._run.on_step is not None:
+            self._report(step, self._run.on_step, (drafting, forward, other))
 
     def _learn_costs(self, step: Step, seconds: float) -> None:
         """Record the forward's time at its width, and how many draft tokens were accepted."""
-        costs = self._run.step_costs
+        costs, pace = self._run.step_costs, self._run.pace
         if costs is None:
             return
         if not self._run.target.compiling:
             trees = step.width > 1 and any(draft.parents is not None for draft in step.drafts)
             costs.record_time(step.width, seconds, trees)
-            if self._run.pace is not None:
+            if pace is not None:
                 cost = costs.cost()
                 relative = float(cost[min(step.width, len(cost) - 1)])
-                self._run.pace.record(seconds, relative, len(step.drafts))
+                pace.record(seconds, relative, len(step.drafts))
         accepted = sum([len(verdict.accepted) for verdict in step.verdicts])
         costs.record_acceptance(sum([len(draft.tokens) for draft in step.drafts]), accepted)
 
-    def _report(self, step: Step, seconds: tuple[float, float, float]) -> None:
+    def _report(
+        self, step: Step, on_step: Callable[[StepEvent], None], seconds: tuple[float, float, float]
+    ) -> None:
         """Pass an event for each row that had not ended to ``on_step``."""
-        if self._run.on_step is None:
-            return
         for row, (draft, verdict) in enumerate(zip(step.drafts, step.verdicts, strict=True)):
             if verdict.emitted:
-                names = self._run.drafting.source_names(row)
-                event = StepEvent.of(self._steps, row, draft, verdict, names, seconds, step.width)
-                self._run.on_step(event)
+                parents = None if draft.parents is None else tuple(draft.parents.tolist())
+                on_step(
+                    StepEvent(
+                        self._steps,
+                        tuple(draft.tokens.tolist()),
+                        _source_names(draft, self._run.drafting.source_names(row)),
+                        verdict,
+                        *seconds,
+                        row,
+                        step.width,
+                        parents,
+                    )
+                )
+
+
+def _source_names(draft: Draft, names: Sequence[str]) -> tuple[str, ...]:
+    """The name of each draft token's source."""
+    source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+    return tuple(names[each] for each in source)

@@ -59,77 +59,61 @@ class GenerateCall:
         beams: int = self.generation_config.num_beams or 1
         return beams
 
+    def reference(self) -> Int32:
+        """The text that drafters read before the prompt, int32 (n,).
 
-def read_reference(config: Any, reference_ids: Any = None) -> Int32:
-    """The text that drafters read before a call's prompt, int32 (n,).
+        Raises:
+            TypeError: ``generation_config.ngramspec`` is not a dict, or the text is not token ids.
+            ValueError: the dict has an unknown key, or an id is out of bounds.
+        """
+        given = self._option("reference_ids")
+        return NO_TOKENS if given is None else _flat(given)
 
-    Args:
-        config: its GenerationConfig. The dict ``config.ngramspec`` may hold ``reference_ids``.
-        reference_ids: the call's argument; it overrides the config.
+    def conversation(self) -> str | None:
+        """The checked name of the call's conversation, or None."""
+        given = self._option("session")
+        if given is None:
+            return None
+        if not isinstance(given, str):
+            raise TypeError(f"session must be a string, got {type(given).__name__}")
+        if not 1 <= len(given) <= MAX_SESSION_LENGTH:
+            raise ValueError(
+                f"session must have 1..{MAX_SESSION_LENGTH} characters, got {len(given)}"
+            )
+        return given
 
-    Raises:
-        TypeError: ``config.ngramspec`` is not a dict, or reference_ids are not token ids.
-        ValueError: ``config.ngramspec`` has an unknown key, or an id is out of bounds.
-    """
-    given = reference_ids if reference_ids is not None else _entry(config).get("reference_ids")
-    return NO_TOKENS if given is None else _flat(given)
+    def tool_calls(self) -> ToolCalls | None:
+        """The tools whose calls the drafts predict, or None; a TypeError if they are not."""
+        given = self._option("tools")
+        if given is None:
+            return None
+        from ngramspec.drafters.tool_calls import ToolCalls  # most calls have none
 
+        if not isinstance(given, ToolCalls):
+            raise TypeError(
+                f"tools must be a ngramspec.ToolCalls, got {type(given).__name__}; make one with"
+                " ToolCalls(tools, tokenizer), or pass tokenizer= to ngramspec.generate"
+            )
+        return given
 
-def read_session(config: Any, session: Any = None) -> str | None:
-    """The name of a call's conversation, or None.
-
-    Args:
-        config: its GenerationConfig. The dict ``config.ngramspec`` may hold ``session``.
-        session: the call's argument; it overrides the config.
-
-    Raises:
-        TypeError: it is not a string.
-        ValueError: it is empty or too long.
-    """
-    given = session if session is not None else _entry(config).get("session")
-    if given is None:
-        return None
-    if not isinstance(given, str):
-        raise TypeError(f"session must be a string, got {type(given).__name__}")
-    if not 1 <= len(given) <= MAX_SESSION_LENGTH:
-        raise ValueError(f"session must have 1..{MAX_SESSION_LENGTH} characters, got {len(given)}")
-    return given
-
-
-def read_tools(config: Any, tools: Any = None) -> ToolCalls | None:
-    """The tools whose calls a call's drafts predict, or None.
-
-    Args:
-        config: its GenerationConfig. The dict ``config.ngramspec`` may hold ``tools``.
-        tools: the call's argument; it overrides the config.
-
-    Raises:
-        TypeError: they are not a ToolCalls.
-    """
-    given = tools if tools is not None else _entry(config).get("tools")
-    if given is None:
-        return None
-    from ngramspec.drafters.tool_calls import ToolCalls  # most calls have none
-
-    if not isinstance(given, ToolCalls):
-        raise TypeError(
-            f"tools must be a ngramspec.ToolCalls, got {type(given).__name__}; make one with"
-            " ToolCalls(tools, tokenizer), or pass tokenizer= to ngramspec.generate"
-        )
-    return given
-
-
-def _entry(config: Any) -> dict[str, Any]:
-    """The checked dict ``config.ngramspec``; empty if there is none."""
-    entry = getattr(config, "ngramspec", None)
-    entry = {} if entry is None else entry
-    if not isinstance(entry, dict):
-        raise TypeError(f"generation_config.ngramspec must be a dict, got {type(entry).__name__}")
-    unknown = [key for key in entry if key not in ENTRY_KEYS]
-    if unknown:
-        known = ", ".join(ENTRY_KEYS)
-        raise ValueError(f"generation_config.ngramspec has no entry {unknown[0]!r}; known: {known}")
-    return entry
+    def _option(self, name: str) -> Any:
+        """The call's argument, else the entry of ``generation_config.ngramspec``, or None."""
+        given = getattr(self, name)
+        if given is not None:
+            return given
+        entries = getattr(self.generation_config, "ngramspec", None)
+        if entries is None:
+            return None
+        if not isinstance(entries, dict):
+            kind = type(entries).__name__
+            raise TypeError(f"generation_config.ngramspec must be a dict, got {kind}")
+        for key in entries:
+            if key not in ENTRY_KEYS:
+                raise ValueError(
+                    f"generation_config.ngramspec has no entry {key!r};"
+                    f" known: {', '.join(ENTRY_KEYS)}"
+                )
+        return entries.get(name)
 
 
 def _flat(given: Any) -> Int32:

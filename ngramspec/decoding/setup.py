@@ -21,9 +21,6 @@ from ngramspec.decoding.request import (
     GenerateCall,
     history_of,
     must_lockstep,
-    read_reference,
-    read_session,
-    read_tools,
     samplers_by_row,
 )
 from ngramspec.decoding.step_costs import ASSUMED_NEW_TOKENS, step_costs
@@ -37,14 +34,21 @@ from ngramspec.drafters.base import Drafter, DraftModel
 from ngramspec.drafters.stored import CallDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
+from ngramspec.hf_model.cache.kv_cache import cache_of
 from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
 from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
 from ngramspec.hf_model.compat.hf_private import pad_token
+from ngramspec.hf_model.compat.layers import layers_restored
 from ngramspec.hf_model.model import Target
-from ngramspec.hf_model.support import check_beams_of
+from ngramspec.hf_model.support import (
+    check_adapter,
+    check_beams_of,
+    check_prompt,
+    check_request,
+    drops_out,
+)
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import TokenSampler
 from ngramspec.verification.stopping import StopRules
 
@@ -59,7 +63,6 @@ class Settings:
     Attributes:
         config: the Speculator's arguments.
         drafter: returns the drafter to use; called at every step.
-        rule: makes the verification rule from ``do_sample`` and a generator.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
         on_step: called with every StepEvent, or None.
         observer: is notified of the loop's sections, or None.
@@ -69,7 +72,6 @@ class Settings:
 
     config: Config
     drafter: Callable[[], Drafter]
-    rule: Callable[[bool, torch.Generator | None], Rule]
     prefill_length: PrefillDraftLength
     on_step: Callable[[StepEvent], None] | None
     observer: Observer | None
@@ -77,221 +79,239 @@ class Settings:
     log_once: Callable[[str], None]
 
 
-def make_target(config: Config, ranks: Ranks | None, call: GenerateCall) -> Target:
-    """The target of a call.
+class CallSetup:
+    """Checks a call, and makes the run that decodes it.
 
     Raises:
-        UnsupportedError: the model or its cache does not support speculation.
+        UnsupportedError: the call, the model or its cache does not support speculation.
     """
-    target = Target(
-        call.model,
-        call.input_ids,
-        call.generation_config,
-        call.model_kwargs,
-        width=config.fixed_width,
-        compiled=config.compiled,
-        gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
-        beams=call.beams,
-    )
-    check_beams_of(target.model, call.beams)
-    synced = ranks is not None and ranks.synced
-    if synced and target.cache.capacity is not None:
-        raise UnsupportedError(
-            "synced_gpus is not supported with a static cache, which has no room for further"
-            " forwards; use a dynamic cache"
+
+    def __init__(self, settings: Settings, call: GenerateCall, ranks: Ranks | None = None) -> None:
+        self.settings, self.config, self.call, self.ranks = settings, settings.config, call, ranks
+        self.stats, self.pace = DecodeStats(), Pace()
+        self.learns_costs = self.config.planned_gamma == "auto"
+        check_request(call.generation_config)
+        self._check_beams()
+        check_adapter(call.model)
+        self.drafter = settings.drafter()
+        if self.drafter.assistants:
+            from ngramspec.decoding.assistants import Assistants  # most drafters have none
+
+            Assistants(call.model, self.drafter)  # checks them
+        with layers_restored(cache_of(call.model_kwargs)):
+            self.target = self._target()
+
+    def _check_beams(self) -> None:
+        beams = self.call.beams
+        if beams == 1:
+            return
+        if self.call.streamer is not None:
+            raise UnsupportedError(
+                f"streamer cannot be used with num_beams={beams}, which selects no token before the"
+                " end; pass streamer=None or num_beams=1"
+            )
+        if not self.config.rule(False, None).exact:
+            raise UnsupportedError(
+                f"num_beams={beams} is not supported with lenience below 1 or"
+                " verification='typical'; pass num_beams=1, or remove them"
+            )
+
+    def _target(self) -> Target:
+        call, config = self.call, self.config
+        target = Target(
+            call.model,
+            call.input_ids,
+            call.generation_config,
+            call.model_kwargs,
+            width=config.fixed_width,
+            compiled=config.compiled,
+            gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
+            beams=call.beams,
         )
-    if synced and target.traits.recurrent:
-        raise UnsupportedError(
-            "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
-            " forward that other processes would not run"
-        )
-    return target
+        check_beams_of(target.model, call.beams)
+        synced = self.ranks is not None and self.ranks.synced
+        if synced and target.cache.capacity is not None:
+            raise UnsupportedError(
+                "synced_gpus is not supported with a static cache, which has no room for further"
+                " forwards; use a dynamic cache"
+            )
+        if synced and target.traits.recurrent:
+            raise UnsupportedError(
+                "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
+                " forward that other processes would not run"
+            )
+        return target
 
+    def run(self) -> Generation:
+        """The run that decodes the call.
 
-def make_run(
-    settings: Settings, ranks: Ranks | None, target: Target, call: GenerateCall
-) -> Generation:
-    """The run that decodes a call.
+        Raises:
+            TypeError: the reference text, session or tools have a wrong type.
+            ValueError: the prompt, the reference text or the session is invalid.
+        """
+        settings, config, call, target = self.settings, self.config, self.call, self.target
+        check_prompt(call.model, call.input_ids, call.model_kwargs)
+        if drops_out(call.model):
+            settings.log_once(
+                "the model is in training mode, where dropout changes every forward and so the"
+                " text, with and without speculation; call model.eval()"
+            )
+        section = no_section if settings.observer is None else settings.observer.section
+        sampler = self._sampler()
+        if self._may_diverge(sampler):
+            target.let_rows_diverge()
+        if target.limits.unaligned is not None:
+            settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
+        if target.pending is not None and self.learns_costs:
+            target.pending.most = MAX_PRICED_PENDING_TOKENS
+        trees = self._may_branch()
+        costs = step_costs(config, target, sampler.stop.max_length, trees, settings.log_once)
+        learned = costs if self.learns_costs else None
+        drafting: dict[str, Any] = {
+            "target": target,
+            "make_runner": self._runners(costs, trees),
+            "costs": learned,
+            "prefill_length": settings.prefill_length,
+            "ranks": self.ranks,
+            "max_length": sampler.stop.max_length,
+        }
+        if call.beams > 1:
+            from ngramspec.decoding.beams.setup import make_beams  # most calls have none
 
-    A TypeError or ValueError is raised if ``reference_ids``, given or in the config, is invalid.
-    """
-    config, stats, pace = settings.config, DecodeStats(), Pace()
-    section = no_section if settings.observer is None else settings.observer.section
-    sampler = _sampler(settings, target, call)
-    if call.beams == 1 and _may_diverge(target, sampler):
-        target.let_rows_diverge()
-    if target.limits.unaligned is not None:
-        settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
-    if target.pending is not None and config.planned_gamma == "auto":
-        target.pending.most = MAX_PRICED_PENDING_TOKENS
-    trees = _may_branch(config, target, stats, call.beams)
-    costs = step_costs(config, target, sampler.stop.max_length, trees, settings.log_once)
-    learned = costs if config.planned_gamma == "auto" else None
-    drafting: dict[str, Any] = {
-        "target": target,
-        "make_runner": _runners(settings, ranks, target, call, costs, trees, stats, pace),
-        "costs": learned,
-        "prefill_length": settings.prefill_length,
-        "ranks": ranks,
-        "max_length": sampler.stop.max_length,
-    }
-    if call.beams > 1:
-        from ngramspec.decoding.beams.setup import make_beams  # most calls have none
-
-        nodes = config.tree if isinstance(config.tree, int) and trees else 0
-        batch, batch_drafting = make_beams(call, sampler, section, nodes, drafting)
-    else:
-        groups = _groups(target, sampler, section)
-        batch, batch_drafting = Batch(groups, sampler), BatchDrafting(groups, **drafting)
-    return Generation(
-        target=target,
-        batch=batch,
-        drafting=batch_drafting,
-        sampler=sampler,
-        step_costs=learned,
-        prefill_length=settings.prefill_length,
-        stats=stats,
-        on_step=settings.on_step,
-        section=section,
-        ranks=ranks,
-        pace=pace if settings.drafter().assistants else None,
-    )
-
-
-def _may_diverge(target: Target, sampler: TokenSampler) -> bool:
-    """Whether each row may advance by its own number of tokens."""
-    if target.prompt.shape[0] == 1 or obstacle(Ability.RAGGED, target.known()) is not None:
-        return False
-    return not must_lockstep(sampler, target)
-
-
-def _groups(target: Target, sampler: TokenSampler, section: Section) -> list[Group]:
-    """The rows of the call: one group for each row if rows may diverge, else one group."""
-    prompt, rows = target.prompt, range(target.prompt.shape[0])
-    if not target.inputs.ragged:
-        return [Group(tuple(rows), prompt, sampler, section)]
-    own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
-    return [Group((row,), prompt[[row]], each, section) for row, each in own]
-
-
-def _may_branch(config: Config, target: Target, stats: DecodeStats, beams: int) -> bool:
-    """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
-    known = target.known(by_row=target.inputs.ragged or beams > 1)
-    reason = obstacle(Ability.TREES, known)
-    if isinstance(config.tree, int) and reason is not None:
-        stats.count_chains(reason)
-    priced = config.tree == "auto" and config.planned_gamma == "auto" and beams == 1
-    return reason is None and (isinstance(config.tree, int) or priced)
-
-
-def _runners(
-    settings: Settings,
-    ranks: Ranks | None,
-    target: Target,
-    call: GenerateCall,
-    costs: AnyCosts,
-    trees: bool,
-    stats: DecodeStats,
-    pace: Pace,
-) -> Callable[[int, int], DraftRunner]:
-    """The function that makes a row's DraftRunner; see ``BatchDrafting``."""
-    config, temperature, seed = settings.config, None, 0
-    reference = read_reference(call.generation_config, call.reference_ids)
-    history = history_of(target, reference, call.inputs_tensor)
-    session = read_session(call.generation_config, call.session)
-    drafter = CallDrafter(
-        settings.drafter,
-        call.stores,
-        call.extra_stores,
-        settings.log_once,
-        session,
-        read_tools(call.generation_config, call.tools),
-    )
-    open_model = _model_opener(target, settings.drafter(), pace)
-    if call.generation_config.do_sample:
-        temperature = float(call.generation_config.temperature or 1.0)
-        seed = seed_of(call.generator or default_generator(target.prompt.device))
-        rows = target.prompt.shape[0]
-        if rows > 1:  # greedy answers to one prompt are equal and draft nothing from each other
-            tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
-            drafter.join_equal([history(row) for row in range(rows)], tokens)
-
-    follower: Drafter | None = None
-    if ranks is not None and not ranks.drafts:
-        from ngramspec.decoding.distributed import Follower
-
-        follower = Follower()
-    beams = call.beams > 1
-
-    def make(row: int, vocab: int) -> DraftRunner:
-        of_row = drafter.row(vocab, row)
-        current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
-        if call.logits_processor and not beams:  # a beam's text moves between rows
-            from ngramspec.decoding.forced import with_forced
-
-            rows = target.prompt.shape[0]
-            current = with_forced(current, call.logits_processor, row, rows, vocab)
-        alone = follower is None and not beams  # a beam's text is not an output yet
-        return DraftRunner(
-            current,
-            _controller(config, costs),
-            history(row),
-            vocab,
-            stats,
-            tree=trees,
-            always=isinstance(config.tree, int),
-            temperature=temperature,
-            seed=(seed, row),
-            load=lambda drafter: open_model(drafter, vocab, row),
-            shared=of_row if alone else None,
-            reference=reference,
+            nodes = config.tree if isinstance(config.tree, int) and trees else 0
+            batch, batch_drafting = make_beams(call, sampler, section, nodes, drafting)
+        else:
+            groups = self._groups(sampler, section)
+            batch, batch_drafting = Batch(groups, sampler), BatchDrafting(groups, **drafting)
+        return Generation(
+            target=target,
+            batch=batch,
+            drafting=batch_drafting,
+            sampler=sampler,
+            step_costs=learned,
+            prefill_length=settings.prefill_length,
+            stats=self.stats,
+            on_step=settings.on_step,
+            section=section,
+            ranks=self.ranks,
+            pace=self.pace if self.drafter.assistants else None,
         )
 
-    return make
+    def _sampler(self) -> TokenSampler:
+        call, config, observer = self.call, self.call.generation_config, self.settings.observer
+        keep = config.return_dict_in_generate
+        stop = StopRules(call.stopping_criteria or ())
+        observed = observer is not None and observer.one_transfer
+        return TokenSampler(
+            processors=call.logits_processor,
+            stop=stop,
+            rule=self.config.rule(bool(config.do_sample), call.generator),
+            pad=pad_token(config) if stop.pads else None,
+            streamer=call.streamer,
+            scores=[] if keep and config.output_scores else None,
+            logits=[] if keep and config.output_logits else None,
+            one_transfer=observed or prefers_one_transfer(self.target.prompt.device),
+            history_free=all_stock(call.logits_processor, HISTORY_FREE),
+            beams=call.beams,
+        )
 
+    def _may_diverge(self, sampler: TokenSampler) -> bool:
+        """Whether each row may advance by its own number of tokens."""
+        target = self.target
+        if target.prompt.shape[0] == 1 or obstacle(Ability.RAGGED, target.known()) is not None:
+            return False
+        return not must_lockstep(sampler, target)
 
-def _model_opener(
-    target: Target, drafter: Drafter, pace: Pace
-) -> Callable[[Any, int, int], DraftModel]:
-    """The function that opens drafters' models; the target keeps the states they need."""
+    def _groups(self, sampler: TokenSampler, section: Section) -> list[Group]:
+        """The rows of the call: one group for each row if rows may diverge, else one group."""
+        prompt, rows = self.target.prompt, range(self.target.prompt.shape[0])
+        if not self.target.inputs.ragged:
+            return [Group(tuple(rows), prompt, sampler, section)]
+        own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
+        return [Group((row,), prompt[[row]], each, section) for row, each in own]
 
-    def load(drafter: Any, vocab: int, row: int) -> DraftModel:
-        from ngramspec.decoding.assistants import Assistants  # most drafters have none
+    def _may_branch(self) -> bool:
+        """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
+        one, tree = self.call.beams == 1, self.config.tree
+        known = self.target.known(by_row=self.target.inputs.ragged or not one)
+        reason = obstacle(Ability.TREES, known)
+        if isinstance(tree, int) and reason is not None:
+            self.stats.chains[reason] = 1
+        priced = tree == "auto" and self.learns_costs and one
+        return reason is None and (isinstance(tree, int) or priced)
 
-        return Assistants(target.model, drafter, target.states).open(drafter, vocab, row, pace)
+    def _runners(self, costs: AnyCosts, trees: bool) -> Callable[[int, int], DraftRunner]:
+        """The function that makes a row's DraftRunner; see ``BatchDrafting``."""
+        config, call, target, temperature, seed = self.config, self.call, self.target, None, 0
+        rows, beams = target.prompt.shape[0], call.beams > 1
+        reference = call.reference()
+        history = history_of(target, reference, call.inputs_tensor)
+        drafter = CallDrafter(
+            self.settings.drafter,
+            call.stores,
+            call.extra_stores,
+            self.settings.log_once,
+            call.conversation(),
+            call.tool_calls(),
+        )
+        open_model = self._model_opener()
+        if call.generation_config.do_sample:
+            temperature = float(call.generation_config.temperature or 1.0)
+            seed = seed_of(call.generator or default_generator(target.prompt.device))
+            if rows > 1:  # greedy answers to one prompt are equal and draft nothing from each other
+                tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
+                drafter.join_equal([history(row) for row in range(rows)], tokens)
+        follower: Drafter | None = None
+        if self.ranks is not None and not self.ranks.drafts:
+            from ngramspec.decoding.distributed import Follower
 
-    if any(each.reads_states for each in drafter.assistants):
-        target.read_states()
-    return load
+            follower = Follower()
 
+        def make(row: int, vocab: int) -> DraftRunner:
+            of_row = drafter.row(vocab, row)
+            current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
+            if call.logits_processor and not beams:  # a beam's text moves between rows
+                from ngramspec.decoding.forced import with_forced
 
-def _controller(config: Config, costs: AnyCosts) -> GammaController:
-    """The controller of a row's draft length."""
-    if isinstance(costs, BatchStepCosts) and config.planned_gamma == "auto":
-        return RowGamma(config.longest, costs)
-    surcharge = None if isinstance(config.tree, int) else costs.surcharge
-    return make_controller(config.planned_gamma, config.longest, costs.cost, surcharge)
+                current = with_forced(current, call.logits_processor, row, rows, vocab)
+            alone = follower is None and not beams  # a beam's text is not an output yet
+            return DraftRunner(
+                current,
+                self._controller(costs),
+                history(row),
+                vocab,
+                self.stats,
+                tree=trees,
+                always=isinstance(config.tree, int),
+                temperature=temperature,
+                seed=(seed, row),
+                load=lambda drafter: open_model(drafter, vocab, row),
+                shared=of_row if alone else None,
+                reference=reference,
+            )
 
+        return make
 
-def _sampler(settings: Settings, target: Target, call: GenerateCall) -> TokenSampler:
-    """The sampler of the call's tokens."""
-    config = call.generation_config
-    keep = config.return_dict_in_generate
-    stop = StopRules(call.stopping_criteria or ())
-    observed = settings.observer is not None and settings.observer.one_transfer
-    one_transfer = observed or prefers_one_transfer(target.prompt.device)
-    return TokenSampler(
-        processors=call.logits_processor,
-        stop=stop,
-        rule=settings.rule(bool(config.do_sample), call.generator),
-        pad=pad_token(config) if stop.pads else None,
-        streamer=call.streamer,
-        scores=[] if keep and config.output_scores else None,
-        logits=[] if keep and config.output_logits else None,
-        one_transfer=one_transfer,
-        history_free=all_stock(call.logits_processor, HISTORY_FREE),
-        beams=call.beams,
-    )
+    def _model_opener(self) -> Callable[[Any, int, int], DraftModel]:
+        """The function that opens drafters' models; the target keeps the states they need."""
+        target, pace = self.target, self.pace
+
+        def load(drafter: Any, vocab: int, row: int) -> DraftModel:
+            from ngramspec.decoding.assistants import Assistants  # most drafters have none
+
+            return Assistants(target.model, drafter, target.states).open(drafter, vocab, row, pace)
+
+        if any(each.reads_states for each in self.drafter.assistants):
+            target.read_states()
+        return load
+
+    def _controller(self, costs: AnyCosts) -> GammaController:
+        """The controller of a row's draft length."""
+        config = self.config
+        if isinstance(costs, BatchStepCosts) and self.learns_costs:
+            return RowGamma(config.longest, costs)
+        surcharge = None if isinstance(config.tree, int) else costs.surcharge
+        return make_controller(config.planned_gamma, config.longest, costs.cost, surcharge)
 
 
 def prefers_one_transfer(device: torch.device) -> bool:

@@ -25,16 +25,10 @@ Computed = tuple[Int32, Float32, Float32 | None]  # ids, log_probs, hidden: see 
 def evidence_tensor(
     logits: torch.Tensor, hidden: torch.Tensor | None, request: EvidenceRequest
 ) -> torch.Tensor:
-    """The requested evidence at some positions, on the logits' device.
+    """The requested evidence by raw logits (..., vocab) and hidden (..., d), on their device.
 
-    Args:
-        logits: (..., vocab), the model's raw logits, any floating dtype.
-        hidden: (..., d), or None.
-        request: the requested evidence.
-
-    Returns:
-        int32 (..., 2 k + d): k ids, the bits of k float32 log-probabilities, and the bits of d
-        float32 hidden values. k is min(``top_k``, vocab).
+    The result is int32 (..., 2 k + d): k ids, the bits of k float32 log-probabilities, and the bits
+    of d float32 hidden values. k is min(``top_k``, vocab).
     """
     ids, log_probs = leading(logits.detach().float(), min(request.top_k, logits.shape[-1]))
     parts = [ids.to(torch.int32), log_probs.view(torch.int32)]
@@ -105,59 +99,26 @@ def fetched(
     return both[..., 0], both[..., 1:]
 
 
-class EvidenceChannel:
-    """One generation's evidence, from the drafters' request to the result for their sessions.
+def evidence_of_rows(
+    request: EvidenceRequest,
+    positions: Sequence[int],
+    logits: torch.Tensor,
+    hidden: torch.Tensor | None,
+    extra: Int32 | None,
+) -> list[Computed]:
+    """Each row's requested evidence at its first ``positions``, which exclude padding.
 
-    Attributes:
-        request: the running step's request; None: no evidence is computed.
-        transfers: number of separate transfers of evidence in the last step.
-
-    Args:
-        with_tokens: whether the tokens at all positions are fetched in one transfer from the
-            device, which can include the evidence.
+    ``logits`` is (rows, width, vocab), ``hidden`` (rows, width, d) or None, and ``extra`` the
+    evidence that was transferred with the tokens, int32 (rows, width, n), or None.
     """
-
-    def __init__(self, with_tokens: bool) -> None:
-        self.request: EvidenceRequest | None = None
-        self.transfers = 0
-        self._with_tokens = with_tokens
-
-    def extra(self, logits: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor | None:
-        """The evidence to transfer together with the step's tokens, or None.
-
-        ``logits`` is (rows, positions, vocab), ``hidden`` (rows, positions, d) or None.
-        """
-        self.transfers = 0
-        if self.request is None or not self._with_tokens:
-            return None
-        return evidence_tensor(logits, hidden, self.request)
-
-    def read(
-        self,
-        positions: Sequence[int],
-        logits: torch.Tensor,
-        hidden: torch.Tensor | None,
-        extra: Int32 | None,
-    ) -> list[Computed] | None:
-        """Each row's evidence at its first positions, or None without a request.
-
-        Args:
-            positions: number of positions of each row, without padding.
-            logits, hidden: as in ``extra``.
-            extra: the evidence that was transferred with the tokens, int32 (rows, positions, n), or
-                None.
-        """
-        request = self.request
-        if request is None:
-            return None
-        if extra is None and logits.device.type != "cpu":
-            extra, self.transfers = evidence_tensor(logits, hidden, request).to("cpu").numpy(), 1
-        found = []
-        for row, own in enumerate(positions):
-            if extra is not None:
-                packed = extra[row, :own]
-            else:
-                states = None if hidden is None else hidden[row, :own]
-                packed = evidence_on_host(logits[row, :own], states, request)
-            found.append(computed(packed, request, logits.shape[-1]))
-        return found
+    if extra is None and logits.device.type != "cpu":
+        extra = evidence_tensor(logits, hidden, request).to("cpu").numpy()
+    found = []
+    for row, own in enumerate(positions):
+        if extra is not None:
+            packed = extra[row, :own]
+        else:
+            states = None if hidden is None else hidden[row, :own]
+            packed = evidence_on_host(logits[row, :own], states, request)
+        found.append(computed(packed, request, logits.shape[-1]))
+    return found

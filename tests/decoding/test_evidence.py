@@ -12,7 +12,7 @@ from waits import check_one_wait
 import ngramspec
 from benchmarks.syncs import syncs_per_step
 from ngramspec import Draft, Drafter, DraftSession, EvidenceRequest, Speculator, build_drafter
-from ngramspec.decoding import draft_runner
+from ngramspec.decoding import draft_runner, loop
 from ngramspec.decoding.observer import Observer
 from ngramspec.draft import Evidence
 from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
@@ -195,6 +195,8 @@ def test_drafters_that_do_not_ask_cost_nothing(tiny, monkeypatch):
 
     for name in ("evidence_tensor", "evidence_on_host", "computed"):
         monkeypatch.setattr(channel, name, never)
+    for name in ("evidence_tensor", "evidence_of_rows"):
+        monkeypatch.setattr(loop, name, never)
     monkeypatch.setattr(draft_runner.Evidence, "of", never)
     monkeypatch.setattr(type(tiny.lm_head), "register_forward_pre_hook", never)
     generated(tiny, "copy+ngram+unigram")
