@@ -150,27 +150,22 @@ class Draft:
 
 
 def joined(chains: Sequence[Draft]) -> Proposal | None:
-    """Concatenate the proposals of several chains; a deterministic one is one-hot at each token.
-
-    Returns:
-        The joined proposal, or None if all chains are deterministic.
-    """
+    """Concatenate the proposals of several chains; None if all of them are deterministic."""
     if all(chain.proposal is None for chain in chains):
         return None
-    proposals = [
-        Proposal(
-            np.arange(len(chain) + 1, dtype=np.int32), chain.tokens, np.ones(len(chain), np.float32)
-        )
-        if chain.proposal is None
-        else chain.proposal
-        for chain in chains
-    ]
+    proposals = [chain.proposal or _one_hot(chain.tokens) for chain in chains]
     sizes = np.concatenate([np.diff(each.starts) for each in proposals])
     return Proposal(
         np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
         np.concatenate([each.tokens for each in proposals]),
         np.concatenate([each.probs for each in proposals]),
     )
+
+
+def _one_hot(tokens: Int32) -> Proposal:
+    """The proposal of a deterministic chain."""
+    starts = np.arange(len(tokens) + 1, dtype=np.int32)
+    return Proposal(starts, tokens, np.ones(len(tokens), np.float32))
 
 
 EMPTY_DRAFT = Draft(NO_TOKENS)
@@ -238,13 +233,9 @@ class Evidence:
         last: int,
         computed: tuple[Int32, Float32, Float32 | None],
     ) -> Evidence:
-        """The evidence of one row.
+        """The evidence of one row with a verified draft, after its committed token ``last``.
 
-        Args:
-            draft: the verified draft of n nodes.
-            accepted: its accepted nodes, in order.
-            last: the last committed token before the draft.
-            computed: ids, log_probs and hidden as above, at n + 1 positions or more.
+        ``computed`` are ids, log_probs and hidden as above, at n + 1 positions or more.
         """
         m = len(draft) + 1
         parents = np.arange(-1, m - 1, dtype=np.int32)
@@ -292,10 +283,7 @@ def judged_nodes(
 ) -> Iterator[tuple[int, int]]:
     """(node, depth) of the verified nodes, in order.
 
-    Args:
-        draft: a chain or a tree.
-        accepted: the accepted nodes, in order.
-        verified: number of verified nodes (see Verdict); None: all that can be verified.
+    ``verified`` is their number (see Verdict); None: all that can be verified.
     """
     if draft.parents is None:
         count = min(len(accepted) + 1, len(draft)) if verified is None else verified

@@ -25,34 +25,19 @@ class Block:
 class StandIn:
     """Replaces a model's ``generate`` during blocks; the newest block's Speculator is used.
 
-    After the last block it calls the original ``generate``, for code that still refers to it, such
-    as a wrapper. It is thread-safe: the tuple of blocks is replaced under the module's lock, and is
-    never modified.
-
-    Args:
-        model: the model object that has it as an attribute.
-        plain: the model's original ``generate``.
-        own: whether the original was an attribute of the object rather than of its class.
+    After the last block it calls the original ``generate``, here ``plain``, for code that still
+    refers to it, such as a wrapper. It is thread-safe: the tuple of blocks is replaced under the
+    module's lock, and is never modified. ``own``: the original was an attribute of the object
+    rather than of its class.
     """
 
     def __init__(self, model: Any, plain: Callable[..., Any], *, own: bool) -> None:
         update_wrapper(self, plain, updated=())  # its name, documentation and signature
-        self.model = model
-        self.plain = plain
-        self.own = own
-        self._blocks: tuple[Block, ...] = ()
-
-    def begin(self, block: Block) -> None:
-        """Add a block, which becomes the newest."""
-        self._blocks = (*self._blocks, block)
-
-    def end(self, block: Block) -> bool:
-        """Remove a block, and return whether it was the last one."""
-        self._blocks = tuple(each for each in self._blocks if each is not block)
-        return not self._blocks
+        self.model, self.plain, self.own = model, plain, own
+        self.blocks: tuple[Block, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        blocks = self._blocks
+        blocks = self.blocks
         if not blocks:
             return self.plain(*args, **kwargs)
         return speculate(self.model, self.plain, blocks[-1].speculator, args, kwargs)
@@ -99,12 +84,10 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
 def _enter(model: Any, block: Block) -> StandIn:
     """Begin a block, and replace ``generate`` if it is the first."""
     with _lock:
-        there = vars(model).get("generate")
-        if isinstance(there, StandIn) and there.model is model:
-            there.begin(block)
-            return there
-        stand_in = StandIn(model, model.generate, own="generate" in vars(model))
-        stand_in.begin(block)
+        stand_in = vars(model).get("generate")
+        if not (isinstance(stand_in, StandIn) and stand_in.model is model):
+            stand_in = StandIn(model, model.generate, own="generate" in vars(model))
+        stand_in.blocks = (*stand_in.blocks, block)
         model.generate = stand_in
         return stand_in
 
@@ -113,7 +96,8 @@ def _leave(stand_in: StandIn, block: Block) -> None:
     """End a block; the last one restores ``generate``, unless other code has replaced it."""
     model = stand_in.model
     with _lock:
-        if not stand_in.end(block) or vars(model).get("generate") is not stand_in:
+        stand_in.blocks = tuple(each for each in stand_in.blocks if each is not block)
+        if stand_in.blocks or vars(model).get("generate") is not stand_in:
             return
         if stand_in.own:
             model.generate = stand_in.plain

@@ -22,19 +22,12 @@ if TYPE_CHECKING:
 
 
 class GenerateHook:
-    """The ``custom_generate`` callable of a call: collects the call's arguments and runs it.
+    """The ``custom_generate`` callable of a call: makes the call's record, and decodes it.
 
     transformers passes a callable only the arguments that its signature names, and drops some of
-    them. So the hook has the signature of ``Speculator.__call__``, and gets the dropped arguments
-    when it is made.
-
-    Args:
-        run: decodes the collected call.
-        own_cache: whether ``generate`` makes the cache, because the caller passed none.
-        **dropped: the arguments that transformers does not pass to a callable.
-
-    Attributes:
-        called: whether ``generate`` has called it.
+    them. So the hook has the signature of ``Speculator.__call__``, and gets the ``dropped``
+    arguments when it is made. ``own_cache``: ``generate`` makes the cache, as the caller passed
+    none.
     """
 
     def __init__(
@@ -55,12 +48,8 @@ class GenerateHook:
         return self._run(call)
 
 
-def _signature_without_self(function: Any) -> inspect.Signature:
-    signature = inspect.signature(function)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-_HOOK_SIGNATURE = _signature_without_self(Speculator.__call__)
+_PARAMETERS = inspect.signature(Speculator.__call__).parameters
+_HOOK_SIGNATURE = inspect.Signature(list(_PARAMETERS.values())[1:])  # without self
 
 
 def generate(
@@ -97,12 +86,12 @@ def generate(
     given = {"tokenizer": tokenizer, "streamer": streamer}
     kwargs |= {name: value for name, value in given.items() if value is not None}
     with _ended(kwargs):
-        args = _name(model.generate, model, args, kwargs)
+        call = Arguments(model.generate, model, args, kwargs)
         if kwargs.get("custom_generate") is not None:
             raise ValueError(
                 "custom_generate cannot be combined with ngramspec.generate; remove it"
             )
-        return _generate(model.generate, model, args, speculator, kwargs)
+        return call.speculate(speculator)
 
 
 def speculate(
@@ -119,23 +108,10 @@ def speculate(
     if kwargs.get("custom_generate") is not None:
         return plain(*args, **kwargs)
     with _ended(kwargs):
-        args = _name(plain, model, args, kwargs)
+        call = Arguments(plain, model, args, kwargs)
         if kwargs.get("custom_generate") is not None:
-            return plain(*args, **kwargs)
-        return _generate(plain, model, args, speculator, kwargs)
-
-
-def checked_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Move a call's positional arguments except the first to ``kwargs``; return the others.
-
-    Raises:
-        UnsupportedError: the arguments rule out speculation.
-    """
-    args = _name(model.generate, model, args, kwargs)
-    refused = _refused(model.generate, model, kwargs)
-    if refused is not None:
-        raise UnsupportedError(refused)
-    return args
+            return plain(*call.args, **kwargs)
+        return call.speculate(speculator)
 
 
 def checked(given: Speculator | None) -> Speculator:
@@ -146,132 +122,9 @@ def checked(given: Speculator | None) -> Speculator:
     return Speculator() if given is None else given
 
 
-def _generate(
-    plain: Callable[..., Any],
-    model: Any,
-    args: tuple[Any, ...],
-    speculator: Speculator,
-    kwargs: dict[str, Any],
-) -> Any:
-    """Call the model's ``generate`` with a hook that has the arguments it would drop."""
-    refused = _refused(plain, model, kwargs)
-    if refused is not None:
-        return _without_speculation(plain, args, speculator, kwargs, refused)
-    try:
-        head = _take_head(model, kwargs)
-    except UnsupportedError as error:
-        return _without_speculation(plain, args, speculator, kwargs, str(error))
-    if kwargs.get("tokenizer") is not None:
-        kwargs = _stop_strings_as_criterion(model, kwargs["tokenizer"], kwargs)
-        _read_tools(model, kwargs)
-    _check_stores(speculator, kwargs)
-    own_cache = kwargs.get("past_key_values") is None
-    synced_gpus = kwargs.pop("synced_gpus", None)
-    hook = GenerateHook(
-        lambda call: decode_call(speculator.settings(head), call),
-        own_cache=own_cache,
-        streamer=kwargs.get("streamer"),
-        synced_gpus=synced_gpus,
-    )
-    # transformers prepares inputs, cache, processors and criteria. It then calls the hook instead
-    # of its own decoding loop, and ``decode_call`` takes control.
-    output = plain(*args, **kwargs | {"custom_generate": hook})
-    if not hook.called:
-        speculator.log_once(
-            f"decoding without speculation: the generate of {type(model).__name__} did not call"
-            " the custom_generate that it was given"
-        )
-    return output
-
-
-def _take_head(model: Any, kwargs: dict[str, Any]) -> ModelDrafter | None:
-    """Take the arguments that name a head out of a call; return the head, or None.
-
-    Otherwise transformers would use the head itself, and refuse batches and stateful models.
-    """
-    settings = {name: _setting(name, model, kwargs) for name in HEAD_SETTINGS}
-    head = requested_head(settings)
-    check_tokenizers(kwargs.get("tokenizer"), kwargs.pop("assistant_tokenizer", None))
-    kwargs.pop("assistant_model", None)
-    for name in ("assistant_early_exit", "use_mtp"):
-        if settings[name] is not None:
-            kwargs[name] = HEAD_SETTINGS[name]  # the argument overrides the configs
-    return head
-
-
-def _check_stores(speculator: Speculator, kwargs: dict[str, Any]) -> None:
-    """Raise a ValueError if a store was built with a tokenizer other than the call's."""
-    tokenizer = kwargs.get("tokenizer")
-    if tokenizer is None:
-        return
-    own = kwargs.get("stores")
-    stores = speculator.stores if own is None else open_stores(own)
-    for store in (*stores, *open_stores(kwargs.get("extra_stores"), "extra_stores")):
-        store.check_tokenizer(tokenizer)
-
-
-def _read_tools(model: Any, kwargs: dict[str, Any]) -> None:
-    """Make a ToolCalls of a list of tools, which are an argument or an entry of the config."""
-    tools = kwargs.get("tools")
-    if tools is None:
-        entry = _setting("ngramspec", model, kwargs)
-        tools = entry.get("tools") if isinstance(entry, dict) else None
-    if isinstance(tools, list):
-        from ngramspec.drafters.tool_calls import ToolCalls  # most calls have none
-
-        kwargs["tools"] = ToolCalls(tools, kwargs["tokenizer"])
-
-
-def _refused(plain: Callable[..., Any], model: Any, kwargs: dict[str, Any]) -> str | None:
-    """Why a call's arguments rule out speculation, with the remedy; None if they do not."""
-    refused: dict[str, Any] = {}
-    if _setting("token_healing", model, kwargs):
-        refused["token_healing"] = "True"
-    if _setting("cache_implementation", model, kwargs) == "paged":
-        refused["cache_implementation"] = "'paged'"
-    for name, off in HUB_MODES_OFF.items():
-        value = _setting(name, model, kwargs)
-        if value is not None and value != off:
-            refused[name] = value
-    if refused:
-        return refusal(refused)
-    parameters = inspect.signature(plain).parameters
-    kinds = {each.kind for each in parameters.values()}
-    if "custom_generate" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
-        return None
-    name = type(model).__name__
-    return (
-        f"the generate of {name} takes no custom_generate, which a Speculator needs; let it"
-        " accept **kwargs and pass them to super().generate, or pass"
-        " Speculator(unsupported='plain') to decode without speculation"
-    )
-
-
-def _without_speculation(
-    plain: Callable[..., Any],
-    args: tuple[Any, ...],
-    speculator: Speculator,
-    kwargs: dict[str, Any],
-    refused: str,
-) -> Any:
-    """Decode without speculation if unsupported="plain"; else raise an UnsupportedError."""
-    if speculator.unsupported == "error":
-        raise UnsupportedError(refused)
-    if kwargs.pop("generator", None) is not None:
-        raise UnsupportedError(f"generator: {refused}")
-    for name in ("reference_ids", "stores", "extra_stores", "session", "tools"):
-        kwargs.pop(name, None)
-    speculator.log_once(f"decoding without speculation: {refused}")
-    return plain(*args, **kwargs)
-
-
 @contextmanager
 def _ended(kwargs: dict[str, Any]) -> Iterator[None]:
-    """End a call's streamer if the block raises; else its readers would wait forever.
-
-    Args:
-        kwargs: the call's keyword arguments, which the block may change.
-    """
+    """End a call's streamer if the block raises; else its readers would wait forever."""
     try:
         yield
     except BaseException:
@@ -281,76 +134,177 @@ def _ended(kwargs: dict[str, Any]) -> Iterator[None]:
         raise
 
 
-def _name(
-    plain: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, ...]:
-    """Move a call's positional arguments except the first to ``kwargs``.
+class Arguments:
+    """The arguments of a call of a model's ``generate``, here ``plain``.
 
-    Returns:
-        The arguments that stay positional.
+    The positional ones except the first are moved to ``kwargs``, which the methods change, too.
     """
-    if len(args) < 2:
-        return args
-    parameters = _positional(plain, model)
-    if len(args) > len(parameters):
-        raise TypeError(f"generate takes at most {len(parameters)} positional arguments")
-    stay = max(1, sum(each.kind is each.POSITIONAL_ONLY for each in parameters))
-    for each, value in zip(parameters[stay:], args[stay:], strict=False):
-        if each.name in kwargs:
-            raise TypeError(f"generate got multiple values for argument {each.name!r}")
-        kwargs[each.name] = value
-    return args[:stay]
 
+    def __init__(
+        self, plain: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.plain, self.model, self.args, self.kwargs = plain, model, args, kwargs
+        if len(args) < 2:
+            return
+        parameters = self._positional()
+        if len(args) > len(parameters):
+            raise TypeError(f"generate takes at most {len(parameters)} positional arguments")
+        stay = max(1, sum(each.kind is each.POSITIONAL_ONLY for each in parameters))
+        for each, value in zip(parameters[stay:], args[stay:], strict=False):
+            if each.name in kwargs:
+                raise TypeError(f"generate got multiple values for argument {each.name!r}")
+            kwargs[each.name] = value
+        self.args = args[:stay]
 
-def _positional(plain: Callable[..., Any], model: Any) -> list[inspect.Parameter]:
-    """The positional parameters of a model's ``generate``.
+    def _positional(self) -> list[inspect.Parameter]:
+        """The positional parameters of the model's ``generate``.
 
-    A ``generate(*args)`` is assumed to pass them on to the ``generate`` of the model's class, of
-    the model inside an adapter, or of transformers, in this order.
-    """
-    from transformers import GenerationMixin
+        A ``generate(*args)`` is assumed to pass them on to the ``generate`` of the model's class,
+        of the model inside an adapter, or of transformers, in this order.
+        """
+        from transformers import GenerationMixin
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own = [getattr(type(each), "generate", None) for each in (model, base)]
-    for which in (plain, *own, GenerationMixin.generate):
-        if which is None:
-            continue
-        parameters = list(inspect.signature(which).parameters.values())
-        if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
-            kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            known = [each for each in parameters if each.kind in kinds]
-            return known if which is plain else known[1:]  # an unbound function has ``self`` first
-    raise AssertionError("transformers' own generate names its parameters")
+        model = self.model
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        own = [getattr(type(each), "generate", None) for each in (model, base)]
+        for which in (self.plain, *own, GenerationMixin.generate):
+            if which is None:
+                continue
+            parameters = list(inspect.signature(which).parameters.values())
+            if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+                kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+                known = [each for each in parameters if each.kind in kinds]
+                return known if which is self.plain else known[1:]  # an unbound one has ``self``
+        raise AssertionError("transformers' own generate names its parameters")
 
+    def setting(self, name: str) -> Any:
+        """A setting, resolved as in ``generate``: argument, given config, model's config."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        for config in (self.kwargs.get("generation_config"), self.model.generation_config):
+            value = getattr(config, name, None)
+            if value is not None:
+                return value
+        return None
 
-def _setting(name: str, model: Any, kwargs: dict[str, Any]) -> Any:
-    """A generation setting, resolved as in ``generate``: argument, given config, model's config."""
-    if name in kwargs:
-        return kwargs[name]
-    for config in (kwargs.get("generation_config"), model.generation_config):
-        value = getattr(config, name, None)
-        if value is not None:
-            return value
-    return None
+    def refused(self) -> str | None:
+        """Why the arguments rule out speculation, with the remedy; None if they do not."""
+        refused: dict[str, Any] = {}
+        if self.setting("token_healing"):
+            refused["token_healing"] = "True"
+        if self.setting("cache_implementation") == "paged":
+            refused["cache_implementation"] = "'paged'"
+        for name, off in HUB_MODES_OFF.items():
+            value = self.setting(name)
+            if value is not None and value != off:
+                refused[name] = value
+        if refused:
+            return refusal(refused)
+        parameters = inspect.signature(self.plain).parameters
+        kinds = {each.kind for each in parameters.values()}
+        if "custom_generate" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
+            return None
+        name = type(self.model).__name__
+        return (
+            f"the generate of {name} takes no custom_generate, which a Speculator needs; let it"
+            " accept **kwargs and pass them to super().generate, or pass"
+            " Speculator(unsupported='plain') to decode without speculation"
+        )
 
+    def speculate(self, speculator: Speculator) -> Any:
+        """Run the call with speculation, or handle it as ``unsupported`` says."""
+        refused = self.refused()
+        if refused is not None:
+            return self._without_speculation(speculator, refused)
+        try:
+            head = self._take_head()
+        except UnsupportedError as error:
+            return self._without_speculation(speculator, str(error))
+        if self.kwargs.get("tokenizer") is not None:
+            self._use_tokenizer(speculator, self.kwargs["tokenizer"])
+        output, called = self.run(lambda call: decode_call(speculator.settings(head), call))
+        if not called:
+            speculator.log_once(
+                f"decoding without speculation: the generate of {type(self.model).__name__} did not"
+                " call the custom_generate that it was given"
+            )
+        return output
 
-def _stop_strings_as_criterion(
-    model: Any, tokenizer: Any, kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Replace stop_strings by a criterion, as transformers drops the tokenizer they need."""
-    strings = _setting("stop_strings", model, kwargs)
-    if strings is None:
-        return kwargs
-    from transformers.generation import StoppingCriteriaList, StopStringCriteria
+    def run(self, decode: Callable[[GenerateCall], Any]) -> tuple[Any, bool]:
+        """Call ``generate`` with a hook; return its output, and whether it called the hook.
 
-    criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or ())
-    if not any(type(each) is StopStringCriteria for each in criteria):  # as in generate
-        criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
-    kwargs = kwargs | {"stopping_criteria": criteria}
-    config = kwargs.get("generation_config")
-    if config is not None and "stop_strings" not in kwargs:
-        kwargs["generation_config"] = copy.deepcopy(config)
-        kwargs["generation_config"].stop_strings = None
-    if "stop_strings" in kwargs or model.generation_config.stop_strings is not None:
-        kwargs["stop_strings"] = None  # the argument overrides the model's config
-    return kwargs
+        transformers prepares inputs, cache, processors and criteria. It then calls the hook instead
+        of its own decoding loop, and ``decode`` takes control.
+        """
+        hook = GenerateHook(
+            decode,
+            own_cache=self.kwargs.get("past_key_values") is None,
+            streamer=self.kwargs.get("streamer"),
+            synced_gpus=self.kwargs.pop("synced_gpus", None),
+        )
+        output = self.plain(*self.args, **self.kwargs | {"custom_generate": hook})
+        return output, hook.called
+
+    def _take_head(self) -> ModelDrafter | None:
+        """Take the arguments that name a head out of the call; return the head, or None.
+
+        Otherwise transformers would use the head itself, and refuse batches and stateful models.
+        """
+        settings = {name: self.setting(name) for name in HEAD_SETTINGS}
+        head = requested_head(settings)
+        own = self.kwargs.get("tokenizer")
+        check_tokenizers(own, self.kwargs.pop("assistant_tokenizer", None))
+        self.kwargs.pop("assistant_model", None)
+        for name in ("assistant_early_exit", "use_mtp"):
+            if settings[name] is not None:
+                self.kwargs[name] = HEAD_SETTINGS[name]  # the argument overrides the configs
+        return head
+
+    def _use_tokenizer(self, speculator: Speculator, tokenizer: Any) -> None:
+        """Apply the tokenizer, which transformers drops, to stop_strings, tools and stores.
+
+        A ValueError says that a store was built with another one.
+        """
+        kwargs = self.kwargs
+        strings = self.setting("stop_strings")
+        if strings is not None:
+            self._stop_at(strings, tokenizer)
+        tools = kwargs.get("tools")
+        if tools is None:
+            entries = self.setting("ngramspec")
+            tools = entries.get("tools") if isinstance(entries, dict) else None
+        if isinstance(tools, list):
+            from ngramspec.drafters.tool_calls import ToolCalls  # most calls have none
+
+            kwargs["tools"] = ToolCalls(tools, tokenizer)
+        own = kwargs.get("stores")
+        stores = speculator.stores if own is None else open_stores(own)
+        for store in (*stores, *open_stores(kwargs.get("extra_stores"), "extra_stores")):
+            store.check_tokenizer(tokenizer)
+
+    def _stop_at(self, strings: Any, tokenizer: Any) -> None:
+        """Replace stop_strings by a criterion."""
+        from transformers.generation import StoppingCriteriaList, StopStringCriteria
+
+        kwargs = self.kwargs
+        criteria = StoppingCriteriaList(kwargs.get("stopping_criteria") or ())
+        if not any(type(each) is StopStringCriteria for each in criteria):  # as in generate
+            criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=strings))
+        kwargs["stopping_criteria"] = criteria
+        config = kwargs.get("generation_config")
+        if config is not None and "stop_strings" not in kwargs:
+            kwargs["generation_config"] = copy.deepcopy(config)
+            kwargs["generation_config"].stop_strings = None
+        if "stop_strings" in kwargs or self.model.generation_config.stop_strings is not None:
+            kwargs["stop_strings"] = None  # the argument overrides the model's config
+
+    def _without_speculation(self, speculator: Speculator, refused: str) -> Any:
+        """Decode without speculation if unsupported="plain"; else raise an UnsupportedError."""
+        if speculator.unsupported == "error":
+            raise UnsupportedError(refused)
+        if self.kwargs.pop("generator", None) is not None:
+            raise UnsupportedError(f"generator: {refused}")
+        for name in ("reference_ids", "stores", "extra_stores", "session", "tools"):
+            self.kwargs.pop(name, None)
+        speculator.log_once(f"decoding without speculation: {refused}")
+        return self.plain(*self.args, **self.kwargs)

@@ -22,12 +22,7 @@ def settings_file(folder: Path) -> Path:
 
 
 def write_settings(folder: Path, arguments: dict[str, Any]) -> Path:
-    """Write arguments into a folder, which is created if needed; an existing file is replaced.
-
-    Raises:
-        NotADirectoryError: ``folder`` is a file.
-        OSError: the settings cannot be written.
-    """
+    """Write arguments into a folder, which is created if needed; an existing file is replaced."""
     text = json.dumps(arguments, indent=2) + "\n"
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"folder must be a folder, got the file {folder}")
@@ -40,12 +35,7 @@ def write_settings(folder: Path, arguments: dict[str, Any]) -> Path:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The arguments in a settings file.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is invalid; the message names it and the problem.
-    """
+    """The arguments in a settings file; for an invalid one, a ValueError names the problem."""
     try:
         arguments = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -56,11 +46,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def find_settings(place: Path) -> Path:
-    """The settings file of a path: the file itself, or that of a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """The settings file of a path: the file itself, or that of a folder."""
     path = settings_file(place) if place.is_dir() else place
     if path.is_file():
         return path
@@ -70,13 +56,7 @@ def find_settings(place: Path) -> Path:
     )
 
 
-class _Trial(threading.local):
-    """Whether this thread pickles an object only to test whether that is possible."""
-
-    running = False
-
-
-_trial = _Trial()
+_trial = threading.local()  # ``running``: this thread pickles an object only to test that
 
 
 def check_pickles(name: str, value: Any, remedy: str) -> None:
@@ -84,7 +64,7 @@ def check_pickles(name: str, value: Any, remedy: str) -> None:
 
     Inside another trial nothing is checked, because the value refers to the object being pickled.
     """
-    if _trial.running:
+    if getattr(_trial, "running", False):
         return
     _trial.running = True
     try:

@@ -7,7 +7,7 @@ from typing import Any
 from ngramspec.decoding.joint_steps import Added, JointSteps
 from ngramspec.decoding.open_generation import OpenGeneration, open_call
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf import GenerateHook, checked, checked_arguments
+from ngramspec.hf import Arguments, checked
 from ngramspec.speculator import Speculator
 
 __all__ = ["Added", "JointSteps", "OpenGeneration", "open_generation"]
@@ -43,14 +43,11 @@ def open_generation(
         ``with open_generation(model, ids, max_new_tokens=64) as run: first = run.step()``
     """
     speculator = checked(speculator)
-    args = checked_arguments(model, args, kwargs)
-    hook = GenerateHook(
-        lambda call: open_call(speculator.settings(), call),
-        own_cache=kwargs.get("past_key_values") is None,
-        streamer=kwargs.get("streamer"),
-        synced_gpus=False,
-    )
-    opened = model.generate(*args, **kwargs | {"custom_generate": hook})
+    call = Arguments(model.generate, model, args, kwargs)
+    refused = call.refused()
+    if refused is not None:
+        raise UnsupportedError(refused)
+    opened, _ = call.run(lambda call: open_call(speculator.settings(), call))
     if not isinstance(opened, OpenGeneration):
         name = type(model).__name__
         raise UnsupportedError(

@@ -31,11 +31,9 @@ MOST_TIMED_TOKENS = 16  # longer reads catch up with the text and are not timed
 
 
 class HeadPace:
-    """The cost of a head's forward, at first assumed and then measured.
+    """The cost of a head's forward, at first ``assumed`` and then measured.
 
-    Args:
-        pace: of the generation.
-        assumed: cost of a forward relative to one of the target.
+    It is relative to a forward of the target, whose duration is in ``pace``.
     """
 
     def __init__(self, pace: Pace, assumed: float) -> None:
@@ -60,10 +58,7 @@ class HeadPace:
 class DraftingModel:
     """A DraftModel (see drafters/base) that runs a transformers model, or MTP layers.
 
-    Args:
-        model: reads the sequence.
-        vocab: size of the target's vocabulary; larger ids are never drafted.
-        pace: the duration of its forwards.
+    Ids outside the target's vocabulary of ``vocab`` tokens are never drafted.
     """
 
     def __init__(self, model: AssistantModel | MtpHead, vocab: int, pace: HeadPace) -> None:
@@ -122,16 +117,10 @@ class DraftingModel:
 
 
 class Assistants:
-    """The drafting models of one call.
+    """The drafting models of one call, loaded and compared with the target here.
 
-    Args:
-        target: the model that verifies.
-        drafter: the call's drafter; its models are loaded and compared with the target here.
-        channel: the target's hidden states, if a head reads them.
-
-    Raises:
-        UnsupportedError: a model's token ids differ from the target's.
-        OSError: a model's folder cannot be read.
+    ``channel`` has the target's hidden states, if a head reads them. An UnsupportedError says that
+    a model's token ids differ from the target's.
     """
 
     def __init__(self, target: Any, drafter: Drafter, channel: StateChannel | None = None) -> None:
@@ -140,14 +129,7 @@ class Assistants:
             self._model_of(each)
 
     def open(self, drafter: ModelDrafter, vocab: int, row: int, pace: Pace) -> DraftingModel:
-        """A session's model, see ``DraftSession.begin_models``.
-
-        Args:
-            drafter: the session's drafter.
-            vocab: size of the target's vocabulary.
-            row: the session's row in the batch.
-            pace: of the generation.
-        """
+        """The model of a session in a row of the batch, see ``DraftSession.begin_models``."""
         model = self._model_of(drafter)
         share = parameters(model) / max(parameters(self._target), 1)
         if isinstance(drafter, MtpDrafter):

@@ -9,20 +9,14 @@ import torch
 
 from ngramspec.decoding.group import Group
 from ngramspec.draft import Draft, Verdict
-from ngramspec.verification.sampler import SampledTokens, TokenSampler
+from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
 
 
 class Batch:
     """The rows of a batch, in groups that each advance by their own number of tokens.
 
-    Args:
-        groups: all rows in order. Rows that advance in lock-step are one group.
-        sampler: the batch's sampler. A group's own sampler may differ from it only in processors
-            that keep state for each row.
-
-    Attributes:
-        groups: as given.
-        rows: the indices of all rows.
+    Rows that advance in lock-step are one group. A group's own sampler may differ from the batch's
+    only in processors that keep state for each row.
     """
 
     def __init__(self, groups: Sequence[Group], sampler: TokenSampler) -> None:
@@ -73,26 +67,73 @@ class Batch:
                 position along the accepted path.
         """
         before = self.groups[0].length
+        walking = [group for group in self.groups if not group.stopped]
+        for group in walking:
+            group.begin_verification([drafts[row] for row in group.rows])
         try:
-            self._walk(drafts, logits, sampled)
+            while walking:
+                for group in walking:
+                    group.reach()
+                found = self.next_tokens(walking, logits, sampled)
+                for group, tokens in zip(walking, found, strict=True):
+                    group.take(tokens)
+                walking = [group for group in walking if group.position is not None]
         finally:  # also after errors, leave the generator as the baseline would
             if sampled is not None and len(self.groups) == 1:
                 sampled.rewind(self.groups[0].length - before)
         return [verdict for group in self.groups for verdict in group.verdicts()]
 
-    def _walk(
-        self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: SampledTokens | None
-    ) -> None:
-        at = [group for group in self.groups if not group.stopped]
-        for group in at:
-            group.begin_verification([drafts[row] for row in group.rows])
-        while at:
-            for group in at:
-                group.reach()
-            found = self._sampler.next_tokens(at, logits, sampled)
-            for group, tokens in zip(at, found, strict=True):
-                group.take(tokens)
-            at = [group for group in at if group.position is not None]
+    def next_tokens(
+        self, groups: Sequence[Group], logits: torch.Tensor, sampled: SampledTokens | None
+    ) -> list[list[int]]:
+        """Choose and record the tokens of each group's rows at the group's position.
+
+        Several groups have one row each. The other arguments are those of ``verify``.
+        """
+        sampler = self._sampler
+        own = [logits[each.rows[0] : each.rows[-1] + 1, _position(each)] for each in groups]
+        if sampled is not None or sampler.takes_argmax:
+            if sampler.records:
+                self._scores(groups, own)
+            if sampled is None:  # as in ``generate``, the argmax of float32 logits
+                return [argmax_on_host(each.float()).tolist() for each in own]
+            at = [(group.rows, _position(group)) for group in groups]
+            return [[int(sampled.tokens[row, position]) for row in rows] for rows, position in at]
+        scores = self._scores(groups, own)
+        spots = [(cursor, _position(group)) for group in groups for cursor in group.cursors]
+        chosen = sampler.choose_next(scores, spots)
+        return [chosen] if len(groups) == 1 else [[token] for token in chosen]
+
+    def _scores(self, groups: Sequence[Group], logits: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute and record the groups' processed scores, float32 (rows, vocab)."""
+        raw = logits[0] if len(logits) == 1 else torch.cat(tuple(logits))
+        raw = raw.to(copy=True, dtype=torch.float32, device=groups[0].device)
+        scores = self._processed(raw, groups)
+        self._sampler.record(scores, raw)
+        return scores
+
+    def _processed(self, scores: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
+        """Apply each row's logits processors, in one call for all rows of equal length."""
+        sampler = self._sampler
+        if not sampler.processors:
+            return scores
+        if len(groups) == 1:
+            return groups[0].sampler.process(groups[0].ids(), scores)
+        if sampler.history_free:
+            no_ids = torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
+            return sampler.process(no_ids, scores)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for at, group in enumerate(groups):
+            own = zip(group.sampler.processors, sampler.processors, strict=True)
+            same = all(mine is shared for mine, shared in own)
+            alike.setdefault((group.length,) if same else (group.length, at), []).append(at)
+        found: list[torch.Tensor] = [scores] * len(groups)
+        for places in alike.values():
+            ids = torch.cat([groups[at].ids() for at in places])
+            own_scores = groups[places[0]].sampler.process(ids, scores[places])
+            for at, row in zip(places, own_scores, strict=True):
+                found[at] = row
+        return torch.stack(found)
 
     def sequences(self, pad: int) -> torch.Tensor:
         """The committed tokens of all rows, int64 (batch, longest), padded with ``pad``."""
@@ -137,3 +178,8 @@ class Batch:
     def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None] | None:
         """Beam search's report about the returned sequences, or None if these rows are no beams."""
         return None
+
+
+def _position(group: Group) -> int:
+    assert group.position is not None
+    return group.position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ngramspec.costs.batch import BatchStepCosts
@@ -22,12 +23,13 @@ NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
 MAX_UNFINISHED_SHARE = 0.75
 
 
+@dataclass(eq=False)
 class BatchDrafting:
     """The DraftRunners of a batch's rows.
 
-    Args:
+    Attributes:
         groups: all rows of the batch in order; the rows of a group advance in lock-step.
-        target: the model that verifies the drafts, not yet prefilled.
+        target: the model that verifies the drafts.
         make_runner: makes a row's DraftRunner from the row's index and the vocabulary's size.
         costs: the forwards' costs. None: unknown, and the prefill verifies no draft.
         prefill_length: how many draft tokens the prefill verifies.
@@ -35,28 +37,23 @@ class BatchDrafting:
         max_length: maximum tokens of a row, including the prompt; None: no limit is known.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        *,
-        target: Target,
-        make_runner: Callable[[int, int], DraftRunner],
-        costs: AnyCosts | None,
-        prefill_length: PrefillDraftLength,
-        ranks: Ranks | None,
-        max_length: int | None,
-    ) -> None:
-        self._groups = groups
-        self._target, self._make_runner, self._costs = target, make_runner, costs
-        self._prefill_length, self._ranks, self._max_length = prefill_length, ranks, max_length
-        self._rows = range(target.prompt.shape[0])
+    groups: Sequence[Group]
+    target: Target
+    make_runner: Callable[[int, int], DraftRunner]
+    costs: AnyCosts | None
+    prefill_length: PrefillDraftLength
+    ranks: Ranks | None
+    max_length: int | None
+
+    def __post_init__(self) -> None:
+        self._rows = range(self.target.prompt.shape[0])
         self._runners: list[DraftRunner] = []
         self._steps = 0
 
     def start(self, vocab: int) -> None:
         """Make the DraftRunners of rows that have none, for a vocabulary of ``vocab`` tokens."""
         for row in self._rows[len(self._runners) :]:
-            self._runners.append(self._make_runner(row, vocab))
+            self._runners.append(self.make_runner(row, vocab))
 
     def finish(self) -> None:
         """End the call successfully: shared stores may keep the rows' texts."""
@@ -75,12 +72,12 @@ class BatchDrafting:
 
     def propose_for_prefill(self) -> list[Draft]:
         """Each row's draft after the prompt; empty if the prefill verifies none."""
-        target, group, costs = self._target, self._groups[0], self._costs
+        target, group, costs = self.target, self.groups[0], self.costs
         drafts = [EMPTY_DRAFT] * len(self._rows)
-        room, learned = target.prefill_room(), self._prefill_length.limit
+        room, learned = target.prefill_room(), self.prefill_length.limit
         limit = min(room, self.draft_limits(group)[0], learned)
         vocab = target.vocab
-        if limit < 1 or vocab is None or costs is None or self._ranks is not None:
+        if limit < 1 or vocab is None or costs is None or self.ranks is not None:
             return drafts
         costs.at(group.length, prefill=True)
         self.start(vocab)
@@ -90,19 +87,19 @@ class BatchDrafting:
         """Each row's draft. Rows in lock-step have equal lengths, unless drafts were sampled."""
         drafts = [EMPTY_DRAFT] * len(self._rows)
         self._steps += 1
-        if len(self._groups) > 1:
+        if len(self.groups) > 1:
             self.drop_ended()
-        costs = self._costs
+        costs = self.costs
         if costs is not None:
-            target = self._target
+            target = self.target
             pending = None if target.pending is None else len(target.pending)
-            costs.at(max([group.length for group in self._groups]), pending)
+            costs.at(max([group.length for group in self.groups]), pending)
             if costs.plain():
                 return drafts
-        for group in self._groups:
+        for group in self.groups:
             if not group.stopped:
                 self.propose_for(group, drafts)
-        if len(self._groups) > 1:
+        if len(self.groups) > 1:
             drafts = self.cut_together(drafts)
         return drafts
 
@@ -127,8 +124,8 @@ class BatchDrafting:
 
     def drop_ended(self) -> None:
         """Remove ended rows from the batch once enough rows have ended."""
-        target, costs = self._target, self._costs
-        unfinished = [row for group in self._groups for row in group.rows if not group.stopped]
+        target, costs = self.target, self.costs
+        unfinished = [row for group in self.groups for row in group.rows if not group.stopped]
         few = 0 < len(unfinished) <= MAX_UNFINISHED_SHARE * target.rows
         if few and target.rows_may_leave:
             target.keep_rows(unfinished)
@@ -137,12 +134,12 @@ class BatchDrafting:
 
     def cut_together(self, drafts: list[Draft]) -> list[Draft]:
         """Cut the drafts of diverged rows to a common length, as one forward runs the longest."""
-        groups = [group for group in self._groups if not group.stopped]
+        groups = [group for group in self.groups if not group.stopped]
         rows = [row for group in groups for row in group.rows]
         proposed = [drafts[row] for row in rows]
         estimated = all(draft.confidence is not None for draft in proposed if len(draft))
         sampled = any(draft.proposal is not None for draft in proposed)  # see propose_for
-        costs = self._costs
+        costs = self.costs
         if costs is None or sampled or not estimated or not any(map(len, proposed)):
             return drafts
         from ngramspec.draft_length.batch_choice import common_length, urgencies
@@ -161,23 +158,23 @@ class BatchDrafting:
     def width(self, drafts: list[Draft]) -> int:
         """Positions of the forward: at least one more than the tokens of the longest draft."""
         positions = 1 + max([len(draft.tokens) for draft in drafts])
-        costs, recurrent = self._costs, self._target.traits.recurrent
+        costs, recurrent = self.costs, self.target.traits.recurrent
         if positions == 1 or costs is None or recurrent:
             return positions  # padding is rejected, which would undo a recurrent state
         if any(draft.parents is not None for draft in drafts):
             return positions
-        room = min(self.draft_limits(group)[0] for group in self._groups if not group.stopped)
+        room = min(self.draft_limits(group)[0] for group in self.groups if not group.stopped)
         return costs.width(positions, 1 + room)
 
     def draft_limits(self, group: Group) -> tuple[int, int]:
         """Maximum tokens of a path, by the length of the text too, and of a whole draft."""
-        room = self._target.room(group.new)
+        room = self.target.room(group.new)
         nodes = NO_LIMIT if room is None else room
         return min(self.tokens_left(group) - 1, nodes), nodes
 
     def tokens_left(self, group: Group) -> int:
         """Maximum tokens that a group's rows may still generate."""
-        longest = self._max_length
+        longest = self.max_length
         return NO_LIMIT if longest is None else longest - group.length
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
@@ -72,7 +72,12 @@ class Config:
                 f"lenience must be 1.0 with verification={self.verification!r}, got {self.lenience}"
             )
         check_width(self.width, self.gamma)
-        self._check_fixed_width()
+        changes = isinstance(self.tree, int) or self.verification == "typical"
+        if self.width != FIT and (changes or self.lenience < 1.0):
+            raise ValueError(
+                f"width={self.width} keeps the text independent of the drafter, which tree,"
+                " lenience and verification='typical' do not; remove them, or use width='fit'"
+            )
         if self.compiled is not None and not isinstance(self.compiled, bool):
             raise TypeError(f"compiled must be True, False or None, got {self.compiled!r}")
         check_policy(self.policy)
@@ -82,14 +87,6 @@ class Config:
     def _set(self, name: str, value: object) -> None:
         """Normalize a field of the object under construction."""
         object.__setattr__(self, name, value)
-
-    def _check_fixed_width(self) -> None:
-        changes = isinstance(self.tree, int) or self.verification == "typical"
-        if self.width != FIT and (changes or self.lenience < 1.0):
-            raise ValueError(
-                f"width={self.width} keeps the text independent of the drafter, which tree,"
-                " lenience and verification='typical' do not; remove them, or use width='fit'"
-            )
 
     @property
     def longest(self) -> int:
@@ -157,33 +154,14 @@ def state_of_config(config: Config) -> dict[str, Any]:
     return config.to_dict() | {SAVED: config.saved_costs}
 
 
-class Configured(Protocol):
-    """An object that has a config."""
-
-    @property
-    def config(self) -> Config: ...
-
-    def configure(self, config: Config) -> None:
-        """Use another config in calls that begin later."""
-
-
 class Setting(Generic[T]):
-    """An attribute that reads a field of the object's config. Assigning it replaces the config."""
+    """A Speculator's attribute that reads a field of its config, and replaces the config."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    @overload
-    def __get__(self, configured: None, owner: type) -> Setting[T]: ...
+    def __get__(self, speculator: Any, owner: type) -> T:
+        return cast(T, self if speculator is None else getattr(speculator.config, self._name))
 
-    @overload
-    def __get__(self, configured: Configured, owner: type) -> T: ...
-
-    def __get__(self, configured: Configured | None, owner: type) -> Setting[T] | T:
-        if configured is None:
-            return self
-        value: T = getattr(configured.config, self._name)
-        return value
-
-    def __set__(self, configured: Configured, value: T) -> None:
-        configured.configure(configured.config.replaced(self._name, value))
+    def __set__(self, speculator: Any, value: T) -> None:
+        speculator.configure(speculator.config.replaced(self._name, value))

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
+from ngramspec.drafters.null import NullDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.hf_private import device_mesh
 
@@ -30,10 +30,8 @@ CHAIN = -2  # instead of a parent: the draft is a chain
 class Ranks:
     """The processes that a generation runs in, and their agreements.
 
-    Args:
-        group: the processes that decode the same text, or None.
-        device: the device of messages between them.
-        synced: whether all processes must run the same number of forwards.
+    The processes of ``group``, if any, decode the same text. ``synced``: all processes must run the
+    same number of forwards.
     """
 
     def __init__(self, group: Any = None, device: str = "cpu", synced: bool = False) -> None:
@@ -81,13 +79,8 @@ class Ranks:
 def ranks_of(model: Any, device: torch.device, synced_gpus: bool | None = None) -> Ranks | None:
     """The processes that a generation of ``model`` takes part in; None: only this one.
 
-    Args:
-        model: a transformers model; loaded with a tensor-parallel plan it has a device mesh.
-        device: the device of its inputs.
-        synced_gpus: as in ``generate``; None: True if forwards gather the model's weights.
-
-    Raises:
-        UnsupportedError: pipeline parallelism, or synced_gpus without torch.distributed.
+    A model loaded with a tensor-parallel plan has a device mesh. ``synced_gpus`` is that of
+    ``generate``; None: True if forwards gather the model's weights.
     """
     processes = dist.is_available() and dist.is_initialized()
     if synced_gpus and not processes:
@@ -146,18 +139,7 @@ def _unpack(message: Int32) -> list[Draft]:
     return drafts
 
 
-class Follower(Drafter):
+class Follower(NullDrafter):
     """The drafter of ranks that use the first rank's drafts."""
 
     source_names = ("first rank",)
-
-    def start(self, tokens: Int32) -> DraftSession:
-        return _FollowerSession()
-
-
-class _FollowerSession(DraftSession):
-    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        return EMPTY_DRAFT
-
-    def extend(self, tokens: Int32) -> None:
-        return None

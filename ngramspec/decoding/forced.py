@@ -57,18 +57,12 @@ def forced_by(processors: Iterable[Any] | None, row: int, rows: int, vocab: int)
 class _Grammar(Forced):
     """Forced tokens by a grammar's matcher.
 
-    Args:
-        processor: a processor of a class in MATCHERS.
-        matchers: the attribute that holds a matcher for each of ``rows`` rows.
-        row: index of the row.
-        rows: expected number of matchers.
+    ``matchers`` is the processor's attribute that holds a matcher for each of ``rows`` rows.
     """
 
     def __init__(self, processor: Any, matchers: str, row: int, rows: int) -> None:
-        self._processor = processor
-        self._matchers = matchers
-        self._row = row
-        self._rows = rows
+        self._processor, self._matchers = processor, matchers
+        self._row, self._rows = row, rows
 
     def _matcher(self) -> Any:
         """The row's matcher; None before the first call, when matchers may be an earlier call's."""
@@ -155,21 +149,16 @@ class _LLGuidance(_Grammar):
 
 
 class Banned(Forced):
-    """Forced tokens where all ids but one are banned, some of them only after certain tokens.
+    """Forced tokens where all ids but one are banned, ``always`` or after certain tokens.
 
-    Args:
-        always: ids that are always banned.
-        conditional: (tokens, id that is banned after these tokens).
-        vocab: size of the vocabulary.
+    ``conditional`` are pairs of (tokens, id that is banned after them).
     """
 
     def __init__(
         self, always: set[int], conditional: Sequence[tuple[tuple[int, ...], int]], vocab: int
     ) -> None:
         self.reach = max((len(before) for before, _ in conditional), default=1)
-        self._always = always
-        self._conditional = conditional
-        self._vocab = vocab
+        self._always, self._conditional, self._vocab = always, conditional, vocab
 
     def after(self, context: Sequence[int], most: int) -> list[int]:
         text = list(context)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ngramspec.costs.joint import AnyCosts
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
-from ngramspec.decoding.observer import Section, no_section
+from ngramspec.decoding.observer import Section
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.stats import DecodeStats, StepEvent
@@ -24,22 +24,14 @@ MEMORY = 0.9  # weight of earlier forwards in an average duration; not tuned
 class Pace:
     """The average duration of the target's forwards, in which heads state their costs.
 
-    Attributes:
-        target: seconds of a forward of one position, divided by the number of rows; None: not
-            measured.
+    ``target`` is in seconds per row, for a forward of one position; None: not measured.
     """
 
     def __init__(self) -> None:
         self.target: float | None = None
 
     def record(self, seconds: float, relative: float, rows: int) -> None:
-        """Record a forward of the target.
-
-        Args:
-            seconds: its duration.
-            relative: its cost relative to a forward of one position.
-            rows: number of rows of the batch.
-        """
+        """Record a forward of ``rows`` rows, of ``relative`` cost to one of one position."""
         self.target = averaged(self.target, seconds / max(relative, 1.0) / rows)
 
 
@@ -53,14 +45,9 @@ class Generation:
     """One run of the decode loop.
 
     Attributes:
-        target: the model, not yet prefilled.
-        batch: the committed tokens of all rows.
-        drafting: proposes drafts for all rows.
-        sampler: chooses the target's tokens.
         step_costs: measures the forwards' costs and chooses their width. None: forwards are as wide
             as the drafts require, and the prefill verifies no draft.
         prefill_length: how many draft tokens the prefill verifies.
-        stats: counts and times of this run so far.
         on_step: called with every StepEvent, or None.
         section: returns the context of a section, see Observer.
         ranks: the processes that decode together; None: only this one.
@@ -71,10 +58,10 @@ class Generation:
     batch: Batch
     drafting: BatchDrafting
     sampler: TokenSampler
-    step_costs: AnyCosts | None = None
-    prefill_length: PrefillDraftLength = field(default_factory=lambda: PrefillDraftLength(0))
-    stats: DecodeStats = field(default_factory=DecodeStats)
-    on_step: Callable[[StepEvent], None] | None = None
-    section: Section = no_section
-    ranks: Ranks | None = None
-    pace: Pace | None = None
+    step_costs: AnyCosts | None
+    prefill_length: PrefillDraftLength
+    stats: DecodeStats
+    on_step: Callable[[StepEvent], None] | None
+    section: Section
+    ranks: Ranks | None
+    pace: Pace | None

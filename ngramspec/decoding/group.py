@@ -18,13 +18,10 @@ INITIAL_TOKENS = 256  # generated tokens that a new buffer has room for; not tun
 class Group:
     """The committed tokens of some rows of equal length.
 
-    Args:
-        rows: the rows' indices in the batch.
-        prompt: int64 or int32 (len(rows), prompt).
-        sampler: chooses the rows' tokens.
-        section: returns the context of streaming, see Observer.
+    The prompt is int64 or int32 (rows, length). ``section`` returns the context of streaming.
 
     Attributes:
+        rows: the rows' indices in the batch, which are consecutive.
         length: committed tokens of each row.
         finished: whether each row has ended.
         stopped: whether every row has ended.
@@ -35,7 +32,6 @@ class Group:
         cursors: each row's draft, during verification.
         position: the position of the forward at which verification needs the rows' next tokens;
             None once verification has ended.
-        device: the prompt's device.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ DEPENDENT = {
 }
 
 
-def head_of_config(config: Any) -> ModelDrafter | None:
+def head_of(config: Any) -> ModelDrafter | None:
     """The head that a GenerationConfig asks for; None: none."""
     return requested_head({name: getattr(config, name, None) for name in HEAD_SETTINGS})
 
@@ -61,12 +61,7 @@ def check_independent(assistant: Any) -> None:
 
 
 def check_tokenizers(own: Any, assistants: Any) -> None:
-    """Raise an UnsupportedError if an assistant's tokenizer differs from the target's.
-
-    Args:
-        own: the target's tokenizer, or None.
-        assistants: ``assistant_tokenizer``, or None.
-    """
+    """Raise an UnsupportedError if an assistant's tokenizer differs from the target's."""
     if own is None or assistants is None or own is assistants:
         return
     from ngramspec.drafters.model import fingerprint_of

@@ -29,13 +29,9 @@ Added = list[int] | Exception
 
 @dataclass(slots=True)
 class _Row:
-    """A generation in a joint step.
+    """A generation in a joint step: its step, its share of the forward, and the tokens added.
 
-    Attributes:
-        generation: the generation.
-        proposed: its step, or None before drafting.
-        share: its share of the joint forward, or None before the forward.
-        added: the tokens that the step added, or the error that closed the generation.
+    ``added`` may also be the error that closed the generation.
     """
 
     generation: OpenGeneration
@@ -60,9 +56,6 @@ class _Row:
 
 class JointSteps:
     """Runs joint steps of a model's generations, and learns their costs. Not thread-safe.
-
-    Args:
-        model: the model of all generations.
 
     Attributes:
         why_not: why a trial found that the model's forwards cannot be joined; None if they can.

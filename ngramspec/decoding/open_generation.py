@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,17 +27,11 @@ class OpenGeneration:
     its caller is in: the mode belongs to the thread, and a tensor that was made in inference mode
     can be modified in place only in that mode.
 
-    Args:
-        run: the run, not yet prefilled.
-        count: called with the run's statistics at the end.
-        streamer: the call's streamer, which is ended at the end, or None.
-
     Attributes:
         stats: this generation's statistics so far.
         target: the model, as this generation uses it.
         step_costs: the costs of its steps; None if they are not measured.
         inference_mode: whether it was opened in torch's inference mode.
-        cache: the model's cache. After ``close`` it holds all committed tokens except the last.
     """
 
     def __init__(
@@ -48,11 +41,14 @@ class OpenGeneration:
         self._run, self._count, self._streamer = run, count, streamer
         self.inference_mode = torch.is_inference_mode_enabled()
         self._loop = DecodeLoop(run)
-        self._unfinished, self._begun, self._closed = True, False, False
+        self._unfinished, self._closed = True, False
 
     @property
     def cache(self) -> Any:
-        """The model's cache as a transformers object, such as a DynamicCache."""
+        """The model's cache as a transformers object, such as a DynamicCache.
+
+        After ``close`` it holds all committed tokens except the last.
+        """
         return self.target.cache.cache
 
     @property
@@ -86,7 +82,7 @@ class OpenGeneration:
     @property
     def why_alone(self) -> str | None:
         """Why its next step cannot be joint (see ``stepwise.JointSteps``); None if it can."""
-        if self.finished or not self._begun:
+        if self.finished or not self._loop.prefilled:
             return "it has not been prefilled, or it has ended"
         return why_not_joint(self.target)
 
@@ -98,13 +94,9 @@ class OpenGeneration:
         if self.finished:
             return []
         before = self.length
-        with self._closed_by_errors():
-            if self._begun:
-                with self.target.decoding():
-                    self._unfinished = self._loop.advance()
-            else:
-                self._begun = True
-                self._unfinished = self._loop.advance()
+        context = self.target.decoding() if self._loop.prefilled else nullcontext()
+        with self._closed_by_errors(), context:
+            self._unfinished = self._loop.advance()
         return self._loop.batch.groups[0].tokens_from(before)
 
     def begin_step(self) -> Step:
@@ -166,23 +158,12 @@ class OpenGeneration:
     def __enter__(self) -> OpenGeneration:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
-    """Begin to decode a call of one row step by step.
-
-    Raises:
-        UnsupportedError: the request does not support speculation; ``unsupported`` is ignored.
-        ValueError: there are several rows, or the prompt is empty or has ids outside the
-            vocabulary.
-    """
+    """Begin to decode a call of one row step by step; ``unsupported`` is ignored."""
     check_request(call.generation_config)
     beams, rows = call.beams, call.input_ids.shape[0]
     if beams > 1:

@@ -18,10 +18,6 @@ class ReferenceCounter:
 
     This does not depend on the drafter, nor on where else the same text occurs. Memory: 8 bytes per
     token of the reference text. Two different triples have one key with a probability of 2**-64.
-
-    Args:
-        reference: the text, int32 (n,).
-        stats: the run's statistics.
     """
 
     def __init__(self, reference: Int32, stats: DecodeStats) -> None:
@@ -29,12 +25,9 @@ class ReferenceCounter:
         self._stats = stats
 
     def count(self, last: Int32, draft: Draft, accepted: Sequence[int]) -> None:
-        """Add one draft.
+        """Add one verified draft.
 
-        Args:
-            last: the two tokens before it, int32 (2,); with fewer, nothing is counted.
-            draft: the draft as it was verified.
-            accepted: its accepted nodes, in order.
+        ``last`` are the two tokens before it, int32 (2,); with fewer, nothing is counted.
         """
         n = len(draft)
         if not n or len(last) < 2 or not len(self._known):

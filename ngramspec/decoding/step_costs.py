@@ -29,12 +29,8 @@ def step_costs(
 ) -> AnyCosts:
     """The costs of a call's forwards, measured under gamma="auto".
 
-    Args:
-        config: the Speculator's arguments.
-        target: the model of the call.
-        max_length: maximum tokens of a row, including the prompt; None: no limit is known.
-        trees: whether drafts may be trees.
-        log_once: logs a warning once.
+    ``max_length`` is the maximum number of tokens of a row, including the prompt, if it is known;
+    ``trees``: whether drafts may be trees.
     """
     rows, length = target.prompt.shape
     tokens = ASSUMED_NEW_TOKENS if max_length is None else max_length - length

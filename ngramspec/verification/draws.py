@@ -22,15 +22,10 @@ def draw_at_depths(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Sample at all positions of a forward at once; equal depths use the same random numbers.
 
-    For any accepted path, the tokens are those of successive calls of ``draw``.
-
-    Args:
-        target_probs: float32 (rows, positions, vocab).
-        depths: for each row and position, how many draft tokens lead to it.
-        generator: random generator on the same device.
-
-    Returns:
-        (int64 (rows, positions) tokens; the generator's states after 0, 1, 2, ... samples).
+    For any accepted path, the tokens are those of successive calls of ``draw``. ``target_probs`` is
+    float32 (rows, positions, vocab), and ``depths`` are the numbers of draft tokens that lead to
+    each position. Returned are the tokens, int64 (rows, positions), and the generator's states
+    after 0, 1, 2, ... samples.
     """
     rows, _, vocab = target_probs.shape
     noise = target_probs.new_empty((max(map(max, depths)) + 1, rows, vocab))

@@ -53,17 +53,11 @@ class Rule:
         children: torch.Tensor | None = None,
         draft_probs: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Choose the tokens at m positions; a token that equals a child accepts it.
+        """Choose the tokens at m positions, int64 (m,); a token that equals a child accepts it.
 
-        Args:
-            scores: float32 (m, vocab), after all processors.
-            children: int64 (m, k), the tokens drafted there, padded with -1; None: the rule ignores
-                them.
-            draft_probs: float32 (m, vocab), the distributions of the children, or (k, m, vocab),
-                see ``speculative_tokens``; None: the children are deterministic.
-
-        Returns:
-            int64 (m,); -1 where the scores are no distribution.
+        ``scores`` is float32 (m, vocab), after all processors. ``children`` and ``draft_probs`` are
+        those of ``speculative_tokens``, without children if the rule ignores them. The result is -1
+        where the scores are no distribution.
         """
         if self.argmax:
             return scores.argmax(dim=-1)
@@ -103,15 +97,10 @@ def proposal_tensor(
 ) -> torch.Tensor | None:
     """The distributions that each position's children were sampled from.
 
-    Args:
-        drafts: for each of m positions its draft and its children there, in order.
-        vocab: size of the vocabulary.
-        device: device of the result.
-
-    Returns:
-        float32 (m, vocab), or None if all drafts are deterministic. A deterministic draft's row is
-        one-hot at its child. If siblings have different distributions, as deterministic ones do,
-        float32 (k, m, vocab), with the distribution of each child given the children before it.
+    ``drafts`` are m drafts, each with its children at its position, in order. The result is float32
+    (m, vocab), or None if all drafts are deterministic. A deterministic draft's row is one-hot at
+    its child. If siblings have different distributions, as deterministic ones do, the result is
+    (k, m, vocab), with the distribution of each child given the children before it.
     """
     if all(draft.proposal is None for draft, _ in drafts):
         return None
@@ -119,12 +108,8 @@ def proposal_tensor(
         stated = [_stated(draft, nodes[0]) if nodes else None for draft, nodes in drafts]
         return _dense(stated, vocab, device)
     most = max(len(nodes) for _, nodes in drafts)
-    return torch.stack(
-        [
-            _dense([_given_before(draft, nodes, at) for draft, nodes in drafts], vocab, device)
-            for at in range(most)
-        ]
-    )
+    given = [[_given_before(draft, nodes, at) for draft, nodes in drafts] for at in range(most)]
+    return torch.stack([_dense(rows, vocab, device) for rows in given])
 
 
 Sparse = tuple[Int32, Float32]  # ids and probabilities

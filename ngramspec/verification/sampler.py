@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,35 +20,11 @@ from ngramspec.verification.rule import Rule
 from ngramspec.verification.stopping import StopRules
 
 
-class RowGroup(Protocol):
-    """Rows of a batch in lock-step, at one position of a forward.
-
-    Attributes:
-        rows: the rows' indices in the batch, which are consecutive.
-        sampler: the rows' sampler.
-        cursors: each row's draft.
-        position: the position of the forward, or None.
-        length: committed tokens of each row.
-        device: the prompt's device.
-    """
-
-    rows: Sequence[int]
-    sampler: TokenSampler
-    cursors: list[DraftCursor]
-    position: int | None
-    length: int
-    device: torch.device
-
-    def ids(self) -> torch.Tensor:
-        """The rows' committed tokens, int64 (rows, length)."""
-
-
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The target's tokens at all positions of a forward.
+    """The target's ``tokens`` at all rows and positions of a forward.
 
     Attributes:
-        tokens: the token at each row and position.
         extra: evidence that was transferred with the tokens, int32 (rows, positions, n), or None.
         states: the generator's states after sampling 0, 1, 2, ... depths, or None.
         generator: the generator of these states.
@@ -71,8 +47,6 @@ class TokenSampler:
 
     Attributes:
         processors: logits processors, called in order as in ``generate``, or None.
-        stop: the stopping rules.
-        rule: chooses tokens from scores.
         pad: padding token of rows that have ended; None: ended rows get the target's tokens.
         streamer: receives every token, int64 (rows,) on the host, or None.
         scores: the processed scores of each generated token, float32 (batch, vocab) each; None:
@@ -98,11 +72,11 @@ class TokenSampler:
     @cached_property
     def all_at_once(self) -> bool:
         """Whether a step's tokens need one transfer to the host, or on a CPU none."""
-        apart = self._takes_argmax or (self.one_transfer and self.history_free)
+        apart = self.takes_argmax or (self.one_transfer and self.history_free)
         return apart and self.beams == 1
 
     @cached_property
-    def _takes_argmax(self) -> bool:
+    def takes_argmax(self) -> bool:
         """Whether tokens are the argmax of the raw logits."""
         return self.rule.argmax and not self.processors
 
@@ -131,7 +105,7 @@ class TokenSampler:
     def sample_all(
         self, drafts: Sequence[Draft], logits: torch.Tensor, extra: torch.Tensor | None = None
     ) -> SampledTokens | None:
-        """Sample at all positions of a forward; None: ``next_tokens`` computes each position.
+        """Sample at all positions of a forward; None: ``Batch.verify`` computes each position.
 
         On a CPU, an argmax is computed only at the positions that verification reaches.
 
@@ -140,7 +114,7 @@ class TokenSampler:
         """
         if not self.fetches_at_once:
             return None
-        if self._takes_argmax:
+        if self.takes_argmax:
             return SampledTokens(*fetched(logits.argmax(-1), extra))
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
@@ -153,35 +127,6 @@ class TokenSampler:
         tokens = self.choose(scores, [(each, at) for each in cursors for at in range(positions)])
         return SampledTokens(*fetched(tokens.view(rows, positions), extra))
 
-    def next_tokens(
-        self, groups: Sequence[RowGroup], logits: torch.Tensor, sampled: SampledTokens | None
-    ) -> list[list[int]]:
-        """Choose and record the tokens of each group's rows at the group's position.
-
-        No position is None, and several groups have one row each. ``logits`` is (batch, n + 1,
-        vocab), of all rows of the batch, and ``sampled`` the result of ``sample_all``.
-        """
-        own = [logits[each.rows[0] : each.rows[-1] + 1, _position(each)] for each in groups]
-        if sampled is not None or self._takes_argmax:
-            if self.records:
-                self._scores(groups, own)
-            if sampled is None:  # as in ``generate``, the argmax of float32 logits
-                return [argmax_on_host(each.float()).tolist() for each in own]
-            at = [(group.rows, _position(group)) for group in groups]
-            return [[int(sampled.tokens[row, position]) for row in rows] for rows, position in at]
-        scores = self._scores(groups, own)
-        spots = [(cursor, _position(group)) for group in groups for cursor in group.cursors]
-        chosen = self.choose_next(scores, spots)
-        return [chosen] if len(groups) == 1 else [[token] for token in chosen]
-
-    def _scores(self, groups: Sequence[RowGroup], logits: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Compute and record the groups' processed scores, float32 (rows, vocab)."""
-        raw = logits[0] if len(logits) == 1 else torch.cat(tuple(logits))
-        raw = raw.to(copy=True, dtype=torch.float32, device=groups[0].device)
-        scores = processed(raw, groups, self)
-        self.record(scores, raw)
-        return scores
-
     def _ignores(self, cursors: Sequence[DraftCursor]) -> bool:
         """Whether the tokens are independent of the drafts."""
         return all(self.rule.ignores(cursor.draft) for cursor in cursors)
@@ -193,11 +138,8 @@ class TokenSampler:
 
         ``torch.multinomial`` checks all rows before it samples. On a CPU this does the same: if a
         row's scores are no distribution, all tokens are -1 and nothing is sampled. On other
-        devices, on which the check would need a transfer, only that row's token is -1.
-
-        Args:
-            scores: float32 (m, vocab), processed.
-            spots: of m rows, as in ``choose``.
+        devices, on which the check would need a transfer, only that row's token is -1. The
+        arguments are those of ``choose``.
         """
         if self.rule.argmax:
             best: list[int] = argmax_on_host(scores).tolist()
@@ -245,37 +187,3 @@ def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
     known = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     found: NDArray[np.int64] = known.detach().numpy().argmax(axis=-1)
     return found
-
-
-def processed(
-    scores: torch.Tensor, groups: Sequence[RowGroup], sampler: TokenSampler
-) -> torch.Tensor:
-    """Apply each row's logits processors to float32 (rows, vocab), in one call for equal lengths.
-
-    The scores are a copy of the logits. Several groups have one row each. A group's processors may
-    differ from the batch's only if they keep state for each row.
-    """
-    if not sampler.processors:
-        return scores
-    if len(groups) == 1:
-        return groups[0].sampler.process(groups[0].ids(), scores)
-    if sampler.history_free:
-        no_ids = torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
-        return sampler.process(no_ids, scores)
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for at, group in enumerate(groups):
-        own = zip(group.sampler.processors, sampler.processors, strict=True)
-        same = all(mine is shared for mine, shared in own)
-        alike.setdefault((group.length,) if same else (group.length, at), []).append(at)
-    found: list[torch.Tensor] = [scores] * len(groups)
-    for places in alike.values():
-        ids = torch.cat([groups[at].ids() for at in places])
-        own_scores = groups[places[0]].sampler.process(ids, scores[places])
-        for at, row in zip(places, own_scores, strict=True):
-            found[at] = row
-    return torch.stack(found)
-
-
-def _position(group: RowGroup) -> int:
-    assert group.position is not None
-    return group.position

@@ -47,13 +47,10 @@ class StopRules:
         ids: Callable[[], torch.Tensor],
         scores: Sequence[torch.Tensor] | None,
     ) -> list[bool]:
-        """Whether each row ends with its last token.
+        """Whether each row ends with its last token, which is in ``tokens``.
 
-        Args:
-            tokens: each row's last token.
-            length: tokens of each row, including the last.
-            ids: returns all tokens, int64 (rows, length); called only for custom criteria.
-            scores: the scores that ``generate`` passes to criteria, or None.
+        ``ids`` returns all tokens, int64 (rows, length); it is called only for custom criteria.
+        ``scores`` are those that ``generate`` passes to criteria, or None.
         """
         all_done = self.max_length is not None and length >= self.max_length
         if not (self.timers or self.custom):

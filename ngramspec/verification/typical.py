@@ -19,17 +19,10 @@ def typical_tokens(
     delta: float,
     otherwise: torch.Tensor,
 ) -> torch.Tensor:
-    """The most probable child that reaches the threshold, else the target's own token.
+    """The most probable child that reaches the threshold, else the target's own token, int64 (m,).
 
-    Args:
-        target_probs: float32 (m, vocab), p at m positions.
-        children: int64 (m, k), the tokens drafted there, padded with -1.
-        epsilon: the highest threshold, in (0, 1].
-        delta: > 0, factor of the threshold that decreases with the entropy (in nats).
-        otherwise: int64 (m,), the tokens for positions without such a child.
-
-    Returns:
-        int64 (m,).
+    ``target_probs``, ``children`` and ``otherwise`` are those of ``best_child``. The entropy is in
+    nats.
     """
     entropy = torch.special.entr(target_probs).sum(dim=-1)
     threshold = (delta * torch.exp(-entropy)).clamp(max=epsilon)

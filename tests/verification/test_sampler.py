@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.verification.rule import Rule
@@ -17,6 +18,7 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     """The argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
     sampler = TokenSampler(None, StopRules(()), Rule(False), None, None)
     group = Group(range(2), torch.zeros(2, 1, dtype=torch.int64), sampler)
+    batch = Batch([group], sampler)
     torch.manual_seed(0)
     logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
     logits[0, 0] = 1.0
@@ -29,6 +31,6 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     for each in (logits, logits.requires_grad_()):
         assert sampler.sample_all([EMPTY_DRAFT] * 2, each) is None
         for group.position in range(20):
-            (found,) = sampler.next_tokens([group], each, None)
+            (found,) = batch.next_tokens([group], each, None)
             assert found == expected[:, group.position].tolist()
         assert each.argmax(-1).tolist() == expected.tolist()  # as at once, on a device

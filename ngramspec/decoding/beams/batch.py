@@ -8,12 +8,13 @@ import torch
 
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.beams.group import BeamGroup
+from ngramspec.decoding.group import Group
 from ngramspec.draft import Draft, Verdict
 from ngramspec.verification.sampler import SampledTokens
 
 
 class BeamBatch(Batch):
-    """All beams of a batch: one group, which replays beam steps on a forward's logits."""
+    """All beams of a batch: one group, whose tokens are chosen by beam steps."""
 
     def __init__(self, beams: BeamGroup) -> None:
         super().__init__([beams], beams.sampler)
@@ -22,7 +23,14 @@ class BeamBatch(Batch):
     def verify(
         self, drafts: Sequence[Draft], logits: torch.Tensor, sampled: SampledTokens | None
     ) -> list[Verdict]:
-        return self._beams.verify(drafts, logits)
+        verdicts = super().verify(drafts, logits, sampled)
+        self._beams.keep_known(logits)
+        return verdicts
+
+    def next_tokens(
+        self, groups: Sequence[Group], logits: torch.Tensor, sampled: SampledTokens | None
+    ) -> list[list[int]]:
+        return [self._beams.step(logits)]
 
     def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None] | None:
         return self._beams.search.ranking(scores=scores)

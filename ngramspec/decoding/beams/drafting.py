@@ -104,8 +104,8 @@ class BeamDrafting(BatchDrafting):
         known, to the length that maximizes expected tokens per cost. If not even drafts with full
         confidence would pay, no session is used.
         """
-        costs = self._costs
-        limit = 0 if self._target.call.states else self.draft_limits(group)[0]
+        costs = self.costs
+        limit = 0 if self.target.call.states else self.draft_limits(group)[0]
         if self._branches and (costs is None or self._gain.pays()):
             self._propose_trees(limit, drafts)
             return
@@ -128,7 +128,7 @@ class BeamDrafting(BatchDrafting):
     @property
     def _branches(self) -> bool:
         """Whether drafts get branches; not with evidence, which covers the drafter's nodes only."""
-        alone = self._ranks is None and self.evidence is None
+        alone = self.ranks is None and self.evidence is None
         return self._beam_nodes > 0 and alone
 
     def _propose_trees(self, limit: int, drafts: list[Draft]) -> None:
@@ -162,8 +162,8 @@ class BeamDrafting(BatchDrafting):
         if not self._runners or not paths[0].tokens:
             return
         self._judge(len(drafts[0]))
-        if self._chains is not None and self._costs is not None:
-            cost, width = self._costs.cost(), 1 + max(map(len, drafts))
+        if self._chains is not None and self.costs is not None:
+            cost, width = self.costs.cost(), 1 + max(map(len, drafts))
             self._gain.count(len(paths[0].tokens), float(cost[min(width, len(cost) - 1)]))
         before = self._runners
         first = {path.row: row for row, path in reversed([*enumerate(paths)])}

@@ -17,7 +17,7 @@ from ngramspec.decoding.beams.branches import KnownTokens, look_ahead
 from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Section, no_section
-from ngramspec.draft import Draft, Verdict
+from ngramspec.draft import Verdict
 from ngramspec.verification.cursor import DraftCursor
 from ngramspec.verification.sampler import TokenSampler
 
@@ -51,9 +51,8 @@ class BeamGroup(Group):
 
     Args:
         prompt: (rows, length), each prompt once for each beam.
-        sampler: has the logits processors, and the record of scores and logits.
+        sampler, section: as in Group.
         search: the beam search.
-        section: as in Group.
         branches: whether to keep the known next tokens of the beams.
 
     Attributes:
@@ -77,6 +76,8 @@ class BeamGroup(Group):
         self.known: list[KnownTokens] = [{} for _ in self.rows]
         self._branches = branches
         self._kept: list[tuple[int, ...]] = []
+        self._continued: list[int] = []  # the beam that each new beam of the last step continues
+        self._reached: list[Path] = []  # the beams' paths before each step
 
     def ids(self) -> torch.Tensor:
         """The tokens of the beams, int64 (rows, length), on the prompt's device."""
@@ -89,48 +90,17 @@ class BeamGroup(Group):
     def begin_step(self) -> None:
         """Reset what is known about the last forward."""
         super().begin_step()
-        self.origins, self.paths, self._kept = (), [Path(row) for row in self.rows], []
+        self.origins, self.paths = (), [Path(row) for row in self.rows]
+        self._kept, self._reached = [], []
 
     @property
     def accepted_paths(self) -> Sequence[Sequence[int]]:
         """Each beam's accepted positions in the row that it continues."""
         return self._kept or [()] * len(self.rows)
 
-    def verify(self, drafts: Sequence[Draft], logits: torch.Tensor) -> list[Verdict]:
-        """Replay beam steps on a forward's logits, while every beam has its next logits.
-
-        Args:
-            drafts: each row's draft, a chain or a tree.
-            logits: (rows, n + 1, vocab), at the last committed token and the n drafted ones.
-
-        Returns:
-            Each row's verdict. ``emitted`` belongs to the best beam that continues the row. If none
-            does, it belongs to the beam that now has the row's index.
-        """
-        cursors = [DraftCursor(draft) for draft in drafts]
-        reached: list[Path] = []
-        self.begin_step()
-        while not self.stopped and all(path.position is not None for path in self.paths):
-            self._keep_before_step()
-            origins, tokens = self._step(logits)
-            reached += self.paths
-            self.paths = [
-                self.paths[origin].with_token(token, cursors[self.paths[origin].row])
-                for origin, token in zip(origins, tokens, strict=True)
-            ]
-            self._keep([path.accepted for path in self.paths])
-            self.last = tokens
-            self.length = self.search.length
-            if self.search.stopped:
-                self.end_rows([True] * len(self.rows))
-        if self._branches and not self.stopped:
-            ends = [(path.row, path.position) for path in self.paths]
-            self.known = look_ahead(ends, cursors, logits)
-        return [self._verdict(row, cursors[row], reached) for row in self.rows]
-
-    def _keep_before_step(self) -> None:
+    def reach(self) -> None:
         """Accept the positions whose logits the next step reads, also if that step raises."""
-        self.accepted_positions.append(len(self.accepted_positions))
+        super().reach()
         reads = [(path.accepted, path.position) for path in self.paths]
         self._keep([(*before, at) for before, at in reads if at is not None])
 
@@ -138,8 +108,11 @@ class BeamGroup(Group):
         """Set the positions of each beam's row that the cache keeps."""
         self.origins, self._kept = [path.row for path in self.paths], accepted
 
-    def _step(self, logits: torch.Tensor) -> tuple[list[int], list[int]]:
-        """Run one beam step; for each new beam return the beam it continues, and its token."""
+    def step(self, logits: torch.Tensor) -> list[int]:
+        """Run one beam step on a forward's logits, (rows, n + 1, vocab); return the beams' tokens.
+
+        ``take`` then moves the beams' paths.
+        """
         at = torch.tensor([(path.row, path.position) for path in self.paths], device="cpu")
         rows, positions = at.to(logits.device, non_blocking=True).unbind(dim=1)
         own = logits[rows, positions].to(copy=True, dtype=torch.float32, device=self.device)
@@ -147,13 +120,42 @@ class BeamGroup(Group):
         if self.sampler.processors:
             log_probs = self.sampler.process(self.ids(), log_probs)
         self.sampler.record(log_probs, own)
-        return self.search.step(log_probs, self.sampler.scores)
+        self._continued, tokens = self.search.step(log_probs, self.sampler.scores)
+        return tokens
 
-    def _verdict(self, row: int, cursor: DraftCursor, reached: Sequence[Path]) -> Verdict:
-        """The result of a row of the forward; ``reached`` are the beams' paths before each step."""
+    def take(self, tokens: list[int]) -> None:
+        """Continue the beams that the step selected, while every beam has its next logits."""
+        self._reached += self.paths
+        self.paths = [
+            self.paths[origin].with_token(token, self.cursors[self.paths[origin].row])
+            for origin, token in zip(self._continued, tokens, strict=True)
+        ]
+        self._keep([path.accepted for path in self.paths])
+        self.last = tokens
+        self.length = self.search.length
+        if self.search.stopped:
+            self.end_rows([True] * len(self.rows))
+        more = not self.stopped and all(path.position is not None for path in self.paths)
+        self.position = len(self.accepted_positions) if more else None
+
+    def keep_known(self, logits: torch.Tensor) -> None:
+        """Keep the most probable next tokens by a forward's unused logits, for branches."""
+        if self._branches and not self.stopped:
+            ends = [(path.row, path.position) for path in self.paths]
+            self.known = look_ahead(ends, self.cursors, logits)
+
+    def verdicts(self) -> list[Verdict]:
+        """Each row's verdict.
+
+        ``emitted`` belongs to the best beam that continues the row. If none does, it belongs to the
+        beam that now has the row's index.
+        """
+        return [self._verdict(row, self.cursors[row]) for row in self.rows]
+
+    def _verdict(self, row: int, cursor: DraftCursor) -> Verdict:
         best = next((path for path in self.paths if path.row == row), None)
         if best is None:  # no beam continues the row: use the longest path in it
-            last = [path for path in reached if path.row == row][-1]
+            last = [path for path in self._reached if path.row == row][-1]
             accepted = [position - 1 for position in (*last.accepted, last.position) if position]
             position, matched, emitted = last.position, False, self.paths[row].tokens
         else:
